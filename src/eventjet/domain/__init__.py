@@ -1,0 +1,1 @@
+"""PURE: what an application declares, and what its functions are given."""

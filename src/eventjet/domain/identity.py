@@ -1,0 +1,56 @@
+"""Aggregate ids as subject tokens: injective, and refused when a token could not hold them.
+
+`[A-Za-z0-9_-]` stand for themselves; every other byte of the UTF-8 form is `=XX`. The server stores `bank.account.*`
+as a literal subject and then reads it back as a wildcard, hence no id goes on the wire as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from eventjet.errors import Refused
+
+ENCODED_MAX = 200
+"""The longest encoded id, in bytes: a control line of the server holds 4,096."""
+
+_PLAIN = re.compile(r"[A-Za-z0-9_-]+")
+_TOKEN = re.compile(r"(?:[A-Za-z0-9_-]|=[0-9A-F]{2})+")
+_ESCAPE = re.compile(rb"=([0-9A-F]{2})")
+_UNSAFE = re.compile(rb"[^A-Za-z0-9_-]")
+
+
+@lru_cache(maxsize=65_536)
+def encode_id(aggregate_id: str) -> str:
+    """The token of an id; raises `Refused` when it is empty, too long, or not text."""
+    if _PLAIN.fullmatch(aggregate_id) and len(aggregate_id) <= ENCODED_MAX:
+        return aggregate_id
+    if not aggregate_id:
+        raise Refused("An empty aggregate id", "a subject token cannot be empty", "Give the aggregate an id.")
+    try:
+        raw = aggregate_id.encode()
+    except UnicodeEncodeError:
+        raise Refused(f"The id {aggregate_id!r}", "it holds a lone surrogate, which is not text", "Use text.") from None
+    token = _UNSAFE.sub(lambda match: b"=%02X" % match[0][0], raw).decode()
+    if len(token) > ENCODED_MAX:
+        raise Refused(
+            f"The id {aggregate_id[:40]!r}…",
+            f"it takes {len(token)} bytes as a subject token and {ENCODED_MAX} is the limit",
+            "Use a shorter id, a UUID for instance.",
+        )
+    return token
+
+
+def decode_id(token: str) -> str:
+    """The id of a token; raises `ValueError` for a token that `encode_id` cannot have made."""
+    if "=" not in token:
+        if not _PLAIN.fullmatch(token) or len(token) > ENCODED_MAX:
+            raise ValueError(f"{token[:60]!r} is not an encoded id")
+        return token
+    if not _TOKEN.fullmatch(token) or len(token) > ENCODED_MAX:
+        raise ValueError(f"{token[:60]!r} is not an encoded id")
+    raw = _ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), token.encode())
+    aggregate_id = raw.decode()  # UnicodeDecodeError is a ValueError
+    if encode_id(aggregate_id) != token:
+        raise ValueError(f"{token[:60]!r} is not the encoding of {aggregate_id[:60]!r}")
+    return aggregate_id

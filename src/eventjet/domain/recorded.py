@@ -1,0 +1,52 @@
+"""A recorded event: an event with what the log knows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType
+from typing import Generic, TypeVar
+
+E_co = TypeVar("E_co", covariant=True)
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What travels beside the facts: who, in which conversation, because of what."""
+
+    correlation: str | None = None
+    """The conversation this belongs to."""
+    causation: str | None = None
+    """The id of the event or command that led here."""
+    actor: str | None = None
+    """Who acted."""
+    traceparent: str | None = None
+    """W3C trace context of the caller."""
+    extra: Mapping[str, str] = field(default=_NOTHING)
+    """Anything else, short; names are `[a-z][a-z0-9-]*`."""
+
+
+NO_METADATA = Metadata()
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded(Generic[E_co]):
+    """Immutable; equal when everything the log knows is equal."""
+
+    data: E_co
+    """The event."""
+    aggregate_id: str
+    version: int
+    """1, 2, 3 … within the aggregate."""
+    position: int
+    """The stream sequence: one dense order over all events of an app."""
+    recorded_at: datetime
+    """UTC; the server's clock when it stored the event."""
+    event_id: str = ""
+    aggregate: str = ""
+    """The aggregate's name."""
+    command_id: str | None = None
+    metadata: Metadata = NO_METADATA

@@ -1,0 +1,56 @@
+"""The annotation is the subscription: which events a function takes, read from its signature."""
+
+from __future__ import annotations
+
+import types
+import typing
+from typing import Any
+
+from eventjet.domain.recorded import Recorded
+from eventjet.errors import DefinitionError
+
+
+def union_members(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, flattened, in order, without None."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return tuple(dict.fromkeys(one for part in typing.get_args(hint) for one in union_members(part)))
+    return () if hint is type(None) else (hint,)
+
+
+def events_of(function: Any, parameter: str = "event") -> tuple[type, ...]:
+    """The event classes that `parameter` is annotated with, `Recorded[…]` unwrapped; raises `DefinitionError`."""
+    hint = resolved_hint(function, parameter)
+    if typing.get_origin(hint) is Recorded:
+        (hint,) = typing.get_args(hint)
+    elif hint is Recorded:
+        raise DefinitionError([f"{_name(function)}: write the events it takes, as in `{parameter}: Recorded[Opened]`"])
+    return union_members(hint)
+
+
+def resolved_hint(function: Any, parameter: str) -> Any:
+    """One annotation as an object (`return` for the result); raises `DefinitionError` when it cannot be resolved."""
+    raw: dict[str, Any] = dict(getattr(function, "__annotations__", {}))
+    if parameter not in raw:
+        raise DefinitionError([f"{_name(function)}: its parameter `{parameter}` has no annotation; name its events"])
+    scope = getattr(function, "__globals__", {})
+    probe = types.SimpleNamespace(__annotations__={parameter: raw[parameter]})
+    try:
+        return typing.get_type_hints(probe, globalns=scope, localns=_closure(function))[parameter]
+    except NameError as error:
+        raise DefinitionError(
+            [
+                f"{_name(function)}: the annotation of `{parameter}` names {error.name!r}, which cannot be found "
+                "where the function is defined; import it for real (not under TYPE_CHECKING) and at module level"
+            ]
+        ) from None
+
+
+def _closure(function: Any) -> dict[str, Any]:
+    code = getattr(function, "__code__", None)
+    cells = getattr(function, "__closure__", None) or ()
+    names = code.co_freevars if code is not None else ()
+    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=False)}
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__qualname__", function))

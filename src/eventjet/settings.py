@@ -1,0 +1,107 @@
+"""Where an application finds its server and its database: keywords first, then `EVENTJET_*`.
+
+Secrets come by path or by environment, never on a command line, and no secret shows in a `repr`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+from eventjet.errors import UsageError
+
+_PREFIX = "EVENTJET_"
+_USERINFO = re.compile(r"//[^/@]*@")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Immutable; built once by `Settings.load` and handed down."""
+
+    servers: tuple[str, ...] = field(default=("nats://127.0.0.1:4222",), repr=False)
+    """NATS URLs, tried in order (`EVENTJET_SERVERS`, separated by commas)."""
+    database: str = field(default="sqlite:///eventjet.db", repr=False)
+    """SQLAlchemy URL of the read models: `postgresql://…` or `sqlite:///…` (`EVENTJET_DATABASE`)."""
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    credentials: Path | None = None
+    """Path of a NATS creds file, JWT and seed (`EVENTJET_CREDENTIALS`)."""
+    nkey: Path | None = None
+    """Path of a file that holds an nkey seed (`EVENTJET_NKEY`)."""
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    replicas: int = 1
+    """Replicas of the stream and the bucket that `init` creates: 1 embedded, 3 in production."""
+    save_timeout_s: float = 20.0
+    """How long a save may look for its outcome: a leader election takes 4 to 8 s."""
+    request_timeout_s: float = 4.0
+    """How long one request to the server may take."""
+
+    @classmethod
+    def load(cls, overrides: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
+        """Read `EVENTJET_*`, then lay the keywords that are not None over it; raises `UsageError`."""
+        known = {f.name: f.type for f in fields(cls)}
+        values: dict[str, Any] = {
+            name: _parsed(name, str(kind), environ[_PREFIX + name.upper()])
+            for name, kind in known.items()
+            if environ.get(_PREFIX + name.upper())
+        }
+        for name, value in (overrides or {}).items():
+            if name not in known:
+                raise UsageError(f"There is no setting {name!r}. Known settings: {', '.join(sorted(known))}.")
+            if value is not None:
+                values[name] = value
+        if isinstance(values.get("servers"), str):
+            values["servers"] = _parsed("servers", "tuple", cast(str, values["servers"]))
+        return _checked(replace(cls(), **values))
+
+    def shown(self) -> dict[str, str]:
+        """What may be printed: addresses without userinfo, no secret."""
+        return {"servers": ", ".join(map(redacted, self.servers)), "database": redacted(self.database)}
+
+
+def redacted(url: str) -> str:
+    """The URL without its userinfo: fit for logs, errors and `repr`."""
+    return _USERINFO.sub("//***@", url)
+
+
+def _parsed(name: str, kind: str, text: str) -> Any:
+    try:
+        if kind.startswith("tuple"):
+            return tuple(part.strip() for part in text.split(",") if part.strip())
+        if kind.startswith("int"):
+            return int(text)
+        if kind.startswith("float"):
+            return float(text)
+    except ValueError:
+        raise UsageError(f"{_PREFIX}{name.upper()} is {text!r}, which is not a number. Give a number.") from None
+    return Path(text) if kind.startswith("Path") else text
+
+
+def _checked(settings: Settings) -> Settings:
+    if not settings.servers:
+        raise UsageError("No NATS server is named. Set EVENTJET_SERVERS, for instance nats://127.0.0.1:4222.")
+    for url in settings.servers:
+        if not re.fullmatch(r"(nats|tls)://[^\s/]+/?", url) or not _port_fits(url):
+            raise UsageError(
+                f"{redacted(url)!r} is not the URL of a NATS server. Write it as nats://host:4222 or tls://host:4222."
+            )
+    if not re.match(r"(postgresql(\+psycopg)?|sqlite(\+aiosqlite)?)://", settings.database):
+        raise UsageError(
+            f"{redacted(settings.database)!r} is not a database eventjet can use. "
+            "Write postgresql://user@host/name or sqlite:///path/to/file.db."
+        )
+    if settings.replicas not in (1, 3, 5):
+        raise UsageError(f"replicas is {settings.replicas}. JetStream replicates 1, 3 or 5 times.")
+    return settings
+
+
+def _port_fits(url: str) -> bool:
+    match = re.search(r":(\d+)/?$", url)
+    return match is None or 0 < int(match[1]) < 65536
