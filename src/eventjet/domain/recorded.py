@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from types import MappingProxyType
 from typing import Generic, TypeVar
 
 E_co = TypeVar("E_co", covariant=True)
-
-_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +22,7 @@ class Metadata:
     """Who acted."""
     traceparent: str | None = None
     """W3C trace context of the caller."""
-    extra: Mapping[str, str] = field(default=_NOTHING)
+    extra: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     """Anything else, short; names are `[a-z][a-z0-9-]*`."""
 
 

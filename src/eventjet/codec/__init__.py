@@ -1,0 +1,1 @@
+"""PURE: events to bytes and back, in wire format 1."""

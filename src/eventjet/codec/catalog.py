@@ -1,0 +1,102 @@
+"""Wire name and schema to event class, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from eventjet.codec.json import BodyCodec
+from eventjet.codec.upcasting import Upcaster, Upcasters
+from eventjet.domain.event import EventInfo, event_info
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedEvent:
+    """What is to be stored of an event, without its place."""
+
+    type_name: str
+    schema: int
+    body: bytes
+
+
+class EventType:
+    """One declared event: its class, its wire form and its chain of upcasters."""
+
+    __slots__ = ("_codec", "event_type", "info")
+
+    def __init__(self, event_type: type, info: EventInfo) -> None:
+        self.event_type = event_type
+        self.info = info
+        self._codec = BodyCodec(event_type)
+
+    def encode(self, event: Any) -> EncodedEvent:
+        """Checked by reading it back; raises `UnencodableEvent`."""
+        return EncodedEvent(self.info.name, self.info.schema, self._codec.encode(event))
+
+    def decode(self, body: bytes, steps: tuple[Upcaster, ...]) -> Any:
+        """The event, upcast when it is older; raises `ValueError` (or what an upcaster raises)."""
+        if not steps:
+            return self._codec.decode(body)
+        value = orjson.loads(body)
+        for step in steps:
+            value = step(value)
+        return self._codec.decode(orjson.dumps(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """How to read one (wire name, schema)."""
+
+    event: EventType
+    steps: tuple[Upcaster, ...]
+
+
+class Catalog:
+    """Every event of an app. Pure lookup; built once."""
+
+    def __init__(
+        self, event_types: Sequence[type], upcasters: Sequence[Upcaster] = (), retired: Sequence[str] = ()
+    ) -> None:
+        self._types = {one: EventType(one, event_info(one)) for one in dict.fromkeys(event_types)}
+        self._upcasters = Upcasters(upcasters)
+        self._retired = frozenset(retired)
+        self._names: dict[str, EventType] = {}
+        for kind in self._types.values():
+            for name in (kind.info.name, *kind.info.formerly):
+                self._names.setdefault(name, kind)
+
+    def encode(self, event: Any) -> EncodedEvent:
+        """Raises `UnencodableEvent`, and `KeyError` for a class that no aggregate folds."""
+        return self._types[type(event)].encode(event)
+
+    def __contains__(self, event_type: type) -> bool:
+        return event_type in self._types
+
+    def is_retired(self, type_name: str) -> bool:
+        """Whether nobody records this event any more and readers pass over it."""
+        return type_name in self._retired
+
+    def resolve(self, type_name: str, schema: int) -> Resolved | None:
+        """How to read it; None when it is unknown, newer than this app, or has a gap in its chain."""
+        kind = self._names.get(type_name)
+        if kind is None or not 1 <= schema <= kind.info.schema:
+            return None
+        steps = self._upcasters.chain(kind.info.name, schema, kind.info.schema)
+        return None if steps is None else Resolved(kind, steps)
+
+    def faults(self) -> list[str]:
+        """What is wrong with the names, schemas and chains, each as a sentence."""
+        found: list[str] = []
+        owner: dict[str, type] = {}
+        for cls, kind in self._types.items():
+            if kind.info.schema < 1:
+                found.append(f"the event {kind.info.name!r} has schema {kind.info.schema}; schemas start at 1")
+            for name in (kind.info.name, *kind.info.formerly):
+                if owner.setdefault(name, cls) is not cls:
+                    found.append(f"{owner[name].__qualname__} and {cls.__qualname__} both have the wire name {name!r}")
+                if name in self._retired:
+                    found.append(f"the event {name!r} is both declared and retired")
+        return found + self._upcasters.faults({one.info.name: one.info.schema for one in self._types.values()})

@@ -1,0 +1,191 @@
+"""Headers of a stored event: written in one order, read without parsing them all.
+
+Order: `Nats-Msg-Id` · `Nats-Expected-Last-Subject-Sequence` · `Ej-Type` · `Ej-Schema` · `Ej-Version` · `Ej-Command` ·
+`Ej-Correlation` · `Ej-Causation` · `traceparent` · `Ej-Meta-*`. A record of the log stays bytes until it is decoded
+here, once, by every engine alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias
+from urllib.parse import quote, unquote
+
+from eventjet.codec.catalog import Catalog, Resolved
+from eventjet.domain.identity import decode_id
+from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
+from eventjet.errors import Refused, UndecodableEvent, UnknownEvent
+
+RawRecord: TypeAlias = tuple[int, int, bytes, bytes, bytes]
+"""(position, time in ns since 1970, subject, header block `NATS/1.0␍␊…␍␊␍␊` or empty, body)."""
+
+MSG_ID = "Nats-Msg-Id"
+EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+TYPE = "Ej-Type"
+SCHEMA = "Ej-Schema"
+VERSION = "Ej-Version"
+COMMAND = "Ej-Command"
+CORRELATION = "Ej-Correlation"
+CAUSATION = "Ej-Causation"
+TRACEPARENT = "traceparent"
+META = "Ej-Meta-"
+RECORDED_AT = "Ej-Recorded-At"
+ENCODING = "Ej-Encoding"
+ACTOR = META + "actor"
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_KEY = re.compile(r"[a-z][a-z0-9-]{0,40}")
+_VISIBLE = "".join(chr(code) for code in range(33, 127) if chr(code) != "%")
+_VALUE_MAX = 1_000
+
+
+def context_headers(command_id: str | None, metadata: Metadata) -> list[tuple[str, str]]:
+    """The headers after `Ej-Version`, in order, values escaped; raises `Refused` for what cannot travel."""
+    named = (
+        (COMMAND, command_id),
+        (CORRELATION, metadata.correlation),
+        (CAUSATION, metadata.causation),
+        (TRACEPARENT, metadata.traceparent),
+        (ACTOR, metadata.actor),
+    )
+    pairs = [(name, _escaped(name, value)) for name, value in named if value is not None]
+    for key, value in metadata.extra.items():
+        if not _KEY.fullmatch(key) or key == "actor":
+            raise Refused(f"The metadata key {key!r}", "keys are [a-z][a-z0-9-]* and not `actor`", "Rename it.")
+        pairs.append((META + key, _escaped(key, value)))
+    return pairs
+
+
+def header_block(pairs: Iterable[tuple[str, str]]) -> bytes:
+    """The block as the server stores it."""
+    return ("NATS/1.0\r\n" + "".join(f"{name}: {value}\r\n" for name, value in pairs) + "\r\n").encode()
+
+
+def header(block: bytes, name: str) -> str | None:
+    """One header out of the block, unescaped only by `metadata_of`; None when absent."""
+    start = block.find(b"\r\n" + name.encode() + b": ")
+    if start < 0:
+        return None
+    start += len(name) + 4
+    return block[start : block.index(b"\r\n", start)].decode("utf-8", "replace")
+
+
+def metadata_of(block: bytes) -> tuple[str | None, Metadata]:
+    """(command id, metadata) of a block."""
+    found: dict[str, str] = {}
+    for line in block.split(b"\r\n")[1:-2]:
+        name, _, value = line.partition(b": ")
+        found[name.decode("utf-8", "replace")] = unquote(value.decode("utf-8", "replace"))
+    extra = {name[len(META) :]: value for name, value in found.items() if name.startswith(META) and name != ACTOR}
+    made = Metadata(
+        correlation=found.get(CORRELATION),
+        causation=found.get(CAUSATION),
+        actor=found.get(ACTOR),
+        traceparent=found.get(TRACEPARENT),
+        **({"extra": extra} if extra else {}),
+    )
+    return found.get(COMMAND), NO_METADATA if made == NO_METADATA else made
+
+
+class Decoder:
+    """Turns records into recorded events, of the classes in `only` when given.
+
+    Returns None for a declared event outside `only` and for a retired one. Raises `UnknownEvent` and
+    `UndecodableEvent`, which carry position and bytes.
+    """
+
+    __slots__ = ("_catalog", "_known", "_only")
+
+    def __init__(self, catalog: Catalog, only: Collection[type] | None = None) -> None:
+        self._catalog = catalog
+        self._only = None if only is None else frozenset(only)
+        self._known: dict[bytes, Resolved | None] = {}
+
+    def __call__(self, record: RawRecord) -> Recorded[Any] | None:
+        position, time_ns, subject, block, body = record
+        key, number, end = _kind(block)
+        try:
+            resolved = self._known[key]
+        except KeyError:
+            resolved = self._resolve(key, record)
+        if resolved is None:
+            return None
+        try:
+            _, aggregate, token = subject.decode().split(".")
+            aggregate_id = decode_id(token)
+            version = int(number)
+            data = resolved.event.decode(body, resolved.steps)
+            start = block.find(b"Nats-Msg-Id: ")
+            event_id = block[start + 13 : block.index(b"\r\n", start)].decode() if start >= 0 else ""
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            raise UndecodableEvent(resolved.event.info.name, position, body, reason) from error
+        recorded_at = _EPOCH + timedelta(microseconds=time_ns // 1000)
+        if end + 4 >= len(block) or (block.find(b"\r\nEj-", end) < 0 and block.find(b"\r\ntraceparent", end) < 0):
+            return Recorded(data, aggregate_id, version, position, recorded_at, event_id, aggregate)
+        command_id, metadata = metadata_of(block)
+        recorded_at = _told_time(block, recorded_at, record)
+        return Recorded(
+            data, aggregate_id, version, position, recorded_at, event_id, aggregate, command_id, metadata
+        )
+
+    def _resolve(self, key: bytes, record: RawRecord) -> Resolved | None:
+        """Look a kind up once; what raises is not remembered."""
+        position, _, _, block, body = record
+        type_name = header(block, TYPE)
+        schema = header(block, SCHEMA)
+        encoding = header(block, ENCODING)
+        if type_name is None or schema is None or header(block, VERSION) is None:
+            raise UndecodableEvent(type_name or "?", position, body, "it lacks Ej-Type, Ej-Schema or Ej-Version")
+        if encoding not in (None, "json"):
+            raise UndecodableEvent(type_name, position, body, f"its encoding is {encoding!r}")
+        if not (schema.isascii() and schema.isdigit() and len(schema) < 9):
+            raise UndecodableEvent(type_name, position, body, f"its schema is {schema!r}")
+        resolved = self._catalog.resolve(type_name, int(schema))
+        if resolved is None and not self._catalog.is_retired(type_name):
+            raise UnknownEvent(type_name, int(schema), position, body)
+        if resolved is not None and self._only is not None and resolved.event.event_type not in self._only:
+            resolved = None
+        if key and len(self._known) < 10_000:
+            self._known[key] = resolved
+        return resolved
+
+
+def _kind(block: bytes) -> tuple[bytes, bytes, int]:
+    """(type and schema as one key, version, where the version ends), by the fixed order of headers."""
+    start = block.find(b"\r\nEj-Type: ")
+    middle = block.find(b"\r\nEj-Version: ", start + 1)
+    if start < 0 or middle < 0:
+        return b"", b"", 0
+    end = block.find(b"\r\n", middle + 14)
+    return block[start:middle] if b"Ej-Encoding" not in block else b"", block[middle + 14 : end], end
+
+
+def _told_time(block: bytes, default: datetime, record: RawRecord) -> datetime:
+    text = header(block, RECORDED_AT)
+    if text is None:
+        return default
+    try:
+        told = datetime.fromisoformat(text)
+        return told.astimezone(UTC) if told.tzinfo else default
+    except ValueError:
+        raise UndecodableEvent(header(block, TYPE) or "?", record[0], record[4], f"{RECORDED_AT} is {text!r}") from None
+
+
+def _escaped(name: str, value: str) -> str:
+    try:
+        text = quote(value, safe=_VISIBLE)
+    except UnicodeEncodeError:
+        raise Refused(f"{name} {value!r}", "it holds a lone surrogate", "Use text.") from None
+    if not value or len(text) > _VALUE_MAX:
+        raise Refused(
+            f"{name} of {len(value)} characters", f"a header holds 1 to {_VALUE_MAX} bytes", "Shorten it."
+        )
+    return text
+
+
+def headers_to_block(headers: Mapping[str, str] | None) -> bytes:
+    """The block of headers that a client library has already parsed."""
+    return header_block(headers.items()) if headers else b""

@@ -1,0 +1,155 @@
+"""The JSON profile of an event's body, readable without eventjet.
+
+Decimal as string, datetime as RFC 3339 in UTC, UUID and date as string, bytes as base64, integers beyond 2^53 as string,
+NaN and infinities refused, unknown fields ignored on reading. What was encoded is decoded again and compared, so that
+an event that cannot be read back is never sent.
+
+pydantic is laxer than a ledger may be (a JSON number becomes a Decimal), so the wire has a validator and a serializer
+of its own, built from the class's core schema with the leaves replaced.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from pydantic_core import (
+    PydanticSerializationError,
+    SchemaSerializer,
+    SchemaValidator,
+    ValidationError,
+    core_schema,
+)
+
+from eventjet.errors import UnencodableEvent
+
+SAFE_INTEGER = 2**53
+"""Beyond it a JSON number loses digits in many languages (RFC 8259, section 6)."""
+
+
+class BodyCodec:
+    """Encodes and decodes the fields of one event class."""
+
+    __slots__ = ("_serializer", "_validator", "event_type")
+
+    def __init__(self, event_type: type) -> None:
+        schema = _wired(event_type.__pydantic_core_schema__)  # type: ignore[attr-defined]
+        self.event_type = event_type
+        self._validator = SchemaValidator(schema, _use_prebuilt=False)
+        self._serializer = SchemaSerializer(schema, _use_prebuilt=False)
+
+    def encode(self, event: Any) -> bytes:
+        """The body; raises `UnencodableEvent` when it would not be read back equal."""
+        try:
+            body = self._serializer.to_json(event)
+            again = self._validator.validate_json(body)
+        except (PydanticSerializationError, ValidationError, UnicodeEncodeError, ValueError, RecursionError) as error:
+            raise UnencodableEvent(event, _reason(error)) from None
+        if again != event:
+            raise UnencodableEvent(event, f"it would be read back as {again!r}")
+        return body
+
+    def decode(self, body: bytes) -> Any:
+        """The event; raises `ValueError` (pydantic's `ValidationError` is one)."""
+        return self._validator.validate_json(body)
+
+
+def _wired(node: Any) -> Any:
+    """The core schema with its leaves replaced by the wire profile's."""
+    if isinstance(node, list):
+        return [_wired(item) for item in cast("list[Any]", node)]
+    if not isinstance(node, dict):
+        return node
+    schema = cast("dict[str, Any]", node)
+    copied = {key: value if key in _OPAQUE else _wired(value) for key, value in schema.items()}
+    leaf = _LEAVES.get(schema.get("type", "")) if isinstance(schema.get("type"), str) else None
+    return leaf(copied) if leaf is not None else copied
+
+
+_OPAQUE = frozenset({"default", "metadata", "expected", "serialization", "keys_schema", "cls", "config", "members"})
+
+
+def _decimal(schema: dict[str, Any]) -> Any:
+    return core_schema.no_info_before_validator_function(_only_text, {**schema, "strict": False})  # type: ignore[typeddict-item]
+
+
+def _integer(schema: dict[str, Any]) -> Any:
+    return core_schema.no_info_before_validator_function(
+        _integer_from_json,
+        cast("core_schema.IntSchema", schema),
+        serialization=core_schema.plain_serializer_function_ser_schema(_integer_to_json, when_used="json"),
+    )
+
+
+def _float(schema: dict[str, Any]) -> Any:
+    return {**schema, "allow_inf_nan": False}
+
+
+def _datetime(schema: dict[str, Any]) -> Any:
+    serialization = core_schema.plain_serializer_function_ser_schema(_datetime_to_json, when_used="json")
+    return {"serialization": serialization, **schema, "tz_constraint": "aware"}
+
+
+def _bytes(schema: dict[str, Any]) -> Any:
+    return core_schema.no_info_before_validator_function(
+        _bytes_from_json,
+        cast("core_schema.BytesSchema", schema),
+        serialization=core_schema.plain_serializer_function_ser_schema(_bytes_to_json, when_used="json"),
+    )
+
+
+_LEAVES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "decimal": _decimal,
+    "int": _integer,
+    "float": _float,
+    "datetime": _datetime,
+    "bytes": _bytes,
+}
+
+
+def _only_text(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError("a Decimal travels as a string")
+    return value
+
+
+def _integer_from_json(value: Any) -> Any:
+    if isinstance(value, str):
+        digits = value.removeprefix("-")
+        if not (digits.isascii() and digits.isdigit() and len(digits) < 4_000 and abs(int(value)) > SAFE_INTEGER):
+            raise ValueError("an integer travels as a string only beyond 2^53")
+        return int(value)
+    return value
+
+
+def _integer_to_json(value: int) -> int | str:
+    return value if -SAFE_INTEGER <= value <= SAFE_INTEGER else str(value)
+
+
+def _datetime_to_json(value: datetime) -> str:
+    if value.tzinfo is None:
+        raise ValueError("a datetime needs a time zone")
+    return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _bytes_from_json(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError("bytes travel as base64")
+    try:
+        return base64.b64decode(value, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"bytes travel as base64: {error}") from None
+
+
+def _bytes_to_json(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
+    return str(error) or type(error).__name__
