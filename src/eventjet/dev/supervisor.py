@@ -1,0 +1,195 @@
+"""The process between a program and its embedded server: when the program is gone, so is the server.
+
+Run as a script (`python -I -S supervisor.py PLAN`), standard library only, one thread. It runs in a session of its own,
+so Ctrl-C in a terminal reaches the program and not the server. It ends the server when its standard input closes, when
+its parent changes (a forked child may hold that pipe open), or when it is told to end; it adopts and kills whatever
+the server leaves behind; and where the kernel can (Linux), the server dies with the supervisor too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from types import FrameType
+
+_POLL_S = 0.25
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_EXEC_FAILED = 127
+_SWEEPS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run and how to end it; travels as one JSON argument."""
+
+    command: list[str]
+    parent: int
+    """Pid of the program; the server ends when this is no longer the supervisor's parent."""
+    stop_signal: int
+    orphan_signal: int
+    """What the kernel sends to the server should the supervisor itself be killed."""
+    grace_s: float
+    """How long the server may take to end by itself before it is killed."""
+    uid: int | None = None
+    gid: int | None = None
+    remove: str | None = None
+    """A folder nobody wants once the program is gone."""
+
+
+def main(argument: str) -> int:
+    """Run the plan; the exit status is the server's, or 128 + the signal that ended it."""
+    plan = Plan(**json.loads(argument))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    watch = _Watch(plan.parent)
+    child = _spawn(plan)
+    os.write(1, f"{child}\n".encode())
+    while not watch.ended(child):
+        if watch.program_gone():
+            _end(child, plan, watch)
+            _sweep()
+            if plan.remove is not None:
+                shutil.rmtree(plan.remove, ignore_errors=True)
+            return 0
+        watch.wait(_POLL_S)
+    _sweep()
+    code = os.waitstatus_to_exitcode(watch.status)
+    return code if code >= 0 else 128 - code
+
+
+class _Watch:
+    """Everything the supervisor waits for, behind one bounded `select`."""
+
+    def __init__(self, parent: int) -> None:
+        self.status = 0
+        self._parent = parent
+        self._told_to_end = False
+        self._wake, write = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._told)
+
+    def wait(self, seconds: float) -> None:
+        select.select([0, self._wake], [], [], seconds)
+        self._drain()
+
+    def nap(self, seconds: float) -> None:
+        """Like `wait`, deaf to standard input: it stays readable once it is closed."""
+        select.select([self._wake], [], [], seconds)
+        self._drain()
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake, 512)
+
+    def program_gone(self) -> bool:
+        if self._told_to_end or os.getppid() != self._parent:
+            return True
+        readable, _, _ = select.select([0], [], [], 0)
+        return bool(readable) and os.read(0, 512) == b""
+
+    def ended(self, child: int) -> bool:
+        """Reap all that is dead, adopted orphans too; true once the server is among them."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return True
+            if pid == 0:
+                return False
+            if pid == child:
+                self.status = status
+                return True
+
+    def _told(self, _number: int, _frame: FrameType | None) -> None:
+        self._told_to_end = True
+
+
+def _spawn(plan: Plan) -> int:
+    supervisor = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(2, 1)
+        if plan.gid is not None and plan.uid is not None:
+            os.setgroups([])
+            os.setgid(plan.gid)
+            os.setuid(plan.uid)
+        # After the change of user, which clears it.
+        _prctl(_PR_SET_PDEATHSIG, plan.orphan_signal)
+        if os.getppid() == supervisor:
+            os.execv(plan.command[0], plan.command)
+    except BaseException as error:
+        os.write(2, f"cannot run {plan.command[0]}: {error}\n".encode())
+    os._exit(_EXEC_FAILED)
+
+
+def _end(child: int, plan: Plan, watch: _Watch) -> None:
+    """Ask, wait, then kill; a paused server is woken so that it can hear."""
+    for number in (plan.stop_signal, signal.SIGCONT):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+    deadline = time.monotonic() + plan.grace_s
+    while time.monotonic() < deadline:
+        if watch.ended(child):
+            return
+        watch.nap(min(_POLL_S, plan.grace_s))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def _sweep() -> None:
+    """Kill what the dead server left: as subreaper, this process has adopted all of it."""
+    for _ in range(_SWEEPS_MAX):
+        for pid in _children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.01)
+
+
+def _children() -> list[int]:
+    """Pids whose parent is this process, by `/proc`; none where there is no `/proc`."""
+    mine = []
+    me = os.getpid()
+    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat", encoding="ascii", errors="replace") as stat:
+                    parent = int(stat.read().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            if parent == me:
+                mine.append(int(entry))
+    return mine
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
