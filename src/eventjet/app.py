@@ -1,0 +1,174 @@
+"""`App`: one composition root. Explicit lists, checked as a whole when it is built; nothing is registered elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+from eventjet.codec.catalog import Catalog
+from eventjet.codec.upcasting import Upcaster
+from eventjet.domain.aggregate import AggregateInfo, aggregate_info
+from eventjet.domain.event import event_info
+from eventjet.domain.subscription import events_of
+from eventjet.errors import DefinitionError, EventjetError, UsageError
+from eventjet.jet import Jet, open_jet
+from eventjet.projections.bound import BoundProjection, bind
+from eventjet.projections.projection import Entries, Projection
+from eventjet.settings import Settings
+from eventjet.store.subjects import is_name
+
+NAME_RULE = "[a-z][a-z0-9_]*"
+
+
+class Folded(Protocol):
+    """Anything with an `evolve`: the class object of an aggregate."""
+
+    def evolve(self, instance: Any, event: Any, /) -> object: ...
+
+
+class App:
+    """Everything an application declares. Raises `DefinitionError` with all faults at once."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        aggregates: Sequence[Folded],
+        projections: Sequence[Projection[Any, Any] | Entries[Any, Any]] = (),
+        upcasters: Sequence[Upcaster] = (),
+        retired_events: Sequence[str] = (),
+    ) -> None:
+        faults: list[str] = [] if is_name(name) else [f"the app's name {name!r} is not {NAME_RULE}"]
+        self.name = name
+        """Also the name of its stream and the first token of its subjects."""
+        self.aggregates: Mapping[Any, AggregateInfo] = _aggregates(aggregates, faults)
+        self.catalog = _catalog(self.aggregates, upcasters, retired_events, faults)
+        self.projections: Mapping[str, BoundProjection] = _projections(projections, self.catalog, faults)
+        if faults:
+            raise DefinitionError(faults)
+
+    @asynccontextmanager
+    async def connect(self, **settings: Any) -> AsyncGenerator[Jet]:
+        """A connection, from keywords or `EVENTJET_*` (see `Settings`); raises `Unreachable` and `UsageError`."""
+        async with open_jet(
+            self.name, self.catalog, self.aggregates, self.projections, Settings.load(settings)
+        ) as jet:
+            yield jet
+
+
+def load_app(reference: str, folder: Path | None = None) -> App:
+    """The app at `module:name`, with `folder` (default: the current one) on the path; raises `UsageError`."""
+    module_name, _, attribute = reference.partition(":")
+    if not module_name or not attribute:
+        raise UsageError(f"{reference!r} does not name an app. Write it as module:name, for instance bank:bank.")
+    place = str((folder or Path.cwd()).resolve())
+    if place not in sys.path:
+        sys.path.insert(0, place)
+    try:
+        module = importlib.import_module(module_name)
+    except EventjetError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise UsageError(
+                f"There is no module {error.name!r} for the app {reference!r} in {place}. "
+                "Run from the folder that holds it, or name that folder with --app-dir."
+            ) from None
+        raise UsageError(
+            f"The module {module_name!r} needs {error.name!r}, which is not installed. Install it and try again."
+        ) from None
+    except Exception as error:
+        raise UsageError(
+            f"The module {module_name!r} failed when it was imported: {type(error).__name__}: {error}. Mend it first."
+        ) from error
+    found = getattr(module, attribute, None)
+    if not isinstance(found, App):
+        names = sorted(key for key, value in vars(module).items() if isinstance(value, App))
+        hint = f"It holds {', '.join(names)}." if names else "It holds no App."
+        raise UsageError(f"{attribute!r} in the module {module_name!r} is not an App. {hint}")
+    return found
+
+
+def _aggregates(declared: Sequence[Any], faults: list[str]) -> dict[Any, AggregateInfo]:
+    found: dict[Any, AggregateInfo] = {}
+    names: dict[str, Any] = {}
+    for cls in declared:
+        try:
+            info = aggregate_info(cls)
+        except DefinitionError as error:
+            faults.extend(error.faults)
+            continue
+        if not is_name(info.name):
+            faults.append(f"the aggregate's name {info.name!r} is not {NAME_RULE}")
+        if names.setdefault(info.name, cls) is not cls:
+            faults.append(f"two aggregates are called {info.name!r}")
+        faults.extend(_state_faults(cls))
+        found[cls] = info
+    return found
+
+
+def _state_faults(cls: Any) -> list[str]:
+    bare = [one.name for one in fields(cls) if one.default is MISSING and one.default_factory is MISSING]
+    found = [f"{cls.__qualname__}.{name} has no default, so there is no initial state" for name in bare]
+    if not callable(getattr(cls, "evolve", None)):
+        found.append(f"{cls.__qualname__} has no `evolve(self, event)`")
+    return found
+
+
+def _catalog(
+    aggregates: Mapping[Any, AggregateInfo],
+    upcasters: Sequence[Upcaster],
+    retired: Sequence[str],
+    faults: list[str],
+) -> Catalog:
+    owner: dict[type, Any] = {}
+    for cls in aggregates:
+        if not callable(getattr(cls, "evolve", None)):
+            continue
+        try:
+            events = events_of(cls.evolve, _event_parameter(cls))
+            for one in events:
+                event_info(one)
+                if owner.setdefault(one, cls) is not cls:
+                    faults.append(
+                        f"{one.__qualname__} is folded by {owner[one].__qualname__} and by {cls.__qualname__}; "
+                        "an event belongs to one aggregate"
+                    )
+        except DefinitionError as error:
+            faults.extend(error.faults)
+    catalog = Catalog([one for one in owner if _is_event(one)], upcasters, retired)
+    faults.extend(catalog.faults())
+    return catalog
+
+
+def _event_parameter(cls: Any) -> str:
+    names = list(inspect.signature(cls.evolve).parameters)
+    return names[1] if len(names) > 1 else "event"
+
+
+def _is_event(cls: Any) -> bool:
+    try:
+        event_info(cls)
+    except DefinitionError:
+        return False
+    return True
+
+
+def _projections(
+    declared: Sequence[Projection[Any, Any] | Entries[Any, Any]], catalog: Catalog, faults: list[str]
+) -> dict[str, BoundProjection]:
+    found: dict[str, BoundProjection] = {}
+    for one in declared:
+        if one.name in found:
+            faults.append(f"two projections are called {one.name!r}")
+        try:
+            found[one.name] = bind(one, catalog)
+        except DefinitionError as error:
+            faults.extend(error.faults)
+    return found

@@ -1,0 +1,167 @@
+"""Bulk import: many events of many aggregates, in batches, resumable.
+
+Each event carries `<source>/<ordinal>` as its command id, the ordinal counting within its aggregate. Running the same
+import again finds how far each aggregate got and stores what is missing, and nothing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eventjet.codec.catalog import Catalog
+from eventjet.codec.envelope import COMMAND, VERSION, context_headers, header
+from eventjet.domain.aggregate import aggregate_info
+from eventjet.domain.ids import new_event_id
+from eventjet.domain.recorded import NO_METADATA
+from eventjet.errors import ConcurrencyConflict, Refused, UsageError
+from eventjet.store.limits import BATCH_MAX
+from eventjet.store.store import Append, EventStore, NewEvent
+
+CONFLICTS_MAX = 20
+_SOURCE = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
+_BYTES_MAX = 8_000_000
+"""Bodies of one batch, in bytes: well below what a connection may have pending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """One event to import; the events of one aggregate in their order."""
+
+    aggregate: type
+    aggregate_id: str
+    event: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What an import did."""
+
+    stored: int
+    skipped: int
+    """Events an earlier run of the same import had stored."""
+    position: int
+    """Position of the last event stored, 0 when there was nothing to store."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """Where one aggregate stands, and how far this import got in it."""
+
+    position: int
+    version: int
+    imported: int
+
+
+class Importer:
+    """One run of one import."""
+
+    def __init__(self, store: EventStore, catalog: Catalog, source: str) -> None:
+        if not _SOURCE.fullmatch(source):
+            raise UsageError(
+                f"The source {source!r} of an import must be 1 to 100 of `A-Za-z0-9_.:-`, the same on every run of it."
+            )
+        self._store = store
+        self._catalog = catalog
+        self._source = source
+        self._known: dict[tuple[str, str], _Known] = {}
+        self._ordinals: dict[tuple[str, str], int] = {}
+        self._stored = 0
+        self._skipped = 0
+        self._position = 0
+
+    async def run(
+        self, events: Iterable[Imported] | AsyncIterable[Imported], progress: Callable[[int], object] | None
+    ) -> ImportReport:
+        """Store what is missing, in batches; `progress` is told how many events are in the log now."""
+        chunk: list[tuple[tuple[str, str], int, Any]] = []
+        size = 0
+        async for one in _each(events):
+            key = (aggregate_info(one.aggregate).name, one.aggregate_id)
+            ordinal = self._ordinals[key] = self._ordinals.get(key, 0) + 1
+            encoded = self._catalog.encode(one.event)
+            chunk.append((key, ordinal, encoded))
+            size += len(encoded.body)
+            if len(chunk) == BATCH_MAX or size > _BYTES_MAX:
+                await self._store_chunk(chunk)
+                chunk, size = [], 0
+                if progress is not None:
+                    progress(self._stored + self._skipped)
+        if chunk:
+            await self._store_chunk(chunk)
+        if progress is not None:
+            progress(self._stored + self._skipped)
+        return ImportReport(self._stored, self._skipped, self._position)
+
+    async def _store_chunk(self, chunk: Sequence[tuple[tuple[str, str], int, Any]]) -> None:
+        for _ in range(CONFLICTS_MAX):
+            await self._learn({key for key, _, _ in chunk if key not in self._known})
+            missing = [item for item in chunk if item[1] > self._known[item[0]].imported]
+            if not missing:
+                self._skipped += len(chunk)
+                return
+            writes = self._writes(missing)
+            try:
+                last = await self._store.append(writes)
+            except ConcurrencyConflict:
+                # Somebody else writes to one of them: look at all of them again.
+                for write in writes:
+                    self._known.pop((write.aggregate, write.aggregate_id), None)
+                continue
+            self._account(writes, last)
+            self._skipped += len(chunk) - len(missing)
+            return
+        raise Refused(
+            f"The import {self._source!r}",
+            f"other writers were quicker {CONFLICTS_MAX} times",
+            "Run it again when its aggregates are quiet; what is stored stays stored.",
+        )
+
+    def _writes(self, missing: Sequence[tuple[tuple[str, str], int, Any]]) -> list[Append]:
+        grouped: dict[tuple[str, str], list[NewEvent]] = {}
+        for key, ordinal, encoded in missing:
+            context = tuple(context_headers(f"{self._source}/{ordinal}", NO_METADATA))
+            grouped.setdefault(key, []).append(NewEvent(new_event_id(), encoded, context))
+        return [
+            Append(*key, self._known[key].position, self._known[key].version, tuple(events))
+            for key, events in grouped.items()
+        ]
+
+    def _account(self, writes: Sequence[Append], last: int) -> None:
+        position = last - sum(len(write.events) for write in writes)
+        for write in writes:
+            position += len(write.events)
+            known = self._known[(write.aggregate, write.aggregate_id)]
+            known.position = position
+            known.version += len(write.events)
+            known.imported += len(write.events)
+            self._stored += len(write.events)
+        self._position = last
+
+    async def _learn(self, keys: set[tuple[str, str]]) -> None:
+        ordered = sorted(keys)
+        for start in range(0, len(ordered), 64):
+            await asyncio.gather(*(self._learn_one(key) for key in ordered[start : start + 64]))
+
+    async def _learn_one(self, key: tuple[str, str]) -> None:
+        known = _Known(0, 0, 0)
+        prefix = f"{self._source}/"
+        for position, _, _, block, _ in await self._store.history(*key):
+            known.position = position
+            known.version = int(header(block, VERSION) or 0)
+            command = header(block, COMMAND) or ""
+            if command.startswith(prefix) and command[len(prefix) :].isdigit():
+                known.imported = max(known.imported, int(command[len(prefix) :]))
+        self._known[key] = known
+
+
+async def _each(events: Iterable[Imported] | AsyncIterable[Imported]) -> AsyncIterable[Imported]:
+    if isinstance(events, AsyncIterable):
+        async for one in events:
+            yield one
+    else:
+        for one in events:
+            yield one

@@ -1,0 +1,276 @@
+"""The log on JetStream: one subject an entity, expected-sequence checks, outcomes that equal the log.
+
+One event goes as a plain publish, several as an atomic batch (ADR-50) with a new batch id on every try. History is read
+by batched direct get (ADR-31); what must be certain is read from the leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import uuid4
+
+import orjson
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from eventjet.codec.envelope import MSG_ID, RawRecord, header, header_block
+from eventjet.errors import (
+    ConcurrencyConflict,
+    Forbidden,
+    OutcomeUnknown,
+    Refused,
+    StoreUnavailable,
+)
+from eventjet.store import outcome
+from eventjet.store.limits import check_save
+from eventjet.store.requests import ApiError, Denied, Lost, Requests
+from eventjet.store.store import Append, LogState, event_headers
+from eventjet.store.subjects import subject_of
+from eventjet.store.topology import IDENTITY, info
+
+HISTORY_BATCH = 500
+"""Messages of one direct get: there is no flow control inside it."""
+PAGE = 1_000
+_NO_MESSAGE = 10037
+_REPLY_HEADERS = frozenset(
+    {
+        "Nats-Stream",
+        "Nats-Subject",
+        "Nats-Sequence",
+        "Nats-Last-Sequence",
+        "Nats-Time-Stamp",
+        "Nats-Num-Pending",
+        "Nats-UpTo-Sequence",
+    }
+)
+
+
+class JetStreamStore:
+    """Lives as long as its connection; safe for any number of tasks of one loop."""
+
+    def __init__(self, app: str, client: Client, requests: Requests, *, save_timeout_s: float) -> None:
+        self._app = app
+        self._client = client
+        self._requests = requests
+        self._save_timeout_s = save_timeout_s
+        self._in_flight: set[asyncio.Task[int]] = set()
+
+    async def append(self, writes: Sequence[Append]) -> int:
+        """As `EventStore.append`. Cancelling the caller does not abandon the save."""
+        check_save(self._app, writes)
+        task = asyncio.ensure_future(self._save(writes, resume=False))
+        self._in_flight.add(task)
+        task.add_done_callback(self._landed)
+        return await asyncio.shield(task)
+
+    async def resolve(self, writes: Sequence[Append]) -> int:
+        """As `append`, for a save whose deadline passed before: it looks before it sends."""
+        return await self._save(writes, resume=True)
+
+    async def settle(self) -> None:
+        """Wait for the saves in flight, at most one save's time."""
+        if self._in_flight:
+            await asyncio.wait(set(self._in_flight), timeout=self._save_timeout_s + 1)
+
+    def _landed(self, task: asyncio.Task[int]) -> None:
+        self._in_flight.discard(task)
+        if not task.cancelled():
+            task.exception()  # taken, so that an abandoned caller leaves no warning
+
+    async def _save(self, writes: Sequence[Append], *, resume: bool) -> int:
+        subjects = [subject_of(self._app, write.aggregate, write.aggregate_id) for write in writes]
+        save = outcome.Save(
+            _parts(writes), deadline=time.monotonic() + self._save_timeout_s, jitter=random.random
+        )
+        step: outcome.Step = save.resume() if resume else save.begin()
+        while True:
+            match step:
+                case outcome.Send(after_s=pause_s):
+                    if pause_s:
+                        await asyncio.sleep(pause_s)
+                    step = save.answered(await self._send(subjects, writes))
+                case outcome.Look(after_s=pause_s):
+                    if pause_s:
+                        await asyncio.sleep(pause_s)
+                    step = save.looked(await self._look(subjects, writes), time.monotonic())
+                case outcome.Stored(position=position):
+                    return position
+                case _:
+                    raise _error_of(step, subjects, writes)
+
+    async def _send(self, subjects: Sequence[str], writes: Sequence[Append]) -> outcome.Answer:
+        messages = [
+            (subject, event_headers(write, index), new.encoded.body)
+            for subject, write in zip(subjects, writes, strict=True)
+            for index, new in enumerate(write.events)
+        ]
+        try:
+            if len(messages) == 1:
+                subject, pairs, body = messages[0]
+                reply = await self._requests.ask(subject, body, dict(pairs))
+            else:
+                reply = await self._send_batch(messages)
+        except Lost as error:
+            return outcome.Silence(str(error))
+        except Denied as error:
+            return outcome.Violation(str(error))
+        return _answer_of(reply.data)
+
+    async def _send_batch(self, messages: Sequence[tuple[str, list[tuple[str, str]], bytes]]) -> Msg:
+        batch_id = uuid4().hex
+        last = len(messages)
+        for number, (subject, pairs, body) in enumerate(messages[:-1], 1):
+            headers = {**dict(pairs), "Nats-Batch-Id": batch_id, "Nats-Batch-Sequence": str(number)}
+            try:
+                await self._client.publish(subject, body, headers=headers)
+            except Exception as error:
+                raise Lost(f"{type(error).__name__}: {error}") from None
+        subject, pairs, body = messages[-1]
+        headers = {
+            **dict(pairs),
+            "Nats-Batch-Id": batch_id,
+            "Nats-Batch-Sequence": str(last),
+            "Nats-Batch-Commit": "1",
+        }
+        return await self._requests.ask(subject, body, headers)
+
+    async def _look(self, subjects: Sequence[str], writes: Sequence[Append]) -> outcome.Slots | None:
+        slots: list[outcome.SlotFound | None] = []
+        for subject, write in zip(subjects, writes, strict=True):
+            try:
+                found = await self._from_leader({"seq": write.expected + 1, "next_by_subj": subject})
+            except (StoreUnavailable, Forbidden):
+                return None
+            slots.append(
+                None if found is None else outcome.SlotFound(found[0], header(found[3], MSG_ID) or "")
+            )
+        return slots
+
+    async def history(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> list[RawRecord]:
+        """As `EventStore.history`; raises `StoreUnavailable` and `Forbidden`."""
+        subject = subject_of(self._app, aggregate, aggregate_id)
+        found: list[RawRecord] = []
+        start = after + 1
+        while True:
+            body = orjson.dumps({"seq": start, "next_by_subj": subject, "batch": HISTORY_BATCH})
+            messages, final = await self._gather(f"The history of {subject}", body)
+            found.extend(map(_record_of_reply, messages))
+            headers = final.headers or {}
+            if headers.get("Status") == "404" or int(headers.get("Nats-Num-Pending", "0")) == 0:
+                return found
+            start = int(headers["Nats-Last-Sequence"]) + 1
+
+    async def last(self, aggregate: str, aggregate_id: str) -> int:
+        """As `EventStore.last`."""
+        found = await self._from_leader({"last_by_subj": subject_of(self._app, aggregate, aggregate_id)})
+        return 0 if found is None else found[0]
+
+    async def state(self) -> LogState:
+        """As `EventStore.state`."""
+        found = await info(self._requests, self._app)
+        state = found["state"]
+        return LogState(found["config"]["metadata"][IDENTITY], max(1, state["first_seq"]), state["last_seq"])
+
+    async def records(self, *, start: int = 1, follow: bool = False) -> AsyncIterator[RawRecord]:
+        """As `EventStore.records`, page by page; bulk readers use `eventjet.wire`."""
+        position = max(start, 1)
+        while True:
+            body = orjson.dumps({"seq": position, "batch": PAGE})
+            messages, _ = await self._gather(f"The log from position {position}", body)
+            for message in messages:
+                record = _record_of_reply(message)
+                position = record[0] + 1
+                yield record
+            if not messages:
+                if not follow:
+                    return
+                await asyncio.sleep(0.1)
+
+    async def _gather(self, what: str, body: bytes) -> tuple[list[Msg], Msg]:
+        subject = f"$JS.API.DIRECT.GET.{self._app}"
+        try:
+            return await self._requests.gather(subject, body)
+        except Lost as error:
+            raise StoreUnavailable(what, str(error)) from None
+        except Denied as error:
+            raise Forbidden(subject, str(error)) from None
+
+    async def _from_leader(self, body: dict[str, Any]) -> RawRecord | None:
+        try:
+            found = await self._requests.read("A read from the leader", f"STREAM.MSG.GET.{self._app}", body)
+        except ApiError as error:
+            if error.code == _NO_MESSAGE:
+                return None
+            raise StoreUnavailable("A read from the leader", str(error)) from None
+        message = found["message"]
+        return (
+            int(message["seq"]),
+            _nanoseconds(str(message["time"])),
+            str(message["subject"]).encode(),
+            base64.b64decode(message.get("hdrs", "")),
+            base64.b64decode(message.get("data", "")),
+        )
+
+
+def _parts(writes: Sequence[Append]) -> list[outcome.Part]:
+    parts: list[outcome.Part] = []
+    offset = 0
+    for write in writes:
+        parts.append(outcome.Part(tuple(new.event_id for new in write.events), offset))
+        offset += len(write.events)
+    return parts
+
+
+def _answer_of(reply: bytes) -> outcome.Answer:
+    try:
+        value: dict[str, Any] = orjson.loads(reply)
+    except orjson.JSONDecodeError:
+        return outcome.Silence(f"an answer that is not JSON: {reply[:80]!r}")
+    error = value.get("error")
+    if error is not None:
+        found = ApiError(error)
+        return outcome.ErrorReply(found.status, found.code, found.text)
+    if "seq" not in value:
+        return outcome.Silence(f"an answer without a position: {reply[:80]!r}")
+    return outcome.Acked(int(value["seq"]), bool(value.get("duplicate")))
+
+
+def _error_of(step: outcome.Step, subjects: Sequence[str], writes: Sequence[Append]) -> Exception:
+    shown = ", ".join(subjects[:3]) + ("…" if len(subjects) > 3 else "")
+    match step:
+        case outcome.Conflicted(index=index):
+            return ConcurrencyConflict(subjects[index or 0], writes[index or 0].expected)
+        case outcome.RefusedOutcome(code=code, reason=reason):
+            return Refused(f"A save to {shown}", f"the server answered {reason!r} ({code})", "Nothing was stored.")
+        case outcome.ForbiddenOutcome(reason=reason):
+            return Forbidden(f"a publish to {shown}", reason)
+        case outcome.Unknown(cause=cause):
+            ids = [new.event_id for write in writes for new in write.events]
+            return OutcomeUnknown(subjects, [write.expected for write in writes], ids, cause)
+        case _:
+            return AssertionError(f"not an outcome: {step}")
+
+
+def _record_of_reply(message: Msg) -> RawRecord:
+    headers = message.headers or {}
+    kept = [(name, value) for name, value in headers.items() if name not in _REPLY_HEADERS]
+    return (
+        int(headers["Nats-Sequence"]),
+        _nanoseconds(headers["Nats-Time-Stamp"]),
+        headers["Nats-Subject"].encode(),
+        header_block(kept) if kept else b"",
+        message.data,
+    )
+
+
+def _nanoseconds(text: str) -> int:
+    """Nanoseconds since 1970 of an RFC 3339 time in UTC with up to nine decimals."""
+    whole, _, fraction = text.rstrip("Z").partition(".")
+    seconds = int(datetime.fromisoformat(whole + "+00:00").timestamp())
+    return seconds * 1_000_000_000 + int(fraction.ljust(9, "0")[:9] or 0)

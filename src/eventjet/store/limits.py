@@ -1,0 +1,41 @@
+"""PURE: what a save may be, checked before anything is sent: one oversize frame closes the whole connection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eventjet.errors import Refused
+from eventjet.store.store import Append, event_headers
+from eventjet.store.subjects import SERVER_MESSAGE_MAX, subject_of
+
+BATCH_MAX = 1_000
+"""Messages in one atomic batch (ADR-50)."""
+_BATCH_HEADERS = 140
+"""Bytes that `Nats-Batch-Id`, `-Sequence` and `-Commit` add at the most."""
+
+
+def check_save(app: str, writes: Sequence[Append]) -> None:
+    """Raises `Refused` when the log could not take this, whatever it holds."""
+    subjects = [subject_of(app, write.aggregate, write.aggregate_id) for write in writes]
+    count = sum(len(write.events) for write in writes)
+    if count == 0 or any(not write.events for write in writes):
+        raise Refused("A save", "it records nothing for one of its aggregates", "Leave that aggregate out.")
+    if len(set(subjects)) < len(subjects):
+        raise Refused("A save", "it names one aggregate twice", "Give each aggregate one list of events.")
+    if count > BATCH_MAX:
+        raise Refused(f"A save of {count} events", f"{BATCH_MAX} is the limit", "Record fewer at once.")
+    for subject, write in zip(subjects, writes, strict=True):
+        for index, new in enumerate(write.events):
+            size = message_size(write, index) + len(subject)
+            if size > SERVER_MESSAGE_MAX:
+                raise Refused(
+                    f"{new.encoded.type_name} of {size:,} bytes",
+                    f"a message holds {SERVER_MESSAGE_MAX:,}, headers included",
+                    "Keep large content elsewhere and record where it is.",
+                )
+
+
+def message_size(write: Append, index: int) -> int:
+    """Bytes of one event on the wire, at the most."""
+    headers = sum(len(name) + len(value) + 4 for name, value in event_headers(write, index))
+    return len(write.events[index].encoded.body) + headers + 14 + _BATCH_HEADERS

@@ -1,0 +1,78 @@
+"""The log in memory: the executable specification of `EventStore`, and the store of fast tests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from uuid import uuid4
+
+from eventjet.codec.envelope import MSG_ID, RawRecord, header, header_block
+from eventjet.errors import ConcurrencyConflict, Refused
+from eventjet.store.limits import check_save
+from eventjet.store.store import Append, LogState, event_headers
+from eventjet.store.subjects import subject_of
+
+
+class MemoryStore:
+    """Holds everything in one list; atomic because nothing awaits inside `append`."""
+
+    def __init__(self, app: str, *, now_ns: Callable[[], int] = time.time_ns) -> None:
+        self._app = app
+        self._now_ns = now_ns
+        self._records: list[RawRecord] = []
+        self._last: dict[str, int] = {}
+        self._ids: set[str] = set()
+        self._identity = str(uuid4())
+        self._grown = asyncio.Condition()
+
+    async def append(self, writes: Sequence[Append]) -> int:
+        """As `EventStore.append`."""
+        check_save(self._app, writes)
+        subjects = [subject_of(self._app, write.aggregate, write.aggregate_id) for write in writes]
+        for subject, write in zip(subjects, writes, strict=True):
+            if self._last.get(subject, 0) != write.expected:
+                raise ConcurrencyConflict(subject, write.expected)
+        ids = [new.event_id for write in writes for new in write.events]
+        if len(set(ids)) < len(ids) or not self._ids.isdisjoint(ids):
+            raise Refused("A save", "one of its event ids is in the log already", "Give every event an id of its own.")
+        self._ids.update(ids)
+        time_ns = self._now_ns()
+        for subject, write in zip(subjects, writes, strict=True):
+            for index, new in enumerate(write.events):
+                position = len(self._records) + 1
+                block = header_block(event_headers(write, index))
+                self._records.append((position, time_ns, subject.encode(), block, new.encoded.body))
+                self._last[subject] = position
+        async with self._grown:
+            self._grown.notify_all()
+        return len(self._records)
+
+    async def history(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> list[RawRecord]:
+        """As `EventStore.history`; never lags."""
+        subject = subject_of(self._app, aggregate, aggregate_id).encode()
+        return [record for record in self._records[max(after, 0) :] if record[2] == subject]
+
+    async def last(self, aggregate: str, aggregate_id: str) -> int:
+        """As `EventStore.last`."""
+        return self._last.get(subject_of(self._app, aggregate, aggregate_id), 0)
+
+    async def state(self) -> LogState:
+        """As `EventStore.state`."""
+        return LogState(self._identity, 1, len(self._records))
+
+    async def records(self, *, start: int = 1, follow: bool = False) -> AsyncIterator[RawRecord]:
+        """As `EventStore.records`."""
+        position = max(start, 1)
+        while True:
+            while position <= len(self._records):
+                yield self._records[position - 1]
+                position += 1
+            if not follow:
+                return
+            async with self._grown:
+                await self._grown.wait_for(lambda: len(self._records) >= position)  # noqa: B023
+
+    def event_ids(self) -> list[str | None]:
+        """The ids in the log, in order."""
+        return [header(record[3], MSG_ID) for record in self._records]
