@@ -1,0 +1,88 @@
+"""`Delivery`: turns a consumer's frames into records and accepts only what follows the record before. Pure."""
+
+from __future__ import annotations
+
+from eventjet.codec.envelope import RawRecord
+from eventjet.wire.ack import ack_prefix, parse_ack
+from eventjet.wire.faults import DeliveryGap
+from eventjet.wire.frames import Frame
+
+_UNKNOWN = b"\x00"
+
+
+class Delivery:
+    """The deliveries of one consumer from its first one on.
+
+    A record is accepted when it is a first delivery, its consumer sequence is the previous one plus 1, and its position
+    is greater than the previous one. Anything else raises `DeliveryGap`, after which the instance is of no use.
+    """
+
+    def __init__(
+        self, stream: str, consumer: str, sid: bytes, position: int, *, watch_holes: bool, anywhere: bool = False
+    ) -> None:
+        self.position = position
+        """Of the last record accepted; at first, what came before the consumer's start."""
+        self.sequence = 0
+        """Consumer sequence of the last record accepted."""
+        self.pending: int | None = None
+        """Messages after the last record, as the consumer's server knew them; None before the first."""
+        self.holes: list[tuple[int, int]] = []
+        """(first, last) position of each run that was skipped, when `watch_holes`; emptied by the owner."""
+        self.stream = stream
+        self._consumer = consumer
+        self._sid = sid
+        self._watch = watch_holes
+        self._anywhere = anywhere
+        self._prefix = _UNKNOWN
+
+    def take(self, frames: list[Frame], records: list[RawRecord]) -> list[bytes]:
+        """Append the records among `frames`; return the status blocks among them. Ignores other subscriptions."""
+        statuses: list[bytes] = []
+        append = records.append
+        prefix, cut = self._prefix, len(self._prefix)
+        position, sequence = self.position, self.sequence
+        tokens: list[bytes] | None = None
+        for sid, subject, reply, headers, body in frames:
+            if not reply.startswith(prefix):
+                if sid != self._sid:
+                    continue
+                if not reply:
+                    statuses.append(headers)
+                    continue
+                prefix, position = self._learn(reply, position)
+                cut = len(prefix)
+            tokens = reply[cut:].split(b".")  # delivered, position, sequence, time, pending, and whatever a form 3 adds
+            at = int(tokens[1])
+            if int(tokens[2]) != sequence + 1 or at <= position or tokens[0] != b"1":
+                raise self._gap(reply, position, sequence)
+            if at != position + 1 and self._watch:
+                self.holes.append((position + 1, at - 1))
+            position = at
+            sequence += 1
+            append((at, int(tokens[3]), subject, headers, body))
+        self._prefix, self.position, self.sequence = prefix, position, sequence
+        if tokens is not None:
+            self.pending = int(tokens[4])
+        return statuses
+
+    def _learn(self, reply: bytes, position: int) -> tuple[bytes, int]:
+        """(prefix, previous position) from a first reply, or from the first that another server wrote."""
+        try:
+            ack = parse_ack(reply)
+        except ValueError as error:
+            raise DeliveryGap(self._consumer, position + 1, f"as something else: {error}") from None
+        if (ack.stream, ack.consumer) != (self.stream, self._consumer):
+            raise DeliveryGap(self._consumer, ack.position, f"it comes from {ack.consumer!r} of {ack.stream!r}")
+        if self._prefix == _UNKNOWN and self._anywhere:
+            position = ack.position - 1
+        return ack_prefix(reply), position
+
+    def _gap(self, reply: bytes, position: int, sequence: int) -> DeliveryGap:
+        ack = parse_ack(reply)
+        if ack.delivered != 1:
+            reason = f"for the {ack.delivered}th time"
+        elif ack.sequence != sequence + 1:
+            reason = f"as delivery {ack.sequence} after delivery {sequence}"
+        else:
+            reason = f"after position {position}"
+        return DeliveryGap(self._consumer, ack.position, reason)

@@ -1,0 +1,164 @@
+"""Parser and printer of the NATS client protocol: bytes in, frames out, and no I/O.
+
+A byte stream gives the same frames however it is cut into chunks. Bytes that are not the protocol raise `ValueError`,
+after which the parser must not be fed again. What one parser holds is bounded by `LINE_MAX` + `FRAME_MAX`.
+Source: the NATS client protocol; ADR-4 for headers and status lines.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeAlias
+
+from eventjet.errors import UsageError
+
+Frame: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes]
+"""A message: (subscription id, subject, reply subject or empty, header block or empty, body)."""
+
+Control: TypeAlias = tuple[bytes, bytes]
+"""Anything else: (verb, argument), the verb one of PING, PONG, INFO, +OK, -ERR."""
+
+LINE_MAX = 65_536
+"""Bytes in one control line; only an INFO that names a large cluster comes near."""
+
+FRAME_MAX = 64 * 1024 * 1024 + LINE_MAX
+"""Bytes of headers and body in one message: the most a server can be configured to carry, and its headers."""
+
+_VERBS = frozenset((b"PING", b"PONG", b"INFO", b"+OK", b"-ERR"))
+_SUBJECT = re.compile(r"[^\s\x00-\x1f\x7f]{1,2000}")
+_H, _M, _CR = b"HM\r"
+
+
+class FrameParser:
+    """Holds the bytes of the frame that is not complete yet, and nothing else."""
+
+    __slots__ = ("_held", "_held_size", "_wanted")
+
+    def __init__(self) -> None:
+        self._held: list[bytes] = []
+        self._held_size = 0
+        self._wanted = 0
+
+    def feed(self, chunk: bytes) -> tuple[list[Frame], list[Control]]:
+        """Return what is complete now, messages and controls each in their order."""
+        if self._held:
+            self._held.append(chunk)
+            self._held_size += len(chunk)
+            if self._held_size < self._wanted:
+                return [], []
+            chunk = b"".join(self._held)
+        frames: list[Frame] = []
+        controls: list[Control] = []
+        position, wanted = _parse(chunk, frames, controls)
+        rest = len(chunk) - position
+        self._held = [chunk[position:]] if rest else []
+        self._held_size = rest
+        self._wanted = wanted
+        return frames, controls
+
+
+def _parse(data: bytes, frames: list[Frame], controls: list[Control]) -> tuple[int, int]:
+    """Append what `data` holds; return where the unfinished frame starts and how many bytes it needs at least."""
+    position = 0
+    size = len(data)
+    find = data.find
+    append = frames.append
+    while True:
+        newline = find(b"\r\n", position)
+        if newline < 0:
+            if size - position > LINE_MAX:
+                raise ValueError(f"a control line of more than {LINE_MAX} bytes")
+            return position, size - position + 1
+        first = data[position]
+        if first == _H:
+            parts = data[position:newline].split(b" ")
+            if len(parts) == 6:
+                verb, subject, sid, reply, head, total = parts
+            elif len(parts) == 5:
+                verb, subject, sid, head, total = parts
+                reply = b""
+            else:
+                raise ValueError(f"a message line of {len(parts)} fields")
+            start = newline + 2
+            end = start + int(total)
+            if end + 2 > size:
+                return position, _needed(end + 2 - position)
+            body = start + int(head)
+            if verb != b"HMSG" or not start <= body <= end or data[end] != _CR:
+                raise ValueError(f"a broken message: {data[position:newline][:80]!r}")
+            append((sid, subject, reply, data[start:body], data[body:end]))
+            position = end + 2
+        elif first == _M:
+            parts = data[position:newline].split(b" ")
+            if len(parts) not in (4, 5):
+                raise ValueError(f"a message line of {len(parts)} fields")
+            start = newline + 2
+            end = start + int(parts[-1])
+            if end + 2 > size:
+                return position, _needed(end + 2 - position)
+            if parts[0] != b"MSG" or start > end or data[end] != _CR:
+                raise ValueError(f"a broken message: {data[position:newline][:80]!r}")
+            append((parts[2], parts[1], parts[3] if len(parts) == 5 else b"", b"", data[start:end]))
+            position = end + 2
+        else:
+            verb, _, argument = data[position:newline].partition(b" ")
+            if verb not in _VERBS:
+                raise ValueError(f"no frame of the protocol: {verb[:20]!r}")
+            controls.append((verb, argument.strip()))
+            position = newline + 2
+
+
+def _needed(length: int) -> int:
+    if length > FRAME_MAX + LINE_MAX:
+        raise ValueError(f"a message of {length} bytes")
+    return length
+
+
+def publish_frame(subject: str | bytes, body: bytes = b"", *, reply: bytes = b"", headers: bytes = b"") -> bytes:
+    """One PUB or HPUB; `headers` is a whole block, `NATS/1.0␍␊…␍␊␍␊`. Raises `UsageError` on an unfit subject."""
+    name = checked_subject(subject)
+    if headers:
+        return b"HPUB %b %b%d %d\r\n%b%b\r\n" % (
+            name,
+            reply + b" " if reply else b"",
+            len(headers),
+            len(headers) + len(body),
+            headers,
+            body,
+        )
+    return b"PUB %b %b%d\r\n%b\r\n" % (name, reply + b" " if reply else b"", len(body), body)
+
+
+def subscribe_frame(subject: str | bytes, sid: bytes) -> bytes:
+    """One SUB."""
+    return b"SUB %b %b\r\n" % (checked_subject(subject), sid)
+
+
+def unsubscribe_frame(sid: bytes) -> bytes:
+    """One UNSUB, at once."""
+    return b"UNSUB %b\r\n" % sid
+
+
+def checked_subject(subject: str | bytes) -> bytes:
+    """The subject's bytes, if nothing in them could end its field of the control line."""
+    text = subject if isinstance(subject, str) else subject.decode("utf-8", "replace")
+    if not _SUBJECT.fullmatch(text):
+        raise UsageError(f"{text[:60]!r} cannot be a NATS subject. Use 1 to 2000 characters without blanks.")
+    return text.encode()
+
+
+def status_of(headers: bytes) -> tuple[int, str]:
+    """(code, description) of a status block such as `NATS/1.0 408 Request Timeout`; (0, "") when it is none."""
+    line = headers[8 : headers.find(b"\r\n")].strip() if headers.startswith(b"NATS/1.0") else b""
+    code, _, description = line.partition(b" ")
+    return (int(code), description.decode("utf-8", "replace")) if code.isdigit() else (0, "")
+
+
+def number_in(headers: bytes, name: bytes) -> int | None:
+    """The number that header `name` carries; None when it is absent or is no number."""
+    start = headers.find(b"\r\n" + name + b":")
+    if start < 0:
+        return None
+    start += len(name) + 3
+    digits = headers[start : headers.find(b"\r\n", start)].strip()
+    return int(digits) if digits.isdigit() else None
