@@ -1,0 +1,103 @@
+"""Given these events, when this is decided, then these follow: `then` does not exist before `when`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+
+from eventjet.codec.catalog import Catalog
+from eventjet.domain.aggregate import AggregateType, aggregate_info
+from eventjet.domain.subscription import events_of
+from eventjet.repository import recorded_events
+
+S = TypeVar("S")
+E = TypeVar("E")
+P = ParamSpec("P")
+
+
+class Scenario(Generic[S, E]):
+    """An aggregate with no history yet."""
+
+    def __init__(self, initial: Callable[[], S], catalog: Catalog) -> None:
+        self._initial = initial
+        self._catalog = catalog
+
+    def given(self, *events: E) -> Given[S, E]:
+        """The aggregate's history so far."""
+        return Given(_folded(self._initial(), events, self._catalog), self._catalog)
+
+
+class Given(Generic[S, E]):
+    """An aggregate with a history."""
+
+    def __init__(self, state: S, catalog: Catalog) -> None:
+        self._state = state
+        self._catalog = catalog
+
+    @property
+    def state(self) -> S:
+        """The folded state."""
+        return self._state
+
+    def when(
+        self,
+        decide: Callable[Concatenate[S, P], E | Sequence[E] | None],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> When[S, E]:
+        """Make one decision; what it raises is kept for `then_raises`."""
+        try:
+            events = cast("tuple[E, ...]", recorded_events(decide(self._state, *args, **kwargs)))
+        except Exception as error:
+            return When(self._state, (), error, self._catalog)
+        return When(self._state, events, None, self._catalog)
+
+
+class When(Generic[S, E]):
+    """A decision that was made."""
+
+    def __init__(self, state: S, events: tuple[E, ...], error: Exception | None, catalog: Catalog) -> None:
+        self._state = state
+        self._events = events
+        self._error = error
+        self._catalog = catalog
+
+    def then(self, *events: E) -> Given[S, E]:
+        """Exactly these events followed, and each survives the wire; continues with them as history."""
+        if self._error is not None:
+            raise AssertionError(f"the decision raised {self._error!r}") from self._error
+        if self._events != events:
+            raise AssertionError(f"recorded {_shown(self._events)}\nexpected {_shown(events)}")
+        return Given(_folded(self._state, self._events, self._catalog), self._catalog)
+
+    def then_nothing(self) -> Given[S, E]:
+        """The decision was made and nothing followed."""
+        return self.then()
+
+    def then_raises(self, error: type[Exception], *, match: str | None = None) -> None:
+        """The decision was refused with this error (`match`: a part of its text)."""
+        if self._error is None:
+            raise AssertionError(f"nothing was raised; recorded {_shown(self._events)}")
+        if not isinstance(self._error, error) or (match is not None and match not in str(self._error)):
+            raise AssertionError(f"raised {self._error!r}, expected {error.__name__} {match or ''}") from self._error
+
+
+def scenario(aggregate: AggregateType[S, E], /) -> Scenario[S, E]:
+    """Start a test of one aggregate. Its types are fixed here, before any event is given."""
+    cls = cast("Any", aggregate)
+    aggregate_info(cls)
+    return Scenario(cast("Callable[[], S]", cls), Catalog(events_of(cls.evolve)))
+
+
+def _folded(state: S, events: Sequence[E], catalog: Catalog) -> S:
+    for event in events:
+        if type(event) not in catalog:
+            raise AssertionError(f"{event!r} is not an event that this aggregate folds")
+        catalog.encode(event)  # what could not be stored must not pass a test
+        state = cast("Any", state).evolve(event)
+    return state
+
+
+def _shown(events: Sequence[object]) -> str:
+    return "[" + ", ".join(map(repr, events)) + "]"

@@ -1,0 +1,139 @@
+"""The promises of an `EventStore`. A store's test class inherits it and gives `store`."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from eventjet.codec.catalog import EncodedEvent
+from eventjet.codec.envelope import EXPECTED, MSG_ID, SCHEMA, TYPE, VERSION, header
+from eventjet.domain.ids import new_event_id
+from eventjet.errors import ConcurrencyConflict, Refused
+from eventjet.store.store import Append, EventStore, NewEvent
+
+
+def new(body: bytes = b'{"n":1}', **context: str) -> NewEvent:
+    return NewEvent(new_event_id(), EncodedEvent("thing.happened", 1, body), tuple(context.items()))
+
+
+def write(aggregate_id: str, expected: int, version: int, *events: NewEvent, aggregate: str = "thing") -> Append:
+    return Append(aggregate, aggregate_id, expected, version, events or (new(),))
+
+
+class StoreContract:
+    async def test_an_empty_history_is_empty(self, store: EventStore) -> None:
+        assert await store.history("thing", "nobody") == []
+        assert await store.last("thing", "nobody") == 0
+
+    async def test_an_event_is_read_back_with_all_its_headers(self, store: EventStore) -> None:
+        event = new(b'{"amount":"1.50"}', **{"Ej-Command": "c-1", "traceparent": "00-a-b-01"})
+        position = await store.append([write("a", 0, 0, event)])
+        ((found_position, time_ns, subject, block, body),) = await store.history("thing", "a")
+        assert (found_position, body) == (position, b'{"amount":"1.50"}')
+        assert subject.endswith(b".thing.a")
+        assert time_ns > 1_600_000_000_000_000_000
+        names = (MSG_ID, EXPECTED, TYPE, SCHEMA, VERSION, "Ej-Command", "traceparent")
+        assert [header(block, name) for name in names] == [
+            event.event_id, "0", "thing.happened", "1", "1", "c-1", "00-a-b-01",
+        ]  # fmt: skip
+
+    async def test_several_events_are_stored_together_and_in_order(self, store: EventStore) -> None:
+        last = await store.append([write("many", 0, 0, new(b"1"), new(b"2"), new(b"3"))])
+        found = await store.history("thing", "many")
+        assert [record[0] for record in found] == [last - 2, last - 1, last]
+        assert [record[4] for record in found] == [b"1", b"2", b"3"]
+        assert [header(record[3], VERSION) for record in found] == ["1", "2", "3"]
+        assert [header(record[3], EXPECTED) for record in found] == ["0", None, None]
+
+    async def test_a_second_save_follows_the_first(self, store: EventStore) -> None:
+        first = await store.append([write("b", 0, 0)])
+        second = await store.append([write("b", first, 1)])
+        assert second > first
+        assert await store.last("thing", "b") == second
+        assert [record[0] for record in await store.history("thing", "b", after=first)] == [second]
+
+    async def test_a_stale_expectation_is_a_conflict_and_stores_nothing(self, store: EventStore) -> None:
+        first = await store.append([write("c", 0, 0)])
+        for expected in (0, first + 100):
+            with pytest.raises(ConcurrencyConflict):
+                await store.append([write("c", expected, 0)])
+        assert await store.last("thing", "c") == first
+
+    async def test_of_racing_saves_exactly_one_wins(self, store: EventStore) -> None:
+        results = await asyncio.gather(
+            *(store.append([write("race", 0, 0)]) for _ in range(8)), return_exceptions=True
+        )
+        assert sum(isinstance(result, int) for result in results) == 1
+        assert sum(isinstance(result, ConcurrencyConflict) for result in results) == 7
+        assert len(await store.history("thing", "race")) == 1
+
+    async def test_a_save_of_several_aggregates_is_all_or_nothing(self, store: EventStore) -> None:
+        held = await store.append([write("d", 0, 0)])
+        with pytest.raises(ConcurrencyConflict):
+            await store.append([write("e", 0, 0), write("d", 0, 0)])
+        assert await store.history("thing", "e") == []
+        last = await store.append([write("e", 0, 0, new(), new()), write("d", held, 1)])
+        assert [record[0] for record in await store.history("thing", "e")] == [last - 2, last - 1]
+        assert await store.last("thing", "d") == last
+
+    @pytest.mark.parametrize("aggregate_id", ["*", ">", "a.b", "a b", "\x00", "ä", "$JS", "..", "a\r\nb", "=41"])
+    async def test_a_hostile_id_reaches_its_own_history_only(self, store: EventStore, aggregate_id: str) -> None:
+        await store.append([write("plain", await store.last("thing", "plain"), 0)])
+        position = await store.append([write(aggregate_id, 0, 0)])
+        assert [record[0] for record in await store.history("thing", aggregate_id)] == [position]
+
+    @pytest.mark.parametrize("aggregate_id", ["", "x" * 201, "ä" * 40, "\ud800"])
+    async def test_an_impossible_id_is_refused_before_it_is_sent(self, store: EventStore, aggregate_id: str) -> None:
+        before = (await store.state()).last
+        with pytest.raises(Refused):
+            await store.append([write(aggregate_id, 0, 0)])
+        assert (await store.state()).last == before
+
+    async def test_an_oversize_event_is_refused_and_the_next_is_stored(self, store: EventStore) -> None:
+        with pytest.raises(Refused, match="900,000"):
+            await store.append([write("big", 0, 0, new(b"x" * 900_000))])
+        largest = b"x" * 899_500
+        await store.append([write("big", 0, 0, new(largest))])
+        assert (await store.history("thing", "big"))[0][4] == largest
+
+    async def test_an_empty_save_and_a_doubled_aggregate_are_refused(self, store: EventStore) -> None:
+        for writes in ([], [Append("thing", "f", 0, 0, ())], [write("f", 0, 0), write("f", 0, 0)]):
+            with pytest.raises(Refused):
+                await store.append(writes)
+        with pytest.raises(Refused, match="1000 is the limit"):
+            await store.append([write("f", 0, 0, *(new() for _ in range(1_001)))])
+        assert await store.history("thing", "f") == []
+
+    async def test_the_whole_log_is_read_in_order_and_without_gaps(self, store: EventStore) -> None:
+        for number in range(5):
+            await store.append([write(f"log-{number}", 0, 0)])
+        state = await store.state()
+        positions = [record[0] async for record in store.records()]
+        assert positions == list(range(state.first, state.last + 1))
+        assert [record[0] async for record in store.records(start=state.last)] == [state.last]
+
+    async def test_a_follower_is_given_what_comes_later(self, store: EventStore) -> None:
+        start = (await store.state()).last + 1
+        follower = aiter(store.records(start=start, follow=True))
+        waiting = asyncio.ensure_future(anext(follower))
+        position = await store.append([write("later", 0, 0)])
+        async with asyncio.timeout(5):
+            assert (await waiting)[0] == position
+
+    async def test_a_long_history_comes_whole(self, store: EventStore) -> None:
+        position = 0
+        for batch in range(3):
+            events = [new(b"%d" % number) for number in range(400)]
+            position = await store.append([write("long", position, batch * 400, *events)])
+        found = await store.history("thing", "long")
+        assert [int(header(record[3], VERSION) or 0) for record in found] == list(range(1, 1201))
+
+    async def test_a_cancelled_save_is_not_abandoned(self, store: EventStore) -> None:
+        saving = asyncio.ensure_future(store.append([write("cancelled", 0, 0)]))
+        await asyncio.sleep(0)
+        saving.cancel()
+        async with asyncio.timeout(5):
+            while not await store.last("thing", "cancelled"):  # noqa: ASYNC110  the store has no other sign
+                await asyncio.sleep(0.01)
+        assert len(await store.history("thing", "cancelled")) == 1

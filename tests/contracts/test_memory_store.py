@@ -1,0 +1,14 @@
+"""The memory store keeps the contract: it is its executable specification."""
+
+from __future__ import annotations
+
+import pytest
+
+from eventjet.store.memory import MemoryStore
+from tests.contracts.store_contract import StoreContract
+
+
+class TestMemoryStore(StoreContract):
+    @pytest.fixture
+    def store(self) -> MemoryStore:
+        return MemoryStore("shop")

@@ -1,0 +1,33 @@
+"""Stores of their own for tests: each gets a stream that no other test has."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from uuid import uuid4
+
+from eventjet.settings import Settings
+from eventjet.store.connection import connect
+from eventjet.store.jetstream import JetStreamStore
+from eventjet.store.topology import declare
+
+
+def fresh_name() -> str:
+    """An app name that nobody has used."""
+    return f"app_{uuid4().hex[:12]}"
+
+
+@asynccontextmanager
+async def fresh_jetstream(
+    servers: tuple[str, ...], *, replicas: int = 1, save_timeout_s: float = 20.0
+) -> AsyncGenerator[JetStreamStore]:
+    """A store on a new stream, closed afterwards."""
+    client, requests = await connect(Settings(servers=servers, replicas=replicas))
+    name = fresh_name()
+    await declare(requests, name, replicas)
+    store = JetStreamStore(name, client, requests, save_timeout_s=save_timeout_s)
+    try:
+        yield store
+    finally:
+        await store.settle()
+        await client.close()
