@@ -61,6 +61,7 @@ class Repository(Generic[S, E]):
         aggregate: Callable[[], S],
         info: AggregateInfo,
         metadata: Callable[[], Metadata] = lambda: NO_METADATA,
+        conflicts_max: int = CONFLICTS_MAX,
     ) -> None:
         self._app = app
         self._store = store
@@ -68,6 +69,7 @@ class Repository(Generic[S, E]):
         self._initial = aggregate
         self._info = info
         self._metadata = metadata
+        self._conflicts_max = conflicts_max
         self._decoder = Decoder(catalog)
         self._cache: OrderedDict[str, Held[S]] = OrderedDict()
         self._locks: dict[str, _Lock] = {}
@@ -97,7 +99,7 @@ class Repository(Generic[S, E]):
         """
         async with self._alone(aggregate_id):
             held = self._cache.get(aggregate_id)
-            for attempt in range(CONFLICTS_MAX):
+            for attempt in range(self._conflicts_max):
                 if attempt:
                     # Between processes nobody queues: spread the rivals out.
                     await asyncio.sleep(random.random() * min(0.2, 0.002 * 2 ** min(attempt, 7)))

@@ -55,7 +55,7 @@ class JetStreamStore:
     """Lives as long as its connection; safe for any number of tasks of one loop."""
 
     def __init__(self, app: str, client: Client, requests: Requests, *, save_timeout_s: float) -> None:
-        self._app = app
+        self.app = app
         self._client = client
         self._requests = requests
         self._save_timeout_s = save_timeout_s
@@ -63,7 +63,7 @@ class JetStreamStore:
 
     async def append(self, writes: Sequence[Append]) -> int:
         """As `EventStore.append`. Cancelling the caller does not abandon the save."""
-        check_save(self._app, writes)
+        check_save(self.app, writes)
         task = asyncio.ensure_future(self._save(writes, resume=False))
         self._in_flight.add(task)
         task.add_done_callback(self._landed)
@@ -84,7 +84,7 @@ class JetStreamStore:
             task.exception()  # taken, so that an abandoned caller leaves no warning
 
     async def _save(self, writes: Sequence[Append], *, resume: bool) -> int:
-        subjects = [subject_of(self._app, write.aggregate, write.aggregate_id) for write in writes]
+        subjects = [subject_of(self.app, write.aggregate, write.aggregate_id) for write in writes]
         save = outcome.Save(
             _parts(writes), deadline=time.monotonic() + self._save_timeout_s, jitter=random.random
         )
@@ -154,7 +154,7 @@ class JetStreamStore:
 
     async def history(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> list[RawRecord]:
         """As `EventStore.history`; raises `StoreUnavailable` and `Forbidden`."""
-        subject = subject_of(self._app, aggregate, aggregate_id)
+        subject = subject_of(self.app, aggregate, aggregate_id)
         found: list[RawRecord] = []
         start = after + 1
         while True:
@@ -168,12 +168,12 @@ class JetStreamStore:
 
     async def last(self, aggregate: str, aggregate_id: str) -> int:
         """As `EventStore.last`."""
-        found = await self._from_leader({"last_by_subj": subject_of(self._app, aggregate, aggregate_id)})
+        found = await self._from_leader({"last_by_subj": subject_of(self.app, aggregate, aggregate_id)})
         return 0 if found is None else found[0]
 
     async def state(self) -> LogState:
         """As `EventStore.state`."""
-        found = await info(self._requests, self._app)
+        found = await info(self._requests, self.app)
         state = found["state"]
         return LogState(found["config"]["metadata"][IDENTITY], max(1, state["first_seq"]), state["last_seq"])
 
@@ -193,7 +193,7 @@ class JetStreamStore:
                 await asyncio.sleep(0.1)
 
     async def _gather(self, what: str, body: bytes) -> tuple[list[Msg], Msg]:
-        subject = f"$JS.API.DIRECT.GET.{self._app}"
+        subject = f"$JS.API.DIRECT.GET.{self.app}"
         try:
             return await self._requests.gather(subject, body)
         except Lost as error:
@@ -203,7 +203,7 @@ class JetStreamStore:
 
     async def _from_leader(self, body: dict[str, Any]) -> RawRecord | None:
         try:
-            found = await self._requests.read("A read from the leader", f"STREAM.MSG.GET.{self._app}", body)
+            found = await self._requests.read("A read from the leader", f"STREAM.MSG.GET.{self.app}", body)
         except ApiError as error:
             if error.code == _NO_MESSAGE:
                 return None

@@ -18,7 +18,7 @@ class MemoryStore:
     """Holds everything in one list; atomic because nothing awaits inside `append`."""
 
     def __init__(self, app: str, *, now_ns: Callable[[], int] = time.time_ns) -> None:
-        self._app = app
+        self.app = app
         self._now_ns = now_ns
         self._records: list[RawRecord] = []
         self._last: dict[str, int] = {}
@@ -28,8 +28,8 @@ class MemoryStore:
 
     async def append(self, writes: Sequence[Append]) -> int:
         """As `EventStore.append`."""
-        check_save(self._app, writes)
-        subjects = [subject_of(self._app, write.aggregate, write.aggregate_id) for write in writes]
+        check_save(self.app, writes)
+        subjects = [subject_of(self.app, write.aggregate, write.aggregate_id) for write in writes]
         for subject, write in zip(subjects, writes, strict=True):
             if self._last.get(subject, 0) != write.expected:
                 raise ConcurrencyConflict(subject, write.expected)
@@ -50,12 +50,12 @@ class MemoryStore:
 
     async def history(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> list[RawRecord]:
         """As `EventStore.history`; never lags."""
-        subject = subject_of(self._app, aggregate, aggregate_id).encode()
+        subject = subject_of(self.app, aggregate, aggregate_id).encode()
         return [record for record in self._records[max(after, 0) :] if record[2] == subject]
 
     async def last(self, aggregate: str, aggregate_id: str) -> int:
         """As `EventStore.last`."""
-        return self._last.get(subject_of(self._app, aggregate, aggregate_id), 0)
+        return self._last.get(subject_of(self.app, aggregate, aggregate_id), 0)
 
     async def state(self) -> LogState:
         """As `EventStore.state`."""

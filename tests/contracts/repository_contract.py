@@ -1,0 +1,165 @@
+"""The promises of a repository, over any store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from eventjet.codec.catalog import Catalog, EncodedEvent
+from eventjet.domain.aggregate import aggregate_info
+from eventjet.domain.ids import new_event_id
+from eventjet.errors import ConcurrencyConflict, HistoryBroken, Refused, UnknownEvent, UsageError
+from eventjet.repository import Repository
+from eventjet.store.store import EventStore, NewEvent
+from examples.bank.account import Account, AccountEvent, Deposited, InsufficientFunds, Opened, Withdrawn
+from tests.contracts.store_contract import write
+
+Accounts = Repository[Account, AccountEvent]
+
+
+def repository(app: str, store: EventStore, conflicts_max: int = 100) -> Accounts:
+    catalog = Catalog([Opened, Deposited, Withdrawn])
+    return Repository(app, store, catalog, Account, aggregate_info(Account), conflicts_max=conflicts_max)
+
+
+class RepositoryContract:
+    @pytest.fixture
+    def accounts(self, app: str, store: EventStore) -> Accounts:
+        return repository(app, store)
+
+    @pytest.fixture
+    def elsewhere(self, app: str, store: EventStore) -> Accounts:
+        """The same aggregates in another process, as far as anybody can tell."""
+        return repository(app, store)
+
+    async def test_a_decision_is_recorded_and_its_state_returned(self, accounts: Accounts) -> None:
+        done = await accounts.execute("a", Account.open, "ada")
+        assert (done.events, done.state.owner, done.version) == ((Opened(owner="ada"),), "ada", 1)
+        done = await accounts.execute("a", Account.deposit, Decimal(10))
+        assert (done.state.balance, done.version) == (Decimal(10), 2)
+        assert await accounts.load("a") == done.state
+
+    async def test_two_racing_commands_yield_one_event_each_the_second_decided_on_the_firsts_state(
+        self, accounts: Accounts, elsewhere: Accounts
+    ) -> None:
+        await accounts.execute("race", Account.open, "ada")
+        await accounts.execute("race", Account.deposit, Decimal(10))
+        await elsewhere.load("race")
+        seen: dict[str, list[Decimal]] = {"here": [], "there": []}
+        both_decided = asyncio.Event()
+        store = accounts._store  # pyright: ignore[reportPrivateUsage]
+
+        def withdraw(account: Account, where: str) -> Withdrawn:
+            seen[where].append(account.balance)
+            if all(seen.values()):
+                both_decided.set()
+            return account.withdraw(Decimal(4), reason=where)
+
+        class Held:
+            """Lets no save through before both have decided on the same state: the race is certain."""
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(store, name)
+
+            async def append(self, writes: Any) -> int:
+                async with asyncio.timeout(5):
+                    await both_decided.wait()
+                return await store.append(writes)
+
+        accounts._store = Held()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        elsewhere._store = Held()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        first, second = sorted(
+            await asyncio.gather(
+                accounts.execute("race", withdraw, "here"), elsewhere.execute("race", withdraw, "there")
+            ),
+            key=lambda done: done.version,
+        )
+        assert (first.version, second.version) == (3, 4)
+        assert (first.state.balance, second.state.balance) == (Decimal(6), Decimal(2))
+        loser = second.events[0]
+        assert isinstance(loser, Withdrawn)
+        assert seen[loser.reason] == [Decimal(10), Decimal(6)], "the loser decided again on the winner's state"
+        history = await accounts.history("race")
+        assert [recorded.version for recorded in history] == [1, 2, 3, 4]
+
+    async def test_many_commands_on_one_account_are_all_recorded(
+        self, accounts: Accounts, elsewhere: Accounts
+    ) -> None:
+        await asyncio.gather(
+            *(one.execute("hot", Account.deposit, Decimal(1)) for one in (accounts, elsewhere) for _ in range(20))
+        )
+        assert (await accounts.load("hot")).balance == Decimal(40)
+        assert [recorded.version for recorded in await elsewhere.history("hot")] == list(range(1, 41))
+
+    async def test_a_refusal_on_a_stale_state_is_decided_again(self, accounts: Accounts, elsewhere: Accounts) -> None:
+        await accounts.execute("stale", Account.open, "ada")
+        await elsewhere.execute("stale", Account.deposit, Decimal(10))
+        done = await accounts.execute("stale", Account.withdraw, Decimal(10))
+        assert done.state.balance == Decimal(0)
+        with pytest.raises(InsufficientFunds):
+            await elsewhere.execute("stale", Account.withdraw, Decimal(1))
+
+    async def test_nothing_to_record_is_said_on_the_newest_state(
+        self, accounts: Accounts, elsewhere: Accounts
+    ) -> None:
+        await accounts.load("once")
+        await elsewhere.execute("once", Account.open, "bob")
+        done = await accounts.execute("once", Account.open, "ada")
+        assert (done.events, done.state.owner, done.version) == ((), "bob", 1)
+
+    async def test_an_account_nobody_opened_is_the_initial_state(self, accounts: Accounts) -> None:
+        assert await accounts.load("nobody") == Account()
+
+    async def test_an_event_of_another_aggregate_is_refused(self, accounts: Accounts, store: EventStore) -> None:
+        before = (await store.state()).last
+        rogue: Callable[..., Any] = lambda account: "no event"  # noqa: E731
+        with pytest.raises(UsageError, match="not one of its events"):
+            await accounts.execute("a", rogue)
+
+        async def slow(account: Account) -> Deposited:
+            return Deposited(amount=Decimal(1))
+
+        with pytest.raises(UsageError, match="coroutine"):
+            await accounts.execute("a", slow)  # pyright: ignore[reportArgumentType]
+        assert (await store.state()).last == before
+
+    async def test_an_empty_id_is_refused(self, accounts: Accounts) -> None:
+        with pytest.raises(Refused):
+            await accounts.execute("", Account.open, "ada")
+
+    async def test_a_version_gap_is_an_error_and_not_a_state(self, accounts: Accounts, store: EventStore) -> None:
+        opened = NewEvent(new_event_id(), EncodedEvent("account.opened", 1, b'{"owner":"ada"}'))
+        await store.append([write("gap", 0, 7, opened, aggregate="account")])
+        with pytest.raises(HistoryBroken, match="version 8 follows version 0"):
+            await accounts.load("gap")
+
+    async def test_an_unknown_event_in_a_history_is_an_error(self, accounts: Accounts, store: EventStore) -> None:
+        position = await store.append([write("strange", 0, 0, aggregate="account")])
+        with pytest.raises(UnknownEvent, match=f"position {position}"):
+            await accounts.load("strange")
+
+    async def test_what_a_decision_raises_passes_through(self, accounts: Accounts) -> None:
+        with pytest.raises(InsufficientFunds):
+            await accounts.execute("poor", Account.withdraw, Decimal(1))
+
+    async def test_lost_races_are_bounded(self, app: str, store: EventStore) -> None:
+        class Contested:
+            def __init__(self, store: EventStore) -> None:
+                self._inner = store
+                self.tries = 0
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self._inner, name)
+
+            async def append(self, writes: Any) -> int:
+                self.tries += 1
+                raise ConcurrencyConflict("account.poor", 0)
+
+        contested: Any = Contested(store)
+        with pytest.raises(ConcurrencyConflict):
+            await repository(app, contested, conflicts_max=5).execute("poor", Account.deposit, Decimal(1))
+        assert contested.tries == 5
