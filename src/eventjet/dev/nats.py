@@ -26,7 +26,7 @@ class NatsServer:
 
     def __init__(
         self,
-        directory: Path | None = None,
+        directory: Path | Home | None = None,
         *,
         port: int | None = None,
         sync_interval: str = "always",
@@ -38,11 +38,12 @@ class NatsServer:
 
         `config` is nats-server configuration laid over ours: TLS, users, a cluster.
         """
-        self._home = Home(directory, "eventjet-nats-")
+        self._home = directory if isinstance(directory, Home) else Home(directory, "eventjet-nats-")
         self._port = port
         self._sync_interval = sync_interval
         self._config = config
-        self._name = name
+        self.name = name
+        """Its name within a cluster."""
         self._jetstream = jetstream
         self._process: ServerProcess | None = None
         self._monitor_url: str | None = None
@@ -62,7 +63,7 @@ class NatsServer:
                 command=[str(nats_server()), "-c", str(config)],
                 log=self.log,
                 grace_s=_GRACE_S,
-                remove=directory if self._home.temporary else None,
+                remove=self._home.scrap,
             )
         )
         process.await_ready(lambda: self._read_ports(ports / f"nats-server_{process.pid}.ports"), timeout_s)
@@ -139,8 +140,8 @@ class NatsServer:
             "max_payload: 1MB",
             f"ports_file_dir: {_quoted(directory / 'ports')}",
         ]
-        if self._name is not None:
-            lines.append(f"server_name: {self._name}")
+        if self.name is not None:
+            lines.append(f"server_name: {self.name}")
         if self._jetstream:
             store = _quoted(directory / "data")
             lines.append(f"jetstream {{ store_dir: {store}, sync_interval: {self._sync_interval} }}")

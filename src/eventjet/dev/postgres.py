@@ -26,7 +26,7 @@ from eventjet.dev.ports import reserved_ports
 from eventjet.dev.process import Account, Program, ServerProcess
 from eventjet.dev.programs import postgres_install
 from eventjet.dev.shared_memory import release_shared_memory
-from eventjet.dev.unprivileged import account_for, can_pass, can_reach, copy_within_reach, own
+from eventjet.dev.unprivileged import account_for, can_pass, can_reach, open_to_all, own
 from eventjet.errors import Unreachable
 
 _COMPONENT = "The embedded PostgreSQL"
@@ -45,7 +45,8 @@ _SETTINGS = {
     "timezone": "UTC",
     "log_timezone": "UTC",
 }
-_NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+# Commits still reach the kernel, so a killed server keeps them; only a power cut does not.
+_NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
 
 
 class PostgresServer:
@@ -67,8 +68,8 @@ class PostgresServer:
             return self
         account = account_for(_COMPONENT)
         home = self._home.path()
-        if account is not None and self._home.temporary:
-            # Others may pass, not list; what is in it has modes of its own.
+        if account is not None and not any(home.iterdir()):
+            # A new folder is the server's: others may pass, not list, and what is in it has modes of its own.
             home.chmod(0o711)
         if not can_pass(home, account):
             raise _out_of_reach(home)
@@ -169,7 +170,7 @@ class PostgresServer:
             grace_s=_GRACE_S,
             account=account,
             environ=_environ(),
-            remove=self._home.path() if self._home.temporary else None,
+            remove=self._home.scrap,
         )
 
     def _initialise(self, programs: Path, account: Account | None) -> None:
@@ -191,7 +192,7 @@ class PostgresServer:
                 log=self.log,
                 account=account,
                 environ=_environ(),
-                remove=home if self._home.temporary else None,
+                remove=self._home.scrap,
             )
         )
         status = initdb.finish(_INITDB_S)
@@ -237,9 +238,10 @@ def _programs(install: Path, home: Path, account: Account | None) -> Path:
     copy = home / "program" / install.parent.name / install.name
     shutil.rmtree(home / "program", ignore_errors=True)
     for part in ("bin", "lib", "share"):
-        copy_within_reach(install / part, copy / part)
+        shutil.copytree(install / part, copy / part, symlinks=True)
     if libraries.exists():
-        copy_within_reach(libraries, copy.parent.parent / libraries.name)
+        shutil.copytree(libraries, copy.parent.parent / libraries.name, symlinks=True)
+    open_to_all(home / "program")
     return copy / "bin"
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import shutil
 import stat
 from pathlib import Path
 
@@ -55,10 +54,9 @@ def can_pass(path: Path, account: Account | None) -> bool:
     return all(_allows(folder, account, stat.S_IXOTH) for folder in (path, *path.parents))
 
 
-def copy_within_reach(source: Path, target: Path) -> None:
-    """Copy a tree so that everyone may read it, whatever the umask it was installed under."""
-    shutil.copytree(source, target, symlinks=True)
-    for path in (target, *target.rglob("*")):
+def open_to_all(tree: Path) -> None:
+    """Let everyone read a tree that holds no secret, whatever the umask it was made under."""
+    for path in (tree, *tree.rglob("*")):
         if not path.is_symlink():
             executable = path.is_dir() or bool(path.stat().st_mode & stat.S_IXUSR)
             path.chmod(0o755 if executable else 0o644)

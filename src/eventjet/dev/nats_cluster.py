@@ -1,0 +1,163 @@
+"""Three embedded nats-servers on 127.0.0.1 that form one JetStream cluster, to try what happens when one fails.
+
+All the guarantees of `NatsServer` hold for each of them.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from eventjet.dev.home import Home
+from eventjet.dev.nats import NatsServer
+from eventjet.dev.ports import reserved_ports
+from eventjet.errors import Unreachable
+
+_COMPONENT = "The embedded NATS cluster"
+_SIZE = 3
+_POLL_S = 0.05
+_REQUEST_S = 2.0
+
+
+class NatsCluster:
+    """Three replicas' worth of servers. A single one is killed, paused and started again through `servers`."""
+
+    def __init__(self, directory: Path | None = None, *, sync_interval: str = "always", config: str = "") -> None:
+        """`config` is laid over each server's own."""
+        self._home = Home(directory, "eventjet-nats-cluster-")
+        self._sync_interval = sync_interval
+        self._config = config
+        self.servers: list[NatsServer] = []
+        """Empty before the first start; then n1, n2, n3."""
+
+    def start(self, timeout_s: float = 60.0) -> Self:
+        """Start what is not running; returns once JetStream and all streams have leaders, known everywhere."""
+        deadline = time.monotonic() + timeout_s
+        with ExitStack() as stack:
+            if not self.servers:
+                self.servers = self._made(stack.enter_context(reserved_ports(_SIZE)))
+            try:
+                for server in self.servers:
+                    server.start(max(0.0, deadline - time.monotonic()))
+                self.wait_ready(max(0.0, deadline - time.monotonic()))
+            except BaseException:
+                self.kill()
+                raise
+        return self
+
+    def wait_ready(self, timeout_s: float = 60.0) -> None:
+        """Return once all servers are healthy and name the same leader; raises `Unreachable` otherwise."""
+        deadline = time.monotonic() + timeout_s
+        while not self._agreed():
+            if time.monotonic() > deadline:
+                raise Unreachable(
+                    _COMPONENT,
+                    f"its servers did not agree on a JetStream leader within {timeout_s:g} s",
+                    "See that all three run and are not paused, or allow more time.",
+                )
+            time.sleep(_POLL_S)
+
+    def leader(self) -> NatsServer | None:
+        """The server that leads JetStream's meta group, by what the first one that answers says."""
+        for server in self.servers:
+            name = _leader_by(server)
+            if name is not None:
+                return next((one for one in self.servers if one.name == name), None)
+        return None
+
+    def stop(self) -> None:
+        """End all in good order; `start` goes on with the same data."""
+        for server in self.servers:
+            server.stop()
+
+    def kill(self) -> None:
+        """End all at once, as a power cut of the processes would; `start` recovers the data."""
+        for server in self.servers:
+            server.kill()
+
+    def pause(self) -> None:
+        """Stop the clock of all."""
+        for server in self.servers:
+            server.pause()
+
+    def resume(self) -> None:
+        """Let all go on."""
+        for server in self.servers:
+            server.resume()
+
+    def close(self) -> None:
+        """End all and remove the temporary directory; a directory that was given stays as it is."""
+        self.stop()
+        self._home.remove()
+        if self._home.temporary:
+            self.servers = []
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def running(self) -> bool:
+        """Whether all of them run."""
+        return bool(self.servers) and all(server.running for server in self.servers)
+
+    @property
+    def urls(self) -> list[str]:
+        """Where clients connect, one URL a server."""
+        return [server.url for server in self.servers]
+
+    @property
+    def url(self) -> str:
+        """The same, as one string separated by commas."""
+        return ",".join(self.urls)
+
+    def _made(self, route_ports: list[int]) -> list[NatsServer]:
+        routes = ", ".join(f"nats-route://127.0.0.1:{port}" for port in route_ports)
+        return [
+            NatsServer(
+                self._home.part(f"n{number}"),
+                sync_interval=self._sync_interval,
+                config=f"cluster {{ name: eventjet, listen: 127.0.0.1:{port}, routes: [{routes}] }}\n{self._config}",
+                name=f"n{number}",
+            )
+            for number, port in enumerate(route_ports, start=1)
+        ]
+
+    def _agreed(self) -> bool:
+        leaders = [_leader_by(server) for server in self.servers if _healthy(server)]
+        return len(leaders) == len(self.servers) and None not in leaders and len(set(leaders)) == 1
+
+
+def _healthy(server: NatsServer) -> bool:
+    """Whether the server is in order and knows a leader of each stream it holds."""
+    accounts = _get(server, "/jsz?accounts=true&streams=true").get("account_details") or []
+    streams = [stream for account in accounts for stream in account.get("stream_detail") or []]
+    led = all((stream.get("cluster") or {}).get("leader") for stream in streams)
+    return led and _get(server, "/healthz").get("status") == "ok"
+
+
+def _leader_by(server: NatsServer) -> str | None:
+    """Who leads by the word of this server; None while it knows of nobody, or does not answer."""
+    group = _get(server, "/jsz").get("meta_cluster") or {}
+    return group.get("leader") or None
+
+
+def _get(server: NatsServer, path: str) -> dict[str, Any]:
+    """What the server's own monitor answers; empty when it does not."""
+    if not server.running:
+        return {}
+    connection = http.client.HTTPConnection(urlsplit(server.monitor_url).netloc, timeout=_REQUEST_S)
+    try:
+        connection.request("GET", path)
+        return json.loads(connection.getresponse().read())
+    except (OSError, ValueError, http.client.HTTPException):
+        return {}
+    finally:
+        connection.close()
