@@ -1,0 +1,243 @@
+"""A Spark session for the length of a `with`: the one asked for, the one that runs already, or one of its own.
+
+`master` (a URL of a cluster, `local[2]`, or `sc://…` for Spark Connect) comes first, then a session this process has
+already, then `SPARK_REMOTE`, then all cores of this machine. A session started here is quiet, retries its tasks, and
+leaves neither a process nor a file behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eventjet.errors import Unreachable
+from eventjet.spark.java import find_java, make_java_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TASK_TRIES = 4
+"""What clusters give a task by default; `local[…]` gives one unless told."""
+
+_STOP_TIMEOUT_S = 20.0
+_LOCAL = re.compile(r"local(?:\[([^,\]]+)(?:,[^\]]*)?\])?")
+_MARKS = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
+_LOG4J2 = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = spark: %p %c{1}: %m%n
+# Spark prints two lines of its own unless this logger is at the root's level.
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+# A task that fails is reported by the error that reaches the driver.
+logger.task.name = org.apache.spark.executor.Executor
+logger.task.level = off
+logger.taskset.name = org.apache.spark.scheduler.TaskSetManager
+logger.taskset.level = off
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A session and what must be known to use it well."""
+
+    spark: SparkSession
+    local: bool
+    """Whether tasks run on this machine, as this user: files given by path are theirs too."""
+    scratch: Path | None
+    """A private folder that goes with the session; None when the session was there before."""
+
+
+@contextmanager
+def spark_session(
+    master: str | None = None, *, conf: Mapping[str, str] | None = None, environ: Mapping[str, str] = os.environ
+) -> Generator[Started]:
+    """Raises `Unreachable` when pyspark, a Java or the master is not there."""
+    existing = None if master is not None else _existing()
+    if existing is not None:
+        yield existing
+        return
+    url, remote = _where(master, environ)
+    scratch = Path(tempfile.mkdtemp(prefix="eventjet-spark-"))
+    try:
+        spark = _start(url, remote, scratch, conf or {}, environ)
+        try:
+            yield Started(spark, _is_local(url), scratch)
+        finally:
+            _stop(spark)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _existing() -> Started | None:
+    session_type = _session_type()
+    spark = session_type.getActiveSession()
+    if spark is None:
+        return None
+    master = str(spark.conf.get("spark.master", ""))
+    return Started(spark, _is_local(master), None)
+
+
+def _where(master: str | None, environ: Mapping[str, str]) -> tuple[str, bool]:
+    """(URL, whether it is a Spark Connect one)."""
+    if master is not None:
+        return (master, True) if master.startswith("sc://") else (with_retries(master), False)
+    if environ.get("SPARK_REMOTE"):
+        return environ["SPARK_REMOTE"], True
+    return with_retries("local[*]"), False
+
+
+def with_retries(master: str) -> str:
+    """`local`, `local[2]` and `local[*]` with a bounded number of tries for a task; any other URL as it is."""
+    match = _LOCAL.fullmatch(master)
+    return master if match is None else f"local[{match[1] or 1},{TASK_TRIES}]"
+
+
+def _is_local(url: str) -> bool:
+    return _LOCAL.fullmatch(url) is not None
+
+
+def _session_type() -> type[SparkSession]:
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise Unreachable(
+            "Spark",
+            f"the package {error.name or 'pyspark'} is not installed",
+            'Install it with `pip install "eventjet[spark]"`, or use `--engine local`.',
+        ) from None
+    return SparkSession
+
+
+def _start(url: str, remote: bool, scratch: Path, conf: Mapping[str, str], environ: Mapping[str, str]) -> SparkSession:
+    session_type = _session_type()
+    builder: Any = session_type.builder
+    builder = builder.remote(url) if remote else builder.master(url)
+    settings = _settings(url, scratch) | dict(conf)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    variables = _variables(url, remote, scratch, environ)
+    with _environment(variables), _hushed():
+        try:
+            spark = builder.appName("eventjet").getOrCreate()
+            # Nothing has crossed to the JVM or the server before the first answer.
+            spark.range(1).count()
+        except Exception as error:
+            _forget_gateway()
+            raise Unreachable(
+                "Spark", f"no session at {url} ({_first_line(error)})", "Check --master and SPARK_REMOTE."
+            ) from error
+    return spark
+
+
+def _settings(url: str, scratch: Path) -> dict[str, str]:
+    """What a session of our own on this machine gets; a cluster's are its operator's."""
+    if not _is_local(url):
+        return {}
+    return {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.local.dir": str(scratch / "local"),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.sql.artifact.isolation.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+    }
+
+
+def _variables(url: str, remote: bool, scratch: Path, environ: Mapping[str, str]) -> dict[str, str | None]:
+    """The environment of the JVM that pyspark starts; None takes a variable away."""
+    found: dict[str, str | None] = {} if remote else {"SPARK_REMOTE": None, **dict.fromkeys(_MARKS)}
+    if url.startswith("sc://"):
+        return found
+    found["JAVA_HOME"] = str(make_java_home(find_java(environ), scratch / "java"))
+    # Otherwise the data source is looked up, and local workers run, with whatever `python3` the PATH holds.
+    found["PYSPARK_DRIVER_PYTHON"] = environ.get("PYSPARK_DRIVER_PYTHON") or sys.executable
+    if _is_local(url):
+        found["PYSPARK_PYTHON"] = environ.get("PYSPARK_PYTHON") or sys.executable
+        found["SPARK_LOCAL_IP"] = environ.get("SPARK_LOCAL_IP") or "127.0.0.1"
+        if not environ.get("SPARK_CONF_DIR"):
+            folder = scratch / "conf"
+            folder.mkdir()
+            (folder / "log4j2.properties").write_text(_LOG4J2)
+            found["SPARK_CONF_DIR"] = str(folder)
+    return found
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str | None]) -> Generator[None]:
+    """Set variables while the JVM starts; it and its workers keep them, this process does not."""
+    before = {name: os.environ.get(name) for name in variables}
+    try:
+        _set_environment(variables)
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@contextmanager
+def _hushed() -> Generator[None]:
+    """Keep Spark's remarks about this machine away from the terminal."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ("py4j", "pyspark"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        yield
+
+
+def _stop(spark: SparkSession) -> None:
+    with suppress(Exception), _hushed():
+        spark.stop()
+    _forget_gateway()
+    _set_environment(dict.fromkeys(_MARKS))
+
+
+def _forget_gateway() -> None:
+    """End the JVM: pyspark keeps it until the interpreter exits. It goes by itself when its input closes."""
+    from pyspark import SparkContext
+
+    context: Any = SparkContext
+    gateway: Any = getattr(context, "_gateway", None)
+    context._gateway = context._jvm = None
+    if gateway is None:
+        return
+    with suppress(Exception):
+        gateway.shutdown()
+    process: subprocess.Popen[bytes] | None = gateway.proc
+    if process is None or process.stdin is None:
+        return
+    with suppress(OSError):
+        process.stdin.close()
+    try:
+        process.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(_STOP_TIMEOUT_S)
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
