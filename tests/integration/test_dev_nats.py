@@ -104,8 +104,11 @@ async def test_jetstream_can_be_left_off() -> None:
 
 async def test_configuration_is_laid_over_ours() -> None:
     with NatsServer(config="authorization { token: s3cret }") as server:
+        stranger = Client()
         with pytest.raises(nats.errors.Error, match="Authorization Violation"):
-            await nats.connect(server.url, allow_reconnect=False)
+            await stranger.connect(server.url, allow_reconnect=False)
+        # Refused, it still holds its socket.
+        await stranger.close()
         async with connection(server.url.replace("//", "//s3cret@")) as client:
             assert client.is_connected
 
