@@ -1,0 +1,257 @@
+"""Checkpoints: how far each projection is true, who advances it, and the tables that say so.
+
+All of eventjet's own DDL is in this file. Time is the database's, in seconds since 1970, so that the workers' clocks do
+not matter. A checkpoint moves `new → building → active ⇄ paused → retired`, and to `failed` with a reason from any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Double,
+    Engine,
+    Integer,
+    MetaData,
+    Row,
+    String,
+    Table,
+    Text,
+    and_,
+    inspect,
+    literal_column,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert as postgres_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy.exc import OperationalError, ProgrammingError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from eventjet.errors import NotCaughtUp, Unreachable
+from eventjet.projections.bound import BoundProjection
+from eventjet.projections.columns import POSTGRESQL
+from eventjet.projections.database import READ_ONLY, Database
+from eventjet.projections.tables import storage_table
+
+metadata = MetaData()
+
+projections = Table(
+    "eventjet_projection",
+    metadata,
+    Column("name", String(48), primary_key=True),
+    Column("revision", Integer, primary_key=True, autoincrement=False),
+    Column("generation", Integer, nullable=False, server_default="1"),
+    Column("position", BigInteger, nullable=False, server_default="0"),
+    Column("event_id", Text, nullable=False, server_default=""),
+    Column("log", Text, nullable=False, server_default=""),
+    Column("epoch", BigInteger, nullable=False, server_default="0"),
+    Column("owner", Text),
+    Column("lease_until", Double, nullable=False, server_default="0"),
+    Column("state", String(16), nullable=False, server_default="new"),
+    Column("reason", Text),
+)
+"""One row for each (name, revision). `generation` counts the rebuilds swapped in; `epoch` the changes of owner."""
+
+rebuilds = Table(
+    "eventjet_rebuild",
+    metadata,
+    Column("run", String(64), primary_key=True),
+    Column("part", Integer, primary_key=True, autoincrement=False),
+    Column("projection", String(48), nullable=False),
+    Column("revision", Integer, nullable=False),
+    Column("rows", BigInteger, nullable=False, server_default="0"),
+    Column("lease_until", Double, nullable=False, server_default="0"),
+)
+"""One row for each part of a run that was loaded; part -1 is the run itself, with its lease."""
+
+NEW, BUILDING, ACTIVE, PAUSED, RETIRED, FAILED = "new", "building", "active", "paused", "retired", "failed"
+
+_CREATE_LOCK = 0x656A_6464_6C  # "ejddl"
+_POLL_S = (0.01, 0.2)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One row of `eventjet_projection`."""
+
+    name: str
+    revision: int
+    generation: int
+    position: int
+    event_id: str
+    """Id of the event at that position; empty at position 0."""
+    log: str
+    """Identity of the log it was made from; empty before the first event."""
+    epoch: int
+    owner: str | None
+    lease_until: float
+    """Seconds since 1970 by the database's clock."""
+    state: str
+    reason: str | None
+
+
+def create_tables(engine: Engine | Connection, bound: Iterable[BoundProjection] = ()) -> list[str]:
+    """Create what is missing of eventjet's tables and the read models'; return the names made. Changes nothing else."""
+    if isinstance(engine, Engine):
+        with engine.begin() as connection:
+            return create_tables(connection, bound)
+    dialect = engine.dialect.name
+    if dialect == POSTGRESQL:
+        engine.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": _CREATE_LOCK})
+    made: list[str] = []
+    for table in (projections, rebuilds, *(storage_table(one.table, dialect) for one in bound)):
+        if not inspect(engine).has_table(table.name, schema=table.schema):
+            table.create(engine)
+            made.append(table.fullname)
+    return made
+
+
+def clock(dialect: str) -> ColumnElement[float]:
+    """The database's time in seconds since 1970, as it is when the statement runs."""
+    if dialect == POSTGRESQL:
+        return literal_column("extract(epoch from clock_timestamp())::float8", Double())
+    return literal_column("(julianday('now') - 2440587.5) * 86400.0", Double())
+
+
+def read(connection: Connection, name: str, revision: int) -> Checkpoint | None:
+    """The checkpoint as it stands; None when there is none."""
+    found = connection.execute(select(projections).where(is_row(name, revision))).one_or_none()
+    return None if found is None else _checkpoint(found)
+
+
+def read_all(connection: Connection) -> list[tuple[Checkpoint, float]]:
+    """Every checkpoint with the seconds its lease still has, by name and revision."""
+    left = (projections.c.lease_until - clock(connection.dialect.name)).label("left")
+    query = select(projections, left).order_by(projections.c.name, projections.c.revision)
+    return [(_checkpoint(row[:-1]), float(row[-1])) for row in connection.execute(query)]
+
+
+def lock(connection: Connection, name: str, revision: int) -> Checkpoint | None:
+    """The checkpoint, locked to the end of the transaction; waits for whoever holds it."""
+    query = select(projections).where(is_row(name, revision)).with_for_update()
+    found = connection.execute(query).one_or_none()
+    return None if found is None else _checkpoint(found)
+
+
+def ensure(connection: Connection, name: str, revision: int) -> None:
+    """Make the row of a projection that has none, at position 0."""
+    insert = postgres_insert if connection.dialect.name == POSTGRESQL else sqlite_insert
+    connection.execute(insert(projections).values(name=name, revision=revision).on_conflict_do_nothing())
+
+
+def take(connection: Connection, name: str, revision: int, owner: str, ttl_s: float) -> Checkpoint | None:
+    """Become the owner if the lease is free; the epoch rises by one. None while another worker holds it.
+
+    A row that is locked counts as held. Only `new`, `building` and `active` checkpoints can be taken.
+    """
+    now = clock(connection.dialect.name)
+    free = (projections.c.lease_until < now) | projections.c.owner.is_(None) | (projections.c.owner == owner)
+    candidate = select(projections.c.name).where(
+        and_(is_row(name, revision), free, projections.c.state.in_((NEW, BUILDING, ACTIVE)))
+    )
+    found = connection.execute(candidate.with_for_update(skip_locked=True)).one_or_none()
+    if found is None:
+        return None
+    row = connection.execute(
+        update(projections)
+        .where(is_row(name, revision))
+        .values(epoch=projections.c.epoch + 1, owner=owner, lease_until=now + ttl_s)
+        .returning(projections)
+    ).one()
+    return _checkpoint(row)
+
+
+def renew(connection: Connection, held: Checkpoint, ttl_s: float) -> bool:
+    """Extend the lease; False when another epoch has begun."""
+    until = clock(connection.dialect.name) + ttl_s
+    return connection.execute(_of_epoch(held).values(lease_until=until)).rowcount == 1
+
+
+def release(connection: Connection, held: Checkpoint) -> bool:
+    """Let go of the lease at once; False when another epoch has begun."""
+    return connection.execute(_of_epoch(held).values(owner=None, lease_until=0)).rowcount == 1
+
+
+def settle(connection: Connection, held: Checkpoint, state: str, reason: str | None = None) -> bool:
+    """Put the checkpoint into a state, with its reason, and keep the lease; False when another epoch has begun."""
+    return connection.execute(_of_epoch(held).values(state=state, reason=reason)).rowcount == 1
+
+
+def adopt_log(connection: Connection, held: Checkpoint, log: str) -> bool:
+    """Remember the log that an empty read model is about to be made from; False when another epoch has begun."""
+    return connection.execute(_of_epoch(held).values(log=log)).rowcount == 1
+
+
+def reopen(connection: Connection, name: str, revision: int) -> bool:
+    """Make a failed checkpoint takeable again, since a person asked for another try."""
+    changed = connection.execute(
+        update(projections)
+        .where(is_row(name, revision), projections.c.state == FAILED)
+        .values(state=ACTIVE, owner=None, lease_until=0)
+    )
+    return changed.rowcount == 1
+
+
+async def wait_caught_up(database: str, bound: BoundProjection, position: int, timeout_s: float) -> None:
+    """Return once the projection is true up to `position`; raises `NotCaughtUp` after `timeout_s`."""
+    where = Database(database)
+    engine = where.engine("eventjet caught_up")
+    try:
+        async with where.reaching():
+            await _poll(engine, bound, position, timeout_s)
+    except ProgrammingError:
+        raise missing_tables(where) from None
+    finally:
+        await engine.dispose()
+
+
+async def _poll(engine: AsyncEngine, bound: BoundProjection, position: int, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    query = select(projections.c.position).where(is_row(bound.name, bound.revision))
+    pause_s = _POLL_S[0]
+    while True:
+        async with engine.connect() as connection:
+            await connection.execution_options(**{READ_ONLY: True})
+            reached = await connection.scalar(query) or 0
+        if reached >= position:
+            return
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise NotCaughtUp(bound.name, position, reached, timeout_s)
+        await asyncio.sleep(min(pause_s, left_s))
+        pause_s = min(pause_s * 1.5, _POLL_S[1])
+
+
+def missing_tables(where: Database) -> Unreachable:
+    """For a database in which `init` has not run."""
+    return Unreachable(f"The database {where.shown}", "eventjet's tables are not in it", "Run `eventjet init` once.")
+
+
+def is_missing_table(error: Exception) -> bool:
+    """Whether a statement failed because a table is not there."""
+    if isinstance(error, ProgrammingError):
+        return getattr(error.orig, "sqlstate", "") == "42P01"
+    return isinstance(error, OperationalError) and "no such table" in str(error.orig)
+
+
+def is_row(name: str, revision: int) -> ColumnElement[bool]:
+    """The condition for one projection's row."""
+    return and_(projections.c.name == name, projections.c.revision == revision)
+
+
+def _of_epoch(held: Checkpoint) -> Any:
+    return update(projections).where(is_row(held.name, held.revision), projections.c.epoch == held.epoch)
+
+
+def _checkpoint(row: Row[Any] | tuple[Any, ...]) -> Checkpoint:
+    return Checkpoint(*row)

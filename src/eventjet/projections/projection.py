@@ -1,0 +1,123 @@
+"""`@projection`: a read model as a fold of one row; `@entries`: rows out of one event.
+
+Both only keep what they were told. Annotations are resolved and checked by `bind`, when an `App` is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, overload
+from uuid import UUID
+
+from sqlalchemy import Table
+
+from eventjet.domain.recorded import Recorded
+
+R = TypeVar("R")
+E = TypeVar("E")
+K_co = TypeVar("K_co", covariant=True)
+
+KeyPart: TypeAlias = str | int | UUID | date
+Key: TypeAlias = KeyPart | tuple[KeyPart, ...]
+"""What names a row: one value, or one for each column of the primary key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Projection(Generic[R, E]):
+    """A fold of one row: pure; None in means that there is no row yet, None out deletes it."""
+
+    name: str
+    table: Table
+    fold: Callable[..., R | None]
+    """`(row, event)`, or `(row, event, key)` when there are `keys`."""
+    revision: int = 1
+    """Raised when the same events should give other rows."""
+    key: Callable[[Recorded[E]], Any] | None = None
+    """The row an event touches; the aggregate id when there is neither `key` nor `keys`."""
+    keys: Callable[[Recorded[E]], Sequence[Any]] | None = None
+    """The rows an event touches; the fold is called once for each."""
+
+    def __call__(self, row: R | None, event: Recorded[E], /, *key: Any) -> R | None:
+        return self.fold(row, event, *key)
+
+
+class ByAggregate(Protocol):
+    """Declares a fold whose key is the aggregate id."""
+
+    def __call__(self, fold: Callable[[R | None, Recorded[E]], R | None], /) -> Projection[R, E]: ...
+
+
+class ByKey(Protocol[E]):
+    """Declares a fold with a key of its own."""
+
+    def __call__(self, fold: Callable[[R | None, Recorded[E]], R | None], /) -> Projection[R, E]: ...
+
+
+class ByKeys(Protocol[E, K_co]):
+    """Declares a fold that is called once for each key, which it is given."""
+
+    def __call__(self, fold: Callable[[R | None, Recorded[E], K_co], R | None], /) -> Projection[R, E]: ...
+
+
+@overload
+def projection(name: str, /, *, table: Table, revision: int = 1) -> ByAggregate: ...
+@overload
+def projection(
+    name: str, /, *, table: Table, revision: int = 1, key: Callable[[Recorded[E]], Key]
+) -> ByKey[E]: ...
+@overload
+def projection(
+    name: str, /, *, table: Table, revision: int = 1, keys: Callable[[Recorded[E]], Sequence[K_co]]
+) -> ByKeys[E, K_co]: ...
+def projection(
+    name: str,
+    /,
+    *,
+    table: Table,
+    revision: int = 1,
+    key: Callable[[Recorded[Any]], Any] | None = None,
+    keys: Callable[[Recorded[Any]], Sequence[Any]] | None = None,
+) -> Any:
+    """Declare a fold of one row, kept in `table`; the fold's annotation is its subscription.
+
+    `key` and `keys` are named, annotated functions: a lambda inside the decorator defeats the type checkers.
+    """
+
+    def declare(fold: Callable[..., Any], /) -> Projection[Any, Any]:
+        return Projection(name, table, fold, revision, key, keys)
+
+    return declare
+
+
+@dataclass(frozen=True, slots=True)
+class Entries(Generic[R, E]):
+    """Rows out of one event, never changed again: pure, and it reads nothing.
+
+    The table's primary key is the event's position, or position and index (0, 1, 2 … within the event); the rows carry
+    both as their own fields.
+    """
+
+    name: str
+    table: Table
+    rows: Callable[[Recorded[E]], R | Sequence[R] | None]
+    revision: int = 1
+
+    def __call__(self, event: Recorded[E], /) -> R | Sequence[R] | None:
+        return self.rows(event)
+
+
+class Entering(Protocol):
+    """Declares the rows of one event."""
+
+    def __call__(self, rows: Callable[[Recorded[E]], R | list[R] | None], /) -> Entries[R, E]: ...
+
+
+def entries(name: str, /, *, table: Table, revision: int = 1) -> Entering:
+    """Declare rows out of one event, kept in `table`; the function's annotation is its subscription."""
+
+    def declare(rows: Callable[[Recorded[E]], R | list[R] | None], /) -> Entries[R, E]:
+        return Entries(name, table, rows, revision)
+
+    return declare

@@ -1,0 +1,151 @@
+"""Row ↔ Table: one dataclass row as the values of one table, exactly, in every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from operator import attrgetter, is_
+from typing import Any
+
+from sqlalchemy import Column, MetaData, Table
+from sqlalchemy.sql import quoted_name
+from sqlalchemy.sql.schema import SchemaConst
+
+from eventjet.errors import RowRefused
+from eventjet.projections.columns import dumper, loader, normaliser
+from eventjet.projections.storage import storage_type
+from eventjet.projections.values import Convert
+
+
+class RowCodec:
+    """Checks, dumps and loads the rows of one table. Values are in the table's column order throughout.
+
+    `normalise` does not depend on the database: `load(dump(normalise(row)))` equals `normalise(row)` on each of them.
+    """
+
+    __slots__ = (
+        "_checks", "_dumps", "_loads", "_make", "_values", "columns", "dialect", "key", "row_type", "table_name",
+    )  # fmt: skip
+
+    def __init__(self, table: Table, row_type: type, dialect: str) -> None:
+        declared = list(table.columns)
+        names = tuple(column.key for column in declared)
+        self.table_name = table.name
+        self.row_type = row_type
+        self.dialect = dialect
+        self.columns = tuple(column.name for column in declared)
+        """The columns' names in SQL."""
+        self.key: Callable[[Any], tuple[Any, ...]] = _values_of([column.key for column in table.primary_key.columns])
+        """The key of a row, always a tuple."""
+        self._values = _values_of(names)
+        self._checks = [_check(column) for column in declared]
+        self._dumps = _conversions([dumper(column.type, dialect) for column in declared])
+        self._loads = _conversions([loader(column.type, dialect) for column in declared])
+        self._make = _maker(row_type, names)
+
+    def normalise(self, row: Any) -> Any:
+        """The row as it will be read back; raises `RowRefused` for a value that would not come back equal."""
+        if type(row) is not self.row_type:
+            raise TypeError(f"it returned {type(row).__name__}, not {self.row_type.__name__}")
+        values = self._values(row)
+        try:
+            fitted = [check(value) for check, value in zip(self._checks, values, strict=True)]
+        except ValueError:
+            raise self._refusal(values) from None
+        return row if all(map(is_, fitted, values)) else self._make(fitted)
+
+    def dump(self, row: Any) -> Sequence[Any]:
+        """What the driver takes, for an insert or `COPY`; the row must be normalised."""
+        return self._convert(self._values(row), self._dumps)
+
+    def load(self, values: Sequence[Any]) -> Any:
+        """The row of what the driver gave."""
+        return self._make(self._convert(values, self._loads))
+
+    @staticmethod
+    def _convert(values: Sequence[Any], conversions: Sequence[tuple[int, Convert]]) -> Sequence[Any]:
+        if not conversions:
+            return values
+        converted = list(values)
+        for index, convert in conversions:
+            value = converted[index]
+            if value is not None:
+                converted[index] = convert(value)
+        return converted
+
+    def _refusal(self, values: Sequence[Any]) -> RowRefused:
+        for column, check, value in zip(self.columns, self._checks, values, strict=True):
+            try:
+                check(value)
+            except ValueError as error:
+                return RowRefused(self.table_name, column, value, str(error))
+        raise AssertionError("a column's check refused a value once and then took it")
+
+
+def storage_table(table: Table, dialect: str, *, schema: str | None = None, name: str | None = None) -> Table:
+    """The table as it is created and read in a database: with types of its own on SQLite, otherwise as declared.
+
+    It stands alone in a `MetaData` of its own. On SQLite, where the names of indexes are shared by the whole database,
+    another `name` goes into theirs too.
+    """
+    place = SchemaConst.RETAIN_SCHEMA if schema is None else schema
+    stored = table.to_metadata(MetaData(), schema=place, name=name)
+    for column in stored.columns:
+        column.type = storage_type(column.type, dialect)
+    if name is not None and schema is None:
+        for index in stored.indexes:
+            index.name = quoted_name(f"{index.name}__{name}", None)
+    return stored
+
+
+def shadow_table(table: Table, dialect: str, *, schema: str | None = None, name: str | None = None) -> Table:
+    """`storage_table` in another schema or under another name, for a rebuild."""
+    return storage_table(table, dialect, schema=schema, name=name)
+
+
+def key_check(column: Column[Any], parts: int) -> Convert:
+    """The check of one column of a key of so many: PostgreSQL indexes no more than about 2,700 bytes."""
+    check = normaliser(column.type)
+    most = _KEY_BYTES // parts
+
+    def check_key(value: Any) -> Any:
+        if value is None:
+            raise ValueError("a key cannot be None")
+        fitted = check(value)
+        if isinstance(fitted, str) and len(fitted) * 4 > most and len(fitted.encode()) > most:
+            raise ValueError(f"a key of this table holds {most} bytes of text in each column")
+        return fitted
+
+    return check_key
+
+
+_KEY_BYTES = 2_600
+
+
+def _check(column: Column[Any]) -> Convert:
+    check = normaliser(column.type)
+    if column.nullable:
+        return lambda value: None if value is None else check(value)
+
+    def check_value(value: Any) -> Any:
+        if value is None:
+            raise ValueError("it is NOT NULL")
+        return check(value)
+
+    return check_value
+
+
+def _values_of(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    get = attrgetter(*names)
+    return get if len(names) > 1 else lambda row: (get(row),)
+
+
+def _maker(row_type: type, names: Sequence[str]) -> Callable[[Sequence[Any]], Any]:
+    own = fields(row_type)
+    if tuple(field.name for field in own) == tuple(names) and not any(field.kw_only for field in own):
+        return lambda values: row_type(*values)
+    return lambda values: row_type(**dict(zip(names, values, strict=True)))
+
+
+def _conversions(found: Sequence[Convert | None]) -> list[tuple[int, Convert]]:
+    return [(index, convert) for index, convert in enumerate(found) if convert is not None]

@@ -1,0 +1,198 @@
+"""Values in the one form that every database gives back: what is not read back equal raises `ValueError`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from enum import Enum
+from typing import Any, TypeAlias, cast
+from uuid import UUID
+
+Convert: TypeAlias = Callable[[Any], Any]
+
+_UNCONSTRAINED_DIGITS = 131_072
+_UNCONSTRAINED_SCALE = 16_383
+
+
+def text(length: int | None) -> Convert:
+    """Text of at most `length` characters, as PostgreSQL counts them."""
+
+    def check(value: Any) -> str:
+        if type(value) is not str:
+            if not isinstance(value, str):
+                raise ValueError(f"it takes text, not {_kind(value)}")
+            value = str.__str__(value)
+        if length is not None and len(value) > length:
+            raise ValueError(f"it holds {length} characters and this has {len(value)}")
+        return storable(value)
+
+    return check
+
+
+def storable(value: str) -> str:
+    """The text itself, if a database can hold it."""
+    if "\0" in value:
+        raise ValueError("PostgreSQL keeps no NUL characters")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError("a lone surrogate is not text") from None
+    return value
+
+
+def integer(bits: int) -> Convert:
+    """Signed integers of so many bits."""
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+
+    def check(value: Any) -> int:
+        if type(value) is not int:
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ValueError(f"it takes integers, not {_kind(value)}")
+            value = int(value)
+        if not low <= value <= high:
+            raise ValueError(f"it holds {bits} bits, from {low} to {high}")
+        return value
+
+    return check
+
+
+def numeric(precision: int, scale: int) -> Convert:
+    """Decimals of `precision` digits, `scale` of them decimals; never rounded, given that scale, no negative zero."""
+    step = Decimal(1).scaleb(-scale)
+    high = Decimal("9" * precision).scaleb(-scale, Context(prec=precision + 1))
+    low = high.copy_negate()
+    exact = Context(prec=precision, traps=[Inexact, InvalidOperation])
+
+    def check(value: Any) -> Decimal:
+        if type(value) is Decimal and value.same_quantum(step) and value and low <= value <= high:
+            return value
+        value = _decimal(value)
+        try:
+            fitted = value.quantize(step, context=exact)
+        except Inexact:
+            raise ValueError(f"it keeps {scale} decimals, and this has more") from None
+        except InvalidOperation:
+            raise ValueError(f"it holds {precision} digits, {scale} of them decimals") from None
+        return fitted or fitted.copy_abs()
+
+    return check
+
+
+def any_numeric(value: Any) -> Decimal:
+    """Decimals of any scale, without exponent, no negative zero."""
+    value = _decimal(value)
+    exponent = cast(int, value.as_tuple().exponent)
+    if exponent < -_UNCONSTRAINED_SCALE or value.adjusted() >= _UNCONSTRAINED_DIGITS:
+        raise ValueError(f"it holds {_UNCONSTRAINED_DIGITS} digits and {_UNCONSTRAINED_SCALE} decimals")
+    if exponent > 0:
+        value = Decimal(int(value))
+    return value or value.copy_abs()
+
+
+def double(value: Any) -> float:
+    """Doubles, no NaN, no negative zero."""
+    if type(value) is not float:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ValueError(f"it takes floats, not {_kind(value)}")
+        try:
+            fitted = float(value)
+        except OverflowError:
+            fitted = float("nan")
+        if fitted != value:
+            raise ValueError("a double would round it")
+        value = fitted
+    if value != value:
+        raise ValueError("NaN is not equal to itself")
+    return value or 0.0
+
+
+def boolean(value: Any) -> bool:
+    """True and False alone."""
+    if not isinstance(value, bool):
+        raise ValueError(f"it takes bool, not {_kind(value)}")
+    return value
+
+
+def instant(value: Any) -> datetime:
+    """Datetimes with a zone, in UTC."""
+    if not isinstance(value, datetime):
+        raise ValueError(f"it takes datetimes, not {_kind(value)}")
+    if value.tzinfo is UTC and type(value) is datetime and not value.fold:
+        return value
+    if value.utcoffset() is None:
+        raise ValueError("a datetime without a zone names no instant")
+    try:
+        return _plain(value.astimezone(UTC))
+    except OverflowError:
+        raise ValueError("in UTC it is outside the years 1 to 9999") from None
+
+
+def wall_time(value: Any) -> datetime:
+    """Datetimes without a zone."""
+    if not isinstance(value, datetime):
+        raise ValueError(f"it takes datetimes, not {_kind(value)}")
+    if value.tzinfo is not None:
+        raise ValueError("the column has no time zone; declare DateTime(timezone=True)")
+    return value if type(value) is datetime and not value.fold else _plain(value)
+
+
+def _plain(value: datetime) -> datetime:
+    fitted = datetime(
+        value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond, value.tzinfo
+    )
+    if fitted != value:
+        raise ValueError("it holds microseconds")
+    return fitted
+
+
+def day(value: Any) -> date:
+    """Dates, which datetimes are not."""
+    if not isinstance(value, date) or isinstance(value, datetime):
+        raise ValueError(f"it takes dates, not {_kind(value)}")
+    return value if type(value) is date else date(value.year, value.month, value.day)
+
+
+def uuid(value: Any) -> UUID:
+    """UUIDs, not their text."""
+    if not isinstance(value, UUID):
+        raise ValueError(f"it takes UUIDs, not {_kind(value)}")
+    return value if type(value) is UUID else UUID(int=value.int)
+
+
+def blob(value: Any) -> bytes:
+    """Bytes."""
+    if not isinstance(value, bytes | bytearray):
+        raise ValueError(f"it takes bytes, not {_kind(value)}")
+    return value if type(value) is bytes else bytes(value)
+
+
+def one_of(labels: Mapping[str, Any]) -> Convert:
+    """One of the values that the labels stand for."""
+    members = {value: value for value in labels.values()}
+
+    def check(value: Any) -> Any:
+        try:
+            found = members[value]
+        except (KeyError, TypeError):
+            raise ValueError(f"it takes {', '.join(map(str, members))}") from None
+        if isinstance(found, Enum) and not isinstance(value, Enum):
+            raise ValueError(f"it takes {type(found).__name__}, not {_kind(value)}")
+        return found
+
+    return check
+
+
+def _decimal(value: Any) -> Decimal:
+    if type(value) is int:
+        return Decimal(value)
+    if not isinstance(value, Decimal):
+        raise ValueError(f"it takes Decimal or int, not {_kind(value)}")
+    if not value.is_finite():
+        raise ValueError("it holds finite numbers only")
+    return value if type(value) is Decimal else Decimal(value)
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__

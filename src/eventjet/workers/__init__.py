@@ -1,0 +1,1 @@
+"""Processes that keep read models up to date."""
