@@ -23,7 +23,7 @@ from eventjet.wire.pulls import Pulls, create_consumer, delete_consumer
 from eventjet.wire.stream import next_record
 
 _AHEAD = 4
-_PULL = 2_000
+_PULL = 5_000
 _BACKOFF_S = (0.05, 1.0)
 _FORGET_S = 2.0
 _ABANDONED_NS = 60_000_000_000

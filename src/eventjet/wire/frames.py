@@ -26,7 +26,6 @@ FRAME_MAX = 64 * 1024 * 1024 + LINE_MAX
 
 _VERBS = frozenset((b"PING", b"PONG", b"INFO", b"+OK", b"-ERR"))
 _SUBJECT = re.compile(r"[^\s\x00-\x1f\x7f]{1,2000}")
-_H, _M, _CR = b"HM\r"
 
 
 class FrameParser:
@@ -58,54 +57,56 @@ class FrameParser:
 
 
 def _parse(data: bytes, frames: list[Frame], controls: list[Control]) -> tuple[int, int]:
-    """Append what `data` holds; return where the unfinished frame starts and how many bytes it needs at least."""
+    """Append what `data` holds; return where the unfinished frame starts and how many bytes it needs at least.
+
+    The hot loop of every bulk read, so it is written out: a search for one byte is twice as fast as for two.
+    """
     position = 0
     size = len(data)
-    find = data.find
-    append = frames.append
+    find, append = data.find, frames.append
     while True:
-        newline = find(b"\r\n", position)
-        if newline < 0:
+        line = find(b"\r", position)
+        if line < 0 or line + 2 > size:
             if size - position > LINE_MAX:
                 raise ValueError(f"a control line of more than {LINE_MAX} bytes")
             return position, size - position + 1
-        first = data[position]
-        if first == _H:
-            parts = data[position:newline].split(b" ")
-            if len(parts) == 6:
-                verb, subject, sid, reply, head, total = parts
-            elif len(parts) == 5:
-                verb, subject, sid, head, total = parts
-                reply = b""
+        if data[position] == 72:  # H
+            fields = data[position:line].split(b" ")
+            if len(fields) == 6:
+                verb, subject, sid, reply, head, total = fields
             else:
-                raise ValueError(f"a message line of {len(parts)} fields")
-            start = newline + 2
+                verb, subject, sid, head, total = fields
+                reply = b""
+            start = line + 2
             end = start + int(total)
             if end + 2 > size:
                 return position, _needed(end + 2 - position)
             body = start + int(head)
-            if verb != b"HMSG" or not start <= body <= end or data[end] != _CR:
-                raise ValueError(f"a broken message: {data[position:newline][:80]!r}")
+            if verb != b"HMSG" or not start <= body <= end or data[end] != 13:
+                raise ValueError(f"a broken message: {data[position:line][:80]!r}")
             append((sid, subject, reply, data[start:body], data[body:end]))
             position = end + 2
-        elif first == _M:
-            parts = data[position:newline].split(b" ")
-            if len(parts) not in (4, 5):
-                raise ValueError(f"a message line of {len(parts)} fields")
-            start = newline + 2
-            end = start + int(parts[-1])
+        elif data[position] == 77:  # M
+            verb, subject, sid, *more = data[position:line].split(b" ")
+            reply, total = (b"", *more) if len(more) == 1 else more
+            start = line + 2
+            end = start + int(total)
             if end + 2 > size:
                 return position, _needed(end + 2 - position)
-            if parts[0] != b"MSG" or start > end or data[end] != _CR:
-                raise ValueError(f"a broken message: {data[position:newline][:80]!r}")
-            append((parts[2], parts[1], parts[3] if len(parts) == 5 else b"", b"", data[start:end]))
+            if verb != b"MSG" or start > end or data[end] != 13:
+                raise ValueError(f"a broken message: {data[position:line][:80]!r}")
+            append((sid, subject, reply, b"", data[start:end]))
             position = end + 2
         else:
-            verb, _, argument = data[position:newline].partition(b" ")
-            if verb not in _VERBS:
-                raise ValueError(f"no frame of the protocol: {verb[:20]!r}")
-            controls.append((verb, argument.strip()))
-            position = newline + 2
+            controls.append(_control(data[position:line]))
+            position = line + 2
+
+
+def _control(line: bytes) -> Control:
+    verb, _, argument = line.partition(b" ")
+    if verb not in _VERBS:
+        raise ValueError(f"no frame of the protocol: {verb[:20]!r}")
+    return verb, argument.strip()
 
 
 def _needed(length: int) -> int:

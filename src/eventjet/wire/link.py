@@ -30,7 +30,7 @@ from eventjet.wire.frames import (
     unsubscribe_frame,
 )
 
-_CHUNK = 262_144
+_CHUNK = 131_072
 _REPLIES = b"1"
 _KEPT_MAX = 200_000
 
