@@ -1,0 +1,47 @@
+# Every target sets up what it needs; a set-up that is current is not repeated.
+# `make test VENV=/elsewhere/venv` uses another environment than .venv.
+
+VENV ?= .venv
+PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3; do \
+	$$each -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$each && break; done)
+
+bin := $(VENV)/bin
+installed := $(VENV)/.installed
+
+.PHONY: setup test demo lint format types contract clean
+
+setup: $(installed)
+
+$(installed): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer with its venv module is needed" \
+		"(Debian: apt install python3 python3-venv). Install it and run make again." >&2; exit 2; }
+	test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
+	$(bin)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
+	$(bin)/python -m pip install --quiet --constraint constraints.txt --build-constraint constraints.txt \
+		--editable ".[spark,dev,testing,otel]" --group dev
+	@touch $@
+
+test: setup
+	$(bin)/python -m pytest
+
+demo: setup
+	$(bin)/eventjet demo
+
+lint: setup
+	$(bin)/ruff check
+	$(bin)/ruff format --check
+
+format: setup
+	$(bin)/ruff check --fix
+	$(bin)/ruff format
+
+types: setup
+	$(bin)/pyright --pythonpath $(bin)/python
+	$(bin)/mypy
+
+contract: setup
+	$(bin)/lint-imports --no-logo
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist spark-warehouse
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
