@@ -1,0 +1,181 @@
+"""Every way of proving who we are opens a link, and a wrong proof is told apart from a server that is away."""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from eventjet.dev import NatsServer
+from eventjet.errors import Forbidden, Unreachable, UsageError
+from eventjet.wire import Endpoint, Link, Unauthorized, get_record, read_range
+from tests.integration.wire_fake import FakeServer, read_until
+from tests.integration.wire_log import make_log, positions
+from tests.integration.wire_secrets import certificates, trust_chain, user_key
+
+CANARY = "c4nary-s3cret"
+
+
+@pytest.fixture(scope="module")
+def pems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return certificates(tmp_path_factory.mktemp("pems"))
+
+
+def assert_works(endpoint: Endpoint) -> None:
+    """A log can be written and read through it."""
+    name = make_log(endpoint, [b"{}"] * 3)
+    assert positions(read_range(endpoint, name, 1, 4)) == [1, 2, 3]
+
+
+def assert_refused(endpoint: Endpoint) -> str:
+    """The server says no, at once, and no secret shows."""
+    started = time.monotonic()
+    with pytest.raises(Unauthorized) as raised:
+        Link.open(endpoint, timeout_s=10.0)
+    assert time.monotonic() - started < 5.0
+    assert isinstance(raised.value, Forbidden)
+    assert CANARY not in str(raised.value)
+    return str(raised.value)
+
+
+def test_user_and_password() -> None:
+    config = f"authorization {{ user: ada, password: {CANARY} }}"
+    with NatsServer(config=config) as server:
+        assert_works(Endpoint((server.url,), user="ada", password=CANARY))
+        assert_works(Endpoint((server.url.replace("//", f"//ada:{CANARY}@"),)))
+        assert "Authorization Violation" in assert_refused(Endpoint((server.url,), user="ada", password="x" + CANARY))
+        assert_refused(Endpoint((server.url,), user="eve", password=CANARY))
+        assert_refused(Endpoint((server.url,)))
+
+
+def test_a_refusal_is_final_and_no_reason_to_try_the_next_server() -> None:
+    with NatsServer(config="authorization { token: t }") as strict, NatsServer() as lax:
+        assert_refused(Endpoint((strict.url, lax.url)))
+
+
+def test_token() -> None:
+    with NatsServer(config=f"authorization {{ token: {CANARY} }}") as server:
+        assert_works(Endpoint((server.url,), token=CANARY))
+        assert_works(Endpoint((server.url.replace("//", f"//{CANARY}@"),)))
+        assert_refused(Endpoint((server.url,), token=CANARY[1:]))
+
+
+def test_nkey(tmp_path: Path) -> None:
+    known, unknown = user_key(), user_key()
+    seed = tmp_path / "ada.nk"
+    seed.write_text(f"# the key of ada\n{known.seed}\n")
+    stranger = tmp_path / "eve.nk"
+    stranger.write_text(unknown.seed)
+    with NatsServer(config=f"authorization {{ users: [{{ nkey: {known.public} }}] }}") as server:
+        assert_works(Endpoint((server.url,), nkey=seed))
+        assert_refused(Endpoint((server.url,), nkey=stranger))
+        assert_refused(Endpoint((server.url,)))
+
+
+def test_credentials_file(tmp_path: Path) -> None:
+    config, good, stranger = trust_chain(tmp_path)
+    with NatsServer(config=config) as server:
+        assert_works(Endpoint((server.url,), credentials=good))
+        assert_refused(Endpoint((server.url,), credentials=stranger))
+        assert_refused(Endpoint((server.url,)))
+
+
+def test_files_that_cannot_be_used_are_named_without_their_content(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text(f"{CANARY}\nSU{'A' * 30}\n")
+    with NatsServer() as server:
+        for endpoint in (
+            Endpoint((server.url,), nkey=tmp_path / "absent"),
+            Endpoint((server.url,), nkey=broken),
+            Endpoint((server.url,), credentials=broken),
+            Endpoint((server.url,), credentials=tmp_path),
+            Endpoint((server.url,), tls_ca=broken),
+            Endpoint((server.url,), tls_ca=tmp_path / "absent", tls_first=True),
+        ):
+            with pytest.raises((UsageError, Unreachable)) as raised:
+                Link.open(endpoint)
+            assert CANARY not in str(raised.value)
+            assert "AAAA" not in str(raised.value)
+
+
+def tls_config(pems: dict[str, Path], extra: str = "") -> str:
+    return f'tls {{ cert_file: "{pems["server.pem"]}", key_file: "{pems["server.key"]}"{extra} }}'
+
+
+def test_tls(pems: dict[str, Path]) -> None:
+    with NatsServer(config=tls_config(pems)) as server:
+        endpoint = Endpoint((server.url,), tls_ca=pems["ca.pem"])
+        assert_works(endpoint)
+        assert_works(Endpoint((server.url.replace("nats:", "tls:"),), tls_ca=pems["ca.pem"]))
+        for untrusting in (Endpoint((server.url,)), Endpoint((server.url,), tls_ca=pems["other.pem"])):
+            with pytest.raises(Unreachable, match="certificate that is not trusted"):
+                Link.open(untrusting)
+
+
+def test_tls_with_a_large_body_and_a_wait_without_any(pems: dict[str, Path]) -> None:
+    with NatsServer(config=tls_config(pems)) as server:
+        endpoint = Endpoint((server.url,), tls_ca=pems["ca.pem"])
+        name = make_log(endpoint, [b"x" * 900_000] * 3)
+        assert [len(body) for batch in read_range(endpoint, name, 1, 4) for *_, body in batch] == [900_000] * 3
+        with Link.open(endpoint) as link:
+            assert link.receive(0.0) == []
+            assert link.receive(0.1) == []
+            record = get_record(link, name, 2)
+            assert record is not None
+            assert len(record[4]) == 900_000
+
+
+def test_tls_before_the_first_word(pems: dict[str, Path]) -> None:
+    with NatsServer(config=tls_config(pems, ", handshake_first: true")) as server:
+        assert_works(Endpoint((server.url,), tls_ca=pems["ca.pem"], tls_first=True))
+        with pytest.raises(Unreachable, match="gave no answer in time"):
+            Link.open(Endpoint((server.url,), tls_ca=pems["ca.pem"]), timeout_s=0.5)
+
+
+def test_client_certificates(pems: dict[str, Path]) -> None:
+    config = tls_config(pems, f', ca_file: "{pems["ca.pem"]}", verify: true')
+    with NatsServer(config=config) as server:
+        endpoint = Endpoint(
+            (server.url,), tls_ca=pems["ca.pem"], tls_cert=pems["client.pem"], tls_key=pems["client.key"]
+        )
+        assert_works(endpoint)
+        assert "a client without certificate" in assert_refused(replace(endpoint, tls_cert=None, tls_key=None))
+        stranger = replace(endpoint, tls_cert=pems["other.pem"], tls_key=pems["other.key"])
+        assert "other.pem" in assert_refused(stranger)
+
+
+def test_credentials_never_travel_in_the_clear_when_tls_was_asked_for(pems: dict[str, Path]) -> None:
+    with NatsServer(config=f"authorization {{ token: {CANARY} }}") as plain:
+        for endpoint in (
+            Endpoint((plain.url.replace("nats:", "tls:"),), token=CANARY),
+            Endpoint((plain.url,), token=CANARY, tls_ca=pems["ca.pem"]),
+        ):
+            with pytest.raises(Unreachable, match="does not offer TLS"):
+                Link.open(endpoint)
+
+
+def test_a_password_is_not_sent_before_the_handshake(pems: dict[str, Path]) -> None:
+    seen: list[bytes] = []
+
+    def script(conversation: socket.socket) -> None:
+        info = b'INFO {"headers":true,"tls_required":true}\r\n'
+        conversation.sendall(info + b"PONG\r\n")
+        seen.append(conversation.recv(65_536))
+        conversation.sendall(info + b"PONG\r\n")
+        seen.append(read_until(conversation, b"never"))
+
+    with FakeServer(script) as fake, pytest.raises(Unreachable):
+        Link.open(replace(fake.endpoint, token=CANARY, tls_ca=pems["ca.pem"]), timeout_s=1.0)
+    assert seen
+    assert not any(CANARY.encode() in data for data in seen)
+
+
+def test_credentials_that_expire_end_the_link_as_a_refusal(tmp_path: Path) -> None:
+    config, good, _ = trust_chain(tmp_path, expires_in_s=2)
+    with NatsServer(config=config) as server, Link.open(Endpoint((server.url,), credentials=good)) as link:
+        with pytest.raises(Unauthorized, match="Expired"):
+            link.receive(20.0)
+        assert_refused(Endpoint((server.url,), credentials=good))

@@ -1,0 +1,68 @@
+"""An endpoint can be handed to another process, and never shows a secret."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from eventjet.errors import UsageError
+from eventjet.settings import Settings
+from eventjet.wire import Endpoint
+
+
+def test_userinfo_leaves_the_url_and_stays_out_of_the_repr() -> None:
+    endpoint = Endpoint(("nats://ada:s%40cret@one:4222", "nats://ada:s%40cret@two"))
+    assert endpoint.servers == ("nats://one:4222", "nats://two:4222")
+    assert (endpoint.user, endpoint.password) == ("ada", "s@cret")
+    assert "cret" not in repr(endpoint)
+    assert "ada" in repr(endpoint)
+
+
+def test_a_token_in_the_url_stays_out_of_the_repr() -> None:
+    endpoint = Endpoint(("nats://s3cret@one",))
+    assert endpoint.token == "s3cret"
+    assert "s3cret" not in repr(endpoint)
+    assert "s3cret" not in repr(Endpoint(("one",), token="s3cret", password="s3cret"))
+
+
+def test_an_endpoint_survives_pickling() -> None:
+    endpoint = Endpoint(("tls://one",), user="ada", password="x", credentials=Path("/c"), inbox_prefix="_INBOX_ada")
+    assert pickle.loads(pickle.dumps(endpoint)) == endpoint
+
+
+def test_an_endpoint_takes_everything_from_the_settings() -> None:
+    settings = Settings(
+        servers=("nats://a:1", "tls://b:2"), user="u", password="p", token="t", nkey=Path("n"), tls_ca=Path("ca")
+    )
+    endpoint = Endpoint.of(settings)
+    assert (endpoint.servers, endpoint.user, endpoint.password) == (settings.servers, "u", "p")
+    assert (endpoint.token, endpoint.nkey, endpoint.tls_ca) == ("t", Path("n"), Path("ca"))
+
+
+def test_servers_are_tried_in_order_or_from_a_random_one_on() -> None:
+    endpoint = Endpoint(("nats://a:1", "tls://b:2", "nats://[::1]:3"))
+    assert endpoint.addresses() == [("a", 1, False), ("b", 2, True), ("::1", 3, False)]
+    shuffled = Endpoint(endpoint.servers, shuffle=True)
+    orders = {tuple(address[0] for address in shuffled.addresses()) for _ in range(100)}
+    assert orders == {("a", "b", "::1"), ("b", "::1", "a"), ("::1", "a", "b")}
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a", "nats://", "nats://a:0", "nats://a:99999", "nats://a/path", "nats://ada:s3cret@:4222", ""]
+)
+def test_what_is_no_server_is_refused_without_its_secret(url: str) -> None:
+    with pytest.raises(UsageError, match="is not a NATS server") as raised:
+        Endpoint((url,))
+    assert "s3cret" not in str(raised.value)
+
+
+def test_two_users_for_one_cluster_are_refused() -> None:
+    with pytest.raises(UsageError, match="more than one user"):
+        Endpoint(("nats://a:1@one", "nats://b:1@two"))
+
+
+def test_no_server_at_all_is_refused() -> None:
+    with pytest.raises(UsageError, match="No NATS server"):
+        Endpoint(())

@@ -1,0 +1,266 @@
+"""A link tells faults apart, answers pings, wakes, and never waits without a bound."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from operator import methodcaller
+
+import pytest
+
+from eventjet.dev import NatsServer
+from eventjet.errors import Forbidden, StoreUnavailable, Unreachable, UsageError
+from eventjet.wire import ApiRefused, Endpoint, Link, LinkClosed, LinkLost, NoResponders
+from tests.integration.wire_fake import INFO, FakeServer, greet, read_until
+from tests.integration.wire_log import make_log
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def endpoint(server: NatsServer) -> Endpoint:
+    return Endpoint((server.url,))
+
+
+def test_a_request_is_answered_and_other_messages_are_kept(endpoint: Endpoint) -> None:
+    with Link.open(endpoint) as link, Link.open(endpoint) as other:
+        heard = link.subscribe("greetings.*")
+        served = other.subscribe("echo")
+
+        def echo() -> None:
+            frame = other.receive(5.0)[0]
+            other.publish("greetings.ada", b"hello", headers=b"NATS/1.0\r\nA: b\r\n\r\n")
+            other.publish(frame[2], frame[4])
+            assert frame[0] == served
+
+        thread = threading.Thread(target=echo)
+        thread.start()
+        assert link.request("echo", b"body")[4] == b"body"
+        thread.join()
+        assert list(link.frames(0.1)) == [(heard, b"greetings.ada", b"", b"NATS/1.0\r\nA: b\r\n\r\n", b"hello")]
+
+
+def test_an_unsubscribed_subject_is_silent(endpoint: Endpoint) -> None:
+    with Link.open(endpoint) as link:
+        sid = link.subscribe("silence")
+        link.unsubscribe(sid)
+        link.publish("silence", b"x")
+        assert link.receive(0.05) == []
+
+
+def test_nobody_listening_is_known_at_once(endpoint: Endpoint) -> None:
+    with Link.open(endpoint) as link:
+        started = time.monotonic()
+        with pytest.raises(NoResponders, match="nobody listens"):
+            link.request("no.one", timeout_s=5.0)
+        assert time.monotonic() - started < 1.0
+
+
+def test_a_listener_that_does_not_answer_is_a_timeout(endpoint: Endpoint) -> None:
+    with Link.open(endpoint) as link, Link.open(endpoint) as mute:
+        mute.subscribe("mute")
+        mute.receive(0.05)
+        with pytest.raises(StoreUnavailable, match=r"mute had no answer: none within 0.2 s") as raised:
+            link.request("mute", timeout_s=0.2)
+        assert type(raised.value) is StoreUnavailable
+
+
+def test_a_late_answer_is_not_taken_for_the_next(endpoint: Endpoint) -> None:
+    with Link.open(endpoint) as link, Link.open(endpoint) as slow:
+        slow.subscribe("slow")
+        slow.receive(0.05)
+        with pytest.raises(StoreUnavailable):
+            link.request("slow", b"first", timeout_s=0.1)
+        late = slow.receive(1.0)[0]
+        slow.publish(late[2], b"late")
+        answerer = threading.Thread(target=lambda: slow.publish(slow.receive(5.0)[0][2], b"second"))
+        answerer.start()
+        assert link.request("slow", b"second")[4] == b"second"
+        answerer.join()
+
+
+def test_an_error_of_the_api_carries_its_code(endpoint: Endpoint) -> None:
+    with Link.open(endpoint) as link:
+        with pytest.raises(ApiRefused, match="stream not found") as raised:
+            link.api("STREAM.INFO.nothing")
+        assert (raised.value.code, raised.value.err_code) == (404, 10059)
+        assert link.api("INFO")["limits"]
+
+
+def test_jetstream_switched_off_shows_as_nobody_listening() -> None:
+    with (
+        NatsServer(jetstream=False) as plain,
+        Link.open(Endpoint((plain.url,))) as link,
+        pytest.raises(NoResponders, match="JetStream itself is missing"),
+    ):
+        link.api("INFO")
+
+
+def test_a_refused_connection_fails_over_and_then_says_so(endpoint: Endpoint) -> None:
+    with Link.open(Endpoint(("nats://127.0.0.1:1", *endpoint.servers))) as link:
+        assert link.usable
+    with pytest.raises(Unreachable, match=r"127.0.0.1:1 refused the connection.*Check the address") as raised:
+        Link.open(Endpoint(("nats://127.0.0.1:1",)))
+    assert raised.value.component == "NATS"
+
+
+def test_a_name_that_does_not_resolve_is_named() -> None:
+    with pytest.raises(Unreachable, match=r"nowhere\.invalid:4222 is a name that does not resolve"):
+        Link.open(Endpoint(("nats://nowhere.invalid",)))
+
+
+def test_a_server_that_accepts_and_says_nothing_does_not_use_up_the_time_of_the_next(endpoint: Endpoint) -> None:
+    with FakeServer(lambda conversation: None) as mute:
+        with Link.open(Endpoint((mute.url, *endpoint.servers)), timeout_s=1.0) as link:
+            assert f"nats://{link.peer}" in endpoint.servers
+        started = time.monotonic()
+        with pytest.raises(Unreachable, match="gave no answer in time"):
+            Link.open(mute.endpoint, timeout_s=0.3)
+        assert time.monotonic() - started < 2.0
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak NATS"),
+        (b"INFO {}\r\n", "does not know headers"),
+        (b"INFO nonsense\r\n", "does not speak NATS"),
+        (b"-ERR 'maximum connections exceeded'\r\n", "maximum connections exceeded"),
+    ],
+)
+def test_a_strange_greeting_is_named(said: bytes, reason: str) -> None:
+    script = methodcaller("sendall", said)
+    with FakeServer(script) as fake, pytest.raises(Unreachable, match=reason):
+        Link.open(fake.endpoint, timeout_s=2.0)
+
+
+def test_a_message_the_server_would_drop_the_link_over_is_refused_first(endpoint: Endpoint) -> None:
+    with Link.open(endpoint) as link:
+        with pytest.raises(UsageError, match="exceeds the server's limit"):
+            link.publish("a", b"x" * 1024 * 1024, headers=b"NATS/1.0\r\n\r\n")
+        with pytest.raises(UsageError, match="NATS subject"):
+            link.request("a b")
+        assert link.usable
+
+
+def test_a_violation_of_permissions_is_not_a_timeout() -> None:
+    users = (
+        'authorization { users: [{user: ada, password: x, permissions: {publish: ["ok.>", "ok"], subscribe: ">"}}] }'
+    )
+    with NatsServer(config=users) as strict, Link.open(Endpoint((strict.url,), user="ada", password="x")) as link:
+        started = time.monotonic()
+        with pytest.raises(Forbidden, match=r"denied \$JS.API.STREAM.INFO.bank: publishing there is not permitted"):
+            link.api("STREAM.INFO.bank")
+        assert time.monotonic() - started < 1.0
+        with pytest.raises(NoResponders):
+            link.request("ok.then")
+
+
+def test_pings_are_answered() -> None:
+    config = 'ping_interval: "100ms"\nping_max: 1'
+    with NatsServer(config=config) as impatient, Link.open(Endpoint((impatient.url,))) as link:
+        assert link.receive(0.7) == []
+        link.subscribe("still.here")
+        link.publish("still.here")
+        assert link.receive(1.0)
+
+
+def test_a_server_that_stops_answering_is_lost_after_two_pings() -> None:
+    with NatsServer() as server, Link.open(Endpoint((server.url,)), ping_interval_s=0.2) as link:
+        assert link.receive(0.5) == []
+        server.pause()
+        started = time.monotonic()
+        try:
+            with pytest.raises(LinkLost, match="silent"):
+                link.receive(30.0)
+        finally:
+            server.resume()
+        assert time.monotonic() - started < 2.0
+        assert not link.usable
+
+
+def test_a_server_that_dies_is_lost_at_once() -> None:
+    with NatsServer() as server, Link.open(Endpoint((server.url,))) as link:
+        server.kill()
+        started = time.monotonic()
+        with pytest.raises(LinkLost):
+            link.receive(30.0)
+        assert time.monotonic() - started < 2.0
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "text"),
+    [
+        (b"-ERR 'Stale Connection'\r\n", LinkLost, "Stale Connection"),
+        (b"-ERR 'User Authentication Expired'\r\n", Forbidden, "Expired"),
+        (b"-ERR 'Permissions Violation for Subscription to \"a.b\"'\r\n", Forbidden, "denied a.b: subscribing"),
+        (b"GARBAGE\r\n", LinkLost, "no frame of the protocol"),
+    ],
+)
+def test_what_the_server_says_at_the_end_is_told(said: bytes, kind: type[Exception], text: str) -> None:
+    def script(conversation: socket.socket) -> None:
+        greet(conversation)
+        conversation.sendall(said)
+
+    with FakeServer(script) as fake, Link.open(fake.endpoint) as link, pytest.raises(kind, match=text):
+        link.receive(5.0)
+
+
+def test_messages_before_an_error_are_not_lost_by_it() -> None:
+    def script(conversation: socket.socket) -> None:
+        greet(conversation)
+        read_until(conversation, b"SUB")
+        conversation.sendall(b"MSG a 2 1\r\nx\r\n-ERR 'Permissions Violation for Publish to \"b\"'\r\n")
+
+    with FakeServer(script) as fake, Link.open(fake.endpoint) as link:
+        link.subscribe("a")
+        with pytest.raises(Forbidden, match="denied b"):
+            link.receive(5.0)
+        assert link.receive(5.0) == [(b"2", b"a", b"", b"", b"x")]
+
+
+@pytest.mark.parametrize("end", [Link.wake, Link.close])
+def test_another_thread_ends_a_wait_at_once(endpoint: Endpoint, end: object) -> None:
+    assert callable(end)
+    link = Link.open(endpoint)
+    link.subscribe("nothing")
+    timer = threading.Timer(0.2, end, [link])
+    started = time.monotonic()
+    timer.start()
+    with pytest.raises(LinkClosed):
+        link.receive(30.0)
+    assert time.monotonic() - started < 2.0
+    timer.join()
+    with pytest.raises(LinkClosed):
+        link.publish("a")
+    with pytest.raises(LinkClosed):
+        link.receive(0.0)
+    link.close()
+    link.close()
+
+
+def test_the_inbox_stands_under_its_prefix(server: NatsServer) -> None:
+    with Link.open(Endpoint((server.url,), inbox_prefix="_INBOX_ada")) as link:
+        assert link.inbox.startswith("_INBOX_ada.")
+
+
+def test_the_connection_shows_its_name(endpoint: Endpoint) -> None:
+    assert endpoint.with_name("eventjet worker").name == "eventjet worker"
+
+
+def test_a_log_can_be_made_through_a_link(endpoint: Endpoint) -> None:
+    name = make_log(endpoint, [b"{}"])
+    with Link.open(endpoint) as link:
+        assert link.api(f"STREAM.INFO.{name}")["state"]["messages"] == 1
+
+
+def test_the_info_of_the_greeting_is_kept() -> None:
+    with FakeServer(greet) as fake, Link.open(fake.endpoint) as link:
+        assert b"2.15.1" in INFO
+        assert link.info["version"] == "2.15.1"
