@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from eventjet.app import App, load_app
     from eventjet.codec.upcasting import upcaster
     from eventjet.domain.aggregate import aggregate
+    from eventjet.domain.context import with_metadata
     from eventjet.domain.event import event
     from eventjet.domain.recorded import Metadata, Recorded
     from eventjet.errors import (
@@ -23,10 +24,9 @@ if TYPE_CHECKING:
         Refused,
         Unreachable,
     )
-    from eventjet.importing import Imported, ImportReport
     from eventjet.jet import Jet
     from eventjet.projections.projection import Entries, Projection, entries, projection
-    from eventjet.repository import Committed, Repository
+    from eventjet.repository import Committed, Imported, ImportReport, Repository
     from eventjet.settings import Settings
 
 _HOMES = {
@@ -36,8 +36,8 @@ _HOMES = {
     "DefinitionError": "errors",
     "Entries": "projections.projection",
     "EventjetError": "errors",
-    "ImportReport": "importing",
-    "Imported": "importing",
+    "ImportReport": "repository",
+    "Imported": "repository",
     "Jet": "jet",
     "Metadata": "domain.recorded",
     "NotCaughtUp": "errors",
@@ -54,6 +54,7 @@ _HOMES = {
     "load_app": "app",
     "projection": "projections.projection",
     "upcaster": "codec.upcasting",
+    "with_metadata": "domain.context",
 }
 
 __all__ = [
@@ -81,6 +82,7 @@ __all__ = [
     "load_app",
     "projection",
     "upcaster",
+    "with_metadata",
 ]
 
 

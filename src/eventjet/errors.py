@@ -81,11 +81,12 @@ class ConcurrencyConflict(StoreError):
 class OutcomeUnknown(StoreError):
     """The deadline passed and the log has not said whether the events are stored; they may yet appear."""
 
-    def __init__(self, subjects: Sequence[str], expected: Sequence[int], event_ids: Sequence[str], cause: str) -> None:
+    def __init__(self, subjects: Sequence[str], event_ids: Sequence[str], cause: str, writes: Sequence[Any]) -> None:
         self.subjects = tuple(subjects)
-        self.expected = tuple(expected)
         self.event_ids = tuple(event_ids)
         self.cause = cause
+        self.writes = tuple(writes)
+        """The save itself, as `Jet.resolve` needs it."""
         super().__init__(
             f"It is not known whether {len(self.event_ids)} event(s) on {', '.join(self.subjects)} are stored "
             f"(last answer: {cause}). Pass this error to `resolve` once the server answers again; "

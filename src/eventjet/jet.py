@@ -4,25 +4,38 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar, cast
+from datetime import datetime
+from typing import Any, Literal, TypeVar, cast, overload
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import Decoder, RawRecord
 from eventjet.domain.aggregate import AggregateInfo, AggregateType
 from eventjet.domain.recorded import Recorded
-from eventjet.errors import UsageError
-from eventjet.importing import Imported, Importer, ImportReport
+from eventjet.errors import OutcomeUnknown, UsageError
 from eventjet.projections.bound import BoundProjection
-from eventjet.repository import Repository
+from eventjet.repository import Committed, Imported, ImportReport, Planned, Repository
+from eventjet.repository.histories import Snapshots
+from eventjet.repository.importing import Importer
+from eventjet.repository.transaction import transact
 from eventjet.settings import Settings
+from eventjet.snapshots.keeper import SnapshotKeeper
+from eventjet.snapshots.kv import KeyValueSnapshots
+from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.store.connection import connect
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.requests import Requests
 from eventjet.store.store import EventStore, LogState
+from eventjet.store.subjects import snapshot_bucket
 from eventjet.store.topology import Topology, declare
 
 S = TypeVar("S")
 E = TypeVar("E")
+S1 = TypeVar("S1")
+E1 = TypeVar("E1")
+S2 = TypeVar("S2")
+E2 = TypeVar("E2")
+S3 = TypeVar("S3")
+E3 = TypeVar("E3")
 
 
 class Jet:
@@ -36,6 +49,7 @@ class Jet:
         aggregates: Mapping[Any, AggregateInfo],
         projections: Mapping[str, BoundProjection],
         settings: Settings,
+        keeper: SnapshotKeeper | None = None,
     ) -> None:
         self.name = name
         self.store = store
@@ -43,20 +57,57 @@ class Jet:
         self._catalog = catalog
         self._aggregates = aggregates
         self._projections = projections
+        self._keeper = keeper
         self._repositories: dict[Any, Repository[Any, Any]] = {}
         self._decoder = Decoder(catalog)
         self.requests: Requests | None = None
 
     def repository(self, aggregate: AggregateType[S, E], /) -> Repository[S, E]:
         """The repository of one aggregate type, the same for every call; raises `UsageError` for a stranger."""
-        found = self._repositories.get(aggregate)
+        found: Repository[Any, Any] | None = self._repositories.get(aggregate)
         if found is None:
             info = self._aggregates.get(aggregate)
             if info is None:
                 raise UsageError(f"{aggregate!r} is not an aggregate of {self.name!r}. List it in App(aggregates=[…]).")
-            found = Repository(self.name, self.store, self._catalog, cast("Callable[[], Any]", aggregate), info)
+            snapshots: Snapshots[Any] | None = None
+            if info.snapshot_every is not None and self._keeper is not None:
+                snapshots = Snapshots(self._keeper, SnapshotCodec[Any](aggregate), info.snapshot_every)
+            initial = cast("Callable[[], Any]", aggregate)
+            found = Repository(self.name, self.store, self._catalog, initial, info, snapshots=snapshots)
             self._repositories[aggregate] = found
         return found
+
+    @overload
+    async def transact(self, first: Planned[S1, E1], /) -> tuple[Committed[S1, E1]]: ...
+    @overload
+    async def transact(
+        self, first: Planned[S1, E1], second: Planned[S2, E2], /
+    ) -> tuple[Committed[S1, E1], Committed[S2, E2]]: ...
+    @overload
+    async def transact(
+        self, first: Planned[S1, E1], second: Planned[S2, E2], third: Planned[S3, E3], /
+    ) -> tuple[Committed[S1, E1], Committed[S2, E2], Committed[S3, E3]]: ...
+    @overload
+    async def transact(self, /, *plans: Planned[Any, Any]) -> tuple[Committed[Any, Any], ...]: ...
+    async def transact(self, /, *plans: Planned[Any, Any]) -> tuple[Committed[Any, Any], ...]:
+        """Several aggregates in one atomic append: everything is recorded, or nothing.
+
+        All decisions are made again on conflict. Raises `Refused` when one of them records nothing or an aggregate is
+        named twice, what a decision raises, and what `EventStore.append` raises.
+        """
+        return await transact(self.store, plans)
+
+    async def resolve(self, unknown: OutcomeUnknown) -> int:
+        """Find out what became of a save whose deadline passed; the position of its last event.
+
+        It looks first and sends the same events again only where the log has none in their place. Raises
+        `ConcurrencyConflict` when another's event holds the place (nothing of the save is stored), and
+        `OutcomeUnknown` again while the server does not answer.
+        """
+        resolve = getattr(self.store, "resolve", None)
+        if resolve is None:
+            raise UsageError("This log knows every outcome at once, so there is nothing to resolve.")
+        return await resolve(unknown.writes)
 
     async def init(self) -> Topology:
         """Create the stream and the bucket where they are missing; report what differs, change nothing."""
@@ -86,8 +137,24 @@ class Jet:
             raise UsageError(f"{self.name!r} has no projection {projection!r}. It has {', '.join(self._projections)}.")
         await wait_caught_up(self.settings.database, bound, position, timeout_s)
 
-    async def tail(self, *, start: int = 1, follow: bool = False) -> AsyncIterator[Recorded[Any]]:
-        """All events of the log in order, from a position on."""
+    async def tail(
+        self,
+        deliver: Literal["all", "last", "new"] = "all",
+        *,
+        position: int | None = None,
+        since: datetime | None = None,
+        follow: bool = False,
+    ) -> AsyncIterator[Recorded[Any]]:
+        """The log's events in order: all, from the last one, new ones only, from a position or from a time.
+
+        Ends at the tail unless `follow`. Raises `UnknownEvent` and `UndecodableEvent`.
+        """
+        state = await self.store.state()
+        start = {"all": 1, "last": max(state.last, 1), "new": state.last + 1}[deliver]
+        if since is not None:
+            start = await self.store.position_at(since)
+        if position is not None:
+            start = position
         async for record in self.store.records(start=start, follow=follow):
             recorded = self._decoder(record)
             if recorded is not None:
@@ -113,10 +180,14 @@ async def open_jet(
     """Connect, and on the way out wait for the saves in flight."""
     client, requests = await connect(settings)
     store = JetStreamStore(name, client, requests, save_timeout_s=settings.save_timeout_s)
-    jet = Jet(name, store, catalog, aggregates, projections, settings)
+    keeper = SnapshotKeeper(
+        KeyValueSnapshots(snapshot_bucket(name), client, timeout_s=settings.request_timeout_s)
+    )
+    jet = Jet(name, store, catalog, aggregates, projections, settings, keeper)
     jet.requests = requests
     try:
         yield jet
     finally:
         await store.settle()
+        await keeper.close()
         await client.close()

@@ -44,14 +44,12 @@ class RepositoryContract:
         assert await accounts.load("a") == done.state
 
     async def test_two_racing_commands_yield_one_event_each_the_second_decided_on_the_firsts_state(
-        self, accounts: Accounts, elsewhere: Accounts
+        self, app: str, store: EventStore, accounts: Accounts
     ) -> None:
         await accounts.execute("race", Account.open, "ada")
         await accounts.execute("race", Account.deposit, Decimal(10))
-        await elsewhere.load("race")
         seen: dict[str, list[Decimal]] = {"here": [], "there": []}
         both_decided = asyncio.Event()
-        store = accounts._store  # pyright: ignore[reportPrivateUsage]
 
         def withdraw(account: Account, where: str) -> Withdrawn:
             seen[where].append(account.balance)
@@ -70,11 +68,11 @@ class RepositoryContract:
                     await both_decided.wait()
                 return await store.append(writes)
 
-        accounts._store = Held()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-        elsewhere._store = Held()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        held: Any = Held()
+        here, there = repository(app, held), repository(app, held)
         first, second = sorted(
             await asyncio.gather(
-                accounts.execute("race", withdraw, "here"), elsewhere.execute("race", withdraw, "there")
+                here.execute("race", withdraw, "here"), there.execute("race", withdraw, "there")
             ),
             key=lambda done: done.version,
         )

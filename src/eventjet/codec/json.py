@@ -31,12 +31,12 @@ SAFE_INTEGER = 2**53
 
 
 class BodyCodec:
-    """Encodes and decodes the fields of one event class."""
+    """Encodes and decodes the fields of one class: an event's, or a state's by its own core schema."""
 
     __slots__ = ("_serializer", "_validator", "event_type")
 
-    def __init__(self, event_type: type) -> None:
-        schema = _wired(event_type.__pydantic_core_schema__)  # type: ignore[attr-defined]
+    def __init__(self, event_type: type, core: core_schema.CoreSchema | None = None) -> None:
+        schema = _wired(core or event_type.__pydantic_core_schema__)  # type: ignore[attr-defined]
         self.event_type = event_type
         self._validator = SchemaValidator(schema, _use_prebuilt=False)
         self._serializer = SchemaSerializer(schema, _use_prebuilt=False)

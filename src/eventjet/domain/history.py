@@ -2,13 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from eventjet.errors import HistoryBroken
 
 S = TypeVar("S")
+
+COMMANDS_MAX = 1_024
+"""Command ids remembered with a folded state."""
+
+
+class Commands:
+    """Which commands recorded which versions: the newest 1,024 of an aggregate.
+
+    Holds only facts of the log, so copies of one history may share it.
+    """
+
+    __slots__ = ("_versions", "complete")
+
+    def __init__(self, versions: Mapping[str, tuple[int, int]] | None = None, *, complete: bool = True) -> None:
+        self._versions = dict(versions or {})
+        self.complete = complete
+        """Whether it holds every command of the history so far."""
+
+    def add(self, command_id: str, version: int) -> None:
+        """Note that the event `version` came of a command."""
+        first, last = self._versions.get(command_id, (version, version))
+        self._versions[command_id] = (min(first, version), max(last, version))
+        if len(self._versions) > COMMANDS_MAX:
+            del self._versions[next(iter(self._versions))]
+            self.complete = False
+
+    def find(self, command_id: str) -> tuple[int, int] | None:
+        """First and last version that a command recorded."""
+        return self._versions.get(command_id)
+
+    def as_mapping(self) -> dict[str, tuple[int, int]]:
+        """All of it, oldest first."""
+        return dict(self._versions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +53,9 @@ class Held(Generic[S]):
     """Version of its last event, 0 for none."""
     position: int
     """Position of its last event, 0 for none."""
+    event_id: str = ""
+    """Id of its last event."""
+    commands: Commands = field(default_factory=Commands, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +64,10 @@ class Link:
 
     version: int
     position: int
+    event_id: str
     expected: int | None
-    """The position it was written after, where its header says so (the first of a batch)."""
+    """The position it was written after, where its header says so (the first of a save)."""
+    command_id: str | None
     data: Any
     """The event; None for a retired one, which is passed over."""
 
@@ -39,7 +77,7 @@ def fold_history(held: Held[S], links: Iterable[Link], evolve: Callable[[S, Any]
 
     Raises `HistoryBroken` when a version is not the next, or an event follows another one than it expected.
     """
-    state, version, position = held.state, held.version, held.position
+    state, version, position, event_id = held.state, held.version, held.position, held.event_id
     for link in links:
         if link.version != version + 1:
             raise HistoryBroken(subject, link.position, f"version {link.version} follows version {version}")
@@ -51,5 +89,7 @@ def fold_history(held: Held[S], links: Iterable[Link], evolve: Callable[[S, Any]
             )
         if link.data is not None:
             state = evolve(state, link.data)
-        version, position = link.version, link.position
-    return Held(state, version, position)
+        version, position, event_id = link.version, link.position, link.event_id
+        if link.command_id is not None:
+            held.commands.add(link.command_id, version)
+    return Held(state, version, position, event_id, held.commands)

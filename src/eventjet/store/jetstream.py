@@ -11,7 +11,7 @@ import base64
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -31,7 +31,7 @@ from eventjet.store import outcome
 from eventjet.store.limits import check_save
 from eventjet.store.requests import ApiError, Denied, Lost, Requests
 from eventjet.store.store import Append, LogState, event_headers
-from eventjet.store.subjects import subject_of
+from eventjet.store.subjects import stream_subjects, subject_of
 from eventjet.store.topology import IDENTITY, info
 
 HISTORY_BATCH = 500
@@ -171,6 +171,17 @@ class JetStreamStore:
         found = await self._from_leader({"last_by_subj": subject_of(self.app, aggregate, aggregate_id)})
         return 0 if found is None else found[0]
 
+    async def newest(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
+        """As `EventStore.newest`; raises `StoreUnavailable` and `Forbidden`."""
+        subject = subject_of(self.app, aggregate, aggregate_id)
+        return await self._direct(f"The last event of {subject}", f".{subject}", b"")
+
+    async def position_at(self, at: datetime) -> int:
+        """As `EventStore.position_at`; raises `StoreUnavailable` and `Forbidden`."""
+        body = orjson.dumps({"start_time": at.astimezone(UTC), "next_by_subj": stream_subjects(self.app)})
+        found = await self._direct(f"The first event after {at.isoformat()}", "", body)
+        return (await self.state()).last + 1 if found is None else found[0]
+
     async def state(self) -> LogState:
         """As `EventStore.state`."""
         found = await info(self._requests, self.app)
@@ -200,6 +211,16 @@ class JetStreamStore:
             raise StoreUnavailable(what, str(error)) from None
         except Denied as error:
             raise Forbidden(subject, str(error)) from None
+
+    async def _direct(self, what: str, suffix: str, body: bytes) -> RawRecord | None:
+        subject = f"$JS.API.DIRECT.GET.{self.app}{suffix}"
+        try:
+            reply = await self._requests.ask(subject, body)
+        except Lost as error:
+            raise StoreUnavailable(what, str(error)) from None
+        except Denied as error:
+            raise Forbidden(subject, str(error)) from None
+        return None if "Status" in (reply.headers or {}) else _record_of_reply(reply)
 
     async def _from_leader(self, body: dict[str, Any]) -> RawRecord | None:
         try:
@@ -252,7 +273,7 @@ def _error_of(step: outcome.Step, subjects: Sequence[str], writes: Sequence[Appe
             return Forbidden(f"a publish to {shown}", reason)
         case outcome.Unknown(cause=cause):
             ids = [new.event_id for write in writes for new in write.events]
-            return OutcomeUnknown(subjects, [write.expected for write in writes], ids, cause)
+            return OutcomeUnknown(subjects, ids, cause, writes)
         case _:
             return AssertionError(f"not an outcome: {step}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import datetime
 from uuid import uuid4
 
 from eventjet.codec.envelope import MSG_ID, RawRecord, header, header_block
@@ -56,6 +57,16 @@ class MemoryStore:
     async def last(self, aggregate: str, aggregate_id: str) -> int:
         """As `EventStore.last`."""
         return self._last.get(subject_of(self.app, aggregate, aggregate_id), 0)
+
+    async def newest(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
+        """As `EventStore.newest`; never lags."""
+        position = await self.last(aggregate, aggregate_id)
+        return self._records[position - 1] if position else None
+
+    async def position_at(self, at: datetime) -> int:
+        """As `EventStore.position_at`."""
+        found = [record[0] for record in self._records if record[1] >= int(at.timestamp() * 1_000_000) * 1000]
+        return found[0] if found else len(self._records) + 1
 
     async def state(self) -> LogState:
         """As `EventStore.state`."""

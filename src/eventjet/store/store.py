@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
 from eventjet.codec.catalog import EncodedEvent
@@ -60,6 +61,14 @@ class EventStore(Protocol):
 
     async def last(self, aggregate: str, aggregate_id: str) -> int:
         """Position of one aggregate's last event as the leader knows it, 0 for none."""
+        ...
+
+    async def newest(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
+        """One aggregate's last record, None for none; may lag behind the leader on a replica."""
+        ...
+
+    async def position_at(self, at: datetime) -> int:
+        """Position of the first record stored at or after a time; one beyond the last when there is none."""
         ...
 
     async def state(self) -> LogState:

@@ -9,10 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eventjet.testing.projected import on, projected
-    from eventjet.testing.scenario import scenario
+    from eventjet.testing.projecting import on, projected
+    from eventjet.testing.scenarios import scenario
 
-_HOMES = {"on": "projected", "projected": "projected", "scenario": "scenario"}
+_HOMES = {"on": "projecting", "projected": "projecting", "scenario": "scenarios"}
 
 __all__ = ["on", "projected", "scenario"]
 

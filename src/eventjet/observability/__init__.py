@@ -1,0 +1,1 @@
+"""Names, traces and metrics: what eventjet tells of itself."""

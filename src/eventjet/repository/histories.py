@@ -1,0 +1,168 @@
+"""Loading one aggregate type: snapshot and tail, pair checks, time travel, and which command recorded what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, TypeVar, cast
+
+from eventjet.codec.catalog import Catalog
+from eventjet.codec.envelope import EXPECTED, MSG_ID, VERSION, Decoder, RawRecord, header, metadata_of
+from eventjet.domain.aggregate import AggregateInfo
+from eventjet.domain.history import Held, Link, fold_history
+from eventjet.domain.recorded import Recorded
+from eventjet.errors import HistoryBroken, UsageError
+from eventjet.snapshots.keeper import SnapshotKeeper
+from eventjet.snapshots.snapshot import SnapshotCodec
+from eventjet.store.store import EventStore
+
+S = TypeVar("S")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshots(Generic[S]):
+    """Where an aggregate type keeps its snapshots, and when."""
+
+    keeper: SnapshotKeeper
+    codec: SnapshotCodec[S]
+    every: int
+
+
+class Histories(Generic[S]):
+    """Reads and folds. Holds nothing between calls."""
+
+    def __init__(
+        self,
+        store: EventStore,
+        catalog: Catalog,
+        initial: Callable[[], S],
+        info: AggregateInfo,
+        snapshots: Snapshots[S] | None = None,
+    ) -> None:
+        self.store = store
+        self.info = info
+        self._initial = initial
+        self._snapshots = snapshots
+        self._decoder = Decoder(catalog)
+
+    async def load(self, aggregate_id: str, known: Held[S] | None) -> Held[S]:
+        """The newest state: what is known, or a snapshot, and the events after it. Raises `HistoryBroken`."""
+        try:
+            held = await (self._after(aggregate_id, known) if known else self._from_snapshot(aggregate_id))
+        except HistoryBroken:
+            # A reply lost on the way looks the same; only what is broken twice, from the start, is broken.
+            return self._fold(self._start(), await self.store.history(self.info.name, aggregate_id))
+        return held
+
+    async def load_until(
+        self, aggregate_id: str, *, version: int | None, position: int | None, at: datetime | None
+    ) -> Held[S]:
+        """The state as it was; exactly one bound. Raises `UsageError` for a bound that is not past."""
+        await self._check_bound(version, position, at)
+        records = await self.store.history(self.info.name, aggregate_id)
+        if version is not None:
+            if version > len(records):
+                raise UsageError(
+                    f"{self.info.name} {aggregate_id!r} has {len(records)} events, so there is no version {version}. "
+                    "Ask for one that exists."
+                )
+            records = records[:version]
+        elif position is not None:
+            records = [record for record in records if record[0] <= position]
+        elif at is not None:
+            records = [record for record in records if self._time(record) <= at]
+        return self._fold(self._start(), records)
+
+    async def events(self, aggregate_id: str) -> list[Recorded[Any]]:
+        """All recorded events of one aggregate, in order, without retired ones."""
+        decoded = map(self._decoder, await self.store.history(self.info.name, aggregate_id))
+        return [recorded for recorded in decoded if recorded is not None]
+
+    async def find_command(self, aggregate_id: str, held: Held[S], command_id: str) -> tuple[int, int] | None:
+        """First and last version that a command recorded.
+
+        With a snapshot policy the newest 1,024 commands are known; without one the whole history is searched.
+        """
+        found = held.commands.find(command_id)
+        if found is not None or held.commands.complete or self._snapshots is not None:
+            return found
+        versions = [one.version for one in await self.events(aggregate_id) if one.command_id == command_id]
+        return (versions[0], versions[-1]) if versions else None
+
+    def keep(self, aggregate_id: str, before: int, held: Held[S]) -> None:
+        """Queue a snapshot when the policy asks for one between version `before` and now."""
+        if self._snapshots is None or held.version // self._snapshots.every == before // self._snapshots.every:
+            return
+        codec = self._snapshots.codec
+        self._snapshots.keeper.keep(self.info.name, aggregate_id, lambda: codec.encode(held))
+
+    def evolve(self, state: S, event: Any) -> S:
+        """One step of the fold."""
+        return cast("S", cast("Any", state).evolve(event))
+
+    def _start(self) -> Held[S]:
+        return Held(self._initial(), 0, 0)
+
+    async def _after(self, aggregate_id: str, known: Held[S]) -> Held[S]:
+        held = self._fold(known, await self.store.history(self.info.name, aggregate_id, after=known.position))
+        self.keep(aggregate_id, known.version, held)
+        return held
+
+    async def _from_snapshot(self, aggregate_id: str) -> Held[S]:
+        if self._snapshots is None:
+            return await self._after(aggregate_id, self._start())
+        # The tail is asked for while the snapshot travels: it says at once whether the snapshot is the newest state.
+        value, newest = await asyncio.gather(
+            self._snapshots.keeper.store.get(self.info.name, aggregate_id),
+            self.store.newest(self.info.name, aggregate_id),
+        )
+        held = None if value is None else self._snapshots.codec.decode(value)
+        if held is None or newest is None or newest[0] < held.position:
+            # None, not to be believed, or beyond the log: replay.
+            return self._start() if newest is None else await self._after(aggregate_id, self._start())
+        link = self._link(newest)
+        if link.position == held.position:
+            return held if link.event_id == held.event_id else await self._after(aggregate_id, self._start())
+        if link.version == held.version + 1:
+            return fold_history(held, [link], self.evolve, aggregate_id)
+        return await self._after(aggregate_id, held)
+
+    def _fold(self, held: Held[S], records: Sequence[RawRecord]) -> Held[S]:
+        if not records:
+            return held
+        subject = records[0][2].decode("utf-8", "replace")
+        return fold_history(held, map(self._link, records), self.evolve, subject)
+
+    def _link(self, record: RawRecord) -> Link:
+        recorded = self._decoder(record)
+        expected = _number(record, EXPECTED)
+        if recorded is None:
+            command_id, _ = metadata_of(record[3])
+            return Link(
+                _number(record, VERSION) or 0, record[0], header(record[3], MSG_ID) or "", expected, command_id, None
+            )
+        return Link(
+            recorded.version, recorded.position, recorded.event_id, expected, recorded.command_id, recorded.data
+        )
+
+    def _time(self, record: RawRecord) -> datetime:
+        recorded = self._decoder(record)
+        return recorded.recorded_at if recorded else _EPOCH + timedelta(microseconds=record[1] // 1000)
+
+    async def _check_bound(self, version: int | None, position: int | None, at: datetime | None) -> None:
+        if sum(bound is not None for bound in (version, position, at)) != 1:
+            raise UsageError("Give one of version, position and at.")
+        if version is not None and version < 0:
+            raise UsageError(f"There is no version {version}. Versions start at 1; 0 is the initial state.")
+        if at is not None and (at.tzinfo is None or at > datetime.now(UTC)):
+            raise UsageError(f"{at.isoformat()} is in the future or has no time zone. Give a past time with its zone.")
+        if position is not None and not 0 <= position <= (last := (await self.store.state()).last):
+            raise UsageError(f"The log ends at position {last}; {position} is not in it. Give one that is.")
+
+
+def _number(record: RawRecord, name: str) -> int | None:
+    text = header(record[3], name)
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None

@@ -1,0 +1,99 @@
+"""What a snapshot is: a folded state, where it stands, and what makes it worth believing.
+
+The value is one JSON object: position, version, event id, recent command ids, fingerprint (state's fields, events'
+schemas, revision), state, and a checksum over all of it. An unknown fingerprint or a bad checksum makes it no snapshot.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+import orjson
+from pydantic import TypeAdapter
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation
+
+from eventjet.codec.json import BodyCodec
+from eventjet.domain.aggregate import AggregateInfo, aggregate_info
+from eventjet.domain.event import event_info
+from eventjet.domain.history import Commands, Held
+from eventjet.domain.subscription import events_of
+from eventjet.errors import DefinitionError, UnencodableEvent
+
+S = TypeVar("S")
+
+FORMAT = 1
+
+
+class SnapshotStore(Protocol):
+    """Holds the newest snapshot of each aggregate. Losing one costs time, never truth."""
+
+    async def get(self, aggregate: str, aggregate_id: str) -> bytes | None:
+        """The value, or None; raises nothing that a missing snapshot would not."""
+        ...
+
+    async def put(self, aggregate: str, aggregate_id: str, value: bytes) -> None:
+        """Replace it; raises `StoreUnavailable` when that did not work."""
+        ...
+
+
+class SnapshotCodec(Generic[S]):
+    """Snapshots of one aggregate type; raises `DefinitionError` when its state cannot be JSON."""
+
+    def __init__(self, cls: Any) -> None:
+        info = aggregate_info(cls)
+        try:
+            adapter: TypeAdapter[Any] = TypeAdapter(cls)
+            self._codec = BodyCodec(cls, cast("Any", adapter.core_schema))
+            shape: Any = adapter.json_schema()
+        except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation, ValueError, TypeError) as error:
+            reason = str(error).splitlines()[0]
+            raise DefinitionError(
+                [f"the state of {info.name!r} cannot be a snapshot: {reason}; leave out snapshot_every or change the field"]
+            ) from None
+        self.fingerprint = _fingerprint(cls, info, shape)
+
+    def encode(self, held: Held[S]) -> bytes | None:
+        """The value; None for a state that would not come back equal."""
+        try:
+            state = self._codec.encode(held.state)
+        except UnencodableEvent:
+            return None
+        inner = {
+            "format": FORMAT,
+            "fingerprint": self.fingerprint,
+            "position": held.position,
+            "version": held.version,
+            "event_id": held.event_id,
+            "commands": held.commands.as_mapping(),
+            "complete": held.commands.complete,
+            "state": orjson.Fragment(state),
+        }
+        body = orjson.dumps(inner)
+        return orjson.dumps({"checksum": _checksum(body), "snapshot": orjson.Fragment(body)})
+
+    def decode(self, value: bytes) -> Held[S] | None:
+        """The folded state; None for anything that is not exactly what this codec writes."""
+        try:
+            outer: dict[str, Any] = orjson.loads(value)
+            inner: dict[str, Any] = outer["snapshot"]
+            if outer["checksum"] != _checksum(orjson.dumps(inner)):
+                return None
+            if inner["format"] != FORMAT or inner["fingerprint"] != self.fingerprint:
+                return None
+            state = cast("S", self._codec.decode(orjson.dumps(inner["state"])))
+            versions = {key: (int(first), int(last)) for key, (first, last) in inner["commands"].items()}
+            commands = Commands(versions, complete=bool(inner["complete"]))
+            return Held(state, int(inner["version"]), int(inner["position"]), str(inner["event_id"]), commands)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+def _fingerprint(cls: Any, info: AggregateInfo, shape: Any) -> str:
+    events = sorted((event_info(one).name, event_info(one).schema) for one in events_of(cls.evolve))
+    told = orjson.dumps([FORMAT, info.name, info.revision, shape, events], option=orjson.OPT_SORT_KEYS)
+    return hashlib.blake2b(told, digest_size=16).hexdigest()
+
+
+def _checksum(body: bytes) -> str:
+    return hashlib.blake2b(body, digest_size=16).hexdigest()

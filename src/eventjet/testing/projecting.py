@@ -1,0 +1,82 @@
+"""What a projection makes of events: the same fold as every engine's, without a database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, TypeVar
+
+from eventjet.codec.catalog import Catalog
+from eventjet.domain.event import event_info
+from eventjet.domain.recorded import Recorded
+from eventjet.domain.subscription import events_of
+from eventjet.projections.bound import bind
+from eventjet.projections.fold import Fold
+from eventjet.projections.projection import Entries, Projection
+from eventjet.projections.tables import RowCodec
+
+R = TypeVar("R")
+E = TypeVar("E")
+
+_START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Projected(Generic[R]):
+    """The rows a projection came to."""
+
+    def __init__(self, rows: Iterable[R]) -> None:
+        self._rows = list(rows)
+
+    def rows(self, *expected: R) -> None:
+        """Exactly these rows, in any order."""
+        missing, extra = list(expected), list[R]()
+        for row in self._rows:
+            if row in missing:
+                missing.remove(row)
+            else:
+                extra.append(row)
+        if missing or extra:
+            raise AssertionError(f"the rows are {self._rows!r}\nexpected {list(expected)!r}")
+
+    def row(self) -> R:
+        """The only row."""
+        if len(self._rows) != 1:
+            raise AssertionError(f"the rows are {self._rows!r}, not one")
+        return self._rows[0]
+
+
+def on(aggregate_id: str, *events: E) -> list[Recorded[E]]:
+    """Events of one aggregate as the log would record them: versions from 1, a minute between them.
+
+    `projected` gives positions over all of its histories.
+    """
+    return [
+        Recorded(event, aggregate_id, number, number, _START + timedelta(minutes=number), f"{aggregate_id}-{number}")
+        for number, event in enumerate(events, 1)
+    ]
+
+
+def projected(projection: Projection[R, E] | Entries[R, E], *histories: Iterable[Recorded[object]]) -> Projected[R]:
+    """Fold the histories, one after the other; events the projection does not take are passed over."""
+    recorded: list[Recorded[Any]] = []
+    for history in histories:
+        for one in history:
+            position = len(recorded) + 1
+            recorded.append(
+                Recorded(one.data, one.aggregate_id, one.version, position, one.recorded_at, one.event_id, one.aggregate)
+            )
+    function = projection.fold if isinstance(projection, Projection) else projection.rows
+    subscribed = events_of(function, _event_parameter(projection))
+    catalog = Catalog(list(dict.fromkeys([*subscribed, *(type(one.data) for one in recorded)])))
+    bound = bind(projection, catalog)
+    for one in recorded:
+        event_info(type(one.data))
+    fold = Fold(bound, RowCodec(bound.table, bound.row_type, "sqlite"))
+    rows = fold({}, [one for one in recorded if type(one.data) in bound.events])
+    return Projected(row for row in rows.values() if row is not None)
+
+
+def _event_parameter(projection: Projection[Any, Any] | Entries[Any, Any]) -> str:
+    function = projection.fold if isinstance(projection, Projection) else projection.rows
+    names = list(function.__code__.co_varnames)
+    return names[1] if isinstance(projection, Projection) else names[0]
