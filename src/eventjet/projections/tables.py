@@ -54,24 +54,14 @@ class RowCodec:
             raise self._refusal(values) from None
         return row if all(map(is_, fitted, values)) else self._make(fitted)
 
-    def dump(self, row: Any) -> Sequence[Any]:
+    def dump(self, row: Any) -> tuple[Any, ...]:
         """What the driver takes, for an insert or `COPY`; the row must be normalised."""
-        return self._convert(self._values(row), self._dumps)
+        values = self._values(row)
+        return tuple(_converted(values, self._dumps)) if self._dumps else values
 
     def load(self, values: Sequence[Any]) -> Any:
         """The row of what the driver gave."""
-        return self._make(self._convert(values, self._loads))
-
-    @staticmethod
-    def _convert(values: Sequence[Any], conversions: Sequence[tuple[int, Convert]]) -> Sequence[Any]:
-        if not conversions:
-            return values
-        converted = list(values)
-        for index, convert in conversions:
-            value = converted[index]
-            if value is not None:
-                converted[index] = convert(value)
-        return converted
+        return self._make(_converted(values, self._loads) if self._loads else values)
 
     def _refusal(self, values: Sequence[Any]) -> RowRefused:
         for column, check, value in zip(self.columns, self._checks, values, strict=True):
@@ -120,6 +110,15 @@ def key_check(column: Column[Any], parts: int) -> Convert:
 
 
 _KEY_BYTES = 2_600
+
+
+def _converted(values: Sequence[Any], conversions: Sequence[tuple[int, Convert]]) -> list[Any]:
+    converted = list(values)
+    for index, convert in conversions:
+        value = converted[index]
+        if value is not None:
+            converted[index] = convert(value)
+    return converted
 
 
 def _check(column: Column[Any]) -> Convert:

@@ -1,0 +1,114 @@
+"""`Writer`: one batch of events, its rows and the checkpoint in one transaction.
+
+The first statement advances the checkpoint where epoch and position are the ones this worker knows, and so locks its
+row; when it finds none, the worker has been deposed and nothing is written. The transaction is the fence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Table
+
+from eventjet.domain.recorded import Recorded
+from eventjet.errors import CheckpointFenced
+from eventjet.projections.bound import BoundProjection
+from eventjet.projections.checkpoint import Checkpoint, clock, read
+from eventjet.projections.columns import POSTGRESQL
+from eventjet.projections.fold import Fold
+from eventjet.projections.statements import statements
+from eventjet.projections.tables import RowCodec, storage_table
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a piece of the log has for one projection; the position advances over other events as well."""
+
+    after: int
+    """The position before it: what the checkpoint must say."""
+    last: int
+    """Its last position: what the checkpoint will say."""
+    event_id: str
+    """Id of the event at `last`."""
+    events: Sequence[Recorded[Any]]
+    """Those of the subscription, in order."""
+
+    def before(self, position: int) -> Batch | None:
+        """The part that ends with the last event before `position`; None when there is none."""
+        return self._until(sum(event.position < position for event in self.events))
+
+    def halves(self) -> tuple[Batch, Batch] | None:
+        """Two parts, each with events; None when there are fewer than two events."""
+        first = self._until(len(self.events) // 2)
+        if first is None:
+            return None
+        return first, Batch(first.last, self.last, self.event_id, self.events[len(first.events) :])
+
+    def _until(self, count: int) -> Batch | None:
+        if count == 0:
+            return None
+        end = self.events[count - 1]
+        return Batch(self.after, end.position, end.event_id, self.events[:count])
+
+
+class Writer:
+    """Writes the batches of one projection, to its table or to `table` (a shadow)."""
+
+    def __init__(self, bound: BoundProjection, dialect: str, *, lease_s: float, table: Table | None = None) -> None:
+        codec = RowCodec(bound.table, bound.row_type, dialect)
+        self._bound = bound
+        self._fold = Fold(bound, codec)
+        self._lease_s = lease_s
+        self._statements = statements(storage_table(bound.table, dialect) if table is None else table, codec)
+        mark = "%s" if dialect == POSTGRESQL else "?"
+        self._advance = (
+            f"update eventjet_projection set position = {mark}, event_id = {mark}, "  # noqa: S608 - no value in it
+            f"lease_until = {clock(dialect)} + {mark} "
+            f"where name = {mark} and revision = {mark} and epoch = {mark} and position = {mark}"
+        )
+
+    def write(self, connection: Connection, held: Checkpoint, batch: Batch) -> None:
+        """Apply a batch within the caller's transaction.
+
+        Raises `CheckpointFenced`, `HandlerFailed` and what the database raises; roll back then. A batch that lacks its
+        beginning, or comes a second time, is fenced too.
+        """
+        if batch.last <= batch.after or (batch.events and batch.events[0].position <= batch.after):
+            raise CheckpointFenced(held.name, f"a batch after position {batch.after} ends at {batch.last}")
+        row = (held.name, held.revision, held.epoch, batch.after)
+        advanced = connection.exec_driver_sql(self._advance, (batch.last, batch.event_id, self._lease_s, *row))
+        if advanced.rowcount != 1:
+            raise self._fenced(connection, held, batch)
+        if batch.events:
+            self._apply(connection, batch.events)
+
+    def _apply(self, connection: Connection, events: Sequence[Recorded[Any]]) -> None:
+        if not self._bound.reads:
+            made = list(self._fold({}, events).values())
+            if made:
+                self._statements.insert(connection, made)
+            return
+        keys = self._fold.keys(events)
+        rows = self._statements.read(connection, keys) if keys else {}
+        changed = self._fold(rows, events)
+        gone = [key for key, row in changed.items() if row is None]
+        kept = [row for row in changed.values() if row is not None]
+        if gone:
+            self._statements.delete(connection, gone)
+        if kept:
+            self._statements.upsert(connection, kept)
+
+    @staticmethod
+    def _fenced(connection: Connection, held: Checkpoint, batch: Batch) -> CheckpointFenced:
+        found = read(connection, held.name, held.revision)
+        if found is None:
+            return CheckpointFenced(held.name, "its checkpoint is gone")
+        if found.epoch != held.epoch:
+            return CheckpointFenced(
+                held.name, f"{found.owner or 'nobody'} holds it in epoch {found.epoch}, this was {held.epoch}"
+            )
+        return CheckpointFenced(
+            held.name, f"its checkpoint is at position {found.position} and the batch starts after {batch.after}"
+        )
