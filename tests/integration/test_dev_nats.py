@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -148,4 +147,4 @@ async def test_a_cluster_goes_on_without_its_leader_and_recovers_whole() -> None
             acknowledged = await client.jetstream().publish("log.b", b"{}")
         assert acknowledged.seq == 2
         pids = [server.pid for server in cluster.servers]
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

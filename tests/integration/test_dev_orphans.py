@@ -114,8 +114,9 @@ def test_a_server_outlives_the_thread_that_started_it() -> None:
 
 
 def test_ctrl_c_reaches_the_program_and_not_its_server() -> None:
-    body = f"try:\n    {TELL}\n    time.sleep(120)\nexcept KeyboardInterrupt:\n    print(servers[0].running, flush=True)"
-    program = run("import time", SERVERS["nats"], START, body, "[one.close() for one in servers]")
+    body = f"try:\n    {TELL}\n    time.sleep(120)\nexcept KeyboardInterrupt:"
+    answer = "    print(servers[0].running, flush=True)"
+    program = run("import time", SERVERS["nats"], START, body, answer, "[one.close() for one in servers]")
     [(pid, folder)] = told(program)
     os.killpg(program.pid, signal.SIGINT)
     output, _ = program.communicate(timeout=30)

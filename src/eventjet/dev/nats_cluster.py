@@ -137,20 +137,27 @@ class NatsCluster:
 
 def _healthy(server: NatsServer) -> bool:
     """Whether the server is in order and knows a leader of each stream it holds."""
-    accounts = _get(server, "/jsz?accounts=true&streams=true").get("account_details") or []
-    streams = [stream for account in accounts for stream in account.get("stream_detail") or []]
-    led = all((stream.get("cluster") or {}).get("leader") for stream in streams)
-    return led and _get(server, "/healthz").get("status") == "ok"
+    if _get(server, "/healthz").get("status") != "ok":
+        return False
+    accounts: list[dict[str, Any]] = _get(server, "/jsz?accounts=true&streams=true").get("account_details", [])
+    for account in accounts:
+        streams: list[dict[str, Any]] = account.get("stream_detail", [])
+        if any(_leader_of(stream.get("cluster")) is None for stream in streams):
+            return False
+    return True
 
 
 def _leader_by(server: NatsServer) -> str | None:
     """Who leads by the word of this server; None while it knows of nobody, or does not answer."""
-    group = _get(server, "/jsz").get("meta_cluster") or {}
-    return group.get("leader") or None
+    return _leader_of(_get(server, "/jsz").get("meta_cluster"))
+
+
+def _leader_of(group: dict[str, Any] | None) -> str | None:
+    return (group.get("leader") or None) if group else None
 
 
 def _get(server: NatsServer, path: str) -> dict[str, Any]:
-    """What the server's own monitor answers; empty when it does not."""
+    """The JSON object the server's own monitor answers with; an empty one when it does not."""
     if not server.running:
         return {}
     connection = http.client.HTTPConnection(urlsplit(server.monitor_url).netloc, timeout=_REQUEST_S)

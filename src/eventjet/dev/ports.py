@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
 
 @contextmanager
-def reserved_ports(count: int) -> Iterator[list[int]]:
+def reserved_ports(count: int) -> Generator[list[int]]:
     """Free ports that nobody else is given while the block runs, and that a server may nevertheless listen on.
 
     Linux lets two sockets share an address that both bound with SO_REUSEADDR as long as one at most listens, and does

@@ -11,10 +11,10 @@ import os
 import secrets
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import LiteralString, Self
 from urllib.parse import quote
 
 import psycopg
@@ -153,7 +153,7 @@ class PostgresServer:
     def _data(self) -> Path:
         return self._home.path() / "data"
 
-    def _execute(self, statement: str, name: str) -> None:
+    def _execute(self, statement: LiteralString, name: str) -> None:
         conninfo = self.url.replace("+psycopg", "", 1)
         with psycopg.connect(conninfo, autocommit=True) as connection:
             connection.execute(sql.SQL(statement).format(sql.Identifier(name)))
@@ -198,7 +198,9 @@ class PostgresServer:
         status = initdb.finish(_INITDB_S)
         password.unlink()
         if status != 0:
-            raise ComponentFailed(_COMPONENT, "its data folder could not be made", self.log, kept=not self._home.temporary)
+            raise ComponentFailed(
+                _COMPONENT, "its data folder could not be made", self.log, kept=not self._home.temporary
+            )
         unfinished.rename(self._data)
 
     def _password(self) -> str:
@@ -212,7 +214,7 @@ class PostgresServer:
         return file.read_text(encoding="ascii")
 
     @contextmanager
-    def _chosen_port(self) -> Iterator[int]:
+    def _chosen_port(self) -> Generator[int]:
         if self._port is not None:
             yield self._port
         else:

@@ -172,7 +172,7 @@ def _sweep() -> None:
 
 def _children() -> list[int]:
     """Pids whose parent is this process, by `/proc`; none where there is no `/proc`."""
-    mine = []
+    mine: list[int] = []
     me = os.getpid()
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if entry.isdigit():
