@@ -56,9 +56,7 @@ class App:
     @asynccontextmanager
     async def connect(self, **settings: Any) -> AsyncGenerator[Jet]:
         """A connection, from keywords or `EVENTJET_*` (see `Settings`); raises `Unreachable` and `UsageError`."""
-        async with open_jet(
-            self.name, self.catalog, self.aggregates, self.projections, Settings.load(settings)
-        ) as jet:
+        async with open_jet(self.name, self.catalog, self.aggregates, self.projections, Settings.load(settings)) as jet:
             yield jet
 
 

@@ -180,9 +180,7 @@ async def open_jet(
     """Connect, and on the way out wait for the saves in flight."""
     client, requests = await connect(settings)
     store = JetStreamStore(name, client, requests, save_timeout_s=settings.save_timeout_s)
-    keeper = SnapshotKeeper(
-        KeyValueSnapshots(snapshot_bucket(name), client, timeout_s=settings.request_timeout_s)
-    )
+    keeper = SnapshotKeeper(KeyValueSnapshots(snapshot_bucket(name), client, timeout_s=settings.request_timeout_s))
     jet = Jet(name, store, catalog, aggregates, projections, settings, keeper)
     jet.requests = requests
     try:

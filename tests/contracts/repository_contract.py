@@ -71,9 +71,7 @@ class RepositoryContract:
         held: Any = Held()
         here, there = repository(app, held), repository(app, held)
         first, second = sorted(
-            await asyncio.gather(
-                here.execute("race", withdraw, "here"), there.execute("race", withdraw, "there")
-            ),
+            await asyncio.gather(here.execute("race", withdraw, "here"), there.execute("race", withdraw, "there")),
             key=lambda done: done.version,
         )
         assert (first.version, second.version) == (3, 4)
@@ -84,9 +82,7 @@ class RepositoryContract:
         history = await accounts.history("race")
         assert [recorded.version for recorded in history] == [1, 2, 3, 4]
 
-    async def test_many_commands_on_one_account_are_all_recorded(
-        self, accounts: Accounts, elsewhere: Accounts
-    ) -> None:
+    async def test_many_commands_on_one_account_are_all_recorded(self, accounts: Accounts, elsewhere: Accounts) -> None:
         await asyncio.gather(
             *(one.execute("hot", Account.deposit, Decimal(1)) for one in (accounts, elsewhere) for _ in range(20))
         )
@@ -101,9 +97,7 @@ class RepositoryContract:
         with pytest.raises(InsufficientFunds):
             await elsewhere.execute("stale", Account.withdraw, Decimal(1))
 
-    async def test_nothing_to_record_is_said_on_the_newest_state(
-        self, accounts: Accounts, elsewhere: Accounts
-    ) -> None:
+    async def test_nothing_to_record_is_said_on_the_newest_state(self, accounts: Accounts, elsewhere: Accounts) -> None:
         await accounts.load("once")
         await elsewhere.execute("once", Account.open, "bob")
         done = await accounts.execute("once", Account.open, "ada")

@@ -61,9 +61,7 @@ class StoreContract:
         assert await store.last("thing", "c") == first
 
     async def test_of_racing_saves_exactly_one_wins(self, store: EventStore) -> None:
-        results = await asyncio.gather(
-            *(store.append([write("race", 0, 0)]) for _ in range(8)), return_exceptions=True
-        )
+        results = await asyncio.gather(*(store.append([write("race", 0, 0)]) for _ in range(8)), return_exceptions=True)
         assert sum(isinstance(result, int) for result in results) == 1
         assert sum(isinstance(result, ConcurrencyConflict) for result in results) == 7
         assert len(await store.history("thing", "race")) == 1
@@ -134,6 +132,6 @@ class StoreContract:
         await asyncio.sleep(0)
         saving.cancel()
         async with asyncio.timeout(5):
-            while not await store.last("thing", "cancelled"):  # noqa: ASYNC110  the store has no other sign
+            while not await store.last("thing", "cancelled"):
                 await asyncio.sleep(0.01)
         assert len(await store.history("thing", "cancelled")) == 1

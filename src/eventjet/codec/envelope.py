@@ -127,9 +127,7 @@ class Decoder:
             return Recorded(data, aggregate_id, version, position, recorded_at, event_id, aggregate)
         command_id, metadata = metadata_of(block)
         recorded_at = _told_time(block, recorded_at, record)
-        return Recorded(
-            data, aggregate_id, version, position, recorded_at, event_id, aggregate, command_id, metadata
-        )
+        return Recorded(data, aggregate_id, version, position, recorded_at, event_id, aggregate, command_id, metadata)
 
     def _resolve(self, key: bytes, record: RawRecord) -> Resolved | None:
         """Look a kind up once; what raises is not remembered."""
@@ -180,9 +178,7 @@ def _escaped(name: str, value: str) -> str:
     except UnicodeEncodeError:
         raise Refused(f"{name} {value!r}", "it holds a lone surrogate", "Use text.") from None
     if not value or len(text) > _VALUE_MAX:
-        raise Refused(
-            f"{name} of {len(value)} characters", f"a header holds 1 to {_VALUE_MAX} bytes", "Shorten it."
-        )
+        raise Refused(f"{name} of {len(value)} characters", f"a header holds 1 to {_VALUE_MAX} bytes", "Shorten it.")
     return text
 
 

@@ -60,5 +60,7 @@ class Upcasters:
             if one.name not in current:
                 found.append(f"an upcaster is declared for {one.name!r}, which no aggregate folds")
             elif not 1 <= one.schema < current[one.name]:
-                found.append(f"the upcaster for {one.name!r} schema {one.schema} leads beyond schema {current[one.name]}")
+                found.append(
+                    f"the upcaster for {one.name!r} schema {one.schema} leads beyond schema {current[one.name]}"
+                )
         return found

@@ -34,9 +34,7 @@ class AggregateType(Protocol[S, E]):  # type: ignore[misc]  # pyright: ignore[re
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def aggregate(
-    name: str, /, *, snapshot_every: int | None = None, revision: int = 1
-) -> Callable[[type[T]], type[T]]:
+def aggregate(name: str, /, *, snapshot_every: int | None = None, revision: int = 1) -> Callable[[type[T]], type[T]]:
     """Make the class a frozen, slotted, keyword-only dataclass whose events live at `<app>.<name>.<id>`.
 
     Raise `revision` when the same events should fold to something else. Slots re-create the class, so zero-argument

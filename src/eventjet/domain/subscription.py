@@ -37,12 +37,11 @@ def resolved_hint(function: Any, parameter: str) -> Any:
     try:
         return typing.get_type_hints(probe, globalns=scope, localns=_closure(function))[parameter]
     except NameError as error:
-        raise DefinitionError(
-            [
-                f"{_name(function)}: the annotation of `{parameter}` names {error.name!r}, which cannot be found "
-                "where the function is defined; import it for real (not under TYPE_CHECKING) and at module level"
-            ]
-        ) from None
+        fault = (
+            f"{_name(function)}: the annotation of `{parameter}` names {error.name!r}, which cannot be found "
+            "where the function is defined; import it for real (not under TYPE_CHECKING) and at module level"
+        )
+        raise DefinitionError([fault]) from None
 
 
 def _closure(function: Any) -> dict[str, Any]:

@@ -244,4 +244,5 @@ class Command(Generic[S, E]):
 async def between_conflicts(attempt: int) -> None:
     """Between processes nobody queues: spread the rivals out."""
     if attempt:
-        await asyncio.sleep(random.random() * min(0.2, 0.002 * 2 ** min(attempt, 7)))
+        spread = random.random()  # noqa: S311  no secret
+        await asyncio.sleep(spread * min(0.2, 0.002 * 2 ** min(attempt, 7)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
@@ -30,7 +30,7 @@ class KeyValueSnapshots:
             reply = await self._client.request(
                 f"$JS.API.DIRECT.GET.{self._stream}.{subject}", b"", timeout=self._timeout_s
             )
-        except (NatsError, OSError, asyncio.TimeoutError):
+        except (TimeoutError, NatsError, OSError):
             return None
         headers = reply.headers or {}
         if "Status" in headers or headers.get("KV-Operation") in ("DEL", "PURGE"):
@@ -45,7 +45,7 @@ class KeyValueSnapshots:
         try:
             reply = await self._client.request(subject, value, timeout=self._timeout_s)
             error = json.loads(reply.data).get("error")
-        except (NatsError, OSError, asyncio.TimeoutError, ValueError) as problem:
+        except (TimeoutError, NatsError, OSError, ValueError) as problem:
             raise StoreUnavailable(f"The snapshot {subject}", str(problem) or type(problem).__name__) from None
         if error is not None:
             raise StoreUnavailable(f"The snapshot {subject}", str(error.get("description", error)))

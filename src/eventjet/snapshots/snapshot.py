@@ -48,9 +48,8 @@ class SnapshotCodec(Generic[S]):
             shape: Any = adapter.json_schema()
         except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation, ValueError, TypeError) as error:
             reason = str(error).splitlines()[0]
-            raise DefinitionError(
-                [f"the state of {info.name!r} cannot be a snapshot: {reason}; leave out snapshot_every or change the field"]
-            ) from None
+            fault = f"the state of {info.name!r} cannot be a snapshot: {reason}; leave out snapshot_every or change it"
+            raise DefinitionError([fault]) from None
         self.fingerprint = _fingerprint(cls, info, shape)
 
     def encode(self, held: Held[S]) -> bytes | None:

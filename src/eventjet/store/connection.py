@@ -130,5 +130,3 @@ def _unreachable(settings: Settings, error: Exception) -> Unreachable:
         f"no connection ({text})",
         "Start it, or set EVENTJET_SERVERS to where it is; `eventjet dev` starts one on this machine.",
     )
-
-

@@ -85,9 +85,7 @@ class JetStreamStore:
 
     async def _save(self, writes: Sequence[Append], *, resume: bool) -> int:
         subjects = [subject_of(self.app, write.aggregate, write.aggregate_id) for write in writes]
-        save = outcome.Save(
-            _parts(writes), deadline=time.monotonic() + self._save_timeout_s, jitter=random.random
-        )
+        save = outcome.Save(_parts(writes), deadline=time.monotonic() + self._save_timeout_s, jitter=random.random)
         step: outcome.Step = save.resume() if resume else save.begin()
         while True:
             match step:
@@ -147,9 +145,7 @@ class JetStreamStore:
                 found = await self._from_leader({"seq": write.expected + 1, "next_by_subj": subject})
             except (StoreUnavailable, Forbidden):
                 return None
-            slots.append(
-                None if found is None else outcome.SlotFound(found[0], header(found[3], MSG_ID) or "")
-            )
+            slots.append(None if found is None else outcome.SlotFound(found[0], header(found[3], MSG_ID) or ""))
         return slots
 
     async def history(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> list[RawRecord]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, TypeVar
 
@@ -58,13 +59,8 @@ def on(aggregate_id: str, *events: E) -> list[Recorded[E]]:
 
 def projected(projection: Projection[R, E] | Entries[R, E], *histories: Iterable[Recorded[object]]) -> Projected[R]:
     """Fold the histories, one after the other; events the projection does not take are passed over."""
-    recorded: list[Recorded[Any]] = []
-    for history in histories:
-        for one in history:
-            position = len(recorded) + 1
-            recorded.append(
-                Recorded(one.data, one.aggregate_id, one.version, position, one.recorded_at, one.event_id, one.aggregate)
-            )
+    given = [one for history in histories for one in history]
+    recorded = [replace(one, position=position) for position, one in enumerate(given, 1)]
     function = projection.fold if isinstance(projection, Projection) else projection.rows
     subscribed = events_of(function, _event_parameter(projection))
     catalog = Catalog(list(dict.fromkeys([*subscribed, *(type(one.data) for one in recorded)])))
