@@ -1,8 +1,8 @@
 """The JSON profile of an event's body, readable without eventjet.
 
-Decimal as string, datetime as RFC 3339 in UTC, UUID and date as string, bytes as base64, integers beyond 2^53 as string,
-NaN and infinities refused, unknown fields ignored on reading. What was encoded is decoded again and compared, so that
-an event that cannot be read back is never sent.
+Decimal as string, datetime as RFC 3339 in UTC, UUID and date as string, bytes as base64, integers beyond 2^53 as
+string, NaN and infinities refused, unknown fields ignored on reading. What was encoded is decoded again and compared,
+so that an event that cannot be read back is never sent.
 
 pydantic is laxer than a ledger may be (a JSON number becomes a Decimal), so the wire has a validator and a serializer
 of its own, built from the class's core schema with the leaves replaced.

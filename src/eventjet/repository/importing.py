@@ -12,7 +12,7 @@ from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eventjet.codec.catalog import Catalog
+from eventjet.codec.catalog import Catalog, EncodedEvent
 from eventjet.codec.envelope import COMMAND, VERSION, context_headers, header
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.ids import new_event_id
@@ -22,6 +22,8 @@ from eventjet.store.limits import BATCH_MAX
 from eventjet.store.store import Append, EventStore, NewEvent
 
 CONFLICTS_MAX = 100
+_Item = tuple[tuple[str, str], int, EncodedEvent]
+"""(aggregate and id, ordinal within it, event)."""
 _SOURCE = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 _BYTES_MAX = 8_000_000
 """Bodies of one batch, in bytes: well below what a connection may have pending."""
@@ -77,7 +79,7 @@ class Importer:
         self, events: Iterable[Imported] | AsyncIterable[Imported], progress: Callable[[int], object] | None
     ) -> ImportReport:
         """Store what is missing, in batches; `progress` is told how many events are in the log now."""
-        chunk: list[tuple[tuple[str, str], int, Any]] = []
+        chunk: list[_Item] = []
         size = 0
         async for one in _each(events):
             key = (aggregate_info(one.aggregate).name, one.aggregate_id)
@@ -96,9 +98,9 @@ class Importer:
             progress(self._stored + self._skipped)
         return ImportReport(self._stored, self._skipped, self._position)
 
-    async def _store_chunk(self, chunk: Sequence[tuple[tuple[str, str], int, Any]]) -> None:
+    async def _store_chunk(self, chunk: Sequence[_Item]) -> None:
         await self._learn({key for key, _, _ in chunk if key not in self._known})
-        missing = [item for item in chunk if item[1] > self._known[item[0]].imported]
+        missing: list[_Item] = [item for item in chunk if item[1] > self._known[item[0]].imported]
         self._skipped += len(chunk) - len(missing)
         limit, conflicts = len(missing), 0
         while missing:
@@ -124,7 +126,7 @@ class Importer:
             missing = missing[limit:]
             limit, conflicts = limit * 2, 0
 
-    def _writes(self, missing: Sequence[tuple[tuple[str, str], int, Any]]) -> list[Append]:
+    def _writes(self, missing: Sequence[_Item]) -> list[Append]:
         grouped: dict[tuple[str, str], list[NewEvent]] = {}
         for key, ordinal, encoded in missing:
             context = tuple(context_headers(f"{self._source}/{ordinal}", NO_METADATA))
