@@ -64,9 +64,7 @@ class ByKeys(Protocol[E, K_co]):
 @overload
 def projection(name: str, /, *, table: Table, revision: int = 1) -> ByAggregate: ...
 @overload
-def projection(
-    name: str, /, *, table: Table, revision: int = 1, key: Callable[[Recorded[E]], Key]
-) -> ByKey[E]: ...
+def projection(name: str, /, *, table: Table, revision: int = 1, key: Callable[[Recorded[E]], Key]) -> ByKey[E]: ...
 @overload
 def projection(
     name: str, /, *, table: Table, revision: int = 1, keys: Callable[[Recorded[E]], Sequence[K_co]]

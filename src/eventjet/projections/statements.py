@@ -84,9 +84,7 @@ class PostgresStatements:
         return self._arrays([dump(row) for row in rows], self._literals)
 
     @staticmethod
-    def _arrays(
-        rows: Sequence[tuple[Any, ...]], literals: Sequence[Callable[[Iterable[Any]], str]]
-    ) -> tuple[str, ...]:
+    def _arrays(rows: Sequence[tuple[Any, ...]], literals: Sequence[Callable[[Iterable[Any]], str]]) -> tuple[str, ...]:
         return tuple([write(column) for write, column in zip(literals, zip(*rows, strict=True), strict=True)])
 
 
@@ -100,9 +98,7 @@ class SqliteStatements:
         self._key_dumps = [dumper(column.type, codec.dialect) for column in names.key]
         self._alone = len(names.key) == 1
         parts = ["k.value"] if self._alone else [f"k.value ->> {index}" for index in range(len(names.key))]
-        same = " and ".join(
-            f"t.{names.quoted(column)} = {part}" for column, part in zip(names.key, parts, strict=True)
-        )
+        same = " and ".join(f"t.{names.quoted(column)} = {part}" for column, part in zip(names.key, parts, strict=True))
         equal = " and ".join(f"{names.quoted(column)} = ?" for column in names.key)
         self._insert = f"insert into {names.table} ({names.all()}) values ({marks})"  # noqa: S608
         self._upsert = self._insert + names.on_conflict()
@@ -131,8 +127,7 @@ class SqliteStatements:
             return list(keys)
         dumps = self._key_dumps
         return [
-            tuple([part if dump is None else dump(part) for dump, part in zip(dumps, key, strict=True)])
-            for key in keys
+            tuple([part if dump is None else dump(part) for dump, part in zip(dumps, key, strict=True)]) for key in keys
         ]
 
 
@@ -143,17 +138,17 @@ def _by_key(codec: RowCodec, found: Iterable[Sequence[Any]]) -> dict[tuple[Any, 
 
 
 class _Names:
-    """Quoted names of one table."""
+    """Quoted names of one table; on PostgreSQL their percent signs are doubled, as the driver wants them."""
 
     def __init__(self, table: Table, dialect: Any) -> None:
         prepare: Any = dialect.identifier_preparer
-        self.table = str(prepare.format_table(table)).replace("%", "%%")
+        self.table = str(prepare.format_table(table))
         self.key = list(table.primary_key.columns)
         self._columns = list(table.columns)
         self._quote = prepare.quote
 
     def quoted(self, column: Column[Any]) -> str:
-        return str(self._quote(column.name)).replace("%", "%%")
+        return str(self._quote(column.name))
 
     def all(self, prefix: str = "") -> str:
         return ", ".join(prefix + self.quoted(column) for column in self._columns)
@@ -164,4 +159,3 @@ class _Names:
         if not rest:
             return f" on conflict ({key}) do nothing"
         return f" on conflict ({key}) do update set " + ", ".join(f"{name} = excluded.{name}" for name in rest)
-

@@ -1,0 +1,138 @@
+"""What the tests of writers and workers share: a small ledger of events, its projections, and two databases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from sqlalchemy import BigInteger, Column, Connection, Index, Integer, MetaData, Numeric, String, Table, select
+
+from eventjet.codec.catalog import Catalog
+from eventjet.domain.event import event
+from eventjet.domain.recorded import Recorded
+from eventjet.projections.bound import BoundProjection, bind
+from eventjet.projections.checkpoint import create_tables
+from eventjet.projections.database import Database
+from eventjet.projections.projection import entries, projection
+from eventjet.projections.tables import storage_table
+
+
+@event("ledger.opened")
+class Opened:
+    owner: str
+
+
+@event("ledger.added")
+class Added:
+    amount: Decimal
+
+
+@event("ledger.closed")
+class Closed:
+    pass
+
+
+@event("ledger.noted")
+class Noted:
+    """An event to which no projection subscribes."""
+
+    text: str
+
+
+CATALOG = Catalog([Opened, Added, Closed, Noted])
+
+metadata = MetaData()
+balances_table = Table(
+    "balances",
+    metadata,
+    Column("account_id", String(40), primary_key=True),
+    Column("owner", String(20)),
+    Column("amount", Numeric(12, 2), nullable=False),
+    Column("events", Integer, nullable=False),
+    Column("last", BigInteger, nullable=False),
+    Index("ix_balances_owner", "owner"),
+)
+movements_table = Table(
+    "movements",
+    metadata,
+    Column("position", BigInteger, primary_key=True, autoincrement=False),
+    Column("account_id", String(40), nullable=False),
+    Column("amount", Numeric(12, 2), nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    account_id: str
+    owner: str | None = None
+    amount: Decimal = Decimal(0)
+    events: int = 0
+    last: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    position: int
+    account_id: str
+    amount: Decimal
+
+
+@projection("balances", table=balances_table)
+def balances(row: Balance | None, event: Recorded[Opened | Added | Closed]) -> Balance | None:
+    row = row or Balance(event.aggregate_id)
+    row = replace(row, events=row.events + 1, last=event.position)
+    match event.data:
+        case Opened(owner=owner):
+            return replace(row, owner=owner)
+        case Added(amount=amount):
+            return replace(row, amount=row.amount + amount)
+        case Closed():
+            return None
+
+
+@entries("movements", table=movements_table)
+def movements(event: Recorded[Added]) -> Movement | None:
+    return Movement(event.position, event.aggregate_id, event.data.amount)
+
+
+BALANCES = bind(balances, CATALOG)
+MOVEMENTS = bind(movements, CATALOG)
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def on(position: int, data: Any, aggregate_id: str = "a-1") -> Recorded[Any]:
+    """A recorded event, as the log would tell it."""
+    return Recorded(
+        data, aggregate_id, position, position, START + timedelta(seconds=position), f"id-{position}", "ledger"
+    )
+
+
+def made(database: str, *bound: BoundProjection) -> Database:
+    """The database with all its tables."""
+    where = Database(database)
+    engine = where.sync_engine()
+    try:
+        create_tables(engine, bound)
+    finally:
+        engine.dispose()
+    return where
+
+
+def rows_of(connection: Connection, bound: BoundProjection) -> list[Any]:
+    """All rows of a read model, read as an application reads them, by key."""
+    table = storage_table(bound.table, connection.dialect.name)
+    query = select(table).order_by(*table.primary_key.columns)
+    return [bound.row_type(*row) for row in connection.execute(query)]
+
+
+def folded(events: Iterable[Recorded[Any]]) -> list[Balance]:
+    """What the balances must be, by the plainest loop."""
+    found: dict[str, Balance | None] = {}
+    for one in events:
+        if isinstance(one.data, Opened | Added | Closed):
+            found[one.aggregate_id] = balances(found.get(one.aggregate_id), one)
+    return sorted((row for row in found.values() if row is not None), key=lambda row: row.account_id)

@@ -1,0 +1,309 @@
+"""A batch, its rows and its checkpoint in one transaction, on both databases alike."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Date,
+    DateTime,
+    Double,
+    Engine,
+    Enum,
+    LargeBinary,
+    MetaData,
+    Numeric,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    Uuid,
+    event,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.exc import IntegrityError
+
+from eventjet.domain.recorded import Recorded
+from eventjet.errors import CheckpointFenced, HandlerFailed
+from eventjet.projections import checkpoint
+from eventjet.projections.bound import BoundProjection, bind
+from eventjet.projections.checkpoint import Checkpoint
+from eventjet.projections.projection import projection
+from eventjet.projections.tables import RowCodec
+from eventjet.projections.writer import Batch, Writer
+from tests.integration.projecting import (
+    BALANCES,
+    CATALOG,
+    MOVEMENTS,
+    Added,
+    Closed,
+    Movement,
+    Opened,
+    folded,
+    made,
+    on,
+    rows_of,
+)
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/read.db"
+    return str(request.getfixturevalue("eventjet_database"))
+
+
+@pytest.fixture
+def engine(database: str) -> Iterator[Engine]:
+    where = made(database, BALANCES, MOVEMENTS, KINDS)
+    engine = where.sync_engine()
+    yield engine
+    engine.dispose()
+
+
+def taken(engine: Engine, bound: BoundProjection, owner: str = "w-1") -> Checkpoint:
+    with engine.begin() as connection:
+        checkpoint.ensure(connection, bound.name, bound.revision)
+        held = checkpoint.take(connection, bound.name, bound.revision, owner, ttl_s=30)
+    assert held is not None
+    return held
+
+
+def write(engine: Engine, bound: BoundProjection, held: Checkpoint, batch: Batch) -> None:
+    with engine.begin() as connection:
+        Writer(bound, engine.dialect.name, lease_s=30).write(connection, held, batch)
+
+
+def batches(events: list[Recorded[Any]], size: int) -> Iterator[Batch]:
+    for start in range(0, len(events), size):
+        part = events[start : start + size]
+        yield Batch(part[0].position - 1, part[-1].position, part[-1].event_id, part)
+
+
+HISTORY = [
+    on(position, data, aggregate_id)
+    for position, (aggregate_id, data) in enumerate(
+        [
+            (
+                f"a-{number % 7}",
+                [Opened(owner=f"o-{number}"), Added(amount=Decimal(number) / 4), Closed()][number % 13 % 3],
+            )
+            for number in range(200)
+        ],
+        1,
+    )
+]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_batches_of_any_size_give_the_rows_of_the_fold(engine: Engine, size: int) -> None:
+    held = taken(engine, BALANCES)
+    for batch in batches(HISTORY, size):
+        write(engine, BALANCES, held, batch)
+    with engine.connect() as connection:
+        assert rows_of(connection, BALANCES) == folded(HISTORY)
+        found = checkpoint.read(connection, "balances", 1)
+    assert found is not None
+    assert (found.position, found.event_id) == (200, "id-200")
+
+
+def test_the_position_advances_over_events_nobody_takes(engine: Engine) -> None:
+    held = taken(engine, BALANCES)
+    write(engine, BALANCES, held, Batch(0, 9, "id-9", []))
+    with engine.connect() as connection:
+        found = checkpoint.read(connection, "balances", 1)
+    assert found is not None
+    assert found.position == 9
+
+
+def test_a_deposed_worker_writes_nothing(engine: Engine) -> None:
+    zombie = taken(engine, BALANCES)
+    with engine.begin() as connection:
+        checkpoint.release(connection, zombie)
+    taken(engine, BALANCES, "w-2")
+    with pytest.raises(CheckpointFenced, match="w-2 holds it in epoch 2, this was 1"):
+        write(engine, BALANCES, zombie, Batch(0, 1, "id-1", [on(1, Opened(owner="ada"))]))
+    with engine.connect() as connection:
+        assert rows_of(connection, BALANCES) == []
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_a_batch_that_repeats_or_skips_is_fenced(engine: Engine, after: int) -> None:
+    held = taken(engine, BALANCES)
+    write(engine, BALANCES, held, Batch(0, 1, "id-1", [on(1, Opened(owner="ada"))]))
+    with pytest.raises(CheckpointFenced, match="is at position 1 and the batch starts after"):
+        write(engine, BALANCES, held, Batch(after, after + 1, "x", [on(after + 1, Closed())]))
+
+
+def test_a_batch_of_events_before_its_start_is_fenced(engine: Engine) -> None:
+    held = taken(engine, BALANCES)
+    with pytest.raises(CheckpointFenced):
+        write(engine, BALANCES, held, Batch(0, 0, "", []))
+    with pytest.raises(CheckpointFenced):
+        write(engine, BALANCES, held, Batch(5, 6, "id-6", [on(5, Closed())]))
+
+
+def test_a_fault_of_the_handler_leaves_neither_rows_nor_position(engine: Engine) -> None:
+    held = taken(engine, BALANCES)
+    bad = [on(1, Opened(owner="ada")), on(2, Added(amount=Decimal("0.005")), "a-2")]
+    with pytest.raises(HandlerFailed, match=r"position 2 of 'a-2'.*balances\.amount"):
+        write(engine, BALANCES, held, Batch(0, 2, "id-2", bad))
+    with engine.connect() as connection:
+        assert rows_of(connection, BALANCES) == []
+        found = checkpoint.read(connection, "balances", 1)
+    assert found is not None
+    assert found.position == 0
+
+
+def test_entries_are_appended_once(engine: Engine) -> None:
+    held = taken(engine, MOVEMENTS)
+    events = [on(1, Added(amount=Decimal(1))), on(4, Added(amount=Decimal(2)), "a-2")]
+    write(engine, MOVEMENTS, held, Batch(0, 5, "id-5", events))
+    with engine.connect() as connection:
+        assert rows_of(connection, MOVEMENTS) == [Movement(1, "a-1", Decimal(1)), Movement(4, "a-2", Decimal(2))]
+    with engine.begin() as connection:
+        connection.exec_driver_sql("update eventjet_projection set position = 0")
+    with pytest.raises(IntegrityError):
+        write(engine, MOVEMENTS, held, Batch(0, 5, "id-5", events))
+
+
+def test_a_batch_can_be_cut() -> None:
+    batch = Batch(0, 9, "id-9", [on(2, Closed()), on(5, Closed()), on(7, Closed())])
+    assert batch.before(2) is None
+    assert batch.before(7) == Batch(0, 5, "id-5", batch.events[:2])
+    assert batch.halves() == (Batch(0, 2, "id-2", batch.events[:1]), Batch(2, 9, "id-9", batch.events[1:]))
+    assert Batch(0, 9, "id-9", batch.events[:1]).halves() is None
+
+
+class Colour(enum.Enum):
+    RED = "r"
+    BLUE = "b"
+
+
+@dataclass(frozen=True)
+class Kinds:
+    name: str
+    day: date
+    reference: UUID
+    number: int
+    text: str | None = None
+    small: int | None = None
+    big: int | None = None
+    money: Decimal | None = None
+    exact: Decimal | None = None
+    real: float | None = None
+    flag: bool | None = None
+    at: datetime | None = None
+    wall: datetime | None = None
+    body: Any = None
+    bodyb: Any = None
+    data: bytes | None = None
+    colour: Colour | None = None
+    label: str | None = None
+
+
+KINDS_TABLE = Table(
+    'odd "kinds" 100%',
+    MetaData(),
+    Column("name", String, primary_key=True),
+    Column("day", Date, primary_key=True),
+    Column("reference", Uuid, primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column('te"x%t', Text, key="text"),
+    Column("small", SmallInteger),
+    Column("big", BigInteger),
+    Column("money", Numeric(12, 2)),
+    Column("exact", Numeric),
+    Column("real", Double),
+    Column("flag", Boolean),
+    Column("at", DateTime(timezone=True)),
+    Column("wall", DateTime),
+    Column("body", JSON),
+    Column("bodyb", JSON().with_variant(JSONB(), "postgresql")),
+    Column("data", LargeBinary),
+    Column("colour", Enum(Colour)),
+    Column("label", Enum("red", 'b"l\\ue', native_enum=False)),
+)
+ODD = 'a "quoted", {braced} \\ back\tslash\n é 🎉 NULL \\N'
+DAY = date(2026, 1, 2)
+VALUES: list[Kinds] = [
+    Kinds("none", DAY, UUID(int=1), -(2**63)),
+    Kinds(
+        ODD, date.min, UUID(int=2**128 - 1), 2**63 - 1, ODD, -(2**15), 2**63 - 1, Decimal("9999999999.99"),
+        Decimal("-0.000000000000000000000000000123456789"), float("inf"), True, datetime(1, 1, 1, tzinfo=UTC),
+        datetime(9999, 12, 31, 23, 59, 59, 999999), {"a": [1, None, "x\"y", {"b": 1.5}], "ä": "\\"}, {"b": 1, "a": 1e300},
+        bytes(range(256)), Colour.RED, 'b"l\\ue',
+    ),
+    Kinds(
+        "", date.max, UUID(int=0), 0, "", 0, 0, Decimal(-1), Decimal("1E+40"), 5e-324, False,
+        datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=timezone(timedelta(hours=2))), datetime(2026, 1, 1), "12", 12, b"",  # noqa: DTZ001
+        Colour.BLUE, "red",
+    ),
+    Kinds("null", DAY, UUID(int=1), 7, "NULL", body=[], bodyb="\\", data=b"\\x00", real=-0.0),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Line:
+    name: str
+    day: date
+    reference: UUID
+    number: int
+
+
+def key(event: Recorded[Opened]) -> tuple[str, date, UUID, int]:
+    row = VALUES[int(event.data.owner)]
+    return row.name, row.day, row.reference, row.number
+
+
+@projection("kinds", table=KINDS_TABLE, key=key)
+def kinds(row: Kinds | None, event: Recorded[Opened]) -> Kinds | None:
+    SEEN.append(row)
+    return VALUES[int(event.data.owner)] if event.position < 100 else None
+
+
+KINDS = bind(kinds, CATALOG)
+SEEN: list[Kinds | None] = []
+
+
+def test_every_kind_of_value_comes_back_as_it_was_normalised(engine: Engine) -> None:
+    normalise = RowCodec(KINDS_TABLE, Kinds, "sqlite").normalise
+    expected = [repr(normalise(row)) for row in VALUES]
+    held = taken(engine, KINDS)
+    events = [on(position, Opened(owner=str(position - 1))) for position in range(1, len(VALUES) + 1)]
+    write(engine, KINDS, held, Batch(0, 4, "id-4", events))
+    again = [on(event.position + 4, event.data) for event in events]
+    SEEN.clear()
+    write(engine, KINDS, held, Batch(4, 8, "id-8", again))
+    assert [repr(row) for row in SEEN] == expected
+    with engine.connect() as connection:
+        assert {repr(normalise(row)) for row in rows_of(connection, KINDS)} == set(expected)
+    last = [on(event.position + 100, event.data) for event in events]
+    write(engine, KINDS, held, Batch(8, 104, "id-104", last))
+    with engine.connect() as connection:
+        assert rows_of(connection, KINDS) == []
+
+
+def test_a_batch_takes_one_select_and_one_upsert(engine: Engine) -> None:
+    seen: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note(_c: Any, _u: Any, statement: str, *_: Any) -> None:
+        seen.append(statement)
+
+    write(engine, BALANCES, taken(engine, BALANCES), Batch(0, 3, "id-3", HISTORY[:3]))
+    assert sum("insert into" in one.lower() and "balances" in one for one in seen) == 1
+    assert sum(one.lstrip().lower().startswith("select") and "balances" in one for one in seen) == 1

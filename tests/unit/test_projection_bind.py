@@ -1,0 +1,252 @@
+"""Declaring a projection, and every fault `bind` finds in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import BigInteger, Column, Computed, Float, Integer, MetaData, Numeric, String, Table, Uuid
+
+from eventjet.codec.catalog import Catalog
+from eventjet.domain.event import event
+from eventjet.domain.recorded import Recorded
+from eventjet.errors import DefinitionError
+from eventjet.projections.bound import bind
+from eventjet.projections.projection import entries, projection
+
+
+@event("opened")
+class Opened:
+    owner: str
+
+
+@event("paid")
+class Paid:
+    source: str
+    target: str
+    amount: Decimal
+    reference: UUID = UUID(int=0)
+
+
+@event("foreign")
+class Foreign:
+    pass
+
+
+CATALOG = Catalog([Opened, Paid])
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    account_id: str
+    amount: Decimal = Decimal(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Payment:
+    position: int
+    index: int
+    account_id: str
+
+
+@dataclass(frozen=True)
+class Line:
+    source: str
+    reference: UUID
+
+
+@dataclass(frozen=True)
+class Stray:
+    account_id: str
+    extra: int
+
+
+@dataclass(frozen=True)
+class Fixed:
+    account_id: str
+    amount: Decimal = field(init=False, default=Decimal(0))
+
+
+def a_table(*columns: Column[Any], name: str = "balances") -> Table:
+    given = columns or (Column("account_id", String, primary_key=True), Column("amount", Numeric(12, 2)))
+    return Table(name, MetaData(), *given)
+
+
+def recorded(data: Any, aggregate_id: str = "a-1", position: int = 1) -> Recorded[Any]:
+    return Recorded(data, aggregate_id, 1, position, datetime(2026, 1, 1, tzinfo=UTC))
+
+
+def faults_of(declared: Any) -> str:
+    with pytest.raises(DefinitionError) as raised:
+        bind(declared, CATALOG)
+    return "\n".join(raised.value.faults)
+
+
+def by_source(event: Recorded[Paid]) -> str:
+    return event.data.source
+
+
+def both(event: Recorded[Paid]) -> tuple[str, str]:
+    return event.data.source, event.data.target
+
+
+def fold(row: Balance | None, event: Recorded[Opened | Paid]) -> Balance | None:
+    return row or Balance(event.aggregate_id)
+
+
+def test_a_fold_is_bound_with_its_events_its_row_and_the_aggregate_id_as_its_key() -> None:
+    bound = bind(projection("balances", table=a_table(), revision=3)(fold), CATALOG)
+    assert bound.events == (Opened, Paid)
+    assert bound.row_type is Balance
+    assert bound.columns == ("account_id", "amount")
+    assert bound.key_columns == ("account_id",)
+    assert bound.keyed_by_aggregate
+    assert bound.durable == "balances-r3"
+    assert bound.keys_of(recorded(Opened(owner="ada"))) == (("a-1",),)
+
+
+def test_a_declared_projection_can_still_be_called() -> None:
+    declared = projection("balances", table=a_table())(fold)
+    assert declared(None, recorded(Opened(owner="ada"))) == Balance("a-1")
+
+
+def test_a_key_of_its_own_names_another_row() -> None:
+    @projection("balances", table=a_table(), key=by_source)
+    def paid(row: Balance | None, event: Recorded[Paid]) -> Balance | None:
+        return row
+
+    bound = bind(paid, CATALOG)
+    assert not bound.keyed_by_aggregate
+    assert bound.keys_of(recorded(Paid(source="x", target="y", amount=Decimal(1)))) == (("x",),)
+
+
+def test_several_keys_are_each_given_to_the_fold_once() -> None:
+    @projection("balances", table=a_table(), keys=both)
+    def paid(row: Balance | None, event: Recorded[Paid], key: str) -> Balance | None:
+        return replace(row or Balance(key), amount=event.data.amount)
+
+    bound = bind(paid, CATALOG)
+    event = recorded(Paid(source="x", target="y", amount=Decimal(1)))
+    assert bound.keys_of(event) == (("x",), ("y",))
+    assert bound.apply(None, event, ("y",)) == Balance("y", Decimal(1))
+    assert bound.keys_of(recorded(Paid(source="x", target="x", amount=Decimal(1)))) == (("x",),)
+
+
+def test_a_key_of_several_columns_is_a_tuple() -> None:
+    def line(event: Recorded[Paid]) -> tuple[str, UUID]:
+        return event.data.source, event.data.reference
+
+    table = a_table(Column("source", String, primary_key=True), Column("reference", Uuid, primary_key=True))
+
+    @projection("lines", table=table, key=line)
+    def lines(row: Line | None, event: Recorded[Paid]) -> Line | None:
+        return row
+
+    event = recorded(Paid(source="x", target="y", amount=Decimal(1)))
+    assert bind(lines, CATALOG).keys_of(event) == (("x", UUID(int=0)),)
+
+
+def test_entries_are_keyed_by_position_and_read_nothing() -> None:
+    table = a_table(
+        Column("position", BigInteger, primary_key=True, autoincrement=False),
+        Column("index", Integer, primary_key=True, autoincrement=False),
+        Column("account_id", String),
+    )
+
+    @entries("payments", table=table)
+    def payments(event: Recorded[Paid]) -> list[Payment] | Payment | None:
+        return [Payment(event.position, 0, event.data.source), Payment(event.position, 1, event.data.target)]
+
+    bound = bind(payments, CATALOG)
+    assert not bound.reads
+    assert bound.row_type is Payment
+    assert len(bound.entries(recorded(Paid(source="x", target="y", amount=Decimal(1))))) == 2
+
+
+def test_all_faults_of_a_projection_are_reported_at_once() -> None:
+    @projection("Bad-Name", table=a_table(Column("account_id", String, primary_key=True), Column("x", Float(24))))
+    def bad(row: Stray | None, event: Recorded[Foreign]) -> Stray | None:
+        return row
+
+    found = faults_of(bad)
+    assert "projection 'Bad-Name': its name is not [a-z]" in found
+    assert "it takes Foreign, which no aggregate of the app folds" in found
+    assert "the table has no column 'extra'" in found
+    assert "the row has no field 'x'" in found
+    assert "column balances.x is a Float of at most 24 bits" in found
+
+
+def test_a_revision_below_one_is_refused() -> None:
+    assert "revisions start at 1" in faults_of(projection("b", table=a_table(), revision=0)(fold))
+
+
+def test_a_fold_that_does_not_return_a_dataclass_is_refused() -> None:
+    def returns_text(row: str | None, event: Recorded[Opened]) -> str | None:
+        return row
+
+    assert "annotated to return one dataclass" in faults_of(projection("b", table=a_table())(returns_text))
+
+
+def test_a_fold_without_annotations_is_refused_in_words() -> None:
+    def bare(row, event):  # type: ignore[no-untyped-def]
+        return row
+
+    found = faults_of(projection("b", table=a_table())(bare))
+    assert "`event` has no annotation" in found
+    assert "`return` has no annotation" in found
+
+
+def test_the_primary_key_must_be_the_key() -> None:
+    numbered = a_table(Column("account_id", Integer, primary_key=True), Column("amount", Numeric(12, 2)))
+    assert "the primary key of 'balances' is (int), and the projection's key is (str)" in faults_of(
+        projection("b", table=numbered)(fold)
+    )
+    keyless = a_table(Column("account_id", String), Column("amount", Numeric(12, 2)))
+    assert "is missing" in faults_of(projection("b", table=keyless)(fold))
+    money = a_table(Column("account_id", String), Column("amount", Numeric(12, 2), primary_key=True))
+    assert "not text, integer, UUID or date" in faults_of(projection("b", table=money)(fold))
+    loose = a_table(
+        Column("account_id", String(collation="NOCASE"), primary_key=True), Column("amount", Numeric(12, 2))
+    )
+    assert "may take two keys for one" in faults_of(projection("b", table=loose)(fold))
+
+
+def test_a_column_that_the_database_makes_is_refused() -> None:
+    table = a_table(Column("account_id", String, primary_key=True), Column("amount", Numeric(12, 2), Computed("1")))
+    assert "made by the database" in faults_of(projection("b", table=table)(fold))
+
+
+def test_entries_must_be_keyed_by_position() -> None:
+    @entries("payments", table=a_table())
+    def payments(event: Recorded[Paid]) -> Balance | None:
+        return None
+
+    assert "must be the position, a BigInteger" in faults_of(payments)
+
+
+def test_a_row_with_a_field_that_cannot_be_given_is_refused() -> None:
+    @projection("b", table=a_table())
+    def bad(row: Fixed | None, event: Recorded[Opened]) -> Fixed | None:
+        return row
+
+    assert "cannot be made with 'amount'" in faults_of(bad)
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [("a\0b", "NUL"), ("x" * 3_000, "2600 bytes"), (None, "None"), (3, "not int"), (("x", "y"), "2 parts")],
+)
+def test_a_key_that_could_not_be_found_again_is_refused(key: Any, reason: str) -> None:
+    def odd(event: Recorded[Paid]) -> str:
+        return key  # type: ignore[no-any-return]
+
+    @projection("b", table=a_table(), key=odd)
+    def paid(row: Balance | None, event: Recorded[Paid]) -> Balance | None:
+        return row
+
+    with pytest.raises(ValueError, match=reason):
+        bind(paid, CATALOG).keys_of(recorded(Paid(source="x", target="y", amount=Decimal(1))))
