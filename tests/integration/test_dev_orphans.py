@@ -73,6 +73,14 @@ def test_a_killed_program_leaves_neither_server_nor_folder(kind: str) -> None:
     assert eventually(lambda: not any(alive(pid) or folder.exists() for pid, folder in servers))
 
 
+def test_a_killed_program_leaves_nothing_of_a_cluster() -> None:
+    program = run("from eventjet.dev import NatsCluster; servers = NatsCluster().start().servers", TELL, WAIT)
+    servers = told(program)
+    assert len(servers) == 3
+    finish(program)
+    assert eventually(lambda: not any(alive(pid) or folder.parent.exists() for pid, folder in servers))
+
+
 def test_a_program_killed_while_its_server_is_paused_leaves_nothing() -> None:
     program = run(SERVERS["nats"], START, "servers[0].pause()", TELL, WAIT)
     servers = told(program)
