@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -54,7 +54,7 @@ def read_range(
     filter_subject: str | None = None,
     allow_holes: bool = False,
     options: ReadOptions = _PATIENT,
-) -> Iterator[list[RawRecord]]:
+) -> Generator[list[RawRecord]]:
     """Yield the records at `start` <= position < `end`, in order, in lists of `batch` (the last may be shorter).
 
     Unless filtered or with `allow_holes`, every position of the range must be there: the first that is not raises
@@ -62,8 +62,6 @@ def read_range(
     records keep coming within `patience_s`; then, and when the first connection fails, `StoreUnavailable` or
     `Unreachable` is raised. Closing the iterator deletes the consumer.
     """
-    if end <= start:
-        return iter(())
     dense = filter_subject is None and not allow_holes
     return _Range(endpoint, stream, end, batch, filter_subject, dense, options, max(start, 1)).batches()
 
@@ -84,7 +82,7 @@ class _Range:
     progress_at: float = field(default_factory=time.monotonic)
     reached: bool = False
 
-    def batches(self) -> Iterator[list[RawRecord]]:
+    def batches(self) -> Generator[list[RawRecord]]:
         """Go through as many consumers as it takes."""
         backoff_s = _BACKOFF_S[0]
         while self.position < self.end:
@@ -100,7 +98,7 @@ class _Range:
         if self.records:
             yield self.records
 
-    def _through_one_consumer(self) -> Iterator[list[RawRecord]]:
+    def _through_one_consumer(self) -> Generator[list[RawRecord]]:
         options = self.options
         with Link.open(self.endpoint, timeout_s=options.timeout_s, ping_interval_s=options.heartbeat_s) as link:
             name = f"ej_read_{secrets.token_hex(8)}"
@@ -126,7 +124,7 @@ class _Range:
             finally:
                 _forget(link, self.stream, name)
 
-    def _drain(self, link: Link, pulls: Pulls, delivery: Delivery) -> Iterator[list[RawRecord]]:
+    def _drain(self, link: Link, pulls: Pulls, delivery: Delivery) -> Generator[list[RawRecord]]:
         silence_s = 2 * self.options.heartbeat_s
         while self.position < self.end:
             pulls.ask(None if self.filter else self.end - self.position - pulls.outstanding)

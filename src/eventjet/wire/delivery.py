@@ -49,23 +49,25 @@ class Delivery:
                 if not reply:
                     statuses.append(headers)
                     continue
-                prefix, position = self._learn(reply, position)
+                prefix, position = self._learn(reply, position, first=sequence == 0)
                 cut = len(prefix)
             tokens = reply[cut:].split(b".")  # delivered, position, sequence, time, pending, and whatever a form 3 adds
-            at = int(tokens[1])
-            if int(tokens[2]) != sequence + 1 or at <= position or tokens[0] != b"1":
-                raise self._gap(reply, position, sequence)
-            if at != position + 1 and self._watch:
-                self.holes.append((position + 1, at - 1))
-            position = at
+            position += 1
             sequence += 1
+            at = int(tokens[1])
+            if at < position or int(tokens[2]) != sequence or tokens[0] != b"1":
+                raise self._gap(reply, position - 1, sequence - 1)
+            if at != position:
+                if self._watch:
+                    self.holes.append((position, at - 1))
+                position = at
             append((at, int(tokens[3]), subject, headers, body))
         self._prefix, self.position, self.sequence = prefix, position, sequence
         if tokens is not None:
             self.pending = int(tokens[4])
         return statuses
 
-    def _learn(self, reply: bytes, position: int) -> tuple[bytes, int]:
+    def _learn(self, reply: bytes, position: int, *, first: bool) -> tuple[bytes, int]:
         """(prefix, previous position) from a first reply, or from the first that another server wrote."""
         try:
             ack = parse_ack(reply)
@@ -73,7 +75,7 @@ class Delivery:
             raise DeliveryGap(self._consumer, position + 1, f"as something else: {error}") from None
         if (ack.stream, ack.consumer) != (self.stream, self._consumer):
             raise DeliveryGap(self._consumer, ack.position, f"it comes from {ack.consumer!r} of {ack.stream!r}")
-        if self._prefix == _UNKNOWN and self._anywhere:
+        if first and self._anywhere:
             position = ack.position - 1
         return ack_prefix(reply), position
 

@@ -19,6 +19,7 @@ from typing import Any
 from eventjet.errors import Forbidden, StoreError, StoreUnavailable, Unreachable
 
 _SWITCHED_OFF = (10039, 10076)
+_PASSING = (10005, 10023)  # no peers for placement, no resources: a cluster that just lost a server says so
 
 
 class Unauthorized(Forbidden):
@@ -89,7 +90,7 @@ def api_fault(subject: str, error: dict[str, Any]) -> Exception:
     description = str(error.get("description", "no description"))
     if err_code in _SWITCHED_OFF:
         return Unreachable("JetStream", description, "Switch it on in the server's config and for this account.")
-    if code == 503:
+    if code == 503 or err_code in _PASSING:
         return StoreUnavailable(subject, f"{description} ({err_code})")
     return ApiRefused(subject, code, err_code, description)
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Self, cast
 
-from eventjet.errors import StoreUnavailable, UsageError
+from eventjet.errors import Forbidden, StoreUnavailable, UsageError
 from eventjet.wire.dial import Dialled, dial
 from eventjet.wire.endpoint import Endpoint
 from eventjet.wire.faults import LinkClosed, LinkLost, NoResponders, api_fault, server_fault
@@ -242,7 +242,9 @@ class Link:
                 self.send(b"PONG\r\n")
             elif verb == b"-ERR":
                 self._kept = frames
-                raise server_fault(argument.decode("utf-8", "replace"), self.peer)
+                fault = server_fault(argument.decode("utf-8", "replace"), self.peer)
+                self._broken = type(fault) is not Forbidden
+                raise fault
 
     def _answered(self, frame: Frame, subject: str) -> Frame:
         if not frame[4] and frame[3] and status_of(frame[3])[0] == 503:

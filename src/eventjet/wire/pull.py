@@ -62,6 +62,7 @@ class DurablePull:
         linger_s: float = 0.5,
         timeout_s: float = 5.0,
         heartbeat_s: float = 5.0,
+        expires_s: float = 30.0,
         on_hole: Callable[[int, int], None] | None = None,
     ) -> Self:
         """Take the durable over; its first record is the one after `position`, or for 0 wherever the log begins."""
@@ -71,7 +72,14 @@ class DurablePull:
             consumer = create_consumer(
                 link, stream, durable, _config(durable, position), filter_subject=None, timeout_s=timeout_s
             )
-            pulls = Pulls(link, consumer, batch=batch_max, window=2 * batch_max, heartbeat_s=heartbeat_s)
+            pulls = Pulls(
+                link,
+                consumer,
+                batch=batch_max,
+                window=2 * batch_max,
+                heartbeat_s=heartbeat_s,
+                expires_s=expires_s,
+            )
             delivery = Delivery(stream, durable, pulls.sid, position, watch_holes=True, anywhere=position == 0)
             return cls(
                 link,

@@ -10,9 +10,6 @@ from eventjet.wire.faults import ApiRefused, Evicted
 from eventjet.wire.frames import number_in, publish_frame, status_of
 from eventjet.wire.link import Link
 
-EXPIRES_S = 30.0
-"""How long one pull waits at the server."""
-
 _BYTES_MAX = 4 * 1024 * 1024
 _NO_CONSUMER = 10014
 _ENDED_FULL = ("message size exceeds maxbytes", "batch completed")
@@ -58,7 +55,9 @@ class Pulls:
     Counts by ADR-37: what was asked, less what arrived, less what a pull that ended early says it left.
     """
 
-    def __init__(self, link: Link, consumer: Consumer, *, batch: int, window: int, heartbeat_s: float) -> None:
+    def __init__(
+        self, link: Link, consumer: Consumer, *, batch: int, window: int, heartbeat_s: float, expires_s: float = 30.0
+    ) -> None:
         limits = consumer.config
         batch = min(batch, limits.get("max_batch") or batch)
         self.outstanding = 0
@@ -70,7 +69,8 @@ class Pulls:
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.name}"
         self._batch = batch
         self._window = max(batch, min(window, batch * (limits.get("max_waiting") or 512)))
-        expires_ns = min(int(EXPIRES_S * 1e9), limits.get("max_expires") or int(EXPIRES_S * 1e9))
+        expires_ns = int(expires_s * 1e9)
+        expires_ns = min(expires_ns, limits.get("max_expires") or expires_ns)
         room = max(_BYTES_MAX, link.max_payload + 65_536)
         self._request = {
             "expires": expires_ns,

@@ -1,0 +1,325 @@
+"""A range of the log comes whole and in order, or as an error that names the position."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+
+from eventjet.dev import NatsServer
+from eventjet.errors import Forbidden, HistoryBroken, StoreError, StoreUnavailable, Unreachable
+from eventjet.wire import (
+    ApiRefused,
+    DeliveryGap,
+    Endpoint,
+    Link,
+    ReadOptions,
+    get_record,
+    next_record,
+    read_range,
+    stream_state,
+)
+from tests.integration.wire_fake import FakeServer, greet
+from tests.integration.wire_log import append, consumers, make_log, positions
+
+FORMS = {"form 1": "", "form 2": "feature_flags { js_ack_fc_v2: true }"}
+IMPATIENT = ReadOptions(timeout_s=0.5, patience_s=2.0, heartbeat_s=0.25)
+LARGE = 30_000
+KILOBYTE = b"k" * 1_000
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def endpoint(server: NatsServer) -> Endpoint:
+    return Endpoint((server.url,))
+
+
+@pytest.fixture(scope="module")
+def log(endpoint: Endpoint) -> str:
+    """Ten thousand small events."""
+    return make_log(endpoint, (b"%d" % number for number in range(1, 10_001)))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_range_comes_whole_in_order_and_as_it_was_stored(form: str) -> None:
+    with NatsServer(config=FORMS[form]) as server:
+        endpoint = Endpoint((server.url,))
+        name = make_log(endpoint, (b"%d" % number for number in range(1, 5001)))
+        batches = list(read_range(endpoint, name, 11, 4712, batch=1000))
+        assert [len(batch) for batch in batches] == [1000, 1000, 1000, 1000, 701]
+        records = [record for batch in batches for record in batch]
+        assert [record[0] for record in records] == list(range(11, 4712))
+        assert all(record[4] == b"%d" % record[0] for record in records)
+        assert all(record[2] == f"{name}.account.{record[0] % 10}".encode() for record in records)
+        assert all(
+            record[3].startswith(b"NATS/1.0\r\nNats-Msg-Id: ") and record[3][-4:] == b"\r\n\r\n" for record in records
+        )
+        times = [record[1] for record in records]
+        assert times == sorted(times)
+        assert abs(times[0] / 1e9 - time.time()) < 60
+        assert get_record(endpoint, name, 11) == records[0]
+
+
+def test_the_server_does_write_the_second_form_when_told_to() -> None:
+    with NatsServer(config=FORMS["form 2"]) as server, Link.open(Endpoint((server.url,))) as link:
+        name = make_log(Endpoint((server.url,)), [b"{}"])
+        config = {"name": "c", "ack_policy": "none", "deliver_policy": "all"}
+        link.api(f"CONSUMER.CREATE.{name}.c", {"stream_name": name, "config": config})
+        link.subscribe("inbox")
+        link.publish(f"$JS.API.CONSUMER.MSG.NEXT.{name}.c", b"1", reply="inbox")
+        reply = link.receive(5.0)[0][2]
+        assert reply.startswith(b"$JS.ACK._.")
+        assert reply.count(b".") >= 10
+
+
+def test_an_empty_range_asks_nobody() -> None:
+    nowhere = Endpoint(("nats://127.0.0.1:1",))
+    assert list(read_range(nowhere, "none", 5, 5)) == []
+    assert list(read_range(nowhere, "none", 5, 4)) == []
+
+
+def test_nothing_in_the_range_is_known_at_once(endpoint: Endpoint, log: str) -> None:
+    started = time.monotonic()
+    empty = make_log(endpoint)
+    assert list(read_range(endpoint, empty, 1, 100, allow_holes=True)) == []
+    assert list(read_range(endpoint, log, 10_001, 20_000, allow_holes=True)) == []
+    assert list(read_range(endpoint, log, 1, 10_001, filter_subject=f"{log}.account.none")) == []
+    assert time.monotonic() - started < 2.0
+
+
+def test_a_log_that_ends_before_the_range_is_an_error_that_says_where(endpoint: Endpoint, log: str) -> None:
+    with pytest.raises(HistoryBroken, match="broken at position 10001") as raised:
+        positions(read_range(endpoint, log, 9_990, 10_050))
+    assert raised.value.position == 10_001
+    with pytest.raises(HistoryBroken, match="broken at position 1:"):
+        positions(read_range(endpoint, make_log(endpoint), 1, 2))
+
+
+def test_one_position_and_the_last_one(endpoint: Endpoint, log: str) -> None:
+    assert positions(read_range(endpoint, log, 5_000, 5_001)) == [5_000]
+    assert positions(read_range(endpoint, log, 10_000, 10_001)) == [10_000]
+    assert positions(read_range(endpoint, log, 0, 3)) == [1, 2]
+
+
+def test_a_filter_gives_one_history_in_any_range(endpoint: Endpoint, log: str) -> None:
+    subject = f"{log}.account.3"
+    assert positions(read_range(endpoint, log, 1, 10_001, filter_subject=subject)) == list(range(3, 10_001, 10))
+    assert positions(read_range(endpoint, log, 14, 33, filter_subject=subject)) == [23]
+    assert positions(read_range(endpoint, log, 9_994, 20_000, filter_subject=subject)) == []
+    assert len(positions(read_range(endpoint, log, 1, 10_001, filter_subject=f"{log}.*.4"))) == 1_000
+
+
+def test_a_log_may_begin_later_than_at_one(endpoint: Endpoint) -> None:
+    name = make_log(endpoint, [b"{}"] * 5, first_seq=1_001)
+    state = stream_state(endpoint, name)
+    assert (state.first, state.last, state.messages) == (1_001, 1_005, 5)
+    assert positions(read_range(endpoint, name, 1_001, 1_006)) == list(range(1_001, 1_006))
+    assert positions(read_range(endpoint, name, 1, 1_004, allow_holes=True)) == [1_001, 1_002, 1_003]
+    with pytest.raises(HistoryBroken, match="positions 1 to 1000 are missing"):
+        positions(read_range(endpoint, name, 1, 1_006))
+
+
+def test_a_hole_is_an_error_that_names_the_position(endpoint: Endpoint) -> None:
+    name = make_log(endpoint, [b"{}"] * 20)
+    with Link.open(endpoint) as link:
+        for position in (7, 8, 20):
+            link.api(f"STREAM.MSG.DELETE.{name}", {"seq": position})
+    with pytest.raises(HistoryBroken, match="positions 7 to 8 are missing") as raised:
+        positions(read_range(endpoint, name, 1, 21))
+    assert raised.value.position == 7
+    with pytest.raises(HistoryBroken, match="broken at position 20"):
+        positions(read_range(endpoint, name, 9, 21))
+    assert positions(read_range(endpoint, name, 9, 20)) == list(range(9, 20))
+    expected = [p for p in range(1, 20) if p not in (7, 8)]
+    assert positions(read_range(endpoint, name, 1, 21, allow_holes=True)) == expected
+    assert (stream_state(endpoint, name).deleted, get_record(endpoint, name, 7)) == (3, None)
+
+
+@pytest.mark.parametrize("size", [0, 900_000])
+def test_bodies_of_any_size_come_whole(endpoint: Endpoint, size: int) -> None:
+    bodies = [b"%d" % number + b"x" * size if size else b"" for number in range(40)]
+    name = make_log(endpoint, bodies)
+    read = [record[4] for batch in read_range(endpoint, name, 1, 41, batch=7) for record in batch]
+    assert read == bodies
+
+
+def test_the_consumer_is_deleted_at_the_end_and_when_the_reader_stops_early(endpoint: Endpoint) -> None:
+    name = make_log(endpoint, [KILOBYTE] * 5_000)
+    assert len(positions(read_range(endpoint, name, 1, 5_001))) == 5_000
+    assert consumers(endpoint, name) == []
+    reading = read_range(endpoint, name, 1, 5_001, batch=10)
+    next(reading)
+    assert len(consumers(endpoint, name)) == 1
+    reading.close()
+    assert consumers(endpoint, name) == []
+
+
+def test_appends_during_a_read_do_not_disturb_it(endpoint: Endpoint, log: str) -> None:
+    name = make_log(endpoint, [KILOBYTE] * 3_000)
+    writer = threading.Thread(target=append, args=(endpoint, name, [KILOBYTE] * 3_000))
+    writer.start()
+    try:
+        assert positions(read_range(endpoint, name, 1, 3_001, batch=100)) == list(range(1, 3_001))
+        filtered = positions(read_range(endpoint, name, 1, 3_001, filter_subject=f"{name}.account.1"))
+        assert filtered == list(range(1, 3_001, 10))
+    finally:
+        writer.join()
+
+
+@pytest.fixture(scope="module")
+def large() -> Iterator[tuple[NatsServer, Endpoint, str]]:
+    """A server to torment, and its log of more events than fit into the buffers between it and a reader."""
+    with NatsServer() as server:
+        endpoint = Endpoint((server.url,))
+        yield server, endpoint, make_log(endpoint, [KILOBYTE] * LARGE)
+
+
+def deleted_consumer(server: NatsServer, endpoint: Endpoint, name: str) -> None:
+    with Link.open(endpoint) as link:
+        for consumer in link.api(f"CONSUMER.NAMES.{name}")["consumers"] or []:
+            link.api(f"CONSUMER.DELETE.{name}.{consumer}")
+
+
+def killed(server: NatsServer, endpoint: Endpoint, name: str) -> None:
+    server.kill()
+    server.start()
+
+
+def stopped(server: NatsServer, endpoint: Endpoint, name: str) -> None:
+    server.stop()
+    server.start()
+
+
+def paused(server: NatsServer, endpoint: Endpoint, name: str) -> None:
+    server.pause()
+    threading.Event().wait(1.5)
+    server.resume()
+
+
+@pytest.mark.parametrize("fault", [deleted_consumer, killed, stopped, paused])
+def test_a_read_goes_on_after_a_fault_with_nothing_lost_or_repeated(
+    large: tuple[NatsServer, Endpoint, str], fault: Callable[[NatsServer, Endpoint, str], None]
+) -> None:
+    _, endpoint, name = large
+    options = ReadOptions(timeout_s=0.5, patience_s=20.0, heartbeat_s=0.25)
+    seen: list[int] = []
+    meddler = threading.Thread(target=fault, args=large)
+    for number, batch in enumerate(read_range(endpoint, name, 1, LARGE + 1, batch=1_000, options=options)):
+        seen += [record[0] for record in batch]
+        if number == 2:
+            meddler.start()
+    meddler.join()
+    assert seen == list(range(1, LARGE + 1))
+
+
+def test_a_server_that_stays_away_ends_the_read_with_an_error(large: tuple[NatsServer, Endpoint, str]) -> None:
+    server, endpoint, name = large
+    reading = read_range(endpoint, name, 1, LARGE + 1, batch=100, options=IMPATIENT)
+    next(reading)
+    server.pause()
+    started = time.monotonic()
+    try:
+        with pytest.raises(StoreUnavailable, match=rf"Reading {name} from position \d+ had no answer"):
+            positions(reading)
+    finally:
+        server.resume()
+    assert time.monotonic() - started < 15.0
+
+
+def test_a_read_that_cannot_begin_says_so_at_once() -> None:
+    with pytest.raises(Unreachable, match="refused the connection"):
+        next(read_range(Endpoint(("nats://127.0.0.1:1",)), "bank", 1, 2))
+
+
+def test_a_stream_that_is_not_there_is_named(endpoint: Endpoint) -> None:
+    with pytest.raises(ApiRefused, match="stream not found"):
+        next(read_range(endpoint, "nothing", 1, 2))
+    with pytest.raises(ApiRefused, match="stream not found"):
+        stream_state(endpoint, "nothing")
+
+
+def test_a_reader_without_the_right_to_read_is_told_so() -> None:
+    users = 'authorization { users: [{user: ada, password: x, permissions: {publish: ["$JS.API.STREAM.>", "l.>"]}}] }'
+    with NatsServer(config=users) as server:
+        endpoint = Endpoint((server.url,), user="ada", password="x")
+        with Link.open(endpoint) as link:
+            link.api("STREAM.CREATE.l", {"name": "l", "subjects": ["l.*.*"]})
+        with pytest.raises(Forbidden, match=r"denied \$JS.API.CONSUMER.CREATE.l"):
+            next(read_range(endpoint, "l", 1, 2))
+
+
+def test_a_caller_that_takes_its_time_is_not_called_silence(large: tuple[NatsServer, Endpoint, str]) -> None:
+    _, endpoint, name = large
+    options = ReadOptions(timeout_s=0.5, patience_s=0.5, heartbeat_s=0.1)
+    seen = 0
+    for batch in read_range(endpoint, name, 1, LARGE + 1, batch=10_000, options=options):
+        seen += len(batch)
+        threading.Event().wait(0.8)
+    assert seen == LARGE
+
+
+def test_limits_of_the_server_on_pulls_are_kept() -> None:
+    with NatsServer(config="jetstream { limits { max_request_batch: 50 } }") as server:
+        endpoint = Endpoint((server.url,))
+        name = make_log(endpoint, [b"{}"] * 1_000)
+        assert len(positions(read_range(endpoint, name, 1, 1_001))) == 1_000
+
+
+def test_a_gap_in_the_deliveries_is_an_error() -> None:
+    """No real server does this to a consumer of one's own; a rival on a durable does."""
+
+    def script(conversation: socket.socket) -> None:
+        greet(conversation)
+        seen = b""
+        with suppress(OSError):
+            while data := conversation.recv(65_536):
+                seen += data
+                if b"CONSUMER.CREATE" in seen:
+                    reply = seen.split(b"CONSUMER.CREATE.bank.")[1].split(b" ")[1]
+                    consumer = seen.split(b"CONSUMER.CREATE.bank.")[1].split(b" ")[0]
+                    body = b'{"num_pending": 9, "config": {}}'
+                    conversation.sendall(b"MSG %b 1 %d\r\n%b\r\n" % (reply, len(body), body))
+                    seen = b""
+                elif b"MSG.NEXT" in seen:
+                    for number in (1, 3):
+                        ack = b"$JS.ACK.bank.%b.1.%d.%d.1700000000000000000.5" % (consumer, number, number)
+                        conversation.sendall(b"MSG bank.a.b 2 %b 2\r\n{}\r\n" % ack)
+                    seen = b""
+
+    with FakeServer(script) as fake, pytest.raises(DeliveryGap, match="position 3, but as delivery 3 after delivery 1"):
+        list(read_range(fake.endpoint, "bank", 1, 9, allow_holes=True))
+
+
+def test_the_state_of_a_stream_tells_its_identity(endpoint: Endpoint) -> None:
+    name = make_log(endpoint, [b"{}"] * 12, metadata={"eventjet.log": "abc"}, deny_delete=True)
+    state = stream_state(endpoint, name)
+    assert (state.first, state.last, state.messages, state.deleted, state.subjects) == (1, 12, 12, 0, 10)
+    assert state.metadata["eventjet.log"] == "abc"
+    assert state.config["deny_delete"] is True
+    empty = stream_state(endpoint, make_log(endpoint))
+    assert (empty.last, empty.messages) == (0, 0)
+
+
+def test_single_records_are_read_through_the_leader(endpoint: Endpoint, log: str) -> None:
+    with Link.open(endpoint) as link:
+        record = get_record(link, log, 4_711)
+        assert record == next(read_range(endpoint, log, 4_711, 4_712))[0]
+        assert get_record(link, log, 10_001) is None
+        following = next_record(link, log, 4_711, f"{log}.account.5")
+        assert following is not None
+        assert following[0] == 4_715
+        assert next_record(link, log, 10_001) is None
+
+
+def test_every_error_of_a_read_is_an_error_of_the_store(endpoint: Endpoint) -> None:
+    assert issubclass(DeliveryGap, StoreError)
+    assert issubclass(ApiRefused, StoreError)

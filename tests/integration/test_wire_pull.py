@@ -1,0 +1,210 @@
+"""A worker's durable gives every event once and in order from a position on, and tells it when it is deposed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from eventjet.codec.envelope import RawRecord
+from eventjet.dev import NatsServer
+from eventjet.errors import HistoryBroken, StoreUnavailable
+from eventjet.wire import ApiRefused, DeliveryGap, DurablePull, Endpoint, Evicted, Link, LinkClosed, LinkLost
+from tests.integration.wire_log import append, consumers, make_log, positions
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def endpoint(server: NatsServer) -> Endpoint:
+    return Endpoint((server.url,))
+
+
+def take(pull: DurablePull, count: int) -> list[RawRecord]:
+    """The next `count` records, waiting for them a bounded time."""
+    records: list[RawRecord] = []
+    deadline = time.monotonic() + 20.0
+    while len(records) < count and time.monotonic() < deadline:
+        records += pull.next_batch()
+    return records
+
+
+def test_a_worker_starts_after_its_position_and_follows_the_tail(endpoint: Endpoint) -> None:
+    name = make_log(endpoint, [b"{}"] * 5_000)
+    with DurablePull.open(endpoint, name, "p_balances", position=1_234, batch_max=100) as pull:
+        records = take(pull, 3_766)
+        assert positions([records]) == list(range(1_235, 5_001))
+        assert (pull.position, pull.pending) == (5_000, 0)
+        append(endpoint, name, [b"new"] * 7)
+        assert positions([take(pull, 7)]) == list(range(5_001, 5_008))
+    assert consumers(endpoint, name) == ["p_balances"]
+
+
+def test_an_empty_read_model_starts_wherever_the_log_begins(endpoint: Endpoint) -> None:
+    name = make_log(endpoint, [b"{}"] * 10, first_seq=1_001)
+    with DurablePull.open(endpoint, name, "p", position=0) as pull:
+        assert positions([take(pull, 10)]) == list(range(1_001, 1_011))
+
+
+def test_batches_are_bounded_and_not_waited_for_to_fill(endpoint: Endpoint) -> None:
+    name = make_log(endpoint, [b"{}"] * 1_000)
+    with DurablePull.open(endpoint, name, "p", position=0, batch_max=64) as pull:
+        sizes: list[int] = []
+        while sum(sizes) < 1_000:
+            sizes.append(len(pull.next_batch()))
+        assert max(sizes) <= 64
+        append(endpoint, name, [b"one"])
+        started = time.monotonic()
+        assert len(take(pull, 1)) == 1
+        assert time.monotonic() - started < 0.4
+
+
+def test_silence_gives_an_empty_batch_after_the_linger(endpoint: Endpoint) -> None:
+    name = make_log(endpoint)
+    with DurablePull.open(endpoint, name, "p", position=0, linger_s=0.2, heartbeat_s=0.1) as pull:
+        for _ in range(3):
+            started = time.monotonic()
+            assert pull.next_batch() == []
+            assert 0.15 < time.monotonic() - started < 1.0
+        assert pull.pending is None
+
+
+def test_a_position_ahead_of_the_log_waits_for_it(endpoint: Endpoint) -> None:
+    name = make_log(endpoint, [b"{}"] * 3)
+    with DurablePull.open(endpoint, name, "p", position=3, linger_s=0.1) as pull:
+        assert pull.next_batch() == []
+        append(endpoint, name, [b"{}"])
+        assert positions([take(pull, 1)]) == [4]
+
+
+def test_pulls_that_expire_are_asked_for_again() -> None:
+    with NatsServer() as server:
+        endpoint = Endpoint((server.url,))
+        limits = {"name": "limited", "subjects": ["limited.*.*"]}
+        with Link.open(endpoint) as link:
+            link.api("STREAM.CREATE.limited", limits)
+        with DurablePull.open(
+            endpoint, "limited", "p", position=0, batch_max=10, linger_s=0.1, heartbeat_s=0.2, expires_s=0.5
+        ) as pull:
+            until = time.monotonic() + 1.6
+            while time.monotonic() < until:
+                assert pull.next_batch() == []
+            append(endpoint, "limited", [b"{}"] * 100)
+            assert positions([take(pull, 100)]) == list(range(1, 101))
+
+
+def test_a_takeover_turns_the_deposed_worker_away_at_once(endpoint: Endpoint) -> None:
+    name = make_log(endpoint, [b"{}"] * 100)
+    with DurablePull.open(endpoint, name, "p", position=0, linger_s=5.0) as deposed:
+        assert len(take(deposed, 100)) == 100
+        with DurablePull.open(endpoint, name, "p", position=50) as owner:
+            started = time.monotonic()
+            with pytest.raises(Evicted, match="Consumer Deleted"):
+                deposed.next_batch()
+            assert time.monotonic() - started < 1.0
+            append(endpoint, name, [b"{}"] * 5)
+            assert positions([take(owner, 55)]) == list(range(51, 106))
+
+
+def test_a_rival_that_pulls_from_the_same_durable_is_noticed(endpoint: Endpoint) -> None:
+    name = make_log(endpoint)
+    with DurablePull.open(endpoint, name, "p", position=0, batch_max=5) as pull, Link.open(endpoint) as rival:
+        append(endpoint, name, [b"{}"] * 5)
+        assert len(take(pull, 5)) == 5
+        rival.subscribe("stolen")
+        rival.publish(f"$JS.API.CONSUMER.MSG.NEXT.{name}.p", b'{"batch": 3, "expires": 5000000000}', reply="stolen")
+        assert rival.receive(0.1) == []
+        append(endpoint, name, [b"{}"] * 40)
+        with pytest.raises(DeliveryGap, match="as delivery"):
+            take(pull, 40)
+
+
+def test_a_hole_is_told_or_raised(endpoint: Endpoint) -> None:
+    name = make_log(endpoint, [b"{}"] * 10)
+    with Link.open(endpoint) as link:
+        for position in (3, 6, 7):
+            link.api(f"STREAM.MSG.DELETE.{name}", {"seq": position})
+    holes: list[tuple[int, int]] = []
+    with DurablePull.open(
+        endpoint, name, "p", position=2, on_hole=lambda first, last: holes.append((first, last))
+    ) as pull:
+        assert positions([take(pull, 5)]) == [4, 5, 8, 9, 10]
+    assert holes == [(3, 3), (6, 7)]
+    with DurablePull.open(endpoint, name, "p", position=2) as pull, pytest.raises(HistoryBroken, match="position 3"):
+        pull.next_batch()
+
+
+def test_closing_from_another_thread_ends_the_reader_promptly(endpoint: Endpoint) -> None:
+    pull = DurablePull.open(endpoint, make_log(endpoint), "p", position=0, linger_s=30.0)
+    ended: list[float] = []
+
+    def read() -> None:
+        assert list(pull) == []
+        ended.append(time.monotonic())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    threading.Event().wait(0.3)
+    started = time.monotonic()
+    pull.close()
+    reader.join(5.0)
+    assert ended
+    assert ended[0] - started < 1.0
+    with pytest.raises(LinkClosed):
+        pull.next_batch()
+
+
+def test_a_server_that_dies_or_stops_answering_ends_the_pull() -> None:
+    with NatsServer() as server:
+        endpoint = Endpoint((server.url,))
+        name = make_log(endpoint)
+        with DurablePull.open(endpoint, name, "p", position=0, linger_s=0.1, heartbeat_s=0.2) as pull:
+            assert pull.next_batch() == []
+            server.pause()
+            started = time.monotonic()
+            with pytest.raises(LinkLost):
+                take(pull, 1)
+            assert time.monotonic() - started < 3.0
+            server.resume()
+        with DurablePull.open(endpoint, name, "p", position=0) as pull:
+            server.kill()
+            with pytest.raises(StoreUnavailable):
+                take(pull, 1)
+
+
+def test_a_worker_that_takes_its_time_is_not_called_silence(endpoint: Endpoint) -> None:
+    name = make_log(endpoint, [b"{}"] * 300)
+    with DurablePull.open(endpoint, name, "p", position=0, batch_max=100, linger_s=0.05, heartbeat_s=0.1) as pull:
+        for _ in range(3):
+            assert len(take(pull, 100)) == 100
+            threading.Event().wait(0.5)
+        assert pull.next_batch() == []
+        append(endpoint, name, [b"{}"])
+        assert len(take(pull, 1)) == 1
+
+
+def test_large_events_do_not_break_the_count_of_pulls(endpoint: Endpoint) -> None:
+    name = make_log(endpoint, [b"x" * 900_000] * 30)
+    with DurablePull.open(endpoint, name, "p", position=0, batch_max=1_000) as pull:
+        assert positions([take(pull, 30)]) == list(range(1, 31))
+        append(endpoint, name, [b"{}"] * 3_000)
+        assert len(take(pull, 3_000)) == 3_000
+
+
+def test_the_second_form_of_replies_is_read() -> None:
+    with NatsServer(config="feature_flags { js_ack_fc_v2: true }") as server:
+        endpoint = Endpoint((server.url,))
+        name = make_log(endpoint, [b"{}"] * 100)
+        with DurablePull.open(endpoint, name, "p", position=40) as pull:
+            assert positions([take(pull, 60)]) == list(range(41, 101))
+
+
+def test_a_stream_that_is_not_there_leaves_no_link_behind(endpoint: Endpoint) -> None:
+    with pytest.raises(ApiRefused, match="stream not found"):
+        DurablePull.open(endpoint, "nothing", "p", position=0)
