@@ -10,6 +10,7 @@ from eventjet.settings import Settings
 from eventjet.store.connection import connect
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.topology import declare
+from eventjet.wire import Endpoint
 
 
 def fresh_name() -> str:
@@ -22,10 +23,11 @@ async def fresh_jetstream(
     servers: tuple[str, ...], *, replicas: int = 1, save_timeout_s: float = 20.0
 ) -> AsyncGenerator[JetStreamStore]:
     """A store on a new stream, closed afterwards."""
-    client, requests = await connect(Settings(servers=servers, replicas=replicas))
+    settings = Settings(servers=servers, replicas=replicas)
+    client, requests = await connect(settings)
     name = fresh_name()
     await declare(requests, name, replicas)
-    store = JetStreamStore(name, client, requests, save_timeout_s=save_timeout_s)
+    store = JetStreamStore(name, client, requests, Endpoint.of(settings), save_timeout_s=save_timeout_s)
     try:
         yield store
     finally:

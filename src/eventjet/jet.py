@@ -27,6 +27,7 @@ from eventjet.store.requests import Requests
 from eventjet.store.store import EventStore, LogState
 from eventjet.store.subjects import snapshot_bucket
 from eventjet.store.topology import Topology, declare
+from eventjet.wire import Endpoint
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -179,7 +180,7 @@ async def open_jet(
 ) -> AsyncGenerator[Jet]:
     """Connect, and on the way out wait for the saves in flight."""
     client, requests = await connect(settings)
-    store = JetStreamStore(name, client, requests, save_timeout_s=settings.save_timeout_s)
+    store = JetStreamStore(name, client, requests, Endpoint.of(settings), save_timeout_s=settings.save_timeout_s)
     keeper = SnapshotKeeper(KeyValueSnapshots(snapshot_bucket(name), client, timeout_s=settings.request_timeout_s))
     jet = Jet(name, store, catalog, aggregates, projections, settings, keeper)
     jet.requests = requests

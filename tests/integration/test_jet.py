@@ -10,6 +10,7 @@ from decimal import Decimal
 import pytest
 
 from eventjet import App, Imported, Jet, Metadata, Refused, with_metadata
+from eventjet.codec.envelope import RawRecord
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Unreachable, UsageError
 from eventjet.store.requests import ApiError
@@ -245,13 +246,13 @@ async def test_a_snapshot_shortens_replay_and_a_bad_one_is_passed_over(
         async with app.connect(servers=eventjet_nats.url) as other:
             asked: list[int] = []
             store = other.store
-            history = store.history
+            pages = store.pages
 
-            async def counted(aggregate: str, aggregate_id: str, *, after: int = 0) -> list[object]:
+            def counted(aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
                 asked.append(after)
-                return await history(aggregate, aggregate_id, after=after)  # pyright: ignore[reportReturnType]
+                return pages(aggregate, aggregate_id, after=after)
 
-            store.history = counted  # type: ignore[method-assign]
+            store.pages = counted  # type: ignore[method-assign]
             state = await other.repository(Account).load("k")
             return state.balance, asked[0] if asked else -1
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, TypeAlias
 from urllib.parse import quote, unquote
 
@@ -37,6 +38,7 @@ ACTOR = META + "actor"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _KEY = re.compile(r"[a-z][a-z0-9-]{0,40}")
+_METADATA = re.compile(rb"\r\n(?:Ej-C|Ej-Meta-|traceparent)")
 _VISIBLE = "".join(chr(code) for code in range(33, 127) if chr(code) != "%")
 _VALUE_MAX = 1_000
 
@@ -72,21 +74,34 @@ def header(block: bytes, name: str) -> str | None:
     return block[start : block.index(b"\r\n", start)].decode("utf-8", "replace")
 
 
-def metadata_of(block: bytes) -> tuple[str | None, Metadata]:
-    """(command id, metadata) of a block."""
+def number_of(block: bytes, name: str) -> int | None:
+    """One header as a number; None when it is absent or not one."""
+    start = block.find(b"\r\n" + name.encode() + b": ")
+    if start < 0:
+        return None
+    digits = block[start + len(name) + 4 : block.index(b"\r\n", start + 2)]
+    return int(digits) if digits.isdigit() and len(digits) < 20 else None
+
+
+def metadata_of(block: bytes, start: int = 0) -> tuple[str | None, Metadata]:
+    """(command id, metadata) of a block, of which what precedes `start` holds none."""
+    command = block.find(b"\r\nEj-Command: ", start)
+    if command >= 0:
+        end = block.index(b"\r\n", command + 14)
+        command_id = _unescaped(block[command + 14 : end])
+        if not _METADATA.search(block, end):
+            return command_id, NO_METADATA
+    else:
+        command_id = None
     found: dict[str, str] = {}
-    for line in block.split(b"\r\n")[1:-2]:
+    for line in block[start:].split(b"\r\n"):
         name, _, value = line.partition(b": ")
-        found[name.decode("utf-8", "replace")] = unquote(value.decode("utf-8", "replace"))
+        found[name.decode("utf-8", "replace")] = _unescaped(value)
+    told = (found.get(CORRELATION), found.get(CAUSATION), found.get(ACTOR), found.get(TRACEPARENT))
     extra = {name[len(META) :]: value for name, value in found.items() if name.startswith(META) and name != ACTOR}
-    made = Metadata(
-        correlation=found.get(CORRELATION),
-        causation=found.get(CAUSATION),
-        actor=found.get(ACTOR),
-        traceparent=found.get(TRACEPARENT),
-        **({"extra": extra} if extra else {}),
-    )
-    return found.get(COMMAND), NO_METADATA if made == NO_METADATA else made
+    if not extra and told == (None, None, None, None):
+        return command_id, NO_METADATA
+    return command_id, Metadata(*told, extra)
 
 
 class Decoder:
@@ -113,8 +128,7 @@ class Decoder:
         if resolved is None:
             return None
         try:
-            _, aggregate, token = subject.decode().split(".")
-            aggregate_id = decode_id(token)
+            aggregate, aggregate_id = _place(subject)
             version = int(number)
             data = resolved.event.decode(body, resolved.steps)
             start = block.find(b"Nats-Msg-Id: ")
@@ -123,10 +137,11 @@ class Decoder:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             raise UndecodableEvent(resolved.event.info.name, position, body, reason) from error
         recorded_at = _EPOCH + timedelta(microseconds=time_ns // 1000)
-        if end + 4 >= len(block) or (block.find(b"\r\nEj-", end) < 0 and block.find(b"\r\ntraceparent", end) < 0):
+        if block.find(b"\r\nEj-", end) < 0 and block.find(b"\r\ntraceparent", end) < 0:
             return Recorded(data, aggregate_id, version, position, recorded_at, event_id, aggregate)
-        command_id, metadata = metadata_of(block)
-        recorded_at = _told_time(block, recorded_at, record)
+        command_id, metadata = metadata_of(block, end)
+        if block.find(b"\r\nEj-Recorded-At: ", end) >= 0:
+            recorded_at = _told_time(block, recorded_at, record)
         return Recorded(data, aggregate_id, version, position, recorded_at, event_id, aggregate, command_id, metadata)
 
     def _resolve(self, key: bytes, record: RawRecord) -> Resolved | None:
@@ -149,6 +164,18 @@ class Decoder:
         if key and len(self._known) < 10_000:
             self._known[key] = resolved
         return resolved
+
+
+def _unescaped(value: bytes) -> str:
+    text = value.decode("utf-8", "replace")
+    return unquote(text) if "%" in text else text
+
+
+@lru_cache(maxsize=65_536)
+def _place(subject: bytes) -> tuple[str, str]:
+    """(aggregate, aggregate id) of a subject; raises `ValueError`."""
+    _, aggregate, token = subject.decode().split(".")
+    return aggregate, decode_id(token)
 
 
 def _kind(block: bytes) -> tuple[bytes, bytes, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from eventjet.errors import HistoryBroken
 
@@ -58,8 +58,7 @@ class Held(Generic[S]):
     commands: Commands = field(default_factory=Commands, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """One event of a history, as far as its chain goes."""
 
     version: int

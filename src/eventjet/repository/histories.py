@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import EXPECTED, MSG_ID, VERSION, Decoder, RawRecord, header, metadata_of
+from eventjet.codec.envelope import EXPECTED, MSG_ID, VERSION, Decoder, RawRecord, header, metadata_of, number_of
 from eventjet.domain.aggregate import AggregateInfo
 from eventjet.domain.history import Held, Link, fold_history
 from eventjet.domain.recorded import Recorded
@@ -54,7 +54,7 @@ class Histories(Generic[S]):
             held = await (self._after(aggregate_id, known) if known else self._from_snapshot(aggregate_id))
         except HistoryBroken:
             # A reply lost on the way looks the same; only what is broken twice, from the start, is broken.
-            return self._fold(self._start(), await self.store.history(self.info.name, aggregate_id))
+            return await self._fold_after(aggregate_id, self._start())
         return held
 
     async def load_until(
@@ -107,7 +107,7 @@ class Histories(Generic[S]):
         return Held(self._initial(), 0, 0)
 
     async def _after(self, aggregate_id: str, known: Held[S]) -> Held[S]:
-        held = self._fold(known, await self.store.history(self.info.name, aggregate_id, after=known.position))
+        held = await self._fold_after(aggregate_id, known)
         self.keep(aggregate_id, known.version, held)
         return held
 
@@ -130,6 +130,12 @@ class Histories(Generic[S]):
             return fold_history(held, [link], self.evolve, aggregate_id)
         return await self._after(aggregate_id, held)
 
+    async def _fold_after(self, aggregate_id: str, held: Held[S]) -> Held[S]:
+        """Fold each page while the next one travels."""
+        async for page in self.store.pages(self.info.name, aggregate_id, after=held.position):
+            held = self._fold(held, page)
+        return held
+
     def _fold(self, held: Held[S], records: Sequence[RawRecord]) -> Held[S]:
         if not records:
             return held
@@ -138,12 +144,14 @@ class Histories(Generic[S]):
 
     def _link(self, record: RawRecord) -> Link:
         recorded = self._decoder(record)
-        expected = _number(record, EXPECTED)
+        block = record[3]
         if recorded is None:
-            command_id, _ = metadata_of(record[3])
+            command_id, _ = metadata_of(block)
+            event_id = header(block, MSG_ID) or ""
             return Link(
-                _number(record, VERSION) or 0, record[0], header(record[3], MSG_ID) or "", expected, command_id, None
+                number_of(block, VERSION) or 0, record[0], event_id, number_of(block, EXPECTED), command_id, None
             )
+        expected = number_of(block, EXPECTED)
         return Link(
             recorded.version, recorded.position, recorded.event_id, expected, recorded.command_id, recorded.data
         )
@@ -161,8 +169,3 @@ class Histories(Generic[S]):
             raise UsageError(f"{at.isoformat()} is in the future or has no time zone. Give a past time with its zone.")
         if position is not None and not 0 <= position <= (last := (await self.store.state()).last):
             raise UsageError(f"The log ends at position {last}; {position} is not in it. Give one that is.")
-
-
-def _number(record: RawRecord, name: str) -> int | None:
-    text = header(record[3], name)
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None

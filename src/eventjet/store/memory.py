@@ -54,6 +54,10 @@ class MemoryStore:
         subject = subject_of(self.app, aggregate, aggregate_id).encode()
         return [record for record in self._records[max(after, 0) :] if record[2] == subject]
 
+    async def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
+        """As `EventStore.pages`."""
+        yield await self.history(aggregate, aggregate_id, after=after)
+
     async def last(self, aggregate: str, aggregate_id: str) -> int:
         """As `EventStore.last`."""
         return self._last.get(subject_of(self.app, aggregate, aggregate_id), 0)

@@ -59,6 +59,10 @@ class EventStore(Protocol):
         """One aggregate's records with a position above `after`, in order; may lag behind the leader on a replica."""
         ...
 
+    def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
+        """As `history`, in pages as they come."""
+        ...
+
     async def last(self, aggregate: str, aggregate_id: str) -> int:
         """Position of one aggregate's last event as the leader knows it, 0 for none."""
         ...

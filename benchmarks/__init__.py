@@ -1,0 +1,1 @@
+"""Figures as ratios: eventjet, its peers and the floor, in one run."""
