@@ -37,7 +37,13 @@ from eventjet.store.topology import IDENTITY, info
 HISTORY_BATCH = 500
 """Messages of one direct get: there is no flow control inside it."""
 PAGE = 1_000
+_PENDING_MAX = 1 << 20
+"""Bytes of a batch that may wait for the socket: half of what nats-py buffers without waiting."""
+_GRACE_S = 0.05
+"""A request is given this much, however near the deadline is."""
 _NO_MESSAGE = 10037
+_END = "204"
+_NOTHING = "404"
 _REPLY_HEADERS = frozenset(
     {
         "Nats-Stream",
@@ -64,19 +70,30 @@ class JetStreamStore:
     async def append(self, writes: Sequence[Append]) -> int:
         """As `EventStore.append`. Cancelling the caller does not abandon the save."""
         check_save(self.app, writes)
-        task = asyncio.ensure_future(self._save(writes, resume=False))
-        self._in_flight.add(task)
-        task.add_done_callback(self._landed)
-        return await asyncio.shield(task)
+        return await self._bounded(writes, resume=False)
 
     async def resolve(self, writes: Sequence[Append]) -> int:
         """As `append`, for a save whose deadline passed before: it looks before it sends."""
-        return await self._save(writes, resume=True)
+        return await self._bounded(writes, resume=True)
 
     async def settle(self) -> None:
         """Wait for the saves in flight, at most one save's time."""
         if self._in_flight:
-            await asyncio.wait(set(self._in_flight), timeout=self._save_timeout_s + 1)
+            await asyncio.wait(set(self._in_flight), timeout=self._save_limit_s)
+
+    @property
+    def _save_limit_s(self) -> float:
+        return self._save_timeout_s + self._requests.timeout_s + _GRACE_S
+
+    async def _bounded(self, writes: Sequence[Append], *, resume: bool) -> int:
+        task = asyncio.ensure_future(self._save(writes, resume=resume))
+        self._in_flight.add(task)
+        task.add_done_callback(self._landed)
+        # Not `asyncio.timeout`: nats-py swallows a cancellation while it waits for room in its buffer.
+        done, _ = await asyncio.wait({task}, timeout=self._save_limit_s)
+        if not done:
+            raise _error_of(outcome.Unknown("the connection takes nothing"), self._subjects(writes), writes)
+        return task.result()
 
     def _landed(self, task: asyncio.Task[int]) -> None:
         self._in_flight.discard(task)
@@ -84,15 +101,18 @@ class JetStreamStore:
             task.exception()  # taken, so that an abandoned caller leaves no warning
 
     async def _save(self, writes: Sequence[Append], *, resume: bool) -> int:
-        subjects = [subject_of(self.app, write.aggregate, write.aggregate_id) for write in writes]
-        save = outcome.Save(_parts(writes), deadline=time.monotonic() + self._save_timeout_s, jitter=random.random)
+        subjects = self._subjects(writes)
+        deadline = time.monotonic() + self._save_timeout_s
+        save = outcome.Save(_parts(writes), deadline=deadline, jitter=random.random)
         step: outcome.Step = save.resume() if resume else save.begin()
         while True:
             match step:
                 case outcome.Send(after_s=pause_s):
                     if pause_s:
                         await asyncio.sleep(pause_s)
-                    step = save.answered(await self._send(subjects, writes))
+                    left_s = max(_GRACE_S, deadline - time.monotonic())
+                    timeout_s = min(self._requests.timeout_s, left_s)
+                    step = save.answered(await self._send(subjects, writes, timeout_s))
                 case outcome.Look(after_s=pause_s):
                     if pause_s:
                         await asyncio.sleep(pause_s)
@@ -102,7 +122,10 @@ class JetStreamStore:
                 case _:
                     raise _error_of(step, subjects, writes)
 
-    async def _send(self, subjects: Sequence[str], writes: Sequence[Append]) -> outcome.Answer:
+    def _subjects(self, writes: Sequence[Append]) -> list[str]:
+        return [subject_of(self.app, write.aggregate, write.aggregate_id) for write in writes]
+
+    async def _send(self, subjects: Sequence[str], writes: Sequence[Append], timeout_s: float) -> outcome.Answer:
         messages = [
             (subject, event_headers(write, index), new.encoded.body)
             for subject, write in zip(subjects, writes, strict=True)
@@ -111,20 +134,22 @@ class JetStreamStore:
         try:
             if len(messages) == 1:
                 subject, pairs, body = messages[0]
-                reply = await self._requests.ask(subject, body, dict(pairs))
+                reply = await self._requests.ask(subject, body, dict(pairs), timeout_s)
             else:
-                reply = await self._send_batch(messages)
+                reply = await self._send_batch(messages, timeout_s)
         except Lost as error:
             return outcome.Silence(str(error))
         except Denied as error:
             return outcome.Violation(str(error))
         return _answer_of(reply.data)
 
-    async def _send_batch(self, messages: Sequence[tuple[str, list[tuple[str, str]], bytes]]) -> Msg:
+    async def _send_batch(self, messages: Sequence[tuple[str, list[tuple[str, str]], bytes]], timeout_s: float) -> Msg:
         batch_id = uuid4().hex
         last = len(messages)
+        limit = time.monotonic() + timeout_s
         for number, (subject, pairs, body) in enumerate(messages[:-1], 1):
             headers = {**dict(pairs), "Nats-Batch-Id": batch_id, "Nats-Batch-Sequence": str(number)}
+            await self._room(limit)
             try:
                 await self._client.publish(subject, body, headers=headers)
             except Exception as error:
@@ -136,17 +161,27 @@ class JetStreamStore:
             "Nats-Batch-Sequence": str(last),
             "Nats-Batch-Commit": "1",
         }
-        return await self._requests.ask(subject, body, headers)
+        await self._room(limit)
+        return await self._requests.ask(subject, body, headers, max(_GRACE_S, limit - time.monotonic()))
+
+    async def _room(self, limit: float) -> None:
+        """Wait until the connection takes more: beyond its buffer, nats-py would wait without a bound."""
+        while self._client.pending_data_size > _PENDING_MAX:
+            if time.monotonic() > limit:
+                raise Lost("the connection takes nothing")
+            await asyncio.sleep(0.001)
 
     async def _look(self, subjects: Sequence[str], writes: Sequence[Append]) -> outcome.Slots | None:
-        slots: list[outcome.SlotFound | None] = []
-        for subject, write in zip(subjects, writes, strict=True):
-            try:
-                found = await self._from_leader({"seq": write.expected + 1, "next_by_subj": subject})
-            except (StoreUnavailable, Forbidden):
-                return None
-            slots.append(None if found is None else outcome.SlotFound(found[0], header(found[3], MSG_ID) or ""))
-        return slots
+        """All slots at once, so that a look takes one request's time."""
+        looks = map(self._slot, subjects, (write.expected for write in writes))
+        try:
+            return await asyncio.gather(*looks)
+        except (StoreUnavailable, Forbidden):
+            return None
+
+    async def _slot(self, subject: str, expected: int) -> outcome.SlotFound | None:
+        found = await self._from_leader({"seq": expected + 1, "next_by_subj": subject})
+        return None if found is None else outcome.SlotFound(found[0], header(found[3], MSG_ID) or "")
 
     async def history(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> list[RawRecord]:
         """As `EventStore.history`; raises `StoreUnavailable` and `Forbidden`."""
@@ -202,11 +237,13 @@ class JetStreamStore:
     async def _gather(self, what: str, body: bytes) -> tuple[list[Msg], Msg]:
         subject = f"$JS.API.DIRECT.GET.{self.app}"
         try:
-            return await self._requests.gather(subject, body)
+            messages, final = await self._requests.gather(subject, body)
         except Lost as error:
             raise StoreUnavailable(what, str(error)) from None
         except Denied as error:
             raise Forbidden(subject, str(error)) from None
+        _checked_status(what, final, (_END, _NOTHING))
+        return messages, final
 
     async def _direct(self, what: str, suffix: str, body: bytes) -> RawRecord | None:
         subject = f"$JS.API.DIRECT.GET.{self.app}{suffix}"
@@ -216,7 +253,10 @@ class JetStreamStore:
             raise StoreUnavailable(what, str(error)) from None
         except Denied as error:
             raise Forbidden(subject, str(error)) from None
-        return None if "Status" in (reply.headers or {}) else _record_of_reply(reply)
+        if "Status" not in (reply.headers or {}):
+            return _record_of_reply(reply)
+        _checked_status(what, reply, (_NOTHING,))
+        return None
 
     async def _from_leader(self, body: dict[str, Any]) -> RawRecord | None:
         try:
@@ -247,15 +287,12 @@ def _parts(writes: Sequence[Append]) -> list[outcome.Part]:
 def _answer_of(reply: bytes) -> outcome.Answer:
     try:
         value: dict[str, Any] = orjson.loads(reply)
-    except orjson.JSONDecodeError:
-        return outcome.Silence(f"an answer that is not JSON: {reply[:80]!r}")
-    error = value.get("error")
-    if error is not None:
-        found = ApiError(error)
+        if "error" not in value:
+            return outcome.Acked(int(value["seq"]), bool(value.get("duplicate")))
+        found = ApiError(value["error"])
         return outcome.ErrorReply(found.status, found.code, found.text)
-    if "seq" not in value:
-        return outcome.Silence(f"an answer without a position: {reply[:80]!r}")
-    return outcome.Acked(int(value["seq"]), bool(value.get("duplicate")))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return outcome.Silence(f"an answer that cannot be read: {reply[:80]!r}")
 
 
 def _error_of(step: outcome.Step, subjects: Sequence[str], writes: Sequence[Append]) -> Exception:
@@ -272,6 +309,13 @@ def _error_of(step: outcome.Step, subjects: Sequence[str], writes: Sequence[Appe
             return OutcomeUnknown(subjects, ids, cause, writes)
         case _:
             return AssertionError(f"not an outcome: {step}")
+
+
+def _checked_status(what: str, final: Msg, ends: Sequence[str]) -> None:
+    """A status that is not an end is no answer: an empty history must not be made of a refusal."""
+    status = (final.headers or {}).get("Status")
+    if status not in ends:
+        raise StoreUnavailable(what, f"the server answered status {status}")
 
 
 def _record_of_reply(message: Msg) -> RawRecord:

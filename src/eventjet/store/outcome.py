@@ -8,8 +8,10 @@ The driver sends, looks, and tells the machine what it saw; the machine says wha
   it fills the slot with our ids or the expectation refuses it.
 * The tail is never compared: a rival may have written after us.
 * `duplicate: true` is never believed without reading the stored message.
-* A conflict is definite only when no earlier try has an unknown outcome (on one replica an exact retry of a stored
-  event answers 10071).
+* No conflict is believed before another's event is seen in the slot, not even the answer to the first try: on one
+  replica an exact retry of a stored event answers 10071, and on three a deposed leader that has not heard of its
+  successor answers 10164 or 10071 to a publish that the successor stores a millisecond later.
+* A refusal is definite only when its code is listed, and only when nothing before it was in doubt.
 * Past the deadline the outcome is unknown, never failed.
 """
 
@@ -20,11 +22,27 @@ from dataclasses import dataclass
 
 CONFLICTS = frozenset({10071, 10164})
 """Wrong last sequence: sequential writers get the first, racing writers on three replicas the second."""
-UNKNOWN = frozenset({10008, 10023, 10158, 10176, 10201, 10210})
-"""Not available, id in process, incomplete batch, duplicate inside a batch, too many batches in flight."""
+REFUSALS = frozenset(
+    {10002, 10054, 10060, 10097, 10109, 10111, 10120, 10165, 10166, 10168, 10170, 10171}
+    | {10174, 10175, 10177, 10179, 10188, 10189, 10190, 10191, 10192, 10193, 10199}
+)
+"""What the server checks before it stores: the account's limits, the message's size and headers, a sealed stream,
+batches switched off. Any other code leaves the outcome open."""
 STORE_FAILED = 10077
-"""The generic code of a failed store: definite only when its text names a limit."""
+"""The generic code of a failed store: definite only when its text is that of a limit."""
+LIMITS = frozenset(
+    {
+        "maximum bytes exceeded",
+        "maximum messages exceeded",
+        "maximum messages per subject exceeded",
+    }
+)
+"""Not `disk quota exceeded`: a leader that cannot write does not keep its followers from storing."""
 
+STALE_LEADER_S = 2.0
+"""A conflict whose slots stay empty for so long names a position the log never had: leaders beat every second."""
+BACKOFF_CONTESTED_S = 0.005
+"""The first pause after a conflict with an empty slot: a rival's event is on its way into the slot."""
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
 
@@ -98,7 +116,10 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Conflicted:
-    """Nothing is stored: another's event holds the slot of subject number `index` (None: not told which)."""
+    """Nothing is stored: another's event holds the slot of subject number `index`.
+
+    None: no slot is taken, and yet the server kept refusing; the expected position is not in the log.
+    """
 
     index: int | None = None
 
@@ -138,17 +159,34 @@ class Part:
 
 
 class Save:
-    """One save, from the first try to its outcome. Time comes in as `now`, in seconds of any steady clock."""
+    """One save, from the first try to its outcome. Time comes in as `now`, in seconds of any steady clock.
 
-    __slots__ = ("_cause", "_count", "_deadline", "_jitter", "_parts", "_tries", "_uncertain")
+    It ends at its deadline, plus the one request that is then under way.
+    """
+
+    __slots__ = (
+        "_blind",
+        "_cause",
+        "_contested",
+        "_count",
+        "_deadline",
+        "_jitter",
+        "_parts",
+        "_pauses",
+        "_since",
+        "_uncertain",
+    )
 
     def __init__(self, parts: Sequence[Part], *, deadline: float, jitter: Callable[[], float]) -> None:
         self._parts = tuple(parts)
         self._count = sum(len(part.event_ids) for part in parts)
         self._deadline = deadline
         self._jitter = jitter
-        self._tries = 0
+        self._pauses = 0
+        self._blind = 0
         self._uncertain = False
+        self._contested = False
+        self._since = deadline
         self._cause = "nothing was sent"
 
     def begin(self) -> Step:
@@ -167,28 +205,44 @@ class Save:
                 return Stored(position)
             case Acked():
                 return self._doubt("the server called it a duplicate")
-            case ErrorReply(code=code) if code in CONFLICTS:
-                return self._doubt(f"error {code}") if self._uncertain else Conflicted()
-            case ErrorReply(status=status, code=code, text=text):
-                if _is_definite(status, code, text) and not self._uncertain:
+            case ErrorReply(code=code, text=text) if code in CONFLICTS:
+                self._contested = True
+                self._cause = f"error {code}: {text}"
+                return Look()
+            case ErrorReply(code=code, text=text):
+                if self._untroubled and (code in REFUSALS or (code == STORE_FAILED and text in LIMITS)):
                     return RefusedOutcome(code, text)
                 return self._doubt(f"error {code}: {text}")
             case Violation(reason=reason):
-                return self._doubt(reason) if self._uncertain else ForbiddenOutcome(reason)
+                return ForbiddenOutcome(reason) if self._untroubled else self._doubt(reason)
             case Silence(reason=reason):
                 return self._doubt(reason)
 
     def looked(self, slots: Slots | None, now: float) -> Step:
         """What to do after the slots were read; None when they could not be."""
-        if slots is None:
-            return Unknown(self._cause) if now >= self._deadline else Look(self._pause())
-        for part, slot in zip(self._parts, slots, strict=True):
+        for part, slot in zip(self._parts, slots or (), strict=slots is not None):
             if slot is not None and slot.event_id == part.event_ids[0]:
                 return Stored(slot.position - part.offset + self._count - 1)
-        for index, slot in enumerate(slots):
+        for index, slot in enumerate(slots or ()):
             if slot is not None:
                 return Conflicted(index)
-        return Unknown(self._cause) if now >= self._deadline else Send(self._pause())
+        if self._contested and not self._uncertain:
+            self._since = min(self._since, now)
+            if now - self._since >= STALE_LEADER_S:
+                return Conflicted()
+        if now >= self._deadline:
+            return Unknown(self._cause)
+        pause = min(self._pause(), self._deadline - now)
+        if slots is None:
+            # Who may write but not read, or cannot at the moment, still learns from an acknowledgement.
+            self._blind += 1
+            if self._blind % 2:
+                return Look(pause)
+        return Send(pause)
+
+    @property
+    def _untroubled(self) -> bool:
+        return not (self._uncertain or self._contested)
 
     def _doubt(self, cause: str) -> Step:
         self._uncertain = True
@@ -197,12 +251,7 @@ class Save:
         return Look()
 
     def _pause(self) -> float:
-        self._tries += 1
-        pause: float = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(self._tries - 1, 10))
+        first = BACKOFF_FIRST_S if self._uncertain else BACKOFF_CONTESTED_S
+        pause: float = min(BACKOFF_MAX_S, first * 2.0 ** min(self._pauses, 10))
+        self._pauses += 1
         return pause * (0.5 + self._jitter())
-
-
-def _is_definite(status: int, code: int, text: str) -> bool:
-    if code == STORE_FAILED:
-        return "maximum" in text or "exceed" in text
-    return code not in UNKNOWN and status not in (409, 429) and status < 500
