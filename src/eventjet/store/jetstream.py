@@ -29,13 +29,15 @@ from eventjet.errors import (
 )
 from eventjet.store import outcome
 from eventjet.store.limits import check_save
+from eventjet.store.long_reads import LongReads, nanoseconds
 from eventjet.store.requests import ApiError, Denied, Lost, Requests
 from eventjet.store.store import Append, LogState, event_headers
 from eventjet.store.subjects import stream_subjects, subject_of
 from eventjet.store.topology import IDENTITY, info
+from eventjet.wire import Endpoint
 
-HISTORY_BATCH = 500
-"""Messages of one direct get: there is no flow control inside it."""
+FIRST_PAGE = 32
+"""Records of a history that come by the client's own connection; most histories after a snapshot are shorter."""
 PAGE = 1_000
 _PENDING_MAX = 1 << 20
 """Bytes of a batch that may wait for the socket: half of what nats-py buffers without waiting."""
@@ -60,8 +62,11 @@ _REPLY_HEADERS = frozenset(
 class JetStreamStore:
     """Lives as long as its connection; safe for any number of tasks of one loop."""
 
-    def __init__(self, app: str, client: Client, requests: Requests, *, save_timeout_s: float) -> None:
+    def __init__(
+        self, app: str, client: Client, requests: Requests, endpoint: Endpoint, *, save_timeout_s: float
+    ) -> None:
         self.app = app
+        self._long_reads = LongReads(app, endpoint, timeout_s=requests.timeout_s)
         self._client = client
         self._requests = requests
         self._save_timeout_s = save_timeout_s
@@ -77,7 +82,8 @@ class JetStreamStore:
         return await self._bounded(writes, resume=True)
 
     async def settle(self) -> None:
-        """Wait for the saves in flight, at most one save's time."""
+        """Wait for the saves in flight, at most one save's time; nothing can be read afterwards."""
+        self._long_reads.close()
         if self._in_flight:
             await asyncio.wait(set(self._in_flight), timeout=self._save_limit_s)
 
@@ -185,17 +191,21 @@ class JetStreamStore:
 
     async def history(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> list[RawRecord]:
         """As `EventStore.history`; raises `StoreUnavailable` and `Forbidden`."""
+        pages = self.pages(aggregate, aggregate_id, after=after)
+        return [record async for page in pages for record in page]
+
+    async def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
+        """As `EventStore.pages`; a short history takes one request, a long one goes on over the fast road."""
         subject = subject_of(self.app, aggregate, aggregate_id)
-        found: list[RawRecord] = []
-        start = after + 1
-        while True:
-            body = orjson.dumps({"seq": start, "next_by_subj": subject, "batch": HISTORY_BATCH})
-            messages, final = await self._gather(f"The history of {subject}", body)
-            found.extend(map(_record_of_reply, messages))
-            headers = final.headers or {}
-            if headers.get("Status") == "404" or int(headers.get("Nats-Num-Pending", "0")) == 0:
-                return found
-            start = int(headers["Nats-Last-Sequence"]) + 1
+        body = orjson.dumps({"seq": after + 1, "next_by_subj": subject, "batch": FIRST_PAGE})
+        messages, final = await self._gather(f"The history of {subject}", body)
+        if messages:
+            yield [_record_of_reply(message) for message in messages]
+        headers = final.headers or {}
+        if headers.get("Status") == "404" or int(headers.get("Nats-Num-Pending", "0")) == 0:
+            return
+        async for page in self._long_reads.pages(subject, int(headers["Nats-Last-Sequence"]) + 1):
+            yield page
 
     async def last(self, aggregate: str, aggregate_id: str) -> int:
         """As `EventStore.last`."""
@@ -268,7 +278,7 @@ class JetStreamStore:
         message = found["message"]
         return (
             int(message["seq"]),
-            _nanoseconds(str(message["time"])),
+            nanoseconds(str(message["time"])),
             str(message["subject"]).encode(),
             base64.b64decode(message.get("hdrs", "")),
             base64.b64decode(message.get("data", "")),
@@ -323,15 +333,8 @@ def _record_of_reply(message: Msg) -> RawRecord:
     kept = [(name, value) for name, value in headers.items() if name not in _REPLY_HEADERS]
     return (
         int(headers["Nats-Sequence"]),
-        _nanoseconds(headers["Nats-Time-Stamp"]),
+        nanoseconds(headers["Nats-Time-Stamp"]),
         headers["Nats-Subject"].encode(),
         header_block(kept) if kept else b"",
         message.data,
     )
-
-
-def _nanoseconds(text: str) -> int:
-    """Nanoseconds since 1970 of an RFC 3339 time in UTC with up to nine decimals."""
-    whole, _, fraction = text.rstrip("Z").partition(".")
-    seconds = int(datetime.fromisoformat(whole + "+00:00").timestamp())
-    return seconds * 1_000_000_000 + int(fraction.ljust(9, "0")[:9] or 0)
