@@ -1,0 +1,135 @@
+"""An application's code as both type checkers must see it: clean, with these types inferred."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Column, MetaData, Numeric, String, Table
+from typing_extensions import assert_type
+
+from eventjet import App, Committed, Jet, Projection, Recorded, Repository, aggregate, event, projection
+from eventjet.testing import on, projected, scenario
+
+if TYPE_CHECKING:
+    from eventjet.repository import Planned
+
+
+@event("a.opened")
+class Opened:
+    owner: str
+
+
+@event("a.deposited")
+class Deposited:
+    amount: Decimal
+
+
+@event("a.withdrawn", schema=2)
+class Withdrawn:
+    amount: Decimal
+    reason: str = "cash"
+
+
+AccountEvent = Opened | Deposited | Withdrawn
+
+
+@aggregate("account", snapshot_every=100)
+class Account:
+    owner: str | None = None
+    balance: Decimal = Decimal(0)
+
+    def open(self, owner: str) -> Opened | None:
+        return None if self.owner else Opened(owner=owner)
+
+    def deposit(self, amount: Decimal) -> Deposited:
+        return Deposited(amount=amount)
+
+    def withdraw(self, amount: Decimal, *, reason: str = "cash") -> Withdrawn:
+        return Withdrawn(amount=amount, reason=reason)
+
+    def evolve(self, event: AccountEvent) -> Account:
+        match event:
+            case Opened(owner=owner):
+                return replace(self, owner=owner)
+            case Deposited(amount=amount):
+                return replace(self, balance=self.balance + amount)
+            case Withdrawn(amount=amount):
+                return replace(self, balance=self.balance - amount)
+
+
+@event("n.added")
+class Added:
+    n: int
+
+
+@aggregate("counter")
+class Counter:
+    n: int = 0
+
+    def add(self, n: int) -> Added:
+        return Added(n=n)
+
+    def evolve(self, event: Added) -> Counter:
+        return replace(self, n=self.n + event.n)
+
+
+def many(account: Account, count: int) -> list[Deposited]:
+    return [Deposited(amount=Decimal(1))] * count
+
+
+def pair(account: Account) -> tuple[Opened, Deposited]:
+    return Opened(owner="x"), Deposited(amount=Decimal(1))
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    account_id: str
+    amount: Decimal = Decimal(0)
+
+
+table = Table("b", MetaData(), Column("account_id", String, primary_key=True), Column("amount", Numeric(12, 2)))
+
+
+@projection("balances", table=table)
+def balances(row: Balance | None, event: Recorded[AccountEvent]) -> Balance | None:
+    return row
+
+
+def by_owner(event: Recorded[Opened]) -> str:
+    return event.data.owner
+
+
+@projection("owners", table=table, key=by_owner)
+def owners(row: Balance | None, event: Recorded[Opened]) -> Balance | None:
+    return row
+
+
+async def use(jet: Jet) -> None:
+    accounts = jet.repository(Account)
+    counters = jet.repository(Counter)
+    assert_type(accounts, Repository[Account, Opened | Deposited | Withdrawn])
+    assert_type(balances, Projection[Balance, Opened | Deposited | Withdrawn])
+    done = await accounts.execute("a", Account.withdraw, Decimal(1), reason="x")
+    assert_type(done, Committed[Account, Opened | Deposited | Withdrawn])
+    assert_type(done.state, Account)
+    await accounts.execute("a", many, 3)
+    await accounts.execute("a", pair)
+    await accounts.command("c-1").execute("a", Account.deposit, Decimal(1))
+    assert_type(await accounts.load("a", version=1), Account)
+    first, second = await jet.transact(
+        accounts.decide("a", Account.deposit, Decimal(1)), counters.decide("b", Counter.add, 1)
+    )
+    assert_type(first.state, Account)
+    assert_type(second, Committed[Counter, Added])
+    plans: list[Planned[Any, Any]] = [accounts.decide(str(number), many, 1) for number in range(9)]
+    await jet.transact(*plans)
+
+
+def test() -> None:
+    scenario(Account).given(Opened(owner="ada")).when(Account.deposit, Decimal(1)).then(Deposited(amount=Decimal(1)))
+    projected(balances, on("a", Opened(owner="ada"), Deposited(amount=Decimal(1)))).rows(Balance("a", Decimal(1)))
+
+
+app = App("x", aggregates=[Account, Counter], projections=[balances, owners])

@@ -1,0 +1,66 @@
+"""Mistakes that both type checkers must report: each line that ends in `# wrong`, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+
+from eventjet import App, Jet, Recorded, projection
+from eventjet.testing import scenario
+from tests.typing.application import (
+    Account,
+    AccountEvent,
+    Added,
+    Balance,
+    Counter,
+    Deposited,
+    Opened,
+    table,
+)
+
+
+def rogue(account: Account) -> str:
+    return "x"
+
+
+def generates(account: Account) -> Iterator[Deposited]:
+    yield Deposited(amount=Decimal(1))
+
+
+def stranger(account: Account) -> Added:
+    return Added(n=1)
+
+
+async def waits(account: Account) -> Deposited:
+    return Deposited(amount=Decimal(1))
+
+
+async def use(jet: Jet) -> None:
+    accounts = jet.repository(Account)
+    counters = jet.repository(Counter)
+    await accounts.execute("a", rogue)  # wrong
+    await accounts.execute("a", generates)  # wrong
+    await accounts.execute("a", stranger)  # wrong
+    await accounts.execute("a", waits)  # wrong
+    await accounts.execute("a", Account.withdraw)  # wrong
+    await accounts.execute("a", Account.withdraw, "three")  # wrong
+    await accounts.execute("a", Counter.add, 1)  # wrong
+    counters.decide("a", Account.deposit, Decimal(1))  # wrong
+    await accounts.load("a", version="1")  # wrong
+
+
+def test() -> None:
+    scenario(Account).given("not an event")  # wrong
+    scenario(Account).given().when(Account.deposit, Decimal(1)).then("nope")  # wrong
+    scenario(Account).then()  # wrong
+    Deposited(Decimal(1))  # wrong
+    Deposited(amont=Decimal(1))  # wrong
+    Deposited(amount="1")  # wrong
+
+
+@projection("d", table=table)  # wrong
+def never_none(row: Balance, event: Recorded[AccountEvent]) -> Balance | None:
+    return row
+
+
+App("x", aggregates=[Opened])  # wrong
