@@ -34,7 +34,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
-from sqlalchemy.exc import OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.errors import NotCaughtUp, Unreachable
@@ -116,6 +115,21 @@ def create_tables(engine: Engine | Connection, bound: Iterable[BoundProjection] 
     return made
 
 
+def check_tables(connection: Connection, bound: Iterable[BoundProjection]) -> None:
+    """Raise `Unreachable` when a table, or a column of a read model, is not in the database."""
+    found = inspect(connection)
+    shown = connection.engine.url.render_as_string(hide_password=True)
+    remedy = "Run `eventjet init` once."
+    for table in (projections, rebuilds, *(one.table for one in bound)):
+        if not found.has_table(table.name, schema=table.schema):
+            raise Unreachable(f"The database {shown}", f"the table {table.fullname!r} is not in it", remedy)
+        present = {column["name"] for column in found.get_columns(table.name, schema=table.schema)}
+        missing = [column.name for column in table.columns if column.name not in present]
+        if missing:
+            reason = f"the table {table.fullname!r} has no column {', '.join(map(repr, missing))}"
+            raise Unreachable(f"The database {shown}", reason, "Rebuild the projection, or alter the table.")
+
+
 def clock(dialect: str) -> ColumnElement[float]:
     """The database's time in seconds since 1970, as it is when the statement runs."""
     if dialect == POSTGRESQL:
@@ -155,20 +169,24 @@ def take(connection: Connection, name: str, revision: int, owner: str, ttl_s: fl
     A row that is locked counts as held. Only `new`, `building` and `active` checkpoints can be taken.
     """
     now = clock(connection.dialect.name)
-    free = (projections.c.lease_until < now) | projections.c.owner.is_(None) | (projections.c.owner == owner)
-    candidate = select(projections.c.name).where(
-        and_(is_row(name, revision), free, projections.c.state.in_((NEW, BUILDING, ACTIVE)))
-    )
+    candidate = select(projections.c.name).where(_free(name, revision, owner, now))
     found = connection.execute(candidate.with_for_update(skip_locked=True)).one_or_none()
     if found is None:
         return None
     row = connection.execute(
         update(projections)
         .where(is_row(name, revision))
-        .values(epoch=projections.c.epoch + 1, owner=owner, lease_until=now + ttl_s)
+        .values(epoch=projections.c.epoch + 1, owner=owner, lease_until=now + ttl_s, reason=None)
         .returning(projections)
     ).one()
     return _checkpoint(row)
+
+
+def is_free(connection: Connection, name: str, revision: int, owner: str) -> bool:
+    """Whether `take` would succeed now, or there is no row yet; found out without locking anything."""
+    free = _free(name, revision, owner, clock(connection.dialect.name))
+    row = connection.execute(select(free.label("free")).where(is_row(name, revision))).one_or_none()
+    return row is None or bool(row.free)
 
 
 def renew(connection: Connection, held: Checkpoint, ttl_s: float) -> bool:
@@ -182,9 +200,10 @@ def release(connection: Connection, held: Checkpoint) -> bool:
     return connection.execute(_of_epoch(held).values(owner=None, lease_until=0)).rowcount == 1
 
 
-def settle(connection: Connection, held: Checkpoint, state: str, reason: str | None = None) -> bool:
-    """Put the checkpoint into a state, with its reason, and keep the lease; False when another epoch has begun."""
-    return connection.execute(_of_epoch(held).values(state=state, reason=reason)).rowcount == 1
+def settle(connection: Connection, held: Checkpoint, state: str | None, reason: str | None = None) -> bool:
+    """Note a state (None keeps it) and a reason, and keep the lease; False when another epoch has begun."""
+    values = {"reason": reason} if state is None else {"state": state, "reason": reason}
+    return connection.execute(_of_epoch(held).values(**values)).rowcount == 1
 
 
 def adopt_log(connection: Connection, held: Checkpoint, log: str) -> bool:
@@ -209,8 +228,6 @@ async def wait_caught_up(database: str, bound: BoundProjection, position: int, t
     try:
         async with where.reaching():
             await _poll(engine, bound, position, timeout_s)
-    except ProgrammingError:
-        raise missing_tables(where) from None
     finally:
         await engine.dispose()
 
@@ -232,21 +249,14 @@ async def _poll(engine: AsyncEngine, bound: BoundProjection, position: int, time
         pause_s = min(pause_s * 1.5, _POLL_S[1])
 
 
-def missing_tables(where: Database) -> Unreachable:
-    """For a database in which `init` has not run."""
-    return Unreachable(f"The database {where.shown}", "eventjet's tables are not in it", "Run `eventjet init` once.")
-
-
-def is_missing_table(error: Exception) -> bool:
-    """Whether a statement failed because a table is not there."""
-    if isinstance(error, ProgrammingError):
-        return getattr(error.orig, "sqlstate", "") == "42P01"
-    return isinstance(error, OperationalError) and "no such table" in str(error.orig)
-
-
 def is_row(name: str, revision: int) -> ColumnElement[bool]:
     """The condition for one projection's row."""
     return and_(projections.c.name == name, projections.c.revision == revision)
+
+
+def _free(name: str, revision: int, owner: str, now: ColumnElement[float]) -> ColumnElement[bool]:
+    unowned = (projections.c.lease_until < now) | projections.c.owner.is_(None) | (projections.c.owner == owner)
+    return and_(is_row(name, revision), unowned, projections.c.state.in_((NEW, BUILDING, ACTIVE)))
 
 
 def _of_epoch(held: Checkpoint) -> Any:

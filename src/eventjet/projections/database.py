@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 from sqlalchemy import URL, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -120,8 +120,10 @@ class Database:
         return made
 
     def unreachable(self, error: BaseException) -> Unreachable:
-        """One paragraph for a database that cannot be reached, without its password."""
+        """One paragraph for a database that cannot be used, without its password."""
         cause = getattr(error, "orig", None) or error
+        if _lacks_table(cause):
+            return Unreachable(f"The database {self.shown}", "eventjet's tables are not in it", "Run `eventjet init`.")
         lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
         reason = lines[0] if lines else type(cause).__name__
         password = self._parsed().password
@@ -134,7 +136,7 @@ class Database:
 
     @asynccontextmanager
     async def reaching(self) -> AsyncGenerator[None]:
-        """Turn what a connection fails with into `Unreachable`."""
+        """Turn what connecting fails with, and the lack of eventjet's tables, into `Unreachable`."""
         with self._reaching():
             yield
 
@@ -143,6 +145,10 @@ class Database:
         try:
             yield
         except (OperationalError, InterfaceError) as error:
+            raise self.unreachable(error) from None
+        except ProgrammingError as error:
+            if not _lacks_table(error.orig):
+                raise
             raise self.unreachable(error) from None
 
     def _parsed(self) -> URL:
@@ -166,14 +172,8 @@ class Database:
         return arguments
 
 
-def is_lost(error: DBAPIError) -> bool:
-    """Whether this is the connection's, the server's or a lock's doing, so that trying again may help."""
-    state = str(getattr(error.orig, "sqlstate", None) or "")
-    if error.connection_invalidated or isinstance(error, InterfaceError):
-        return True
-    if state:
-        return state[:2] in _LOST_CLASSES or state == _IDLE_IN_TRANSACTION
-    return isinstance(error, OperationalError)
+def _lacks_table(cause: object) -> bool:
+    return isinstance(cause, psycopg.errors.UndefinedTable) or "no such table" in str(cause)
 
 
 def is_about_data(error: DBAPIError) -> bool:
@@ -184,9 +184,6 @@ def is_about_data(error: DBAPIError) -> bool:
     return isinstance(error.orig, sqlite3.IntegrityError | sqlite3.DataError | OverflowError)
 
 
-_LOST_CLASSES = frozenset({"08", "40", "53", "55", "57", "58", "XX"})
-"""SQLSTATE classes: connection, serialization, resources, object state and locks, operator, system, internal."""
-_IDLE_IN_TRANSACTION = "25P03"
 _DATA_CLASSES = frozenset({"21", "22", "23", "44", "54"})
 """SQLSTATE classes: cardinality, data, integrity, check options, limits of a row or an index."""
 

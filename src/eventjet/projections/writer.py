@@ -37,20 +37,16 @@ class Batch:
 
     def before(self, position: int) -> Batch | None:
         """The part that ends with the last event before `position`; None when there is none."""
-        return self._until(sum(event.position < position for event in self.events))
+        count = sum(event.position < position for event in self.events)
+        return self.cut(count)[0] if count else None
 
-    def halves(self) -> tuple[Batch, Batch] | None:
-        """Two parts, each with events; None when there are fewer than two events."""
-        first = self._until(len(self.events) // 2)
-        if first is None:
-            return None
-        return first, Batch(first.last, self.last, self.event_id, self.events[len(first.events) :])
-
-    def _until(self, count: int) -> Batch | None:
-        if count == 0:
-            return None
+    def cut(self, count: int) -> tuple[Batch, Batch | None]:
+        """The part that ends with the event number `count`, at least 1, and the rest, if it has events."""
+        if count >= len(self.events):
+            return self, None
         end = self.events[count - 1]
-        return Batch(self.after, end.position, end.event_id, self.events[:count])
+        first = Batch(self.after, end.position, end.event_id, self.events[:count])
+        return first, Batch(end.position, self.last, self.event_id, self.events[count:])
 
 
 class Writer:

@@ -1,0 +1,109 @@
+"""`Consumer`: the log after a position, read and decoded in a thread of its own while the loop writes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from eventjet.codec.envelope import MSG_ID, Decoder, RawRecord, header
+from eventjet.domain.recorded import Recorded
+from eventjet.errors import CodecError
+from eventjet.projections.bound import BoundProjection
+from eventjet.projections.writer import Batch
+from eventjet.wire import DurablePull
+from eventjet.workers.inbox import Inbox, Piece
+from eventjet.workers.workplace import Workplace
+
+_log = logging.getLogger(__name__)
+
+_JOIN_S = 5.0
+
+
+class Consumer:
+    """Made by `Consumer.open`; raises from `take` whatever ended the reading, after the events before it."""
+
+    def __init__(self, pull: DurablePull, inbox: Inbox, decode: Decoder, position: int, name: str) -> None:
+        self._pull = pull
+        self._inbox = inbox
+        self._decode = decode
+        self._position = position
+        self._thread = threading.Thread(target=self._read, name=f"eventjet {name}", daemon=True)
+
+    @classmethod
+    async def open(cls, place: Workplace, bound: BoundProjection, position: int) -> Consumer:
+        """Take the projection's durable over, so that it goes on after `position`; `start` begins to read."""
+        pull = await asyncio.to_thread(
+            DurablePull.open,
+            place.endpoint.with_name(f"eventjet worker {bound.durable}"),
+            place.stream,
+            bound.durable,
+            position=position,
+            batch_max=place.options.batch_max,
+        )
+        inbox = Inbox(place.options.batch_max)
+        return cls(pull, inbox, Decoder(place.catalog, bound.events), position, bound.durable)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    async def take(self, timeout_s: float) -> Batch | None:
+        """The next events; None when none came in time or `wake` was called."""
+        return await self._inbox.take(timeout_s)
+
+    def wake(self) -> None:
+        """Let a waiting `take` return."""
+        self._inbox.wake()
+
+    def is_at_the_end(self, position: int) -> bool:
+        """Whether nothing is known to come after `position`."""
+        return self._pull.pending == 0 and self._pull.position <= position
+
+    async def close(self) -> None:
+        """End the thread and the connection; the durable stays."""
+        self._inbox.close()
+        await asyncio.to_thread(self._stop)
+
+    def _stop(self) -> None:
+        self._pull.close()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_S)
+            if self._thread.is_alive():
+                _log.warning("the thread %r did not end within %g s", self._thread.name, _JOIN_S)
+
+    def _read(self) -> None:
+        """The thread: whatever ends it is handed over."""
+        try:
+            for records in self._pull:
+                if records and not self._hand_over(records):
+                    return
+        except BaseException as error:  # noqa: BLE001 - raised again by the task that takes
+            self._inbox.fail(error)
+
+    def _hand_over(self, records: Sequence[RawRecord]) -> bool:
+        """Decode and put; a record that cannot be decoded ends the piece before it. False when nobody takes."""
+        decode = self._decode
+        events: list[Recorded[Any]] = []
+        done = 0
+        fault: CodecError | None = None
+        try:
+            for record in records:
+                event = decode(record)
+                if event is not None:
+                    events.append(event)
+                done += 1
+        except CodecError as error:
+            fault = error
+        if done:
+            last = records[done - 1]
+            size = sum([len(record[4]) for record in records[:done]])
+            piece = Piece(self._position, last[0], header(last[3], MSG_ID) or "", events, done, size)
+            self._position = last[0]
+            if not self._inbox.put(piece):
+                return False
+        if fault is not None:
+            raise fault
+        return True

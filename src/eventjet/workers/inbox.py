@@ -1,0 +1,127 @@
+"""`Inbox`: bounded hand-over of decoded events from the thread that reads to the loop that writes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eventjet.domain.recorded import Recorded
+from eventjet.projections.writer import Batch
+
+BYTES_MAX = 16 * 1024 * 1024
+"""Bodies that may wait, in bytes; a single larger piece still passes."""
+_WAIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of the log, decoded."""
+
+    after: int
+    last: int
+    event_id: str
+    events: Sequence[Recorded[Any]]
+    count: int
+    """Records in it, those of no subscription included."""
+    size: int
+    """Bytes of their bodies."""
+
+
+class Inbox:
+    """One thread puts, one task of the loop takes. Holds at most two batches.
+
+    What waits is merged, so that batches are small while the writer keeps up and large when it does not.
+    """
+
+    def __init__(self, batch_max: int) -> None:
+        """Made within the loop that takes."""
+        self.batch_max = batch_max
+        self._loop = asyncio.get_running_loop()
+        self._arrived = asyncio.Event()
+        self._changed = threading.Condition()
+        self._pieces: deque[Piece] = deque()
+        self._count = 0
+        self._size = 0
+        self._failure: BaseException | None = None
+        self._closed = False
+
+    def put(self, piece: Piece) -> bool:
+        """Hand over, waiting while two batches are ahead; False once the inbox is closed."""
+        with self._changed:
+            while not self._closed and self._is_full():
+                self._changed.wait(_WAIT_S)
+            if self._closed:
+                return False
+            self._pieces.append(piece)
+            self._count += piece.count
+            self._size += piece.size
+        self._wake_from_thread()
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        """Have `take` raise this once everything before it is taken."""
+        with self._changed:
+            self._failure = error
+        self._wake_from_thread()
+
+    async def take(self, timeout_s: float) -> Batch | None:
+        """What waits, up to `batch_max` records; None when nothing comes in time or `wake` is called."""
+        batch = self._pop()
+        if batch is not None:
+            return batch
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._arrived.wait()
+        except TimeoutError:
+            return None
+        return self._pop()
+
+    def wake(self) -> None:
+        """Let a waiting `take` return. From the loop."""
+        self._arrived.set()
+
+    def close(self) -> None:
+        """Let a waiting `put` return False."""
+        with self._changed:
+            self._closed = True
+            self._pieces.clear()
+            self._changed.notify_all()
+
+    def _pop(self) -> Batch | None:
+        with self._changed:
+            self._arrived.clear()
+            if not self._pieces:
+                if self._failure is not None:
+                    raise self._failure
+                return None
+            taken = [self._pieces.popleft()]
+            count = taken[0].count
+            while self._pieces and count + self._pieces[0].count <= self.batch_max:
+                taken.append(self._pieces.popleft())
+                count += taken[-1].count
+            self._count -= count
+            self._size -= sum(piece.size for piece in taken)
+            self._changed.notify_all()
+        return _merged(taken)
+
+    def _is_full(self) -> bool:
+        return self._count >= 2 * self.batch_max or self._size >= BYTES_MAX
+
+    def _wake_from_thread(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._arrived.set)
+        except RuntimeError:
+            # The loop is closed, so nobody waits any more.
+            self.close()
+
+
+def _merged(pieces: Sequence[Piece]) -> Batch:
+    if len(pieces) == 1:
+        only = pieces[0]
+        return Batch(only.after, only.last, only.event_id, only.events)
+    events = [event for piece in pieces for event in piece.events]
+    return Batch(pieces[0].after, pieces[-1].last, pieces[-1].event_id, events)

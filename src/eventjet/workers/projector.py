@@ -1,0 +1,173 @@
+"""`Projector`: keeps one projection up to date, term after term.
+
+A term is one lease: take it, take the durable over, check the log, then write batch by batch. Any fault ends the term.
+After faults of connections, leases and locks another begins; faults of events and of the log stop the projection with
+their reason, until somebody rebuilds it or starts a worker again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from eventjet.errors import (
+    CheckpointFenced,
+    CodecError,
+    EventjetError,
+    HandlerFailed,
+    HistoryBroken,
+    LogRolledBack,
+    UnknownEvent,
+)
+from eventjet.projections.bound import BoundProjection
+from eventjet.projections.checkpoint import ACTIVE, BUILDING, FAILED, Checkpoint
+from eventjet.projections.database import is_about_data
+from eventjet.projections.writer import Batch, Writer
+from eventjet.workers.consumer import Consumer
+from eventjet.workers.identity import check_log
+from eventjet.workers.lease import Lease, pause
+from eventjet.workers.workplace import Workplace
+
+_log = logging.getLogger(__name__)
+
+_STOPS = (HandlerFailed, CodecError, LogRolledBack, HistoryBroken)
+_PASSES = (EventjetError, SQLAlchemyError, OSError, TimeoutError)
+
+
+class Projector:
+    """One projection in one process. `on_ready` is called, perhaps often, once it works or waits for the lease."""
+
+    def __init__(self, bound: BoundProjection, place: Workplace, on_ready: Callable[[], None]) -> None:
+        self.bound = bound
+        self._place = place
+        self._on_ready = on_ready
+        self._writer = Writer(bound, place.database.dialect, lease_s=place.options.lease_s)
+        self._batch_max = place.options.batch_max
+        self._pause_s = place.options.backoff_s[0]
+        self._is_first_term = True
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Term after term until `stop`; the batch in hand is finished and the lease let go."""
+        while not stop.is_set():
+            try:
+                await self._term(stop)
+            except CheckpointFenced as error:
+                _log.warning("%s", error)
+            except Exception as error:  # noqa: BLE001 - others go on, and so does this one, at a bounded rate
+                unforeseen = not isinstance(error, _PASSES)
+                _log.warning("%s: %s. Trying again.", self.bound.name, _first_line(error), exc_info=unforeseen)
+                await pause(stop, self._pause_s)
+                self._pause_s = min(2 * self._pause_s, self._place.options.backoff_s[1])
+
+    async def _term(self, stop: asyncio.Event) -> None:
+        """One lease, on connections of its own: what an old one has prepared may not fit the table any more."""
+        engine = self._place.database.engine(f"eventjet worker {self.bound.durable}")
+        try:
+            async with engine.connect() as connection:
+                lease = Lease(connection, self.bound, self._place)
+                if self._is_first_term:
+                    await lease.reopen()
+                    self._is_first_term = False
+                held = await lease.acquire(stop, self._on_ready)
+                if held is not None:
+                    await self._hold(connection, lease, held, stop)
+        finally:
+            await engine.dispose()
+
+    async def _hold(self, connection: AsyncConnection, lease: Lease, held: Checkpoint, stop: asyncio.Event) -> None:
+        try:
+            await self._project(connection, lease, held, stop)
+        except _STOPS as error:
+            await self._stumble(lease, held, error)
+        finally:
+            with suppress(SQLAlchemyError, OSError):
+                await lease.release(held)
+
+    async def _project(self, connection: AsyncConnection, lease: Lease, held: Checkpoint, stop: asyncio.Event) -> None:
+        consumer = await Consumer.open(self._place, self.bound, held.position)
+        waker = asyncio.create_task(_wake_at(stop, consumer))
+        try:
+            # After the durable is made: whoever replaces the stream from here on deletes it too.
+            log = await asyncio.to_thread(check_log, self._place.endpoint, self._place.stream, held)
+            if not held.log:
+                await lease.adopt_log(held, log)
+            consumer.start()
+            self._on_ready()
+            building = held.state == BUILDING
+            while not stop.is_set():
+                batch = await consumer.take(self._place.options.lease_s / 3)
+                if batch is None:
+                    await lease.renew(held)
+                else:
+                    await self._write(connection, held, batch)
+                if building and (batch is None or consumer.is_at_the_end(batch.last)):
+                    await lease.settle(held, ACTIVE)
+                    building = False
+        finally:
+            waker.cancel()
+            await consumer.close()
+
+    async def _write(self, connection: AsyncConnection, held: Checkpoint, batch: Batch) -> None:
+        """Commit a batch, in parts for as long as large ones fail; what precedes a bad event is committed first."""
+        rest: Batch | None = batch
+        while rest is not None:
+            part, rest = rest.cut(self._batch_max)
+            try:
+                await self._commit(connection, held, part)
+            except HandlerFailed as error:
+                before = part.before(error.position)
+                if before is not None:
+                    await self._commit(connection, held, before)
+                raise
+            self._batch_max = min(2 * self._batch_max, self._place.options.batch_max)
+            self._pause_s = self._place.options.backoff_s[0]
+
+    async def _commit(self, connection: AsyncConnection, held: Checkpoint, part: Batch) -> None:
+        """One transaction, or two halves when the database complains about data, until its event is found."""
+        try:
+            async with self._place.turn(), connection.begin():
+                await connection.run_sync(self._writer.write, held, part)
+        except DBAPIError as error:
+            if not is_about_data(error):
+                self._batch_max = max(1, len(part.events) // 2)
+                raise
+            if not part.events:
+                raise
+            first, second = part.cut(max(1, len(part.events) // 2))
+            if second is None:
+                only = part.events[0]
+                raise HandlerFailed(self.bound.name, only.position, only.aggregate_id, _first_line(error)) from error
+            await self._commit(connection, held, first)
+            await self._commit(connection, held, second)
+
+    async def _stumble(self, lease: Lease, held: Checkpoint, error: EventjetError) -> None:
+        """Stop the projection with its reason; a schema that only a newer deploy knows is left to that one."""
+        if isinstance(error, UnknownEvent) and self._is_newer(error):
+            self._pause_s = self._place.options.backoff_s[1]
+            await lease.settle(held, None, str(error))
+            raise error
+        _log.error("%s is stopped: %s", self.bound.name, error)
+        await lease.settle(held, FAILED, str(error))
+
+    def _is_newer(self, error: UnknownEvent) -> bool:
+        older = range(1, min(error.schema, 1_000))
+        return any(self._place.catalog.resolve(error.type_name, schema) is not None for schema in older)
+
+
+async def _wake_at(stop: asyncio.Event, consumer: Consumer) -> None:
+    await stop.wait()
+    consumer.wake()
+
+
+def _first_line(error: BaseException) -> str:
+    cause: Any = getattr(error, "orig", None) or error
+    lines = str(cause).splitlines()
+    if isinstance(error, EventjetError):
+        return lines[0].rstrip(".")
+    return f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__

@@ -1,0 +1,96 @@
+"""`run_workers`: several projections in one process, until it is asked to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from eventjet.errors import UsageError
+from eventjet.projections import checkpoint
+from eventjet.projections.bound import BoundProjection
+from eventjet.projections.database import READ_ONLY, Database
+from eventjet.settings import Settings
+from eventjet.wire import Endpoint, Link
+from eventjet.workers.identity import state_of_log
+from eventjet.workers.lease import new_owner
+from eventjet.workers.projector import Projector
+from eventjet.workers.status import Projecting
+from eventjet.workers.workplace import WorkerOptions, Workplace
+
+_log = logging.getLogger(__name__)
+
+
+async def run_workers(
+    app: Projecting,
+    settings: Settings,
+    names: Sequence[str] = (),
+    *,
+    stop: asyncio.Event,
+    on_ready: Callable[[], None] | None = None,
+    options: WorkerOptions | None = None,
+) -> None:
+    """Keep the named projections (none means all) up to date until `stop` is set, then finish the batches in hand.
+
+    `on_ready` is called once, when every projection works, waits as a standby, or is stopped by a fault. Raises
+    `UsageError` for a name the app does not have, and `Unreachable` when the server, the stream, the database or its
+    tables are missing at the start; later outages are waited out.
+    """
+    options = options or WorkerOptions()
+    chosen = _chosen(app, names)
+    place = Workplace(app.name, app.catalog, Database(settings.database), Endpoint.of(settings), new_owner(), options)
+    await _check(place, chosen)
+    waiting = {one.durable for one in chosen}
+
+    def ready(bound: BoundProjection) -> None:
+        if bound.durable in waiting:
+            waiting.discard(bound.durable)
+            if not waiting and on_ready is not None:
+                on_ready()
+
+    tasks = [
+        asyncio.create_task(Projector(one, place, lambda one=one: ready(one)).run(stop), name=one.durable)
+        for one in chosen
+    ]
+    try:
+        await stop.wait()
+        await _drain(tasks, options.drain_s)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _drain(tasks: Sequence[asyncio.Task[None]], drain_s: float) -> None:
+    _, late = await asyncio.wait(tasks, timeout=drain_s)
+    for task in late:
+        _log.warning("%s did not finish its batch within %g s and is cut off", task.get_name(), drain_s)
+
+
+def _chosen(app: Projecting, names: Sequence[str]) -> list[BoundProjection]:
+    known = app.projections
+    for name in names:
+        if name not in known:
+            listed = ", ".join(known) or "none"
+            raise UsageError(f"{app.name!r} has no projection {name!r}. It has: {listed}.")
+    chosen = [known[name] for name in dict.fromkeys(names)] or list(known.values())
+    if not chosen:
+        raise UsageError(f"{app.name!r} declares no projections, so there is nothing to work on. List one in its App.")
+    return chosen
+
+
+async def _check(place: Workplace, chosen: Sequence[BoundProjection]) -> None:
+    """Fail early, and in words, on what a person has to set up first."""
+    engine = place.database.engine("eventjet worker")
+    try:
+        async with place.database.reaching(), engine.connect() as connection:
+            await connection.execution_options(**{READ_ONLY: True})
+            await connection.run_sync(lambda sync: checkpoint.check_tables(sync, chosen))
+    finally:
+        await engine.dispose()
+    await asyncio.to_thread(_check_stream, place)
+
+
+def _check_stream(place: Workplace) -> None:
+    with Link.open(place.endpoint) as link:
+        state_of_log(link, place.stream)

@@ -1,0 +1,158 @@
+"""Logs of ledger events for the tests of workers, and waiting with a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+from uuid import uuid4
+
+from eventjet.codec.catalog import Catalog
+from eventjet.codec.envelope import Decoder, header_block
+from eventjet.domain.recorded import Recorded
+from eventjet.projections.bound import BoundProjection
+from eventjet.projections.checkpoint import wait_caught_up
+from eventjet.settings import Settings
+from eventjet.store.topology import IDENTITY
+from eventjet.wire import Endpoint, Link, read_range
+from eventjet.wire.frames import publish_frame
+from eventjet.workers.supervisor import run_workers
+from eventjet.workers.workplace import WorkerOptions
+from tests.integration.projecting import BALANCES, CATALOG, MOVEMENTS, Added, Closed, Noted, Opened
+
+WINDOW = 500
+
+
+@dataclass
+class Ledger:
+    """An app with its log: as much of one as workers need."""
+
+    settings: Settings
+    name: str = field(default_factory=lambda: f"app_{uuid4().hex[:12]}")
+    catalog: Catalog = CATALOG
+    projections: dict[str, BoundProjection] = field(
+        default_factory=lambda: {"balances": BALANCES, "movements": MOVEMENTS}
+    )
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint.of(self.settings)
+
+    def create(self, identity: str | None = None) -> None:
+        """Its stream, with an identity."""
+        config = {
+            "name": self.name,
+            "subjects": [f"{self.name}.*.*"],
+            "storage": "file",
+            "metadata": {IDENTITY: identity or str(uuid4())},
+        }
+        with Link.open(self.endpoint) as link:
+            link.api(f"STREAM.CREATE.{self.name}", config)
+
+    def delete(self) -> None:
+        with Link.open(self.endpoint) as link:
+            link.api(f"STREAM.DELETE.{self.name}")
+
+    def append(self, events: Iterable[tuple[str, Any]]) -> int:
+        """Store (aggregate id, event) pairs; returns the last position."""
+        frames: list[tuple[str, bytes, bytes]] = []
+        for aggregate_id, data in events:
+            encoded = self.catalog.encode(data)
+            frames.append((aggregate_id, block(encoded.type_name, encoded.schema), encoded.body))
+        return self.append_raw(frames)
+
+    def append_raw(self, records: Iterable[tuple[str, bytes, bytes]]) -> int:
+        """Store (aggregate id, header block, body) triples; returns the last position."""
+        last = 0
+        with Link.open(self.endpoint) as link:
+            reply = f"{link.inbox}.acks"
+            acks = link.subscribe(reply)
+            frames = [
+                publish_frame(f"{self.name}.ledger.{aggregate_id}", body, reply=reply.encode(), headers=headers)
+                for aggregate_id, headers, body in records
+            ]
+            for start in range(0, len(frames), WINDOW):
+                last = _stored(link, acks, frames[start : start + WINDOW])
+        return last
+
+    def recorded(self, last: int) -> list[Recorded[Any]]:
+        """The log up to a position, as events."""
+        decode = Decoder(self.catalog)
+        found = [decode(record) for batch in read_range(self.endpoint, self.name, 1, last + 1) for record in batch]
+        return [one for one in found if one is not None]
+
+    async def caught_up(self, position: int, bound: BoundProjection = BALANCES, timeout_s: float = 30) -> None:
+        await wait_caught_up(self.settings.database, bound, position, timeout_s)
+
+    @asynccontextmanager
+    async def working(self, *names: str, options: WorkerOptions | None = None) -> AsyncGenerator[None]:
+        """A worker in this process, ready, and drained at the end."""
+        stop = asyncio.Event()
+        ready = asyncio.Event()
+        work = asyncio.create_task(
+            run_workers(self, self.settings, names, stop=stop, on_ready=ready.set, options=options)
+        )
+        waiter = asyncio.create_task(ready.wait())
+        try:
+            async with asyncio.timeout(30):
+                await asyncio.wait([work, waiter], return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+            yield
+        finally:
+            waiter.cancel()
+            stop.set()
+            async with asyncio.timeout(30):
+                await work
+
+
+def block(type_name: str, schema: int = 1, version: int = 1) -> bytes:
+    """A header block as the store writes it."""
+    pairs = [("Nats-Msg-Id", str(uuid4())), ("Ej-Type", type_name), ("Ej-Schema", str(schema))]
+    return header_block([*pairs, ("Ej-Version", str(version))])
+
+
+def history(count: int, accounts: int = 50, seed: int = 7) -> list[tuple[str, Any]]:
+    """Random (aggregate id, event) pairs: accounts are opened, added to, closed, and opened again."""
+    chance = random.Random(seed)
+    found: list[tuple[str, Any]] = []
+    for number in range(count):
+        kind = chance.random()
+        data: Any = Added(amount=Decimal(chance.randrange(-10_000, 10_000)) / 100)
+        if kind < 0.1:
+            data = Opened(owner=f"o-{number}")
+        elif kind < 0.15:
+            data = Closed()
+        elif kind < 0.2:
+            data = Noted(text="x" * chance.randrange(50))
+        found.append((f"a-{chance.randrange(accounts)}", data))
+    return found
+
+
+async def eventually(found: Callable[[], Awaitable[bool]], what: str, timeout_s: float = 30) -> float:
+    """Wait until it holds; returns the seconds it took."""
+    started = time.monotonic()
+    while not await found():
+        assert time.monotonic() - started < timeout_s, f"not within {timeout_s} s: {what}"
+        await asyncio.sleep(0.02)
+    return time.monotonic() - started
+
+
+def _stored(link: Link, acks: bytes, frames: Sequence[bytes]) -> int:
+    link.send(b"".join(frames))
+    expected, last = len(frames), 0
+    while expected:
+        received = [frame for frame in link.receive(20.0) if frame[0] == acks]
+        assert received, "the server acknowledged nothing for 20 s"
+        for *_, body in received:
+            answer = json.loads(body)
+            assert "error" not in answer, answer
+            last = max(last, answer["seq"])
+        expected -= len(received)
+    return last
