@@ -84,6 +84,15 @@ def spark_session(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def partition_id() -> int:
+    """The number of the partition that the running task works on: the same when it is tried again."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    return context.partitionId()
+
+
 def _existing() -> Started | None:
     session_type = _session_type()
     spark = session_type.getActiveSession()

@@ -1,0 +1,85 @@
+"""Bring a shadow from the pinned position to the end of the log, with the live writer's own code."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection, insert
+
+from eventjet.codec.envelope import MSG_ID, Decoder, RawRecord, header
+from eventjet.errors import VerificationFailed
+from eventjet.projections.checkpoint import BUILDING, Checkpoint, projections
+from eventjet.projections.writer import Batch, Writer
+from eventjet.rebuild.progress import Watch
+from eventjet.rebuild.shadow import Shadow
+from eventjet.spark.ship import Wired
+from eventjet.wire import Endpoint, get_record, read_range
+
+BATCH = 2_000
+EPOCH = -1
+"""No worker ever holds it: were the shadow gone, its writer would be fenced by the live checkpoint."""
+
+
+class CatchUp:
+    """One shadow's writer with its connection; made by `catching_up`."""
+
+    def __init__(
+        self, shadow: Shadow, app: Wired, endpoint: Endpoint, connection: Connection, held: Checkpoint
+    ) -> None:
+        self._endpoint = endpoint
+        self._stream = app.name
+        self._connection = connection
+        self._held = held
+        self._decode = Decoder(app.catalog, shadow.bound.events)
+        self._writer = Writer(shadow.bound, connection.dialect.name, lease_s=0, table=shadow.table)
+        self.position = held.position
+
+    def to(self, position: int, watch: Watch | None = None) -> None:
+        """Write what is missing up to a position of the log, batch by batch."""
+        start, total = self.position, position - self.position
+        for records in read_range(self._endpoint, self._stream, start + 1, position + 1, batch=BATCH):
+            self._write(records)
+            if watch is not None:
+                watch.tell("catch up", self.position - start, total)
+
+    def _write(self, records: list[RawRecord]) -> None:
+        events = [event for record in records if (event := self._decode(record)) is not None]
+        last = records[-1]
+        batch = Batch(self.position, last[0], header(last[3], MSG_ID) or "", events)
+        with self._connection.begin():
+            self._writer.write(self._connection, self._held, batch)
+        self.position = last[0]
+
+
+@contextmanager
+def catching_up(shadow: Shadow, app: Wired, endpoint: Endpoint, position: int, log: str) -> Generator[CatchUp]:
+    """Give the loaded shadow its checkpoint and a writer. `position` is the pinned one."""
+    held = Checkpoint(
+        name=shadow.bound.name,
+        revision=shadow.bound.revision,
+        generation=0,
+        position=position,
+        event_id=event_id_at(endpoint, app.name, position),
+        log=log,
+        epoch=EPOCH,
+        owner=None,
+        lease_until=0.0,
+        state=BUILDING,
+        reason=None,
+    )
+    with shadow.engine().connect() as connection:
+        with connection.begin():
+            values = {column.name: getattr(held, column.name) for column in projections.columns}
+            connection.execute(insert(projections).values(**values))
+        yield CatchUp(shadow, app, endpoint, connection, held)
+
+
+def event_id_at(endpoint: Endpoint, stream: str, position: int) -> str:
+    """The id of the event there; empty for position 0."""
+    if position == 0:
+        return ""
+    record = get_record(endpoint, stream, position)
+    if record is None:
+        raise VerificationFailed(stream, f"the log has no event at position {position}, where the rebuild was pinned")
+    return header(record[3], MSG_ID) or ""

@@ -1,0 +1,72 @@
+"""From a loaded shadow to the live read model: checked, caught up, swapped. Until the swap nothing live changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from eventjet.errors import LogRolledBack, RebuildError, VerificationFailed
+from eventjet.projections.checkpoint import Checkpoint
+from eventjet.rebuild.catchup import catching_up
+from eventjet.rebuild.load import Part
+from eventjet.rebuild.plan import Plan
+from eventjet.rebuild.progress import Watch
+from eventjet.rebuild.shadow import NotYet, Shadow, Swapped
+from eventjet.spark.ship import Wired
+from eventjet.wire import Endpoint, stream_state
+from eventjet.workers.identity import check_log
+
+PATIENCE_S = 60.0
+"""How long a swap is tried while others hold the table."""
+
+_BACKOFF_S = (0.05, 2.0)
+
+
+def check_loaded(shadow: Shadow, plan: Plan, parts: Sequence[Part]) -> int:
+    """Compare what was read, what was acknowledged and what is there; raises `VerificationFailed`."""
+    name = shadow.bound.name
+    own = [part for part in parts if part.projection == name]
+    events = sum(part.events for part in own)
+    if events != plan.events:
+        raise VerificationFailed(name, f"{events} events were folded, and the log holds {plan.events}")
+    rows = sum(part.rows for part in own)
+    found = shadow.count()
+    if found != rows:
+        raise VerificationFailed(name, f"{rows} rows were loaded, and the shadow holds {found}")
+    return rows
+
+
+def cut_over(shadow: Shadow, app: Wired, endpoint: Endpoint, plan: Plan, log: str, watch: Watch) -> Swapped:
+    """Catch the finished shadow up and swap it in; raises `RebuildError` when that could not be done in time."""
+    with catching_up(shadow, app, endpoint, plan.last, log) as follower:
+        deadline = time.monotonic() + PATIENCE_S
+        backoff_s = _BACKOFF_S[0]
+        same_past = is_our_past(endpoint, app.name, shadow.live_checkpoint())
+        while True:
+            with watch.phase("catch up"):
+                follower.to(stream_state(endpoint, app.name).last, watch)
+            with watch.phase("swap"):
+                outcome = shadow.swap(log, follower.to if same_past else None)
+            if isinstance(outcome, Swapped):
+                return outcome
+            if time.monotonic() > deadline:
+                raise _no_swap(shadow, outcome)
+            time.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
+
+
+def is_our_past(endpoint: Endpoint, stream: str, live: Checkpoint | None) -> bool:
+    """Whether the live read model was made from this log, so that its position may not be fallen short of."""
+    try:
+        if live is not None:
+            check_log(endpoint, stream, live)
+    except LogRolledBack:
+        return False
+    return True
+
+
+def _no_swap(shadow: Shadow, outcome: NotYet) -> RebuildError:
+    return RebuildError(
+        f"The rebuilt {shadow.bound.name!r} could not be swapped in within {PATIENCE_S:g} s: {outcome.reason}. "
+        "The live table is untouched. End the transactions that stay open on it, then run the rebuild again."
+    )

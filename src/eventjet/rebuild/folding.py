@@ -1,0 +1,102 @@
+"""Raw records in, rows out: the projection's own fold over whole partitions, the same in every engine. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from eventjet.codec.envelope import Decoder, RawRecord
+from eventjet.domain.recorded import Recorded
+from eventjet.projections.bound import BoundProjection
+from eventjet.projections.fold import Fold, RowKey, Rows
+from eventjet.projections.tables import RowCodec
+from eventjet.spark.ship import Wired
+
+
+class Folding:
+    """One projection over the events of one partition, in the order of the log. Holds the partition's rows."""
+
+    def __init__(self, bound: BoundProjection, dialect: str) -> None:
+        self.bound = bound
+        self.codec = RowCodec(bound.table, bound.row_type, dialect)
+        self.events = frozenset(bound.events)
+        self._rows: Rows = {}
+        self._own_key: str | None = None
+        several = bound.reads and bound.key_of is None
+        self._fold = Fold(replace(bound, keys_of=self._keys_of) if several else bound, self.codec)
+
+    def take(self, events: Iterable[Recorded[Any]]) -> None:
+        """Fold the next events; raises `HandlerFailed` and `RowRefused`."""
+        rows = self._rows
+        for key, row in self._fold(rows, events).items():
+            if row is None:
+                rows.pop(key, None)
+            else:
+                rows[key] = row
+
+    def take_keyed(self, events: Iterable[tuple[str, Recorded[Any]]]) -> None:
+        """Fold events that come once for each key they touch, with that key's token: a partition sees its own only."""
+        self.take(self._one_key_each(events))
+
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """What the driver takes, row by row, in the table's column order."""
+        return map(self.codec.dump, self._rows.values())
+
+    def drain(self) -> list[Sequence[Any]]:
+        """`rows`, and forget them: for entries, which later events do not change."""
+        made = list(self.rows())
+        self._rows.clear()
+        return made
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def _one_key_each(self, events: Iterable[tuple[str, Recorded[Any]]]) -> Iterator[Recorded[Any]]:
+        for self._own_key, event in events:
+            yield event
+        self._own_key = None
+
+    def _keys_of(self, event: Recorded[Any]) -> tuple[RowKey, ...]:
+        """All keys of an event, or the one its copy in this partition came for."""
+        keys = self.bound.keys_of(event)
+        if self._own_key is None:
+            return keys
+        return tuple(key for key in keys if key_token(key) == self._own_key)
+
+
+class Foldings:
+    """Several projections over one reading of the log: each record is decoded once."""
+
+    def __init__(self, app: Wired, names: Sequence[str], dialect: str) -> None:
+        self.each = [Folding(app.projections[name], dialect) for name in names]
+        wanted = {one for folding in self.each for one in folding.events}
+        self._decode = Decoder(app.catalog, wanted)
+
+    def take(self, records: Iterable[RawRecord]) -> None:
+        """Fold the next records; raises `CodecError` and `ProjectionError`."""
+        decode = self._decode
+        events = [event for record in records if (event := decode(record)) is not None]
+        if len(self.each) == 1:
+            self.each[0].take(events)
+            return
+        for folding in self.each:
+            folding.take([event for event in events if type(event.data) in folding.events])
+
+    def take_keyed(self, records: Iterable[tuple[str, RawRecord]]) -> None:
+        """As `take`, for the copies of records that come with the token of one key."""
+        decode = self._decode
+        (folding,) = self.each
+        decoded = ((token, decode(record)) for token, record in records)
+        folding.take_keyed((token, event) for token, event in decoded if event is not None)
+
+
+def tokens_of(bound: BoundProjection, event: Recorded[Any]) -> list[str]:
+    """A token for each key the event touches; raises what the projection's key function raises."""
+    return [key_token(key) for key in bound.keys_of(event)]
+
+
+def key_token(key: RowKey) -> str:
+    """A key as text, injectively among the keys of one table: the types of its parts are the table's."""
+    parts = [str(part) for part in key]
+    return parts[0] if len(parts) == 1 else "".join(f"{len(part)}:{part}" for part in parts)

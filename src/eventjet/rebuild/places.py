@@ -1,0 +1,39 @@
+"""Which kind of shadow a database gets, and how long it lives: claimed, leased, and dropped at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from eventjet.projections.bound import BoundProjection
+from eventjet.projections.columns import POSTGRESQL
+from eventjet.projections.database import Database
+from eventjet.rebuild import postgres, sqlite
+from eventjet.rebuild.progress import Watch
+from eventjet.rebuild.runs import renewed
+from eventjet.rebuild.shadow import Shadow
+
+
+@contextmanager
+def shadow_of(
+    database: Database, bound: BoundProjection, run: str, watch: Watch, *, to_swap: bool = True
+) -> Generator[Shadow]:
+    """A shadow that is gone afterwards, swapped in or not."""
+    on_postgres = database.dialect == POSTGRESQL
+    place = postgres if on_postgres else sqlite
+    shadow: Shadow = (
+        postgres.PostgresShadow(database, bound, run) if on_postgres else sqlite.SqliteShadow(database, bound, run)
+    )
+    with place.claimed(database, run):
+        try:
+            with watch.interrupted_by(shadow.interrupt), renewed(database.sync_engine("eventjet rebuild"), run):
+                shadow.create(to_swap=to_swap)
+                yield shadow
+        finally:
+            shadow.drop()
+
+
+def clear_abandoned(database: Database) -> list[str]:
+    """Remove what runs left behind whose process is gone; return their names."""
+    place = postgres if database.dialect == POSTGRESQL else sqlite
+    return place.clear_abandoned(database)

@@ -1,0 +1,122 @@
+"""PURE: what a rebuild will do, decided once at one pinned position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal, TypeAlias
+
+from eventjet.errors import UsageError
+from eventjet.projections.bound import BoundProjection
+from eventjet.spark.ranges import Range, range_count, split
+
+EngineName: TypeAlias = Literal["spark", "local"]
+
+ENGINES: tuple[EngineName, ...] = ("spark", "local")
+KEYS_PER_PARTITION = 100_000
+"""All rows of a partition are in the memory of one Python worker."""
+PARTITIONS_MAX = 10_000
+
+
+class Route(Enum):
+    """How events come to the fold of their row."""
+
+    BY_AGGREGATE = "by aggregate"
+    """Shuffled by the aggregate id, which the subject tells without decoding."""
+    BY_KEY = "by key"
+    """Decoded first, then shuffled by the keys they touch."""
+    UNSHUFFLED = "as read"
+    """Entries: every event makes its rows alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One projection's part of a plan."""
+
+    run: str
+    """Names the run's lease and the place of its shadow."""
+    projection: str
+    revision: int
+    route: Route
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Steps that share one reading of the log and, unless unshuffled, one shuffle."""
+
+    route: Route
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A rebuild as a value: the same plan reads the same events, whoever carries it out."""
+
+    stream: str
+    engine: EngineName
+    first: int
+    last: int
+    """The pinned position: events after it come by catching up."""
+    ranges: tuple[Range, ...]
+    partitions: int
+    """How many parts the keys are spread over."""
+    passes: tuple[Pass, ...]
+
+    @property
+    def events(self) -> int:
+        """Events of one reading of the log."""
+        return max(0, self.last - self.first + 1)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return tuple(step for one in self.passes for step in one.steps)
+
+
+def make_plan(
+    stream: str,
+    bound: Sequence[BoundProjection],
+    runs: Sequence[str],
+    *,
+    first: int,
+    last: int,
+    keys: int,
+    engine: EngineName,
+    cores: int,
+) -> Plan:
+    """Plan the rebuild of `bound` up to `last`; `keys` is about how many rows there may be, `runs` are fresh names."""
+    if engine not in ENGINES:
+        raise UsageError(f"There is no engine {engine!r}. Use spark or local.")
+    events = max(0, last - first + 1)
+    steps = [Step(run, one.name, one.revision, route_of(one)) for run, one in zip(runs, bound, strict=True)]
+    partitions = max(1, cores, -(-keys // KEYS_PER_PARTITION)) if engine == "spark" else 1
+    return Plan(
+        stream=stream,
+        engine=engine,
+        first=first,
+        last=last,
+        ranges=split(first, last, range_count(events, at_least=cores)),
+        partitions=min(partitions, PARTITIONS_MAX),
+        passes=_one_pass(steps) if engine == "local" else _passes(steps),
+    )
+
+
+def route_of(bound: BoundProjection) -> Route:
+    """How this projection's events have to travel."""
+    if not bound.reads:
+        return Route.UNSHUFFLED
+    return Route.BY_AGGREGATE if bound.keyed_by_aggregate else Route.BY_KEY
+
+
+def _one_pass(steps: Sequence[Step]) -> tuple[Pass, ...]:
+    return (Pass(Route.UNSHUFFLED, tuple(steps)),)
+
+
+def _passes(steps: Sequence[Step]) -> tuple[Pass, ...]:
+    """Folds by aggregate share a shuffle, and entries ride along; every other key needs a shuffle of its own."""
+    shared = [step for step in steps if step.route is not Route.BY_KEY]
+    alone = [Pass(Route.BY_KEY, (step,)) for step in steps if step.route is Route.BY_KEY]
+    if not shared:
+        return tuple(alone)
+    shuffled = any(step.route is Route.BY_AGGREGATE for step in shared)
+    return (Pass(Route.BY_AGGREGATE if shuffled else Route.UNSHUFFLED, tuple(shared)), *alone)

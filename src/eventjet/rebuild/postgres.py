@@ -1,0 +1,343 @@
+"""The shadow on PostgreSQL: declared names in a schema of the run's own, swapped in by `SET SCHEMA` both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from sqlalchemy import (
+    CheckConstraint,
+    Column,
+    Connection,
+    Engine,
+    Enum,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    UniqueConstraint,
+    func,
+    make_url,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.schema import AddConstraint, CreateIndex, CreateTable
+
+from eventjet.projections import checkpoint
+from eventjet.projections.bound import BoundProjection
+from eventjet.projections.checkpoint import Checkpoint, create_tables, projections
+from eventjet.projections.columns import POSTGRESQL
+from eventjet.projections.database import Database
+from eventjet.projections.tables import shadow_table
+from eventjet.rebuild import runs
+from eventjet.rebuild.load import LEDGER, Target
+from eventjet.rebuild.obstacles import check_obstacles
+from eventjet.rebuild.shadow import LOCK_TIMEOUT_MS, TAIL_MAX, NotYet, Swapped
+
+_LOCKED = ("55P03", "40P01", "57014")
+"""SQLSTATEs of a lock that was not to be had: timeout, deadlock, cancelled statement."""
+_ALIVE = "eventjet-run-"
+
+
+class PostgresShadow:
+    """See the module. `oid` and schema of the live table are looked up when it is created and again at the swap."""
+
+    def __init__(self, database: Database, bound: BoundProjection, run: str) -> None:
+        self.bound = bound
+        self.run = run
+        self.schema = f"ej_{run}"
+        self._old = f"ej_{run}_old"
+        self._database = database
+        self._purpose = f"eventjet rebuild {run}"
+        self._engine = database.sync_engine(self._purpose)
+        self._quote = self._engine.dialect.identifier_preparer.quote_identifier
+        self.table = _shadow_of(bound.table, self.schema)
+        self.target = Target(
+            run=run,
+            purpose=self._purpose,
+            projection=bound.name,
+            revision=bound.revision,
+            database=database,
+            schema=self.schema,
+            table=self.table.name,
+            columns=tuple(column.name for column in self.table.columns),
+        )
+
+    def create(self, *, to_swap: bool = True) -> None:
+        with self._engine.begin() as connection:
+            create_tables(connection)
+            if to_swap:
+                checkpoint.ensure(connection, self.bound.name, self.bound.revision)
+                check_obstacles(connection, self.bound, self.table, self._live(connection)[0])
+            _create_enums(connection, self.bound.table)
+            runs.open_run(connection, self.run, self.bound)
+        with self._engine.begin() as connection:
+            for schema in (self.schema, self._old):
+                connection.execute(text(f"create schema {self._quote(schema)}"))
+            connection.execute(CreateTable(_bare(self.table)))
+            for own in ("eventjet_projection", LEDGER):
+                connection.execute(
+                    text(f"create unlogged table {self._quote(self.schema)}.{own} (like {own} including all)")
+                )
+
+    def copy_live(self) -> Checkpoint | None:
+        engine = self._engine.execution_options(isolation_level="REPEATABLE READ")
+        with engine.begin() as connection:
+            found = checkpoint.read(connection, self.bound.name, self.bound.revision)
+            oid, place = self._live(connection)
+            if found is None or oid is None:
+                return None
+            live = f"{self._quote(place)}.{self._quote(self.table.name)}"
+            columns = ", ".join(map(self._quote, self.target.columns))
+            connection.execute(text(f"create unlogged table {self.copied()} as select {columns} from {live}"))
+            return found
+
+    def copied(self) -> str:
+        return f"{self._quote(self.schema)}.{self._quote('eventjet_live')}"
+
+    def made(self) -> str:
+        return self._qualified(self.schema)
+
+    def count(self) -> int:
+        with self._engine.begin() as connection:
+            return connection.scalar(select(func.count()).select_from(self.table)) or 0
+
+    def finish(self) -> None:
+        name = self._qualified(self.schema)
+        with self._engine.begin() as connection:
+            connection.execute(text(f"alter table {name} set logged"))
+            for constraint in sorted(self.table.constraints, key=lambda one: not isinstance(one, PrimaryKeyConstraint)):
+                if isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint | CheckConstraint):
+                    connection.execute(AddConstraint(constraint))
+            for index in sorted(self.table.indexes, key=lambda one: str(one.name)):
+                connection.execute(CreateIndex(index))
+        with self._engine.begin() as connection:
+            connection.execute(text(f"analyze {name}"))
+
+    def engine(self) -> Engine:
+        """The run's schema comes first, so eventjet's own tables are found there; the rest serves types only."""
+        with self._engine.begin() as connection:
+            schemas: Sequence[str] = connection.scalar(text("select current_schemas(false)")) or ()
+        path = ",".join(self._quote(schema) for schema in (self.schema, *schemas))
+        option = f"-c search_path={path}".replace("\\", "\\\\").replace(" ", "\\ ").replace("-c\\ ", "-c ", 1)
+        url = make_url(self._database.url)
+        given = url.query.get("options", "")
+        own = given if isinstance(given, str) else " ".join(given)
+        url = url.update_query_dict({"options": f"{own} {option}".strip()})
+        return Database(url.render_as_string(hide_password=False)).sync_engine(self._purpose)
+
+    def live_checkpoint(self) -> Checkpoint | None:
+        with self._engine.begin() as connection:
+            return checkpoint.read(connection, self.bound.name, self.bound.revision)
+
+    def swap(self, log: str, tail: Callable[[int], None] | None) -> Swapped | NotYet:
+        try:
+            with self._engine.begin() as connection:
+                connection.execute(text(f"set local lock_timeout = {LOCK_TIMEOUT_MS}"))
+                return self._swap(connection, log, tail)
+        except _StepBackError as back:
+            return NotYet(str(back))
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) not in _LOCKED:
+                raise
+            return NotYet("another transaction holds the table")
+
+    def _swap(self, connection: Connection, log: str, tail: Callable[[int], None] | None) -> Swapped:
+        """Locks are taken in the order in which a worker takes them: checkpoint first, then the table."""
+        runs.hold(connection, self.run)
+        live, position = _lock_revisions(connection, self.bound)
+        own = self._own_checkpoint(connection)
+        if tail is not None and own.position < position:
+            if position - own.position > TAIL_MAX:
+                raise _StepBackError(f"the live read model is {position - own.position} events ahead")
+            tail(position)
+            own = self._own_checkpoint(connection)
+        assert tail is None or own.position >= position
+        oid, place = self._live(connection)
+        if oid is not None:
+            old = f"{self._quote(place)}.{self._quote(self.table.name)}"
+            connection.execute(text(f"lock table {old} in access exclusive mode"))
+            check_obstacles(connection, self.bound, self.table, oid)
+            for statement in self._inherited(connection, oid):
+                connection.execute(text(statement))
+            connection.execute(text(f"alter table {old} set schema {self._quote(self._old)}"))
+        connection.execute(text(f"alter table {self._qualified(self.schema)} set schema {self._quote(place)}"))
+        return _advance(connection, live, own, log)
+
+    def interrupt(self) -> None:
+        with suppress(SQLAlchemyError), self._database.sync_engine("eventjet rebuild").begin() as connection:
+            _end_sessions(connection, self._purpose)
+
+    def drop(self) -> None:
+        """What a reader still holds is left, with its lease ended, to the next run."""
+        try:
+            self._drop()
+        except SQLAlchemyError:
+            with suppress(SQLAlchemyError), self._engine.begin() as connection:
+                runs.release(connection, self.run)
+
+    def _drop(self) -> None:
+        with self._database.sync_engine("eventjet rebuild").begin() as connection:
+            _end_sessions(connection, self._purpose)
+            _drop_schemas(connection, self.run, self._quote)
+            runs.close_run(connection, self.run)
+
+    def _live(self, connection: Connection) -> tuple[int | None, str]:
+        """(oid of the live table, its schema); None and the schema it would be created in when there is none."""
+        name = self._quote(self.table.name)
+        query = text("select c.oid, n.nspname from pg_class c join pg_namespace n on n.oid = c.relnamespace "
+                     "where c.oid = to_regclass(:name)")  # fmt: skip
+        found = connection.execute(query, {"name": name}).one_or_none()
+        if found is not None:
+            return int(found[0]), str(found[1])
+        return None, str(connection.scalar(text("select current_schema()")))
+
+    def _own_checkpoint(self, connection: Connection) -> Checkpoint:
+        own = projections.to_metadata(MetaData(), schema=self.schema)
+        row = connection.execute(
+            select(own).where(own.c.name == self.bound.name, own.c.revision == self.bound.revision)
+        ).one()
+        return Checkpoint(*row)
+
+    def _inherited(self, connection: Connection, oid: int) -> list[str]:
+        """Statements that give the shadow the owner, the rights and the storage parameters of the live table."""
+        new = self._qualified(self.schema)
+        query = text(_INHERITED)
+        return [str(one).replace("%TABLE%", new) for one in connection.scalars(query, {"oid": oid})]
+
+    def _qualified(self, schema: str) -> str:
+        return f"{self._quote(schema)}.{self._quote(self.table.name)}"
+
+
+class _StepBackError(Exception):
+    """Roll the swap back and try it again later."""
+
+
+_INHERITED = """
+select 'alter table %TABLE% owner to ' || quote_ident(pg_get_userbyid(relowner)) from pg_class
+ where oid = :oid and pg_get_userbyid(relowner) <> current_user
+union all
+select 'alter table %TABLE% set (' || array_to_string(reloptions, ', ') || ')' from pg_class
+ where oid = :oid and reloptions is not null
+union all
+select 'grant ' || a.privilege_type || ' on %TABLE% to '
+       || case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end
+       || case when a.is_grantable then ' with grant option' else '' end
+  from pg_class c cross join lateral aclexplode(c.relacl) a
+ where c.oid = :oid and a.grantee <> c.relowner
+union all
+select 'grant ' || a.privilege_type || ' (' || quote_ident(t.attname) || ') on %TABLE% to '
+       || case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end
+       || case when a.is_grantable then ' with grant option' else '' end
+  from pg_attribute t cross join lateral aclexplode(t.attacl) a
+ where t.attrelid = :oid and t.attnum > 0 and not t.attisdropped
+"""
+
+
+@contextmanager
+def claimed(database: Database, run: str) -> Generator[None]:
+    """Hold what tells other processes that this run's process lives: a lock of a session."""
+    engine = database.sync_engine("eventjet rebuild")
+    with engine.connect() as connection:
+        connection.execute(text("select pg_advisory_lock(hashtextextended(:run, 0))"), {"run": _ALIVE + run})
+        connection.commit()
+        yield
+
+
+def clear_abandoned(database: Database) -> list[str]:
+    """Drop the shadows of runs whose lease has ended or whose process is gone; return their names."""
+    engine = database.sync_engine("eventjet rebuild")
+    quote = engine.dialect.identifier_preparer.quote_identifier
+    with engine.begin() as connection:
+        create_tables(connection)
+        found = runs.known_runs(connection)
+    cleared: list[str] = []
+    for run, ended in found:
+        # What its tasks are still writing would have to be waited for.
+        with suppress(SQLAlchemyError), engine.begin() as connection:
+            free = connection.scalar(
+                text("select pg_try_advisory_xact_lock(hashtextextended(:run, 0))"), {"run": _ALIVE + run}
+            )
+            if ended or free:
+                _end_sessions(connection, f"eventjet rebuild {run}")
+                _drop_schemas(connection, run, quote)
+                runs.close_run(connection, run)
+                cleared.append(run)
+    return cleared
+
+
+def _end_sessions(connection: Connection, purpose: str) -> None:
+    connection.execute(
+        text("select pg_terminate_backend(pid) from pg_stat_activity where application_name = :purpose"),
+        {"purpose": purpose},
+    )
+
+
+def _drop_schemas(connection: Connection, run: str, quote: Callable[[str], str]) -> None:
+    for schema in (f"ej_{run}", f"ej_{run}_old"):
+        connection.execute(text(f"drop schema if exists {quote(schema)} cascade"))
+
+
+def _lock_revisions(connection: Connection, bound: BoundProjection) -> tuple[Checkpoint, int]:
+    """(this revision's checkpoint, how far the table in use is): every revision that writes to it has to wait."""
+    query = select(projections).where(projections.c.name == bound.name).order_by(projections.c.revision)
+    found = [Checkpoint(*row) for row in connection.execute(query.with_for_update())]
+    used = [one.position for one in found if one.revision == bound.revision or one.state != checkpoint.RETIRED]
+    return next(one for one in found if one.revision == bound.revision), max(used)
+
+
+def _advance(connection: Connection, live: Checkpoint, own: Checkpoint, log: str) -> Swapped:
+    """The live checkpoint says what the shadow's does, and whoever held it is deposed."""
+    takeable = live.state in (checkpoint.NEW, checkpoint.BUILDING, checkpoint.FAILED)
+    values: dict[str, Any] = {
+        "position": own.position,
+        "event_id": own.event_id,
+        "log": log,
+        "generation": live.generation + 1,
+        "epoch": live.epoch + 1,
+        "owner": None,
+        "lease_until": 0,
+    }
+    if takeable:
+        values |= {"state": checkpoint.ACTIVE, "reason": None}
+    connection.execute(update(projections).where(checkpoint.is_row(live.name, live.revision)).values(**values))
+    # They were made for the table that has just been replaced.
+    others = (projections.c.name == live.name) & (projections.c.revision != live.revision)
+    retired = {"state": checkpoint.RETIRED, "epoch": projections.c.epoch + 1, "owner": None, "lease_until": 0}
+    connection.execute(update(projections).where(others).values(**retired))
+    return Swapped(own.position, live.generation + 1)
+
+
+def _shadow_of(declared: Table, schema: str) -> Table:
+    """The declared table in the run's schema; its enum types stay where the live table's are."""
+    made = shadow_table(declared, POSTGRESQL, schema=schema)
+    for column in made.columns:
+        if isinstance(column.type, Enum):
+            column.type = declared.columns[column.key].type
+    return made
+
+
+def _bare(table: Table) -> Table:
+    """Columns only, and unlogged: keys and indexes are cheaper made at once, after the load."""
+    columns: list[Column[Any]] = []
+    for column in table.columns:
+        default: Any = column.server_default
+        columns.append(
+            Column(
+                column.name,
+                column.type,
+                key=column.key,
+                nullable=column.nullable,
+                server_default=getattr(default, "arg", None),
+                comment=column.comment,
+            )
+        )
+    return Table(table.name, MetaData(), *columns, schema=table.schema, prefixes=["UNLOGGED"])
+
+
+def _create_enums(connection: Connection, declared: Table) -> None:
+    for column in declared.columns:
+        if isinstance(column.type, Enum) and column.type.native_enum:
+            column.type.create(connection, checkfirst=True)

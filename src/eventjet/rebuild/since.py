@@ -1,0 +1,72 @@
+"""Since when a live row differs: fold its history again and find the last event after which they were equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from eventjet.codec.envelope import Decoder, RawRecord
+from eventjet.domain.identity import encode_id
+from eventjet.domain.recorded import Recorded
+from eventjet.projections.bound import BoundProjection
+from eventjet.projections.columns import POSTGRESQL
+from eventjet.projections.fold import Fold, RowKey
+from eventjet.projections.tables import RowCodec
+from eventjet.spark.ship import Wired
+from eventjet.wire import Endpoint, read_range
+
+NEVER = "never equal"
+
+
+def since_when(
+    app: Wired, bound: BoundProjection, endpoint: Endpoint, first: int, last: int, live: Mapping[RowKey, Any]
+) -> dict[RowKey, str]:
+    """For each key: `missed since N`, where N is the first event the live row does not show, or `never equal`."""
+    fold = Fold(_only(bound, live), RowCodec(bound.table, bound.row_type, POSTGRESQL))
+    rows: dict[RowKey, Any] = {}
+    equal: dict[RowKey, bool] = {key: row is None for key, row in live.items()}
+    missed: dict[RowKey, int] = {}
+    for event in _events(app, bound, endpoint, first, last, live):
+        for key, row in fold(rows, [event]).items():
+            if key not in live:
+                continue
+            was_equal, equal[key] = equal[key], row == live[key]
+            rows[key] = row
+            if equal[key]:
+                missed.pop(key, None)
+            elif was_equal:
+                missed[key] = event.position
+    return {key: f"missed since {missed[key]}" if key in missed else NEVER for key in live}
+
+
+def _only(bound: BoundProjection, live: Mapping[RowKey, Any]) -> BoundProjection:
+    """The projection with an eye for these keys alone: of the rows of others nothing is known here."""
+
+    def keys_of(event: Recorded[Any]) -> tuple[RowKey, ...]:
+        return tuple(key for key in bound.keys_of(event) if key in live)
+
+    return replace(bound, key_of=None, keys_of=keys_of) if bound.reads else bound
+
+
+def _events(
+    app: Wired, bound: BoundProjection, endpoint: Endpoint, first: int, last: int, live: Mapping[RowKey, Any]
+) -> Iterator[Recorded[Any]]:
+    """What could have touched the keys, in order: their own aggregates' events, or everything."""
+    decode = Decoder(app.catalog, bound.events)
+    for records in _records(app, bound, endpoint, first, last, live):
+        for record in records:
+            event = decode(record)
+            if event is not None:
+                yield event
+
+
+def _records(
+    app: Wired, bound: BoundProjection, endpoint: Endpoint, first: int, last: int, live: Mapping[RowKey, Any]
+) -> Iterator[list[RawRecord]]:
+    if not bound.keyed_by_aggregate:
+        yield from read_range(endpoint, app.name, first, last + 1)
+        return
+    for (aggregate_id,) in live:
+        subject = f"{app.name}.*.{encode_id(aggregate_id)}"
+        yield from read_range(endpoint, app.name, first, last + 1, filter_subject=subject)

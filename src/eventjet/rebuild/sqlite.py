@@ -1,0 +1,243 @@
+"""The shadow on SQLite: a database file of the run's own beside the live one, copied into it in one transaction.
+
+A file of its own keeps the load away from the live database's one writer lock.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from sqlalchemy import Engine, func, make_url, select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from eventjet.projections import checkpoint
+from eventjet.projections.bound import BoundProjection
+from eventjet.projections.checkpoint import Checkpoint, create_tables
+from eventjet.projections.database import Database
+from eventjet.projections.storage import SQLITE
+from eventjet.projections.tables import storage_table
+from eventjet.rebuild import runs
+from eventjet.rebuild.load import Target
+from eventjet.rebuild.obstacles import check_obstacles
+from eventjet.rebuild.shadow import NotYet, Swapped
+
+_SUFFIXES = ("", "-wal", "-shm", "-journal", ".lock")
+
+
+class SqliteShadow:
+    """See the module."""
+
+    def __init__(self, database: Database, bound: BoundProjection, run: str) -> None:
+        self.bound = bound
+        self.run = run
+        self.path = shadow_path(database, run)
+        self._database = database
+        self._engine = database.sync_engine("eventjet rebuild")
+        self._own = Database(make_url(database.url).set(database=str(self.path)).render_as_string(hide_password=False))
+        self.table = storage_table(bound.table, SQLITE)
+        self.target = Target(
+            run=run,
+            purpose="eventjet rebuild",
+            projection=bound.name,
+            revision=bound.revision,
+            database=self._own,
+            schema=None,
+            table=self.table.name,
+            columns=tuple(column.name for column in self.table.columns),
+        )
+
+    def create(self, *, to_swap: bool = True) -> None:
+        with self._engine.begin() as connection:
+            create_tables(connection)
+            if to_swap:
+                checkpoint.ensure(connection, self.bound.name, self.bound.revision)
+                check_obstacles(connection, self.bound, self.table, None)
+            runs.open_run(connection, self.run, self.bound)
+        with self.engine().begin() as connection:
+            create_tables(connection)
+            # The live table has the indexes; here they would only be in the way.
+            connection.execute(CreateTable(self.table))
+
+    def copy_live(self) -> Checkpoint | None:
+        """Only the run's file is written to, so nobody waits."""
+        name = _quoted(self.table.name)
+        with closing(self._database.connect_sqlite()) as connection:
+            connection.execute("attach database ? as shadow", (str(self.path),))
+            connection.execute("begin")
+            query = "select * from main.eventjet_projection where name = ? and revision = ?"
+            found = connection.execute(query, (self.bound.name, self.bound.revision)).fetchone()
+            if found is None or not _shape(connection, "main", self.table.name):
+                return None
+            columns = ", ".join(map(_quoted, self.target.columns))
+            connection.execute(f"create table shadow.eventjet_live as select {columns} from main.{name}")
+            connection.execute("commit")
+            return Checkpoint(*found)
+
+    def copied(self) -> str:
+        return "eventjet_live"
+
+    def made(self) -> str:
+        return _quoted(self.table.name)
+
+    def count(self) -> int:
+        with self.engine().begin() as connection:
+            return connection.scalar(select(func.count()).select_from(self.table)) or 0
+
+    def finish(self) -> None:
+        """Nothing to do: keys are there, and durability comes with the swap."""
+
+    def engine(self) -> Engine:
+        return self._own.sync_engine("eventjet rebuild")
+
+    def live_checkpoint(self) -> Checkpoint | None:
+        with self._engine.begin() as connection:
+            return checkpoint.read(connection, self.bound.name, self.bound.revision)
+
+    def swap(self, log: str, tail: Callable[[int], None] | None) -> Swapped | NotYet:
+        """The live database is locked for writers, not for readers, while the rows are copied."""
+        with closing(self._database.connect_sqlite()) as connection:
+            connection.execute("attach database ? as shadow", (str(self.path),))
+            try:
+                connection.execute("begin immediate")
+            except sqlite3.OperationalError as error:
+                return NotYet(f"another process writes to it ({error})")
+            try:
+                outcome = self._swap(connection, log, bound_to_live=tail is not None)
+                connection.execute("rollback" if isinstance(outcome, NotYet) else "commit")
+                return outcome
+            except BaseException:
+                connection.execute("rollback")
+                raise
+
+    def _swap(self, connection: sqlite3.Connection, log: str, *, bound_to_live: bool) -> Swapped | NotYet:
+        row = (self.bound.name, self.bound.revision)
+        held = connection.execute("select 1 from main.eventjet_rebuild where run = ? and part = -1", (self.run,))
+        if held.fetchone() is None:
+            return NotYet("its run was cleared away")
+        query = "select position, event_id, generation from {}.eventjet_projection where name = ? and revision = ?"
+        _, _, generation = connection.execute(query.format("main"), row).fetchone()
+        position, event_id, _ = connection.execute(query.format("shadow"), row).fetchone()
+        (live_position,) = connection.execute(
+            "select max(position) from main.eventjet_projection "
+            "where name = ? and (revision = ? or state <> 'retired')",
+            row,
+        ).fetchone()
+        if bound_to_live and position < live_position:
+            return NotYet(f"the live read model is {live_position - position} events ahead")
+        self._replace_rows(connection)
+        connection.execute(
+            "update main.eventjet_projection set position = ?, event_id = ?, log = ?, generation = generation + 1, "
+            "epoch = epoch + 1, owner = null, lease_until = 0, "
+            "reason = case when state in ('new', 'building', 'failed') then null else reason end, "
+            "state = case when state in ('new', 'building', 'failed') then 'active' else state end "
+            "where name = ? and revision = ?",
+            (position, event_id, log, *row),
+        )
+        # They were made for the rows that have just been replaced.
+        connection.execute(
+            "update main.eventjet_projection set state = 'retired', epoch = epoch + 1, owner = null, lease_until = 0 "
+            "where name = ? and revision <> ?",
+            row,
+        )
+        return Swapped(position, generation + 1)
+
+    def _replace_rows(self, connection: sqlite3.Connection) -> None:
+        name = _quoted(self.table.name)
+        if _shape(connection, "main", self.table.name) == _shape(connection, "shadow", self.table.name):
+            connection.execute(f"delete from main.{name}")
+        else:
+            connection.execute(f"drop table if exists main.{name}")
+            create = [CreateTable(self.table), *map(CreateIndex, self.table.indexes)]
+            for statement in create:
+                connection.execute(str(statement.compile(dialect=self._engine.dialect)))
+        columns = ", ".join(map(_quoted, self.target.columns))
+        connection.execute(f"insert into main.{name} ({columns}) select {columns} from shadow.{name}")
+
+    def interrupt(self) -> None:
+        """Statements are short here."""
+
+    def drop(self) -> None:
+        _remove(self.path)
+        with suppress(SQLAlchemyError), self._engine.begin() as connection:
+            runs.close_run(connection, self.run)
+
+
+def shadow_path(database: Database, run: str) -> Path:
+    """The run's file, in the folder of the live database: what may write there may write here."""
+    live = Path(str(make_url(database.url).database))
+    return live.with_name(f"{live.name}.ej_{run}")
+
+
+@contextmanager
+def claimed(database: Database, run: str) -> Generator[None]:
+    """Hold what tells other processes that this run's process lives: a lock on a file, which goes with the process."""
+    lock = _lock_path(database, run)
+    with lock.open("wb") as file:
+        _try_lock(file)
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def clear_abandoned(database: Database) -> list[str]:
+    """Remove the shadows of runs whose lease has ended or whose process is gone; return their names."""
+    engine = database.sync_engine("eventjet rebuild")
+    with engine.begin() as connection:
+        create_tables(connection)
+        found = runs.known_runs(connection)
+    cleared: list[str] = []
+    for run, ended in found:
+        if ended or not _is_claimed(database, run):
+            _remove(shadow_path(database, run))
+            with engine.begin() as connection:
+                runs.close_run(connection, run)
+            cleared.append(run)
+    return cleared
+
+
+def _is_claimed(database: Database, run: str) -> bool:
+    try:
+        with _lock_path(database, run).open("r+b") as file:
+            return not _try_lock(file)
+    except OSError:
+        return False
+
+
+def _try_lock(file: IO[bytes]) -> bool:
+    """Lock the file if nobody has; where there are no such locks, only the lease counts."""
+    try:
+        import fcntl
+    except ImportError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _lock_path(database: Database, run: str) -> Path:
+    path = shadow_path(database, run)
+    return path.with_name(path.name + ".lock")
+
+
+def _remove(path: Path) -> None:
+    for suffix in _SUFFIXES:
+        with suppress(OSError):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def _shape(connection: sqlite3.Connection, schema: str, table: str) -> Sequence[tuple[object, ...]]:
+    """Columns in order: name, type, whether null, place in the key."""
+    found = connection.execute('select name, type, "notnull", pk from pragma_table_info(?, ?)', (table, schema))
+    return found.fetchall()
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,202 @@
+"""`verify`: prove that a live read model is what the log says, row by row, with nothing paused."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sqlalchemy import String
+
+from eventjet.errors import RebuildError
+from eventjet.projections.bound import BoundProjection
+from eventjet.projections.checkpoint import Checkpoint
+from eventjet.projections.columns import POSTGRESQL
+from eventjet.projections.database import READ_ONLY, Database
+from eventjet.projections.tables import RowCodec
+from eventjet.rebuild.cutover import check_loaded
+from eventjet.rebuild.places import clear_abandoned, shadow_of
+from eventjet.rebuild.plan import EngineName
+from eventjet.rebuild.progress import Report, Watch
+from eventjet.rebuild.runner import bound_of, in_thread, load, log_of, plan_for
+from eventjet.rebuild.runs import new_run
+from eventjet.rebuild.shadow import Shadow
+from eventjet.rebuild.since import since_when
+from eventjet.settings import Settings
+from eventjet.spark.ship import AppRef, Wired
+from eventjet.wire import Endpoint
+from eventjet.workers.identity import check_log
+
+EXAMPLES_MAX = 20
+"""Differences that are looked into; all are counted."""
+
+_FETCH = 2_000
+_TOLD_EVERY = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One key whose live row is not what the log says."""
+
+    key: tuple[Any, ...]
+    live: Any
+    """The live row; None when there is none."""
+    expected: Any
+    """The row folded from the log; None when there should be none."""
+    since: str
+    """`missed since N`: equal before the event at position N; or `never equal`."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What a verification found."""
+
+    projection: str
+    revision: int
+    engine: EngineName
+    position: int
+    """Where the live read model stood when its rows were copied."""
+    events: int
+    rows: int
+    """Live rows compared."""
+    differences: int
+    examples: tuple[Difference, ...]
+    """The first differences, by key."""
+    seconds: Mapping[str, float]
+
+
+async def verify(
+    app: AppRef,
+    name: str,
+    settings: Settings,
+    *,
+    engine: EngineName = "local",
+    master: str | None = None,
+    ship: bool = True,
+    progress: Report | None = None,
+) -> VerifyReport:
+    """Rebuild a read model to a shadow at the live one's position and compare them; the live one is only read.
+
+    Raises as `rebuild` does, and `LogRolledBack` when the live read model was made from another past.
+    """
+    watch = Watch(progress)
+    return await in_thread(watch, lambda: _verify(app, name, settings, engine, master, ship, watch), settings)
+
+
+def _verify(
+    ref: AppRef,
+    name: str,
+    settings: Settings,
+    engine: EngineName,
+    master: str | None,
+    ship: bool,
+    watch: Watch,
+) -> VerifyReport:
+    app = ref.load()
+    (bound,) = bound_of(app, [name])
+    database = Database(settings.database)
+    with watch.phase("start"):
+        endpoint, _, state = log_of(app, settings)
+        clear_abandoned(database)
+    run = new_run()
+    with shadow_of(database, bound, run, watch, to_swap=False) as shadow:
+        with watch.phase("copy"):
+            at = _copied(shadow)
+            check_log(endpoint, app.name, at)
+        plan = plan_for(app, [bound], [run], engine, state, last=at.position)
+        parts = load(plan, ref, app, settings, [shadow], master, ship, watch)
+        check_loaded(shadow, plan, parts)
+        with watch.phase("compare"):
+            rows, differences, first = _compare(shadow, watch)
+            examples = _looked_into(app, bound, endpoint, plan.first, at.position, first)
+    return VerifyReport(
+        name, bound.revision, engine, at.position, plan.events, rows, differences, examples, watch.seconds
+    )
+
+
+def _copied(shadow: Shadow) -> Checkpoint:
+    at = shadow.copy_live()
+    if at is None:
+        raise RebuildError(
+            f"{shadow.bound.name!r} has no live read model yet, so there is nothing to verify. "
+            "Start a worker, or run `eventjet rebuild`."
+        )
+    return at
+
+
+def _compare(shadow: Shadow, watch: Watch) -> tuple[int, int, list[tuple[Any, Any]]]:
+    """(live rows, differences, the first pairs of live and expected row), both sides read once in key order."""
+    codec = RowCodec(shadow.bound.table, shadow.bound.row_type, shadow.target.database.dialect)
+    rows = differences = 0
+    first: list[tuple[Any, Any]] = []
+    with (
+        _in_key_order(shadow, shadow.copied(), codec) as live,
+        _in_key_order(shadow, shadow.made(), codec) as expected,
+    ):
+        for one, other in _paired(live, expected, codec):
+            rows += one is not None
+            if rows % _TOLD_EVERY == 0:
+                watch.tell("compare", rows, 0)
+            if not _equal(one, other, codec):
+                differences += 1
+                if len(first) < EXAMPLES_MAX:
+                    first.append((one, other))
+    return rows, differences, first
+
+
+@contextmanager
+def _in_key_order(shadow: Shadow, table: str, codec: RowCodec) -> Generator[Iterator[Any]]:
+    """The rows of one table, a few at a time, by key as Python sorts it."""
+    engine = shadow.engine()
+    quote = engine.dialect.identifier_preparer.quote_identifier
+    in_bytes = ' collate "C"' if codec.dialect == POSTGRESQL else ""
+    order = ", ".join(
+        quote(column.name) + (in_bytes if isinstance(column.type, String) else "")
+        for column in shadow.bound.table.primary_key.columns
+    )
+    columns = ", ".join(map(quote, codec.columns))
+    with engine.connect() as connection:
+        options = {"stream_results": True, "yield_per": _FETCH, READ_ONLY: True}
+        found = connection.execution_options(**options).exec_driver_sql(
+            f"select {columns} from {table} order by {order}"
+        )
+        yield map(codec.load, found)
+
+
+def _paired(live: Iterator[Any], expected: Iterator[Any], codec: RowCodec) -> Iterator[tuple[Any, Any]]:
+    """Rows of the same key together; None where a side has none. Both sides come in the order of their keys."""
+    take_live, take_expected = partial(next, live, None), partial(next, expected, None)
+    one, other = take_live(), take_expected()
+    while one is not None or other is not None:
+        if other is None or (one is not None and codec.key(one) < codec.key(other)):
+            yield one, None
+            one = take_live()
+        elif one is None or codec.key(other) < codec.key(one):
+            yield None, other
+            other = take_expected()
+        else:
+            yield one, other
+            one, other = take_live(), take_expected()
+
+
+def _equal(one: Any, other: Any, codec: RowCodec) -> bool:
+    """Whether two rows are the same values, whatever their class calls equal."""
+    if one is None or other is None:
+        return one is other
+    pairs = zip(codec.dump(one), codec.dump(other), strict=True)
+    # A value that is not equal to itself (NaN) is the same as another one.
+    return all(a == b or (a != a and b != b) for a, b in pairs)
+
+
+def _looked_into(
+    app: Wired, bound: BoundProjection, endpoint: Endpoint, first: int, last: int, pairs: list[tuple[Any, Any]]
+) -> tuple[Difference, ...]:
+    """Say since when each differs."""
+    if not pairs:
+        return ()
+    codec = RowCodec(bound.table, bound.row_type, POSTGRESQL)
+    live = {codec.key(one if one is not None else other): one for one, other in pairs}
+    since = since_when(app, bound, endpoint, first, last, live)
+    return tuple(Difference(key, one, other, since[key]) for (one, other), key in zip(pairs, live, strict=True))
