@@ -21,6 +21,7 @@ from eventjet.jet import Jet, open_jet
 from eventjet.projections.bound import BoundProjection, bind
 from eventjet.projections.projection import Entries, Projection
 from eventjet.settings import Settings
+from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.store.subjects import is_name
 
 NAME_RULE = "[a-z][a-z0-9_]*"
@@ -49,6 +50,8 @@ class App:
         """Also the name of its stream and the first token of its subjects."""
         self.aggregates: Mapping[Any, AggregateInfo] = _aggregates(aggregates, faults)
         self.catalog = _catalog(self.aggregates, upcasters, retired_events, faults)
+        if not faults:
+            _check_snapshots(self.aggregates, faults)
         self.projections: Mapping[str, BoundProjection] = _projections(projections, self.catalog, faults)
         if faults:
             raise DefinitionError(faults)
@@ -145,6 +148,18 @@ def _catalog(
     return catalog
 
 
+def _check_snapshots(aggregates: Mapping[Any, AggregateInfo], faults: list[str]) -> None:
+    for cls, info in aggregates.items():
+        if info.snapshot_every is None:
+            continue
+        if info.snapshot_every < 1:
+            faults.append(f"snapshot_every of {info.name!r} is {info.snapshot_every}; give 1 or more, or leave it out")
+        try:
+            SnapshotCodec[Any](cls)
+        except DefinitionError as error:
+            faults.extend(error.faults)
+
+
 def _event_parameter(cls: Any) -> str:
     names = list(inspect.signature(cls.evolve).parameters)
     return names[1] if len(names) > 1 else "event"
@@ -162,9 +177,11 @@ def _projections(
     declared: Sequence[Projection[Any, Any] | Entries[Any, Any]], catalog: Catalog, faults: list[str]
 ) -> dict[str, BoundProjection]:
     found: dict[str, BoundProjection] = {}
+    names: set[str] = set()
     for one in declared:
-        if one.name in found:
+        if one.name in names:
             faults.append(f"two projections are called {one.name!r}")
+        names.add(one.name)
         try:
             found[one.name] = bind(one, catalog)
         except DefinitionError as error:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_type
 
 from sqlalchemy import Column, MetaData, Numeric, String, Table
-from typing_extensions import assert_type
 
 from eventjet import App, Committed, Jet, Projection, Recorded, Repository, aggregate, event, projection
 from eventjet.testing import on, projected, scenario

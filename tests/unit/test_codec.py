@@ -1,0 +1,284 @@
+"""The JSON profile, the catalog and the envelope: what is stored is what is read back."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
+from uuid import UUID
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventjet import DefinitionError, Metadata, event, upcaster
+from eventjet.codec.catalog import Catalog
+from eventjet.codec.envelope import (
+    COMMAND,
+    EXPECTED,
+    MSG_ID,
+    SCHEMA,
+    TYPE,
+    VERSION,
+    Decoder,
+    RawRecord,
+    context_headers,
+    header_block,
+)
+from eventjet.errors import Refused, UndecodableEvent, UnencodableEvent, UnknownEvent
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@event("all.kinds")
+class Kinds:
+    text: str = ""
+    amount: Decimal = Decimal(0)
+    count: int = 0
+    ratio: float = 0.0
+    at: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    day: date = date(2026, 1, 1)
+    key: UUID = UUID(int=0)
+    raw: bytes = b""
+    flag: bool = False
+    colour: Colour = Colour.RED
+    many: tuple[Decimal, ...] = ()
+    maybe: int | None = None
+    named: dict[str, int] | None = None
+
+
+@event("thing.renamed", schema=3, formerly=("thing.titled",))
+class Renamed:
+    title: str
+    by: str
+    why: str = ""
+
+
+@upcaster("thing.renamed", schema=1)
+def names_its_author(body: dict[str, object]) -> dict[str, object]:
+    return {**body, "by": "nobody"}
+
+
+@upcaster("thing.renamed", schema=2)
+def title_was_name(body: dict[str, object]) -> dict[str, object]:
+    return {"title": body["name"], "by": body["by"]}
+
+
+def catalog() -> Catalog:
+    return Catalog([Kinds, Renamed], [names_its_author, title_was_name], ["thing.retired"])
+
+
+def record(
+    body: bytes, *, type_name: str = "all.kinds", schema: str = "1", subject: bytes = b"app.thing.a=2Eb", **more: str
+) -> RawRecord:
+    pairs = [(MSG_ID, "id-1"), (EXPECTED, "4"), (TYPE, type_name), (SCHEMA, schema), (VERSION, "2")]
+    return 5, 1_700_000_000_123_456_789, subject, header_block([*pairs, *more.items()]), body
+
+
+kinds = st.builds(
+    Kinds,
+    text=st.text(),
+    amount=st.decimals(allow_nan=False, allow_infinity=False),
+    count=st.integers(min_value=-(2**200), max_value=2**200),
+    ratio=st.floats(allow_nan=False, allow_infinity=False),
+    at=st.datetimes(timezones=st.timezones()).filter(lambda at: at.utcoffset() is not None),
+    day=st.dates(),
+    key=st.uuids(),
+    raw=st.binary(),
+    flag=st.booleans(),
+    many=st.lists(st.decimals(allow_nan=False, allow_infinity=False), max_size=3).map(tuple),
+    maybe=st.none() | st.integers(),
+    named=st.none() | st.dictionaries(st.text(), st.integers(), max_size=3),
+)
+
+
+@given(kinds)
+def test_every_event_is_read_back_equal_or_refused(made: Kinds) -> None:
+    try:
+        encoded = catalog().encode(made)
+    except UnencodableEvent:
+        # A zone can push a time at the ends of the calendar out of it.
+        assert made.at.year in (1, 9999)
+        return
+    recorded = Decoder(catalog())(record(encoded.body))
+    assert recorded is not None
+    assert recorded.data == made
+
+
+def test_the_profile_is_what_other_languages_expect() -> None:
+    made = Kinds(
+        amount=Decimal("1234567890123456789012345.678"),
+        count=2**53 + 1,
+        at=datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=timezone(timedelta(hours=2))),
+        raw=b"\xff\x00\xfe",
+        many=(Decimal("0.10"),),
+        maybe=-(2**53),
+    )
+    body = orjson.loads(catalog().encode(made).body)
+    assert body["amount"] == "1234567890123456789012345.678"
+    assert body["count"] == "9007199254740993"
+    assert body["maybe"] == -9007199254740992
+    assert body["at"] == "2026-01-02T01:04:05.678901Z"
+    assert body["raw"] == "/wD+"
+    assert body["many"] == ["0.10"]
+    assert (body["day"], body["colour"], body["flag"]) == ("2026-01-01", "red", False)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"ratio": float("nan")},
+        {"ratio": float("inf")},
+        {"text": "\ud800"},
+        {"at": datetime(2026, 1, 1)},  # noqa: DTZ001  naive is the point
+    ],
+)
+def test_what_would_not_come_back_is_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(UnencodableEvent, match="survive JSON"):
+        catalog().encode(Kinds(**bad))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("bad", [{"amount": 1.1}, {"count": "3"}, {"text": 3}, {"flag": 1}, {"amount": "1"}])
+def test_an_event_is_strict_about_its_types(bad: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="validation error"):
+        Kinds(**bad)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"amount": 1.1}',
+        b'{"amount": "NaN"}',
+        b'{"count": 1.5}',
+        b'{"count": "12"}',
+        b'{"raw": "?"}',
+        b'{"at": "2026-01-01T00:00:00"}',
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b"",
+    ],
+)
+def test_bytes_that_are_not_the_event_name_position_and_bytes(body: bytes) -> None:
+    with pytest.raises(UndecodableEvent) as caught:
+        Decoder(catalog())(record(body))
+    assert (caught.value.position, caught.value.data) == (5, body)
+
+
+def test_unknown_fields_are_ignored_on_reading() -> None:
+    recorded = Decoder(catalog())(record(b'{"text":"x","later":1}'))
+    assert recorded is not None
+    assert recorded.data == Kinds(text="x")
+
+
+@pytest.mark.parametrize(
+    ("type_name", "schema", "body"),
+    [
+        ("thing.renamed", "1", b'{"name":"x"}'),
+        ("thing.titled", "2", b'{"name":"x","by":"nobody"}'),
+        ("thing.renamed", "3", b'{"title":"x","by":"nobody"}'),
+    ],
+)
+def test_older_schemas_and_former_names_are_upcast(type_name: str, schema: str, body: bytes) -> None:
+    recorded = Decoder(catalog())(record(body, type_name=type_name, schema=schema))
+    assert recorded is not None
+    assert recorded.data == Renamed(title="x", by="nobody")
+    assert recorded.aggregate_id == "a.b"
+
+
+@pytest.mark.parametrize(
+    ("type_name", "schema"), [("thing.renamed", "4"), ("never.heard", "1"), ("thing.renamed", "0")]
+)
+def test_an_unknown_event_names_position_and_bytes(type_name: str, schema: str) -> None:
+    with pytest.raises(UnknownEvent, match="position 5") as caught:
+        Decoder(catalog())(record(b"{}", type_name=type_name, schema=schema))
+    assert caught.value.data == b"{}"
+
+
+def test_a_retired_event_is_passed_over() -> None:
+    assert Decoder(catalog())(record(b"?", type_name="thing.retired")) is None
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        record(b"{}", schema="one"),
+        record(b"{}", subject=b"app.thing"),
+        record(b"{}", subject=b"app.thing.a.b"),
+        record(b"{}", subject=b"app.thing.=ZZ"),
+        record(b"{}", subject=b"app.thing.\xff"),
+        (5, 1, b"app.thing.a", b"", b"{}"),
+        (5, 1, b"app.thing.a", header_block([(TYPE, "all.kinds"), (SCHEMA, "1")]), b"{}"),
+        (5, 1, b"app.thing.a", header_block([(TYPE, "all.kinds"), (SCHEMA, "1"), (VERSION, "x")]), b"{}"),
+        record(b"{}", **{"Ej-Encoding": "aes"}),
+        record(b"{}", **{"Ej-Recorded-At": "yesterday"}),
+    ],
+)
+def test_a_foreign_message_is_undecodable_and_nothing_worse(bad: RawRecord) -> None:
+    with pytest.raises(UndecodableEvent):
+        Decoder(catalog())(bad)
+
+
+def test_a_decoder_of_some_events_passes_over_the_others_without_decoding() -> None:
+    assert Decoder(catalog(), only=[Renamed])(record(b"not even json")) is None
+
+
+keys = st.from_regex(r"[a-z][a-z0-9-]{0,9}", fullmatch=True).filter(lambda key: key != "actor")
+
+
+@given(
+    st.text(min_size=1, max_size=60),
+    st.builds(Metadata, *[st.none() | st.text(min_size=1, max_size=60) for _ in range(4)]),
+    st.dictionaries(keys, st.text(min_size=1, max_size=30), max_size=3),
+)
+def test_metadata_survives_headers(command_id: str, told: Metadata, extra: dict[str, str]) -> None:
+    metadata = Metadata(told.correlation, told.causation, told.actor, told.traceparent, extra)
+    pairs = context_headers(command_id, metadata)
+    assert all(value.isascii() and value.isprintable() for _, value in pairs)
+    recorded = Decoder(catalog())(record(b"{}", **dict(pairs)))
+    assert recorded is not None
+    assert (recorded.command_id, recorded.metadata) == (command_id, metadata)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Metadata(actor=""),
+        Metadata(actor="\ud800"),
+        Metadata(correlation="x" * 2_000),
+        Metadata(extra={"Bad Key": "x"}),
+        Metadata(extra={"actor": "x"}),
+    ],
+)
+def test_metadata_that_cannot_travel_is_refused(bad: Metadata) -> None:
+    with pytest.raises(Refused):
+        context_headers(None, bad)
+
+
+def test_the_time_an_import_tells_is_believed() -> None:
+    recorded = Decoder(catalog())(record(b"{}", **{"Ej-Recorded-At": "2020-01-01T02:00:00+02:00", COMMAND: "c"}))
+    assert recorded is not None
+    assert recorded.recorded_at == datetime(2020, 1, 1, tzinfo=UTC)
+
+
+def test_all_faults_of_a_catalog_are_found() -> None:
+    @event("thing.other", formerly=("thing.titled",))
+    class Twin:
+        x: int = 0
+
+    @upcaster("never.heard", schema=1)
+    def stray(body: dict[str, object]) -> dict[str, object]:
+        return body
+
+    faults = Catalog([Renamed, Twin], [title_was_name, title_was_name, stray], ["thing.titled"]).faults()
+    text = "\n".join(faults)
+    for part in ("both have the wire name", "schema=1) leads on", "two upcasters", "which no aggregate", "retired"):
+        assert part in text
+
+
+def test_a_class_that_is_no_event_is_named() -> None:
+    with pytest.raises(DefinitionError, match="is not an event"):
+        Catalog([int])
