@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 
 import pytest
 
@@ -23,7 +21,7 @@ from eventjet.wire import (
     read_range,
     stream_state,
 )
-from tests.integration.wire_fake import FakeServer, greet
+from tests.integration.wire_fake import FakeServer, delivery, jetstream
 from tests.integration.wire_log import append, consumers, make_log, positions
 
 FORMS = {"form 1": "", "form 2": "feature_flags { js_ack_fc_v2: true }"}
@@ -185,7 +183,7 @@ def large() -> Iterator[tuple[NatsServer, Endpoint, str]]:
 
 def deleted_consumer(server: NatsServer, endpoint: Endpoint, name: str) -> None:
     with Link.open(endpoint) as link:
-        for consumer in link.api(f"CONSUMER.NAMES.{name}")["consumers"] or []:
+        for consumer in consumers(endpoint, name):
             link.api(f"CONSUMER.DELETE.{name}.{consumer}")
 
 
@@ -274,29 +272,30 @@ def test_limits_of_the_server_on_pulls_are_kept() -> None:
         assert len(positions(read_range(endpoint, name, 1, 1_001))) == 1_000
 
 
-def test_a_gap_in_the_deliveries_is_an_error() -> None:
+@pytest.mark.parametrize(
+    ("second", "text"),
+    [
+        ((3, 3, 1), "position 3, but as delivery 3 after delivery 1"),
+        ((1, 2, 1), "position 1, but after position 1"),
+        ((2, 2, 2), "position 2, but as try 2"),
+        ((2, 1, 1), "position 2, but as delivery 1 after delivery 1"),
+    ],
+)
+def test_a_delivery_that_does_not_follow_is_an_error(second: tuple[int, int, int], text: str) -> None:
     """No real server does this to a consumer of one's own; a rival on a durable does."""
 
-    def script(conversation: socket.socket) -> None:
-        greet(conversation)
-        seen = b""
-        with suppress(OSError):
-            while data := conversation.recv(65_536):
-                seen += data
-                if b"CONSUMER.CREATE" in seen:
-                    reply = seen.split(b"CONSUMER.CREATE.bank.")[1].split(b" ")[1]
-                    consumer = seen.split(b"CONSUMER.CREATE.bank.")[1].split(b" ")[0]
-                    body = b'{"num_pending": 9, "config": {}}'
-                    conversation.sendall(b"MSG %b 1 %d\r\n%b\r\n" % (reply, len(body), body))
-                    seen = b""
-                elif b"MSG.NEXT" in seen:
-                    for number in (1, 3):
-                        ack = b"$JS.ACK.bank.%b.1.%d.%d.1700000000000000000.5" % (consumer, number, number)
-                        conversation.sendall(b"MSG bank.a.b 2 %b 2\r\n{}\r\n" % ack)
-                    seen = b""
+    def on_pull(consumer: bytes, _: int) -> bytes:
+        position, sequence, delivered = second
+        return delivery(consumer, 1, 1) + delivery(consumer, position, sequence, delivered=delivered)
 
-    with FakeServer(script) as fake, pytest.raises(DeliveryGap, match="position 3, but as delivery 3 after delivery 1"):
+    with FakeServer(jetstream(on_pull)) as fake, pytest.raises(DeliveryGap, match=text):
         list(read_range(fake.endpoint, "bank", 1, 9, allow_holes=True))
+
+
+def test_a_delivery_of_another_consumer_is_an_error() -> None:
+    script = jetstream(lambda _, number: delivery(b"other", number, number))
+    with FakeServer(script) as fake, pytest.raises(DeliveryGap, match="it comes from 'other'"):
+        list(read_range(fake.endpoint, "bank", 1, 9))
 
 
 def test_the_state_of_a_stream_tells_its_identity(endpoint: Endpoint) -> None:

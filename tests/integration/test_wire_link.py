@@ -32,6 +32,8 @@ def test_a_request_is_answered_and_other_messages_are_kept(endpoint: Endpoint) -
     with Link.open(endpoint) as link, Link.open(endpoint) as other:
         heard = link.subscribe("greetings.*")
         served = other.subscribe("echo")
+        link.flush()
+        other.flush()
 
         def echo() -> None:
             frame = other.receive(5.0)[0]
@@ -65,7 +67,7 @@ def test_nobody_listening_is_known_at_once(endpoint: Endpoint) -> None:
 def test_a_listener_that_does_not_answer_is_a_timeout(endpoint: Endpoint) -> None:
     with Link.open(endpoint) as link, Link.open(endpoint) as mute:
         mute.subscribe("mute")
-        mute.receive(0.05)
+        mute.flush()
         with pytest.raises(StoreUnavailable, match=r"mute had no answer: none within 0.2 s") as raised:
             link.request("mute", timeout_s=0.2)
         assert type(raised.value) is StoreUnavailable
@@ -74,7 +76,7 @@ def test_a_listener_that_does_not_answer_is_a_timeout(endpoint: Endpoint) -> Non
 def test_a_late_answer_is_not_taken_for_the_next(endpoint: Endpoint) -> None:
     with Link.open(endpoint) as link, Link.open(endpoint) as slow:
         slow.subscribe("slow")
-        slow.receive(0.05)
+        slow.flush()
         with pytest.raises(StoreUnavailable):
             link.request("slow", b"first", timeout_s=0.1)
         late = slow.receive(1.0)[0]
@@ -160,6 +162,26 @@ def test_a_violation_of_permissions_is_not_a_timeout() -> None:
         assert time.monotonic() - started < 1.0
         with pytest.raises(NoResponders):
             link.request("ok.then")
+
+
+def test_a_flush_tells_that_the_server_took_everything_in_or_refused_it() -> None:
+    users = 'authorization { users: [{user: ada, password: x, permissions: {publish: "ok"}}] }'
+    with NatsServer(config=users) as strict, Link.open(Endpoint((strict.url,), user="ada", password="x")) as link:
+        heard = link.subscribe("ok")
+        link.publish("ok", b"1")
+        link.flush()
+        link.publish("not.ok", b"2")
+        link.publish("ok", b"3")
+        with pytest.raises(Forbidden, match=r"denied not\.ok"):
+            link.flush()
+        link.flush()
+        assert [(frame[0], frame[4]) for frame in link.frames(0.05)] == [(heard, b"1"), (heard, b"3")]
+        strict.pause()
+        try:
+            with pytest.raises(StoreUnavailable, match=r"no PONG within 0.2 s"):
+                link.flush(timeout_s=0.2)
+        finally:
+            strict.resume()
 
 
 def test_pings_are_answered() -> None:

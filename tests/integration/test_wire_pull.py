@@ -12,6 +12,7 @@ from eventjet.codec.envelope import RawRecord
 from eventjet.dev import NatsServer
 from eventjet.errors import HistoryBroken, StoreUnavailable
 from eventjet.wire import ApiRefused, DeliveryGap, DurablePull, Endpoint, Evicted, Link, LinkClosed, LinkLost
+from tests.integration.wire_fake import FakeServer, delivery, jetstream, status
 from tests.integration.wire_log import append, consumers, make_log, positions
 
 
@@ -72,7 +73,7 @@ def test_silence_gives_an_empty_batch_after_the_linger(endpoint: Endpoint) -> No
             started = time.monotonic()
             assert pull.next_batch() == []
             assert 0.15 < time.monotonic() - started < 1.0
-        assert pull.pending is None
+        assert pull.pending == 0
 
 
 def test_a_position_ahead_of_the_log_waits_for_it(endpoint: Endpoint) -> None:
@@ -119,10 +120,62 @@ def test_a_rival_that_pulls_from_the_same_durable_is_noticed(endpoint: Endpoint)
         assert len(take(pull, 5)) == 5
         rival.subscribe("stolen")
         rival.publish(f"$JS.API.CONSUMER.MSG.NEXT.{name}.p", b'{"batch": 3, "expires": 5000000000}', reply="stolen")
-        assert rival.receive(0.1) == []
+        rival.flush()
         append(endpoint, name, [b"{}"] * 40)
         with pytest.raises(DeliveryGap, match="as delivery"):
             take(pull, 40)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        (b"409 Consumer Deleted", Evicted),
+        (b"409 Leadership Change", Evicted),
+        (b"409 Server Shutdown", Evicted),
+        (b"409 Exceeded MaxWaiting", Evicted),
+        (b"503", Evicted),
+        (b"409 Exceeded MaxRequestBatch of 5", ApiRefused),
+        (b"409 Consumer is push based", ApiRefused),
+        (b"400 Bad Request", ApiRefused),
+    ],
+)
+def test_a_pull_that_is_turned_away_ends_the_reader(line: bytes, kind: type[Exception]) -> None:
+    with (
+        FakeServer(jetstream(lambda consumer, number: status(line))) as fake,
+        DurablePull.open(fake.endpoint, "bank", "p", position=0) as pull,
+        pytest.raises(kind),
+    ):
+        pull.next_batch()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"404 No Messages\r\nNats-Pending-Messages: 1000",
+        b"408 Request Timeout\r\nNats-Pending-Messages: 1000",
+        b"409 Message Size Exceeds MaxBytes\r\nNats-Pending-Messages: 1000",
+        b"409 Batch Completed\r\nNats-Pending-Messages: 1000",
+    ],
+)
+def test_a_pull_that_merely_ended_is_asked_for_again(line: bytes) -> None:
+    def on_pull(consumer: bytes, number: int) -> bytes:
+        return delivery(consumer, number, number) if number == 1 else status(line) if number < 50 else b""
+
+    with (
+        FakeServer(jetstream(on_pull)) as fake,
+        DurablePull.open(fake.endpoint, "bank", "p", position=0, linger_s=0.1) as pull,
+    ):
+        assert positions([take(pull, 1)]) == [1]
+        assert pull.next_batch() == []
+
+
+def test_heartbeats_alone_are_neither_records_nor_silence() -> None:
+    beats = status(b"100 Idle Heartbeat") * 3
+    with (
+        FakeServer(jetstream(lambda consumer, number: beats)) as fake,
+        DurablePull.open(fake.endpoint, "bank", "p", position=0, linger_s=0.1) as pull,
+    ):
+        assert pull.next_batch() == []
 
 
 def test_a_hole_is_told_or_raised(endpoint: Endpoint) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Callable
 from typing import Self
 
 from eventjet.wire import Endpoint
+
+GRANTED = b'{"num_pending": 9, "config": {}, "success": true}'
+_PUBLISHED = re.compile(rb"PUB (\S+) (\S+) (\d+)\r\n")
 
 INFO = b'INFO {"server_id":"fake","version":"2.15.1","headers":true,"max_payload":1048576}\r\n'
 
@@ -56,6 +60,40 @@ def greet(conversation: socket.socket) -> None:
     conversation.sendall(INFO)
     read_until(conversation, b"PING\r\n")
     conversation.sendall(b"PONG\r\n")
+
+
+def jetstream(on_pull: Callable[[bytes, int], bytes]) -> Callable[[socket.socket], None]:
+    """A script that grants every request and answers the n-th pull of a consumer with `on_pull(consumer, n)`."""
+
+    def script(conversation: socket.socket) -> None:
+        greet(conversation)
+        held, pulls = b"", 0
+        while data := conversation.recv(65_536):
+            held += data
+            while match := _PUBLISHED.search(held):
+                subject, reply, size = match[1], match[2], int(match[3])
+                if len(held) < match.end() + size + 2:
+                    break
+                held = held[match.end() + size + 2 :]
+                if b"MSG.NEXT" in subject:
+                    pulls += 1
+                    conversation.sendall(on_pull(subject.rpartition(b".")[2], pulls))
+                else:
+                    conversation.sendall(b"MSG %b 1 %d\r\n%b\r\n" % (reply, len(GRANTED), GRANTED))
+
+    return script
+
+
+def status(line: bytes) -> bytes:
+    """A status as a pull's inbox gets it, which is subscription 2 of our readers."""
+    block = b"NATS/1.0 %b\r\n\r\n" % line
+    return b"HMSG inbox 2 %d %d\r\n%b\r\n" % (len(block), len(block), block)
+
+
+def delivery(consumer: bytes, position: int, sequence: int, *, delivered: int = 1) -> bytes:
+    """An event of the stream `bank`, delivered."""
+    ack = b"$JS.ACK.bank.%b.%d.%d.%d.1700000000000000000.5" % (consumer, delivered, position, sequence)
+    return b"MSG bank.account.a 2 %b 2\r\n{}\r\n" % ack
 
 
 def read_until(conversation: socket.socket, end: bytes) -> bytes:

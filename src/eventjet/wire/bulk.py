@@ -119,7 +119,8 @@ class _Range:
                 if consumer.pending == 0 and self._is_at_the_end(link):
                     return
                 pulls = Pulls(link, consumer, batch=_PULL, window=_AHEAD * _PULL, heartbeat_s=options.heartbeat_s)
-                delivery = Delivery(self.stream, name, pulls.sid, self.position - 1, watch_holes=self.dense)
+                waiting = consumer.pending
+                delivery = Delivery(self.stream, name, pulls.sid, self.position - 1, waiting, watch_holes=self.dense)
                 yield from self._drain(link, pulls, delivery)
             finally:
                 _forget(link, self.stream, name)

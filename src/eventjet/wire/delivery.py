@@ -18,14 +18,22 @@ class Delivery:
     """
 
     def __init__(
-        self, stream: str, consumer: str, sid: bytes, position: int, *, watch_holes: bool, anywhere: bool = False
+        self,
+        stream: str,
+        consumer: str,
+        sid: bytes,
+        position: int,
+        pending: int,
+        *,
+        watch_holes: bool,
+        anywhere: bool = False,
     ) -> None:
         self.position = position
         """Of the last record accepted; at first, what came before the consumer's start."""
         self.sequence = 0
         """Consumer sequence of the last record accepted."""
-        self.pending: int | None = None
-        """Messages after the last record, as the consumer's server knew them; None before the first."""
+        self.pending = pending
+        """Messages after the last record, as the consumer's server knew them when it sent it."""
         self.holes: list[tuple[int, int]] = []
         """(first, last) position of each run that was skipped, when `watch_holes`; emptied by the owner."""
         self.stream = stream
@@ -82,7 +90,7 @@ class Delivery:
     def _gap(self, reply: bytes, position: int, sequence: int) -> DeliveryGap:
         ack = parse_ack(reply)
         if ack.delivered != 1:
-            reason = f"for the {ack.delivered}th time"
+            reason = f"as try {ack.delivered}"
         elif ack.sequence != sequence + 1:
             reason = f"as delivery {ack.sequence} after delivery {sequence}"
         else:

@@ -50,6 +50,8 @@ class Link:
         self._send_timeout_s = send_timeout_s
         self._heard_at = time.monotonic()
         self._pinged_at: float | None = None
+        self._pings = 0
+        self._pongs = 0
         self._kept: list[Frame] = []
         self._sids = 1
         self._requests = 0
@@ -116,6 +118,21 @@ class Link:
         except OSError as error:
             raise self._lost(error) from error
 
+    def flush(self, *, timeout_s: float = 5.0) -> None:
+        """Return once the server has taken in all that was sent; raises `Forbidden` for what it refused of that."""
+        self._ping()
+        pong = self._pings
+        deadline = time.monotonic() + timeout_s
+        others, self._kept = self._kept, []
+        try:
+            while self._pongs < pong:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise StoreUnavailable(f"NATS at {self.peer}", f"no PONG within {timeout_s:g} s")
+                others += self._await(left, pong)
+        finally:
+            self._kept = others + self._kept
+
     # What is received.
 
     def receive(self, timeout_s: float) -> list[Frame]:
@@ -127,6 +144,15 @@ class Link:
         if self._kept:
             kept, self._kept = self._kept, []
             return kept
+        return self._await(timeout_s, None)
+
+    def frames(self, timeout_s: float) -> Iterator[Frame]:
+        """Messages one by one, until none has come for `timeout_s`."""
+        while batch := self.receive(timeout_s):
+            yield from batch
+
+    def _await(self, timeout_s: float, pong: int | None) -> list[Frame]:
+        """As `receive`, of what was not kept; returns without messages, too, at the PONG of this number."""
         deadline = time.monotonic() + timeout_s
         while True:
             left = deadline - time.monotonic()
@@ -139,17 +165,12 @@ class Link:
                     raise LinkLost(f"NATS at {self.peer}", f"it sent {error}") from error
                 if controls:
                     self._answer(controls, frames)
-                if frames:
+                if frames or (pong is not None and self._pongs >= pong):
                     return frames
             elif left > 0:
                 self._keep_alive()
             if left <= 0:
                 return []
-
-    def frames(self, timeout_s: float) -> Iterator[Frame]:
-        """Messages one by one, until none has come for `timeout_s`."""
-        while batch := self.receive(timeout_s):
-            yield from batch
 
     def request(self, subject: str, payload: bytes = b"", *, timeout_s: float = 5.0) -> Frame:
         """Send and wait for the answer; raises `NoResponders` at once, `StoreUnavailable` after `timeout_s`."""
@@ -233,18 +254,27 @@ class Link:
                 self._broken = True
                 raise LinkLost(f"NATS at {self.peer}", f"it has been silent for {now - self._heard_at:.1f} s")
         elif now - self._heard_at >= self._ping_interval_s:
-            self.send(b"PING\r\n")
+            self._ping()
             self._pinged_at = now
 
+    def _ping(self) -> None:
+        self.send(b"PING\r\n")
+        self._pings += 1
+
     def _answer(self, controls: list[Control], frames: list[Frame]) -> None:
+        """Answer pings and count pongs; raises the first `-ERR`, keeping `frames` for later."""
+        fault: Exception | None = None
         for verb, argument in controls:
             if verb == b"PING":
                 self.send(b"PONG\r\n")
-            elif verb == b"-ERR":
-                self._kept = frames
+            elif verb == b"PONG":
+                self._pongs += 1
+            elif verb == b"-ERR" and fault is None:
                 fault = server_fault(argument.decode("utf-8", "replace"), self.peer)
-                self._broken = type(fault) is not Forbidden
-                raise fault
+        if fault is not None:
+            self._kept = frames
+            self._broken = self._broken or type(fault) is not Forbidden
+            raise fault
 
     def _answered(self, frame: Frame, subject: str) -> Frame:
         if not frame[4] and frame[3] and status_of(frame[3])[0] == 503:

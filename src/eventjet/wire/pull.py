@@ -80,7 +80,9 @@ class DurablePull:
                 heartbeat_s=heartbeat_s,
                 expires_s=expires_s,
             )
-            delivery = Delivery(stream, durable, pulls.sid, position, watch_holes=True, anywhere=position == 0)
+            delivery = Delivery(
+                stream, durable, pulls.sid, position, consumer.pending, watch_holes=True, anywhere=position == 0
+            )
             return cls(
                 link,
                 pulls,
@@ -115,8 +117,8 @@ class DurablePull:
         return self._delivery.position
 
     @property
-    def pending(self) -> int | None:
-        """Events the durable still had after that record, as its server knew then; None before the first."""
+    def pending(self) -> int:
+        """Events the durable still had after that record, as its server knew when it sent it."""
         return self._delivery.pending
 
     def next_batch(self) -> list[RawRecord]:
