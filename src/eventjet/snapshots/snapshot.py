@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 import orjson
 from pydantic import TypeAdapter
-from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation
+from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
 from eventjet.codec.json import BodyCodec
 from eventjet.domain.aggregate import AggregateInfo, aggregate_info
@@ -46,7 +46,7 @@ class SnapshotCodec(Generic[S]):
             adapter: TypeAdapter[Any] = TypeAdapter(cls)
             self._codec = BodyCodec(cls, cast("Any", adapter.core_schema))
             shape: Any = adapter.json_schema()
-        except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation, ValueError, TypeError) as error:
+        except (PydanticUserError, PydanticUndefinedAnnotation, ValueError, TypeError) as error:
             reason = str(error).splitlines()[0]
             fault = f"the state of {info.name!r} cannot be a snapshot: {reason}; leave out snapshot_every or change it"
             raise DefinitionError([fault]) from None
