@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eventjet.errors import Refused
-from eventjet.store.store import Append, event_headers
+from eventjet.store.store import Append, NewEvent
 from eventjet.store.subjects import SERVER_MESSAGE_MAX, subject_of
 
 BATCH_MAX = 1_000
 """Messages in one atomic batch (ADR-50)."""
-_BATCH_HEADERS = 140
-"""Bytes that `Nats-Batch-Id`, `-Sequence` and `-Commit` add at the most."""
+_HEADERS_MAX = 400
+"""Bytes of all other headers at the most: id, expectation, schema, version, and those of a batch."""
 
 
 def check_save(app: str, writes: Sequence[Append]) -> None:
@@ -25,8 +25,8 @@ def check_save(app: str, writes: Sequence[Append]) -> None:
     if count > BATCH_MAX:
         raise Refused(f"A save of {count} events", f"{BATCH_MAX} is the limit", "Record fewer at once.")
     for subject, write in zip(subjects, writes, strict=True):
-        for index, new in enumerate(write.events):
-            size = message_size(write, index) + len(subject)
+        for new in write.events:
+            size = len(subject) + message_size(new)
             if size > SERVER_MESSAGE_MAX:
                 raise Refused(
                     f"{new.encoded.type_name} of {size:,} bytes",
@@ -35,7 +35,9 @@ def check_save(app: str, writes: Sequence[Append]) -> None:
                 )
 
 
-def message_size(write: Append, index: int) -> int:
+def message_size(new: NewEvent) -> int:
     """Bytes of one event on the wire, at the most."""
-    headers = sum(len(name) + len(value) + 4 for name, value in event_headers(write, index))
-    return len(write.events[index].encoded.body) + headers + 14 + _BATCH_HEADERS
+    size = len(new.encoded.body) + len(new.encoded.type_name) + _HEADERS_MAX
+    for name, value in new.context:
+        size += len(name) + len(value) + 4
+    return size
