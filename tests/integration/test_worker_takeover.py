@@ -1,0 +1,190 @@
+"""Workers that are killed, stopped and revived: nothing is lost, nothing is applied twice, on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from eventjet.dev.nats import NatsServer
+from eventjet.dev.postgres import PostgresServer
+from eventjet.projections.checkpoint import Checkpoint, read
+from eventjet.projections.database import Database
+from eventjet.settings import Settings
+from eventjet.workers.status import status
+from tests.integration.ledger_log import Ledger, eventually, history
+from tests.integration.projecting import BALANCES, MOVEMENTS, folded, made, rows_of
+
+ROOT = Path(__file__).parents[2]
+TAKEOVER_S = 5.0
+
+
+class Worker:
+    """One worker process."""
+
+    def __init__(self, ledger: Ledger, batch_max: int = 50, lease_s: float = 3.5) -> None:
+        place = (ledger.settings.servers[0], ledger.settings.database, ledger.name, str(batch_max), str(lease_s))
+        command = [sys.executable, "-m", "tests.integration.worker_process", *place]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def ready(self) -> Worker:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n", self.end()
+        return self
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.end()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> str:
+        """What it logged, once it has ended."""
+        _, logged = self.process.communicate(timeout=20)
+        return logged
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.end()
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def ledger(request: pytest.FixtureRequest, eventjet_nats: NatsServer, tmp_path: Path) -> Ledger:
+    url = f"sqlite:///{tmp_path}/read.db"
+    if request.param == "postgresql":
+        url = str(request.getfixturevalue("eventjet_database"))
+    made(url, BALANCES, MOVEMENTS)
+    ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=url))
+    ledger.create()
+    return ledger
+
+
+@pytest.fixture
+def processes() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def stored(ledger: Ledger) -> tuple[Checkpoint | None, list[object]]:
+    engine = Database(ledger.settings.database).sync_engine()
+    try:
+        with engine.connect() as connection:
+            return read(connection, "balances", 1), rows_of(connection, BALANCES)
+    finally:
+        engine.dispose()
+
+
+async def owner(ledger: Ledger) -> str | None:
+    return next(one.owner for one in await status(ledger, ledger.settings) if one.name == "balances")
+
+
+async def is_past(ledger: Ledger, position: int) -> bool:
+    found, _ = await asyncio.to_thread(stored, ledger)
+    return found is not None and found.position >= position
+
+
+async def test_an_idle_worker_that_is_killed_is_replaced_in_time(ledger: Ledger, processes: ExitStack) -> None:
+    last = ledger.append(history(200))
+    first = processes.enter_context(Worker(ledger)).ready()
+    await ledger.caught_up(last)
+    processes.enter_context(Worker(ledger)).ready()
+    # The first one's pulls are waiting at the server when it dies.
+    first.kill()
+    killed = time.monotonic()
+    last = ledger.append(history(50, seed=8))
+    await ledger.caught_up(last)
+    assert time.monotonic() - killed < TAKEOVER_S
+    assert stored(ledger)[1] == folded(ledger.recorded(last))
+
+
+@pytest.mark.slow
+async def test_a_stopped_worker_is_replaced_and_commits_nothing_when_revived(
+    ledger: Ledger, processes: ExitStack
+) -> None:
+    if ledger.settings.database.startswith("sqlite"):
+        pytest.skip("a worker stopped within a transaction holds SQLite until it resumes or dies")
+    ledger.append(history(20_000))
+    zombie = processes.enter_context(Worker(ledger)).ready()
+    await eventually(lambda: is_past(ledger, 500), "some batches")
+    zombie.signal(signal.SIGSTOP)
+    stopped = time.monotonic()
+    other = processes.enter_context(Worker(ledger, batch_max=1_000)).ready()
+    await ledger.caught_up(20_000)
+    assert time.monotonic() - stopped < TAKEOVER_S + 5
+    before = stored(ledger)
+    zombie.signal(signal.SIGCONT)
+    zombie.signal(signal.SIGTERM)
+    logged = zombie.end()
+    assert zombie.process.returncode == 0, logged
+    found, rows = stored(ledger)
+    assert (found, rows)[1] == before[1] == folded(ledger.recorded(20_000))
+    assert found is not None
+    assert before[0] is not None
+    assert (found.epoch, found.position) == (before[0].epoch, before[0].position)
+    last = ledger.append(history(100, seed=8))
+    await ledger.caught_up(last, timeout_s=5)
+    assert other.process.poll() is None
+
+
+@pytest.mark.slow
+async def test_workers_killed_at_random_lose_and_repeat_nothing(ledger: Ledger, processes: ExitStack) -> None:
+    chance = random.Random(3)
+    last = ledger.append(history(20_000))
+    kills = 0
+    reached = 0
+    # Small batches, so that a kill finds a worker within a transaction more often than not.
+    workers = [processes.enter_context(Worker(ledger, batch_max=20, lease_s=1)).ready() for _ in range(2)]
+    while kills < 8 and reached < last:
+        target = reached + chance.randrange(1, 1_500)
+        await eventually(lambda target=target: is_past(ledger, min(target, last)), f"position {target}")
+        found, _ = stored(ledger)
+        assert found is not None
+        reached = found.position
+        held = next((one for one in workers if f":{one.process.pid}:" in (found.owner or "")), workers[0])
+        held.kill()
+        kills += 1
+        workers.remove(held)
+        workers.append(processes.enter_context(Worker(ledger, batch_max=20, lease_s=1)).ready())
+    await ledger.caught_up(last, timeout_s=60)
+    assert stored(ledger)[1] == folded(ledger.recorded(last))
+    assert kills >= 5, f"the log was read after {kills} kills"
+
+
+async def test_a_worker_asked_to_end_lets_go_at_once(ledger: Ledger, processes: ExitStack) -> None:
+    last = ledger.append(history(100))
+    first = processes.enter_context(Worker(ledger)).ready()
+    await ledger.caught_up(last)
+    first.signal(signal.SIGTERM)
+    assert first.end() is not None
+    assert first.process.returncode == 0
+    assert await owner(ledger) is None
+
+
+async def test_servers_that_are_killed_are_waited_out(tmp_path: Path, processes: ExitStack) -> None:
+    with NatsServer() as nats, PostgresServer() as postgres:
+        ledger = Ledger(Settings(servers=(nats.url,), database=postgres.url))
+        made(ledger.settings.database, BALANCES, MOVEMENTS)
+        ledger.create()
+        ledger.append(history(8_000))
+        worker = processes.enter_context(Worker(ledger, batch_max=20)).ready()
+        for round_, server in enumerate((postgres, nats, postgres, nats), 1):
+            await eventually(lambda round_=round_: is_past(ledger, round_ * 300), "progress")
+            server.kill()
+            server.start()
+        last = ledger.append(history(100, seed=8))
+        await ledger.caught_up(last, timeout_s=40)
+        assert stored(ledger)[1] == folded(ledger.recorded(last))
+        assert worker.process.poll() is None
