@@ -1,0 +1,45 @@
+"""Ctrl-C and SIGTERM: both end a command in good order, and clean-up is not interrupted."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def interruptible() -> Generator[None]:
+    """For commands that start servers: the first of either raises `KeyboardInterrupt`; later ones change nothing."""
+    seen = False
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal seen
+        if not seen:
+            seen = True
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def terminable(consolation: str) -> Generator[None]:
+    """SIGTERM does as Ctrl-C does within the block, and after either is said what became of things."""
+    from eventjet.cli.terminal import note
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(f"Interrupted. {consolation}")
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)

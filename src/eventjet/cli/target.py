@@ -1,0 +1,148 @@
+"""What a command is about: which app, from which folder, with which settings.
+
+The app is named by `--app`, else `EVENTJET_APP`, else `[tool.eventjet] app = "…"` in `./pyproject.toml`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+from urllib.parse import parse_qs, urlsplit
+
+import typer
+
+from eventjet.errors import UsageError
+from eventjet.settings import Settings, redacted
+
+if TYPE_CHECKING:
+    from eventjet.app import App
+
+AppOption = Annotated[
+    str | None,
+    typer.Option(
+        "--app",
+        metavar="MODULE:NAME",
+        envvar="EVENTJET_APP",
+        help="The App to work on; else `[tool.eventjet] app` in ./pyproject.toml.",
+    ),
+]
+AppDirOption = Annotated[
+    Path | None,
+    typer.Option("--app-dir", metavar="FOLDER", help="Where its module is imported from; default: the current folder."),
+]
+ServersOption = Annotated[
+    str | None,
+    typer.Option("--servers", metavar="URL[,URL]", help="NATS servers; else EVENTJET_SERVERS. No passwords here."),
+]
+DatabaseOption = Annotated[
+    str | None,
+    typer.Option("--database", metavar="URL", help="SQL database; else EVENTJET_DATABASE. No passwords here."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where to find the app; it is imported when asked for."""
+
+    reference: str
+    folder: Path
+    settings: Settings
+
+    def keywords(self) -> dict[str, Any]:
+        """The settings as `App.connect` takes them."""
+        return {one.name: getattr(self.settings, one.name) for one in fields(self.settings)}
+
+    def chosen(self, names: Sequence[str]) -> list[str]:
+        """The named projections of the app, all when none is named; raises `UsageError` for one it does not have."""
+        app = self.app()
+        for name in names:
+            if name not in app.projections:
+                held = f"It has {', '.join(app.projections)}." if app.projections else "It has none."
+                raise UsageError(f"The app {app.name!r} has no projection {name!r}. {held}")
+        return list(dict.fromkeys(names)) or list(app.projections)
+
+    def app(self) -> App:
+        """Import it; raises `UsageError` and `DefinitionError`."""
+        from eventjet.app import load_app
+
+        try:
+            return load_app(self.reference, self.folder)
+        except SystemExit as error:
+            raise UsageError(
+                f"The module of {self.reference!r} ended the program when it was imported (exit {error.code}). "
+                'Move what it runs under `if __name__ == "__main__":`.'
+            ) from error
+
+
+def target(app: str | None, app_dir: Path | None, servers: str | None, database: str | None) -> Target:
+    """From a command's options, the environment and pyproject.toml; raises `UsageError`."""
+    settings = safe_settings(servers, database)
+    folder = (app_dir or Path.cwd()).resolve()
+    if not folder.is_dir():
+        raise UsageError(f"--app-dir {folder} is not a folder. Name the one that holds the app's module.")
+    return Target(app or _from_pyproject(Path.cwd() / "pyproject.toml"), folder, settings)
+
+
+def safe_settings(servers: str | None = None, database: str | None = None) -> Settings:
+    """Settings from `EVENTJET_*` with a command's options over them; secrets among the options are refused."""
+    for url in (servers or "").split(","):
+        _refuse_secret("--servers", url, bare_user=True)
+    _refuse_secret("--database", database or "", bare_user=False)
+    settings = Settings.load({"servers": servers, "database": database})
+    _check_port(settings.database)
+    return settings
+
+
+def _refuse_secret(option: str, url: str, *, bare_user: bool) -> None:
+    """A command line is seen by every user of the machine; `bare_user`: a lone user may be a token."""
+    try:
+        parts = urlsplit(url)
+        secret = parts.password or (bare_user and parts.username) or "password" in parse_qs(parts.query)
+    except ValueError as error:
+        raise UsageError(f"What {option} names is not a URL ({error}). Write it as scheme://host:port.") from None
+    if secret:
+        name = "EVENTJET_SERVERS" if option == "--servers" else "EVENTJET_DATABASE"
+        raise UsageError(
+            f"The URL given with {option} holds a secret, and everyone on this machine can read a command line. "
+            f"Put it into the environment as {name} instead."
+        )
+
+
+def _check_port(url: str) -> None:
+    try:
+        _ = urlsplit(url).port
+    except ValueError as error:
+        raise UsageError(
+            f"{redacted(url)!r} is not the URL of a database: {error}. Write postgresql://user@host:5432/name."
+        ) from None
+
+
+def _from_pyproject(file: Path) -> str:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        text = ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(file, str(error)) from None
+    try:
+        tool = tomllib.loads(text).get("tool", {})
+    except tomllib.TOMLDecodeError as error:
+        raise _unreadable(file, str(error)) from None
+    section: Any = cast("dict[str, Any]", tool).get("eventjet", {}) if isinstance(tool, dict) else {}
+    found: Any = cast("dict[str, Any]", section).get("app") if isinstance(section, dict) else None
+    if found is None:
+        raise UsageError(
+            "No app is named. Give --app module:name, set EVENTJET_APP, or write `[tool.eventjet]` with "
+            '`app = "module:name"` into ./pyproject.toml.'
+        )
+    if not isinstance(found, str):
+        raise _unreadable(file, f"[tool.eventjet] app is {found!r}, not text")
+    return found
+
+
+def _unreadable(file: Path, reason: str) -> UsageError:
+    return UsageError(f"{file} cannot be used: {reason}. Mend it, or name the app with --app module:name.")

@@ -1,0 +1,93 @@
+"""`eventjet verify`: compare a read model with the log, row by row, with nothing paused."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from eventjet.cli.failure import ANSWER_IS_NO
+from eventjet.cli.rebuild import EngineOption, MasterOption, engine_named
+from eventjet.cli.target import AppDirOption, AppOption, DatabaseOption, JsonOption, ServersOption, Target, target
+
+if TYPE_CHECKING:
+    from eventjet.rebuild import Difference, EngineName, VerifyReport
+
+
+def verify(
+    projection: Annotated[str, typer.Argument(help="Which one.")],
+    engine: EngineOption = "local",
+    master: MasterOption = None,
+    json: JsonOption = False,
+    app: AppOption = None,
+    app_dir: AppDirOption = None,
+    servers: ServersOption = None,
+    database: DatabaseOption = None,
+) -> None:
+    """Compare a read model with the log, row by row; exit status 1 when they differ.
+
+    Workers, commands and readers go on meanwhile. The first differences are named, with the position since which
+    the row is not what the log says.
+    """
+    from eventjet.cli.interrupts import terminable
+    from eventjet.cli.terminal import print_json
+
+    at = target(app, app_dir, servers, database)
+    chosen = engine_named(engine)
+    (name,) = at.chosen([projection])
+    with terminable("Nothing was changed."):
+        report = asyncio.run(_verify(at, name, chosen, master))
+    if json:
+        examples = [{**asdict(one), "key": shown_key(one.key)} for one in report.examples]
+        print_json({**asdict(report), "seconds": dict(report.seconds), "examples": examples})
+    else:
+        _print(report)
+    if report.differences:
+        raise typer.Exit(ANSWER_IS_NO)
+
+
+async def _verify(at: Target, name: str, engine: EngineName, master: str | None) -> VerifyReport:
+    from eventjet.cli.progress import progress
+    from eventjet.rebuild import AppRef, verify
+
+    with progress() as shown:
+        return await verify(
+            AppRef.parse(at.reference, at.folder),
+            name,
+            at.settings,
+            engine=engine,
+            master=master,
+            progress=lambda step: shown(step.phase, step.done, step.total or None),
+        )
+
+
+def _print(report: VerifyReport) -> None:
+    from eventjet.cli.terminal import counted, say
+
+    found = counted(report.differences, "difference")
+    say(f"{found}: {report.projection} at position {report.position:,}, {counted(report.rows, 'row')}")
+    for one in report.examples:
+        say(f"  - {shown_key(one.key)}: {_compared(one)}; {one.since}")
+    if report.differences > len(report.examples):
+        say(f"  - and {report.differences - len(report.examples):,} more")
+    if report.differences:
+        say(f"`eventjet rebuild {report.projection}` makes it again from the log.")
+
+
+def _compared(one: Difference) -> str:
+    """What differs between two rows, column by column."""
+    if one.live is None:
+        return "it has no row and should have one"
+    if one.expected is None:
+        return "it has a row and should have none"
+    pairs = [
+        (field.name, getattr(one.live, field.name), getattr(one.expected, field.name)) for field in fields(one.live)
+    ]
+    return ", ".join(f"{name} is {live} and should be {due}" for name, live, due in pairs if live != due)
+
+
+def shown_key(key: tuple[Any, ...]) -> str:
+    """A key as one writes it; the parts of a composite one separated by commas."""
+    return ", ".join(map(str, key))

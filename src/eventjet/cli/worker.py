@@ -1,0 +1,34 @@
+"""`eventjet worker`: keep read models up to date."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from eventjet.cli.target import AppDirOption, AppOption, DatabaseOption, ServersOption, target
+from eventjet.errors import UsageError
+
+
+def worker(
+    projections: Annotated[
+        list[str] | None, typer.Argument(metavar="[PROJECTION]...", help="Which ones; default: all of the app.")
+    ] = None,
+    app: AppOption = None,
+    app_dir: AppDirOption = None,
+    servers: ServersOption = None,
+    database: DatabaseOption = None,
+) -> None:
+    """Keep read models up to date until SIGTERM or Ctrl-C, which finish the batch in hand.
+
+    Any number may run: each projection is kept by one of them, and the others stand by.
+    """
+    from eventjet.cli.running import run_until_stopped
+    from eventjet.cli.terminal import note
+
+    at = target(app, app_dir, servers, database)
+    names = at.chosen(projections or [])
+    if not names:
+        raise UsageError("The app declares no projections, so there is nothing to work on. List one in its App.")
+    asyncio.run(run_until_stopped(at, names, lambda: note(f"ready: {', '.join(names)}")))

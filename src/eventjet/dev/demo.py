@@ -1,0 +1,189 @@
+"""`eventjet demo`: the whole road on one machine, measured, with nothing left behind.
+
+Commands and the import run in this process; `init`, `worker`, `rebuild` and `verify` are the real commands, each a
+process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from importlib.resources import files
+from typing import Any
+
+import psycopg
+
+from eventjet.app import load_app
+from eventjet.dev.demo_load import Tally, Traffic, account_id, old_accounts
+from eventjet.dev.demo_process import Command, Finished
+from eventjet.dev.demo_teller import DemoFailed, DemoReport, Figures, Sizes, Teller, Verified
+from eventjet.dev.stack import Stack
+from eventjet.errors import NotCaughtUp
+from eventjet.jet import Jet
+
+_MODULE = "demo_bank"
+_PROJECTION = "balances"
+_COMMAND_S = 120.0
+_CATCH_UP_S = 150.0
+
+
+def run_demo(sizes: Sizes, teller: Teller) -> DemoReport:
+    """Run it all; raises `Unreachable` when a server cannot start and `DemoFailed` when a promise is not kept."""
+    began = time.monotonic()
+    with Stack(postgres=True) as stack:
+        source = files("eventjet.dev").joinpath("demo_app", f"{_MODULE}.py").read_text(encoding="utf-8")
+        (stack.folder / f"{_MODULE}.py").write_text(source, encoding="utf-8")
+        report = asyncio.run(_Demo(stack, sizes, teller).run())
+    report.seconds = time.monotonic() - began
+    return report
+
+
+class _Demo:
+    """One run: each step adds its figures to the report."""
+
+    def __init__(self, stack: Stack, sizes: Sizes, teller: Teller) -> None:
+        self._stack = stack
+        self._sizes = sizes
+        self._teller = teller
+        self._report = DemoReport()
+        self._commands = 0
+        self._app = load_app(f"{_MODULE}:bank", stack.folder)
+        self._bank: Any = importlib.import_module(_MODULE)
+
+    async def run(self) -> DemoReport:
+        """From an empty log to a verified read model, twice, while commands keep arriving."""
+        self._teller.say("NATS and PostgreSQL run. Creating the stream and the tables.")
+        await self._succeed("init")
+        async with AsyncExitStack() as stack:
+            jets = [await stack.enter_async_context(self._connect()) for _ in range(2)]
+            traffic = Traffic(self._bank, jets, self._sizes.accounts)
+            last = await self._fill(traffic, jets[0])
+            worker = self._command("worker", _PROJECTION)
+            stack.callback(worker.kill)
+            await self._catch_up(worker, jets[0], last)
+            async with _kept_busy(traffic) as tally:
+                await self._rebuild(jets[0])
+                await self._verify("after the rebuild")
+                await self._alter(account_id(0))
+                await self._verify(f"after {account_id(0)} was altered by hand", differs=account_id(0))
+                await self._rebuild(jets[0])
+                await self._verify("after the next rebuild")
+            self._teller.say(f"{tally.sent:,} commands arrived meanwhile, and {tally.recorded:,} events were recorded.")
+            status = await asyncio.to_thread(worker.stop)
+            if status != 0:
+                raise DemoFailed("worker", f"it ended with exit status {status}: {worker.tail()}")
+        return self._report
+
+    async def _fill(self, traffic: Traffic, jet: Jet) -> int:
+        """Commands, then an import; returns the position of the last event."""
+        sizes = self._sizes
+        began = time.monotonic()
+        opened = await traffic.open_accounts(self._counting("open", sizes.accounts))
+        self._add("accounts opened", opened.recorded, began)
+        began = time.monotonic()
+        tally = await traffic.run(sizes.commands, self._counting("commands", sizes.commands))
+        self._add("commands", tally.recorded, began)
+        self._teller.say(
+            f"{tally.sent:,} commands: {tally.recorded:,} recorded an event, {tally.refused:,} were refused for lack "
+            f"of funds, {tally.decided_again:,} decisions were made again after a conflict."
+        )
+        began = time.monotonic()
+        imported = await jet.append_many(
+            old_accounts(self._bank, sizes.imported),
+            source="old-bank",
+            progress=self._counting("import", sizes.imported),
+        )
+        self._add("events imported", imported.stored, began)
+        return max(opened.position, tally.position, imported.position)
+
+    async def _catch_up(self, worker: Command, jet: Jet, last: int) -> None:
+        began = time.monotonic()
+        reached = 0
+        while reached < last:
+            if not worker.running:
+                raise DemoFailed("worker", f"it ended: {worker.tail()}")
+            if time.monotonic() - began > _CATCH_UP_S:
+                raise DemoFailed("worker", f"it was at position {reached} of {last} after {_CATCH_UP_S:g} s")
+            try:
+                await jet.caught_up(_PROJECTION, position=last, timeout_s=0.3)
+                reached = last
+            except NotCaughtUp as error:
+                reached = error.reached
+            self._teller.progress("worker", reached, last)
+        self._add("read by the worker", last, began)
+
+    async def _rebuild(self, jet: Jet) -> None:
+        engine = self._sizes.engine
+        last = (await jet.log()).last
+        began = time.monotonic()
+        await self._succeed("rebuild", _PROJECTION, "--engine", engine, "--json")
+        self._add(f"rebuilt ({engine})", last, began)
+
+    async def _verify(self, when: str, *, differs: str | None = None) -> None:
+        """Verify, and hold the answer to what is expected: no difference, or exactly one, at that key."""
+        began = time.monotonic()
+        finished = await self._finish("verify", _PROJECTION, "--json")
+        if finished.status not in (0, 1):
+            raise DemoFailed("verification", finished.output)
+        found = json.loads(finished.output[finished.output.index("{") :])
+        differences, rows = int(found["differences"]), int(found["rows"])
+        self._add("verified", int(found["position"]), began)
+        self._report.verified.append(Verified(when, differences, rows))
+        said = "1 difference" if differences == 1 else f"{differences} differences"
+        keys = ", ".join(str(one["key"]) for one in found["examples"])
+        self._teller.say(f"{said} {when}, in {rows:,} rows{f': {keys}' if keys else ''}")
+        if (differences, keys) != ((0, "") if differs is None else (1, differs)):
+            raise DemoFailed("verification", f"it found {differences} difference(s) {when}: {keys}")
+
+    async def _alter(self, key: str) -> None:
+        """What no projection would do."""
+        async with await psycopg.AsyncConnection.connect(self._stack.database) as connection:
+            await connection.execute("update balances set amount = amount + 1 where account_id = %s", [key])
+
+    async def _succeed(self, *arguments: str) -> Finished:
+        finished = await self._finish(*arguments)
+        if finished.status != 0:
+            raise DemoFailed(f"`eventjet {arguments[0]}`", f"exit status {finished.status}: {finished.output}")
+        return finished
+
+    async def _finish(self, *arguments: str) -> Finished:
+        def step(name: str, done: int, total: int | None) -> None:
+            self._teller.progress(arguments[0], done, total, name)
+
+        return await self._command(*arguments).finished(_COMMAND_S, step)
+
+    def _command(self, *arguments: str) -> Command:
+        self._commands += 1
+        environ = {
+            "EVENTJET_SERVERS": self._stack.servers,
+            "EVENTJET_DATABASE": self._stack.database,
+            "EVENTJET_APP": f"{_MODULE}:bank",
+        }
+        log = self._stack.folder / f"{self._commands}-{arguments[0]}.log"
+        return Command([*arguments, "--app-dir", str(self._stack.folder)], environ, log)
+
+    def _connect(self) -> AbstractAsyncContextManager[Jet]:
+        return self._app.connect(servers=self._stack.servers, database=self._stack.database)
+
+    def _counting(self, phase: str, total: int) -> Callable[[int], None]:
+        return lambda done: self._teller.progress(phase, done, total)
+
+    def _add(self, phase: str, events: int, began: float) -> None:
+        self._report.figures.append(Figures(phase, events, time.monotonic() - began))
+
+
+@asynccontextmanager
+async def _kept_busy(traffic: Traffic) -> AsyncGenerator[Tally]:
+    """Commands keep arriving during the block; the tally is complete after it."""
+    tally = Tally()
+    stop = asyncio.Event()
+    arriving = asyncio.create_task(traffic.keep_on(stop, tally))
+    try:
+        yield tally
+    finally:
+        stop.set()
+        await arriving

@@ -1,0 +1,97 @@
+"""A bank: accounts, and a table of their balances."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from decimal import Decimal
+
+from sqlalchemy import Column, MetaData, Numeric, String, Table
+
+from eventjet import App, Recorded, aggregate, event, projection
+
+
+class InsufficientFunds(Exception):
+    """The withdrawal exceeds the balance."""
+
+
+@event("account.opened")
+class Opened:
+    owner: str
+
+
+@event("account.deposited")
+class Deposited:
+    amount: Decimal
+
+
+@event("account.withdrawn")
+class Withdrawn:
+    amount: Decimal
+    reason: str = "cash"
+
+
+AccountEvent = Opened | Deposited | Withdrawn
+
+
+@aggregate("account")
+class Account:
+    """What a customer may still withdraw."""
+
+    owner: str | None = None
+    balance: Decimal = Decimal(0)
+
+    # Decisions: pure, return what follows.
+
+    def open(self, owner: str) -> Opened | None:
+        return None if self.owner else Opened(owner=owner)
+
+    def deposit(self, amount: Decimal) -> Deposited:
+        return Deposited(amount=amount)
+
+    def withdraw(self, amount: Decimal, *, reason: str = "cash") -> Withdrawn:
+        if amount > self.balance:
+            raise InsufficientFunds(amount, self.balance)
+        return Withdrawn(amount=amount, reason=reason)
+
+    # Evolution: total, never refuses.
+
+    def evolve(self, event: AccountEvent) -> Account:
+        match event:
+            case Opened(owner=owner):
+                return replace(self, owner=owner)
+            case Deposited(amount=amount):
+                return replace(self, balance=self.balance + amount)
+            case Withdrawn(amount=amount):
+                return replace(self, balance=self.balance - amount)
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    account_id: str
+    owner: str
+    amount: Decimal = Decimal(0)
+
+
+balances_table = Table(
+    "balances",
+    MetaData(),
+    Column("account_id", String(200), primary_key=True),
+    Column("owner", String(100), nullable=False),
+    Column("amount", Numeric(12, 2), nullable=False),
+)
+
+
+@projection("balances", table=balances_table)
+def balances(row: Balance | None, event: Recorded[AccountEvent]) -> Balance | None:
+    match row, event.data:
+        case _, Opened(owner=owner):
+            return Balance(event.aggregate_id, owner)
+        case Balance(amount=held), Deposited(amount=amount):
+            return replace(row, amount=held + amount)
+        case Balance(amount=held), Withdrawn(amount=amount):
+            return replace(row, amount=held - amount)
+        case _:
+            return row
+
+
+bank = App("bank", aggregates=[Account], projections=[balances])

@@ -1,0 +1,142 @@
+"""The demo's traffic: commands from concurrent tasks on two connections, and an import of old accounts.
+
+The bank is a module that the demo has written down as its user would and imported, so its names are not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from eventjet.jet import Jet
+from eventjet.repository import Imported
+
+TASKS = 64
+"""Commands in flight at once."""
+_HOT = 10
+"""So many accounts get a twentieth of all commands, on both connections: there they meet."""
+_EVENTS_PER_ACCOUNT = 40
+_BLOCK = 100
+"""Imported accounts whose events are mixed with each other's."""
+_PAUSE_S = 0.02
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the commands."""
+
+    sent: int = 0
+    recorded: int = 0
+    refused: int = 0
+    """The decision said no: too little money."""
+    decided: int = 0
+    """Decisions made; those beyond one a command followed a conflict."""
+    position: int = 0
+    """Of the last event recorded."""
+
+    @property
+    def decided_again(self) -> int:
+        return self.decided - self.sent
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """One command: on which account, what, and on which connection."""
+
+    account: int
+    decide: Any
+    argument: Any
+    by: int
+
+
+class Traffic:
+    """Commands on a number of accounts; two connections, as two processes would have.
+
+    Each account has its connection, except that commands on the hot ones come by either.
+    """
+
+    def __init__(self, bank: Any, jets: Sequence[Jet], accounts: int) -> None:
+        self._bank = bank
+        self._repositories = [jet.repository(bank.Account) for jet in jets]
+        self._accounts = accounts
+        self._random = random.Random(0)  # noqa: S311  traffic, the same in every run
+
+    async def open_accounts(self, told: Callable[[int], None]) -> Tally:
+        """Open every account."""
+        decide = self._bank.Account.open
+        orders = (_Order(number, decide, f"owner {number}", number) for number in range(self._accounts))
+        return await self._send(orders, told)
+
+    async def run(self, commands: int, told: Callable[[int], None]) -> Tally:
+        """Deposits and withdrawals, as many as said."""
+        return await self._send((self._order() for _ in range(commands)), told)
+
+    async def keep_on(self, stop: asyncio.Event, tally: Tally) -> None:
+        """A few dozen commands a second until told to stop."""
+        while not stop.is_set():
+            await self._one(self._order(), tally)
+            await asyncio.sleep(_PAUSE_S)
+
+    def _order(self) -> _Order:
+        chance = self._random
+        hot = chance.random() < 0.05
+        number = chance.randrange(min(_HOT, self._accounts) if hot else self._accounts)
+        decide = self._bank.Account.deposit if chance.random() < 0.6 else self._bank.Account.withdraw
+        by = chance.randrange(len(self._repositories)) if hot else number
+        return _Order(number, decide, Decimal(chance.randrange(100, 30_000)) / 100, by)
+
+    async def _send(self, orders: Iterator[_Order], told: Callable[[int], None]) -> Tally:
+        """`TASKS` tasks that take from one iterator, so each waits for nobody but the log."""
+        tally = Tally()
+
+        async def take() -> None:
+            for order in orders:
+                await self._one(order, tally)
+                told(tally.sent)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(TASKS):
+                group.create_task(take())
+        return tally
+
+    async def _one(self, order: _Order, tally: Tally) -> None:
+        repository = self._repositories[order.by % len(self._repositories)]
+
+        def decision(state: Any) -> Any:
+            tally.decided += 1
+            return order.decide(state, order.argument)
+
+        try:
+            done = await repository.execute(account_id(order.account), decision)
+        except self._bank.InsufficientFunds:
+            tally.refused += 1
+        else:
+            tally.recorded += len(done.events)
+            tally.position = max(tally.position, done.position)
+        tally.sent += 1
+
+
+def account_id(number: int) -> str:
+    """The id of an account that the demo opens."""
+    return f"a-{number:05d}"
+
+
+def old_accounts(bank: Any, events: int) -> Iterator[Imported]:
+    """So many events of accounts from elsewhere, each account's in order, a block's mixed."""
+    chance = random.Random(1)  # noqa: S311  amounts, the same in every run
+    made = 0
+    first = 0
+    while made < events:
+        for number in range(_EVENTS_PER_ACCOUNT):
+            for account in range(first, first + _BLOCK):
+                if made == events:
+                    return
+                made += 1
+                amount = Decimal(chance.randrange(100, 10_000)) / 100
+                event = bank.Deposited(amount=amount) if number else bank.Opened(owner=f"owner {account}")
+                yield Imported(bank.Account, f"old-{account:06d}", event)
+        first += _BLOCK
