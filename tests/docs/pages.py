@@ -1,0 +1,148 @@
+"""Markdown pages as something to run: their blocks in order, in a folder of their own.
+
+A block of Python is written to the file that a comment before it names (`<!-- file: bank.py -->`), else executed in a
+module that all such blocks of the page share; `await` may stand at its top. Lines of shell blocks run one by one:
+`eventjet dev` in the background until the page is done, `export` and `. file` on the page's environment, `eventjet`,
+`python` and `pytest` to their end, which must be success. A block of text after a shell block must be in what that
+printed, apart from numbers.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import types
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_BLOCK = re.compile(r"(?:<!-- (\w+): (\S+) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_RUN = frozenset({"eventjet", "python", "pytest"})
+_NOT_HERE = frozenset({"pip", "make", "git", "cd"})
+"""What a reader does and a test has done already."""
+_LINE_S = 150.0
+_STOP_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One fenced block."""
+
+    line: int
+    language: str
+    text: str
+    note: str | None
+    """What the comment before it says: `file` or `from`."""
+    path: str | None
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """All fenced blocks of a page."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(text.count("\n", 0, found.start(4)) + 1, found[3], found[4], found[1], found[2])
+        for found in _BLOCK.finditer(text)
+    ]
+
+
+@dataclass(slots=True)
+class Running:
+    """A page being run."""
+
+    page: Path
+    folder: Path
+    environ: dict[str, str]
+    module: types.ModuleType = field(init=False)
+    printed: str = ""
+    background: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.module = types.ModuleType(f"page_{self.page.stem.replace('-', '_').lower()}")
+        sys.modules[self.module.__name__] = self.module
+
+    def run(self, block: Block) -> None:
+        """One block; raises whatever is wrong with it."""
+        if block.language == "python" and block.note == "file":
+            (self.folder / str(block.path)).write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
+            self._execute(block)
+        elif block.language == "sh":
+            self.printed = ""
+            for line in block.text.splitlines():
+                self._shell(line, block)
+        elif block.language == "text":
+            missing = [line for line in _plain(block.text) if line not in _plain(self.printed)]
+            assert not missing, f"{self.page}:{block.line} promises {missing}, printed was\n{self.printed}"
+        else:
+            raise AssertionError(f"{self.page}:{block.line}: nothing runs a block of {block.language!r}")
+
+    def close(self) -> None:
+        """End what runs in the background, with SIGINT as a reader does."""
+        sys.modules.pop(self.module.__name__, None)
+        for process in self.background:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(_STOP_S) == 0
+
+    def _execute(self, block: Block) -> None:
+        padded = "\n" * (block.line - 1) + block.text
+        code = compile(padded, str(self.page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        before = dict(os.environ)
+        os.environ.update(self.environ)
+        try:
+            made = eval(code, vars(self.module))
+            if inspect.iscoroutine(made):
+                asyncio.run(made)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+    def _shell(self, line: str, block: Block) -> None:
+        words = shlex.split(line, comments=True)
+        if not words or words[0] in _NOT_HERE:
+            return
+        if words[0] == "export":
+            self.environ.update(dict([words[1].split("=", 1)]))
+        elif words[0] == ".":
+            for exported in (self.folder / words[1]).read_text().splitlines():
+                self._shell(exported, block)
+        elif words[:2] == ["eventjet", "dev"]:
+            self._start(words)
+        elif words[0] in _RUN:
+            done = subprocess.run(
+                _command(words), cwd=self.folder, env=self.environ, capture_output=True, text=True, timeout=_LINE_S
+            )
+            self.printed += done.stdout
+            assert done.returncode == 0, f"{self.page}:{block.line}: {line}\n{done.stdout}{done.stderr}"
+        else:
+            raise AssertionError(f"{self.page}:{block.line}: nothing runs {line!r}")
+
+    def _start(self, words: list[str]) -> None:
+        process = subprocess.Popen(
+            _command(words),
+            cwd=self.folder,
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.background.append(process)
+        assert process.stdout is not None
+        said = iter(process.stdout.readline, "")
+        assert any(line.startswith("ready") for line in said), "eventjet dev ended before it was ready"
+
+
+def _command(words: list[str]) -> list[str]:
+    """The same program of this environment, wherever that is."""
+    modules = {"eventjet": ["-P", "-m", "eventjet.cli"], "pytest": ["-P", "-m", "pytest", "-q"], "python": []}
+    return [sys.executable, *modules[words[0]], *words[1:]]
+
+
+def _plain(text: str) -> list[str]:
+    """Lines without numbers and spacing, which differ from run to run."""
+    return [re.sub(r"[\d.,:-]+", "0", " ".join(line.split())) for line in text.splitlines() if line.strip()]

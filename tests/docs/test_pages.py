@@ -1,0 +1,57 @@
+"""What README and docs show is what happens: every block of Python runs, and the commands beside it too."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eventjet.dev.nats import NatsServer
+from tests.docs.pages import Running, blocks_of
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.fixture
+def running(request: pytest.FixtureRequest, tmp_path: Path, eventjet_nats: NatsServer) -> Iterator[Running]:
+    """A page in an empty folder, beside a server and an empty database."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("EVENTJET_")}
+    environ |= {
+        "EVENTJET_SERVERS": eventjet_nats.url,
+        "EVENTJET_DATABASE": f"sqlite:///{tmp_path / 'read.db'}",
+        "PYTHONPATH": str(ROOT),
+        "COLUMNS": "80",
+    }
+    page = Running(request.param, tmp_path, environ)
+    yield page
+    page.close()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("running", PAGES, indirect=True, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_the_page_does_what_it_says(running: Running) -> None:
+    for block in blocks_of(running.page):
+        running.run(block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_what_a_page_takes_from_a_file_is_in_that_file(page: Path) -> None:
+    for block in blocks_of(page):
+        if block.note == "from":
+            source = (ROOT / str(block.path)).read_text(encoding="utf-8")
+            assert block.text in source, f"{page}:{block.line} is not in {block.path}"
+
+
+def test_the_readme_and_the_demo_have_one_bank() -> None:
+    (shown,) = [block.text for block in blocks_of(ROOT / "README.md") if block.path == "bank.py"]
+    assert shown == (ROOT / "src/eventjet/dev/demo_app/demo_bank.py").read_text(encoding="utf-8")
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page} links to {target}"
