@@ -134,8 +134,8 @@ def test_both_forms_of_an_ack_subject_say_the_same() -> None:
     assert parse_ack(second) == ("hub", *expected[1:])
     assert parse_ack(second + b".random") == ("hub", *expected[1:])
     assert parse_ack(second.replace(b"hub", b"_")) == expected
-    assert ack_prefix(first) == b"$JS.ACK.bank.reader."
-    assert ack_prefix(second + b".random") == b"$JS.ACK.hub.2yZLcZ.bank.reader."
+    assert ack_prefix(first) == b"$JS.ACK.bank.reader"
+    assert ack_prefix(second + b".random") == b"$JS.ACK.hub.2yZLcZ.bank.reader"
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,6 @@ def parse_ack(reply: bytes) -> Ack:
 
 
 def ack_prefix(reply: bytes) -> bytes:
-    """Everything before the delivery count: the same for all messages of a consumer from one server."""
+    """What comes before the delivery count: the same for all messages of a consumer from one server."""
     tokens = reply.split(b".")
-    return b".".join(tokens[: 4 if len(tokens) == 9 else 6]) + b"."
+    return b".".join(tokens[: 4 if len(tokens) == 9 else 6])

@@ -42,41 +42,44 @@ class Delivery:
         self._watch = watch_holes
         self._anywhere = anywhere
         self._prefix = _UNKNOWN
+        self._fields = 1
 
     def take(self, frames: list[Frame], records: list[RawRecord]) -> list[bytes]:
         """Append the records among `frames`; return the status blocks among them. Ignores other subscriptions."""
         statuses: list[bytes] = []
         append = records.append
-        prefix, cut = self._prefix, len(self._prefix)
+        prefix, fields = self._prefix, self._fields
         position, sequence = self.position, self.sequence
-        tokens: list[bytes] | None = None
+        tokens: list[bytes] = []
         for sid, subject, reply, headers, body in frames:
-            if not reply.startswith(prefix):
+            found = reply.rsplit(b".", fields)  # prefix, delivered, position, sequence, time, pending, maybe more
+            if found[0] != prefix:
                 if sid != self._sid:
                     continue
                 if not reply:
                     statuses.append(headers)
                     continue
-                prefix, position = self._learn(reply, position, first=sequence == 0)
-                cut = len(prefix)
-            tokens = reply[cut:].split(b".")  # delivered, position, sequence, time, pending, and whatever a form 3 adds
+                prefix, fields, position = self._learn(reply, position, first=sequence == 0)
+                found = reply.rsplit(b".", fields)
+            tokens = found
             position += 1
             sequence += 1
-            at = int(tokens[1])
-            if at < position or int(tokens[2]) != sequence or tokens[0] != b"1":
+            at = int(tokens[2])
+            if at < position or int(tokens[3]) != sequence or tokens[1] != b"1":
                 raise self._gap(reply, position - 1, sequence - 1)
             if at != position:
                 if self._watch:
                     self.holes.append((position, at - 1))
                 position = at
-            append((at, int(tokens[3]), subject, headers, body))
-        self._prefix, self.position, self.sequence = prefix, position, sequence
-        if tokens is not None:
-            self.pending = int(tokens[4])
+            append((at, int(tokens[4]), subject, headers, body))
+        self._prefix, self._fields = prefix, fields
+        self.position, self.sequence = position, sequence
+        if tokens:
+            self.pending = int(tokens[5])
         return statuses
 
-    def _learn(self, reply: bytes, position: int, *, first: bool) -> tuple[bytes, int]:
-        """(prefix, previous position) from a first reply, or from the first that another server wrote."""
+    def _learn(self, reply: bytes, position: int, *, first: bool) -> tuple[bytes, int, int]:
+        """(prefix, fields after it, previous position) from a first reply, or the first by another server."""
         try:
             ack = parse_ack(reply)
         except ValueError as error:
@@ -85,7 +88,8 @@ class Delivery:
             raise DeliveryGap(self._consumer, ack.position, f"it comes from {ack.consumer!r} of {ack.stream!r}")
         if first and self._anywhere:
             position = ack.position - 1
-        return ack_prefix(reply), position
+        prefix = ack_prefix(reply)
+        return prefix, reply.count(b".") - prefix.count(b"."), position
 
     def _gap(self, reply: bytes, position: int, sequence: int) -> DeliveryGap:
         ack = parse_ack(reply)
