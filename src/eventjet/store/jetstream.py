@@ -36,7 +36,7 @@ from eventjet.store.subjects import stream_subjects, subject_of
 from eventjet.store.topology import IDENTITY, info
 from eventjet.wire import Endpoint
 
-FIRST_PAGE = 32
+FIRST_PAGE = 16
 """Records of a history that come by the client's own connection; most histories after a snapshot are shorter."""
 PAGE = 1_000
 _PENDING_MAX = 1 << 20
@@ -75,11 +75,21 @@ class JetStreamStore:
     async def append(self, writes: Sequence[Append]) -> int:
         """As `EventStore.append`. Cancelling the caller does not abandon the save."""
         check_save(self.app, writes)
-        return await self._bounded(writes, resume=False)
+        if self._client.pending_data_size > _PENDING_MAX:
+            return await self._bounded(writes, None, resume=False)
+        try:
+            # The usual save is one answer long and needs no task of its own.
+            first = await self._send(self._subjects(writes), writes, self._requests.timeout_s)
+        except asyncio.CancelledError:
+            self._start(writes, None, resume=True)
+            raise
+        if isinstance(first, outcome.Acked) and not first.duplicate:
+            return first.position
+        return await self._bounded(writes, first, resume=False)
 
     async def resolve(self, writes: Sequence[Append]) -> int:
         """As `append`, for a save whose deadline passed before: it looks before it sends."""
-        return await self._bounded(writes, resume=True)
+        return await self._bounded(writes, None, resume=True)
 
     async def settle(self) -> None:
         """Wait for the saves in flight, at most one save's time; nothing can be read afterwards."""
@@ -91,26 +101,33 @@ class JetStreamStore:
     def _save_limit_s(self) -> float:
         return self._save_timeout_s + self._requests.timeout_s + _GRACE_S
 
-    async def _bounded(self, writes: Sequence[Append], *, resume: bool) -> int:
-        task = asyncio.ensure_future(self._save(writes, resume=resume))
-        self._in_flight.add(task)
-        task.add_done_callback(self._landed)
+    async def _bounded(self, writes: Sequence[Append], first: outcome.Answer | None, *, resume: bool) -> int:
+        task = self._start(writes, first, resume=resume)
         # Not `asyncio.timeout`: nats-py swallows a cancellation while it waits for room in its buffer.
         done, _ = await asyncio.wait({task}, timeout=self._save_limit_s)
         if not done:
             raise _error_of(outcome.Unknown("the connection takes nothing"), self._subjects(writes), writes)
         return task.result()
 
+    def _start(self, writes: Sequence[Append], first: outcome.Answer | None, *, resume: bool) -> asyncio.Task[int]:
+        task = asyncio.ensure_future(self._save(writes, first, resume=resume))
+        self._in_flight.add(task)
+        task.add_done_callback(self._landed)
+        return task
+
     def _landed(self, task: asyncio.Task[int]) -> None:
         self._in_flight.discard(task)
         if not task.cancelled():
             task.exception()  # taken, so that an abandoned caller leaves no warning
 
-    async def _save(self, writes: Sequence[Append], *, resume: bool) -> int:
+    async def _save(self, writes: Sequence[Append], first: outcome.Answer | None, *, resume: bool) -> int:
+        """The whole road of a save, from its first answer when that is there already."""
         subjects = self._subjects(writes)
         deadline = time.monotonic() + self._save_timeout_s
         save = outcome.Save(_parts(writes), deadline=deadline, jitter=random.random)
         step: outcome.Step = save.resume() if resume else save.begin()
+        if first is not None:
+            step = save.answered(first)
         while True:
             match step:
                 case outcome.Send(after_s=pause_s):

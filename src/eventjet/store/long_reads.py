@@ -1,7 +1,8 @@
-"""Long histories by batched direct get (ADR-31) over the fast road, a page ahead of whoever folds them.
+"""Long histories by batched direct get (ADR-31) over the fast road, folded while they travel.
 
-nats-py spends some 30 µs on the headers of a message; a history of a thousand events is read here in the time the server
-takes to send it. Links are blocking, so each page is read by a thread of a small pool.
+nats-py spends some 30 µs on the headers of a message; here a history of a thousand events is read in the time the
+server takes to send it. Links are blocking, so each request is read by a thread of a small pool, which hands over what
+has come as it comes.
 """
 
 from __future__ import annotations
@@ -10,29 +11,26 @@ import asyncio
 import json
 import queue
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 
 from eventjet.codec.envelope import RawRecord
-from eventjet.errors import EventjetError, StoreUnavailable
+from eventjet.errors import StoreUnavailable
 from eventjet.wire import Endpoint, Link
 from eventjet.wire.frames import Frame, status_of
 
-PAGE = 250
-"""Records of one request: enough to keep the server busy, few enough to fold while the next is on its way."""
+REQUEST_MAX = 1_000
+"""Records of one request: there is no flow control inside it."""
+REQUEST_BYTES = 8_000_000
+"""Bytes of one request, so that records of any size fit into memory."""
 THREADS = 4
-_REPLY = b"\r\nNats-Stream: "
+_STREAM = b"\r\nNats-Stream: "
+_SEQUENCE = b"\r\nNats-Sequence: "
+_TIME = b"\r\nNats-Time-Stamp: "
 
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Some records, and where the next page starts (None: there is none)."""
-
-    records: list[RawRecord]
-    next_start: int | None
+Hand = Callable[["list[RawRecord] | int | None | BaseException"], object]
 
 
 class LongReads:
@@ -47,99 +45,116 @@ class LongReads:
         self._closed = False
 
     async def pages(self, subject: str, start: int) -> AsyncIterator[list[RawRecord]]:
-        """The records of one subject from a position on; raises `StoreUnavailable` and `Forbidden`."""
+        """The records of one subject from a position on; raises `StoreUnavailable`, `Forbidden`, `Unreachable`."""
         if self._executor is None:
             self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="eventjet-history")
         loop = asyncio.get_running_loop()
-        reading = loop.run_in_executor(self._executor, self._page, subject, start)
+        position: int = start
         while True:
-            page = await reading
-            if page.next_start is None:
-                yield page.records
+            # Bounded by what one request may bring.
+            handed: asyncio.Queue[list[RawRecord] | int | None | BaseException] = asyncio.Queue()
+
+            def hand(item: list[RawRecord] | int | None | BaseException, into: object = handed) -> None:
+                loop.call_soon_threadsafe(into.put_nowait, item)  # type: ignore[attr-defined]
+
+            self._executor.submit(self._request, subject, position, hand)
+            while isinstance(item := await handed.get(), list):
+                yield item
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
                 return
-            reading = loop.run_in_executor(self._executor, self._page, subject, page.next_start)
-            yield page.records
+            position = item
 
     def close(self) -> None:
-        """End every link; a page under way ends with `StoreUnavailable`."""
+        """End every idle link; a request under way ends its own."""
         self._closed = True
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
         while not self._idle.empty():
             self._idle.get_nowait().close()
 
-    def _page(self, subject: str, start: int) -> Page:
+    def _request(self, subject: str, start: int, hand: Hand) -> None:
+        """In a thread: hand over records as they come, then where to go on, None for nowhere, or what went wrong."""
+        link: Link | None = None
         try:
-            link = self._idle.get_nowait()
-        except queue.Empty:
-            link = Link.open(self._endpoint, timeout_s=self._timeout_s)
-            link.subscribe(f"{link.inbox}.h.*")
-        try:
-            page = self._read(link, subject, start)
-        except BaseException:
-            link.close()  # what is still on its way must not reach the next page
-            raise
+            link = self._link()
+            next_start = self._read(link, subject, start, hand)
+        except Exception as error:  # noqa: BLE001  it is raised where it was asked for
+            if link is not None:
+                link.close()  # what is still on its way must not reach the next request
+            hand(error)
+            return
         if self._closed:
             link.close()
         else:
             self._idle.put(link)
-        return page
+        hand(next_start)
 
-    def _read(self, link: Link, subject: str, start: int) -> Page:
+    def _link(self) -> Link:
+        while True:
+            try:
+                link = self._idle.get_nowait()
+            except queue.Empty:
+                link = Link.open(self._endpoint, timeout_s=self._timeout_s)
+                link.subscribe(f"{link.inbox}.h.*")
+            if link.usable:
+                return link
+
+    def _read(self, link: Link, subject: str, start: int, hand: Hand) -> int | None:
+        what = f"The history of {subject}"
         reply = f"{link.inbox}.h.{start}".encode()
-        body = json.dumps({"seq": start, "next_by_subj": subject, "batch": PAGE}).encode()
-        link.publish(f"$JS.API.DIRECT.GET.{self._stream}", body, reply=reply)
-        records: list[RawRecord] = []
+        query = {"seq": start, "next_by_subj": subject, "batch": REQUEST_MAX, "max_bytes": REQUEST_BYTES}
+        link.publish(f"$JS.API.DIRECT.GET.{self._stream}", json.dumps(query).encode(), reply=reply)
+        told = subject.encode()
         deadline = time.monotonic() + self._timeout_s
         while time.monotonic() < deadline:
-            for frame in link.receive(self._timeout_s):
-                if frame[1] != reply:
-                    continue
-                if frame[3].startswith(b"NATS/1.0 "):
-                    return Page(records, self._next_start(subject, frame))
-                records.append(_record(frame))
-        raise StoreUnavailable(f"The history of {subject}", f"no answer within {self._timeout_s:g} s")
-
-    def _next_start(self, subject: str, frame: Frame) -> int | None:
-        status = status_of(frame[3])[0]
-        if status == 404:
-            return None
-        if status != 204:
-            raise StoreUnavailable(f"The history of {subject}", f"the server answered {status_of(frame[3])}")
-        pending = _header(frame[3], b"Nats-Num-Pending")
-        return int(_header(frame[3], b"Nats-Last-Sequence")) + 1 if int(pending or 0) else None
+            frames = [frame for frame in link.receive(self._timeout_s) if frame[1] == reply]
+            final = frames.pop() if frames and frames[-1][3].startswith(b"NATS/1.0 ") else None
+            if frames:
+                deadline = time.monotonic() + self._timeout_s
+                hand([_record(frame, told) for frame in frames])
+            if final is not None:
+                return _next_start(what, final)
+        raise StoreUnavailable(what, f"no answer within {self._timeout_s:g} s")
 
 
-def _record(frame: Frame) -> RawRecord:
+def _next_start(what: str, final: Frame) -> int | None:
+    status = status_of(final[3])[0]
+    if status == 404:
+        return None
+    if status != 204:
+        raise StoreUnavailable(what, f"the server answered {status_of(final[3])}")
+    if int(_header(final[3], b"\r\nNats-Num-Pending: ") or 0) == 0:
+        return None
+    return int(_header(final[3], b"\r\nNats-Last-Sequence: ")) + 1
+
+
+def _record(frame: Frame, subject: bytes) -> RawRecord:
+    """The record of a reply: the server appends its own headers to those that were stored."""
     block = frame[3]
-    end = block.rfind(_REPLY)
+    end = block.rfind(_STREAM)
     if end < 0:
-        raise EventjetError(f"A direct get was answered with {block[:80]!r}. Check the server's version.")
-    told = block[end:]
-    own = block[:end] + b"\r\n\r\n" if end > 8 else b""
-    return (
-        int(_header(told, b"Nats-Sequence")),
-        nanoseconds(_header(told, b"Nats-Time-Stamp").decode()),
-        _header(told, b"Nats-Subject"),
-        own,
-        frame[4],
-    )
+        raise StoreUnavailable("A direct get", f"the server answered {block[:80]!r}")
+    start = block.index(_SEQUENCE, end) + len(_SEQUENCE)
+    stop = block.index(b"\r\n", start)
+    told = block.index(_TIME, end) + len(_TIME)
+    stored = block[:end] + b"\r\n\r\n" if end > 8 else b""
+    time_ns = nanoseconds(block[told : block.index(b"\r\n", told)].decode())
+    return int(block[start:stop]), time_ns, subject, stored, frame[4]
 
 
 def _header(block: bytes, name: bytes) -> bytes:
-    start = block.find(b"\r\n" + name + b": ")
-    if start < 0:
-        return b""
-    start += len(name) + 4
-    return block[start : block.index(b"\r\n", start)]
+    start = block.find(name)
+    return block[start + len(name) : block.index(b"\r\n", start + 2)] if start >= 0 else b""
 
 
 def nanoseconds(text: str) -> int:
     """Nanoseconds since 1970 of an RFC 3339 time in UTC with up to nine decimals."""
     whole, _, fraction = text.rstrip("Z").partition(".")
-    return _seconds(whole) * 1_000_000_000 + int(fraction.ljust(9, "0")[:9] or 0)
+    return _seconds(whole) + int(fraction.ljust(9, "0")[:9] or 0)
 
 
 @lru_cache(maxsize=1_024)
 def _seconds(whole: str) -> int:
-    return int(datetime.fromisoformat(whole + "+00:00").timestamp())
+    return int(datetime.fromisoformat(whole + "+00:00").timestamp()) * 1_000_000_000

@@ -1,0 +1,255 @@
+"""What the tests of rebuilds share: an app in a folder that is on nobody's path, its log, and its tables."""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import func, select
+
+from eventjet.projections.bound import BoundProjection
+from eventjet.projections.checkpoint import Checkpoint, read
+from eventjet.projections.database import READ_ONLY, Database
+from eventjet.projections.fold import Fold
+from eventjet.projections.tables import RowCodec, storage_table
+from eventjet.settings import Settings
+from eventjet.spark.ship import AppRef
+from tests.integration.ledger_log import Ledger
+
+APP = string.Template('''
+"""The app $name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from decimal import Decimal
+
+from sqlalchemy import JSON, BigInteger, Column, DateTime, Index, Integer, MetaData, Numeric, String, Table
+
+from eventjet import App, Recorded, aggregate, entries, event, projection
+
+
+@event("account.opened")
+class Opened:
+    owner: str
+
+
+@event("account.deposited")
+class Deposited:
+    amount: Decimal
+
+
+@event("account.sent")
+class Sent:
+    amount: Decimal
+    to: str
+
+
+@event("account.closed")
+class Closed:
+    pass
+
+
+AccountEvent = Opened | Deposited | Sent | Closed
+
+
+@aggregate("ledger")
+class Account:
+    owner: str | None = None
+
+    def evolve(self, event: AccountEvent) -> Account:
+        return self
+
+
+metadata = MetaData()
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    account_id: str
+    owner: str | None
+    amount: Decimal
+    opened: datetime
+    notes: list[str]
+    events: int
+
+
+balances_table = Table(
+    "balances",
+    metadata,
+    Column("account_id", String(60), primary_key=True),
+    Column("owner", String(60)),
+    Column("amount", Numeric(12, 2), nullable=False),
+    Column("opened", DateTime(timezone=True), nullable=False),
+    Column("notes", JSON, nullable=False),
+    Column("events", Integer, nullable=False),
+    Index("ix_balances_owner", "owner"),
+)
+
+
+@projection("balances", table=balances_table)
+def balances(row: Balance | None, event: Recorded[AccountEvent]) -> Balance | None:
+    if row is None:
+        row = Balance(event.aggregate_id, None, Decimal(0), event.recorded_at, [], 0)
+    row = replace(row, events=row.events + 1)
+    match event.data:
+        case Opened(owner=owner):
+            return replace(row, owner=owner)
+        case Deposited(amount=amount):
+            return replace(row, amount=row.amount + amount)
+        case Sent(amount=amount, to=to):
+            return replace(row, amount=row.amount - amount, notes=[*row.notes, to][-3:])
+        case Closed():
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    owner: str
+    accounts: int
+
+
+owners_table = Table(
+    "owners", metadata, Column("owner", String(60), primary_key=True), Column("accounts", Integer, nullable=False)
+)
+
+
+def owner_of(event: Recorded[Opened]) -> str:
+    return event.data.owner
+
+
+@projection("owners", table=owners_table, key=owner_of)
+def owners(row: Owner | None, event: Recorded[Opened]) -> Owner | None:
+    return Owner(event.data.owner, row.accounts + 1 if row else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Turnover:
+    account_id: str
+    amount: Decimal
+
+
+turnover_table = Table(
+    "turnover", metadata, Column("account_id", String(60), primary_key=True), Column("amount", Numeric(12, 2))
+)
+
+
+def both(event: Recorded[Sent]) -> list[str]:
+    return [event.aggregate_id, event.data.to]
+
+
+@projection("turnover", table=turnover_table, keys=both)
+def turnover(row: Turnover | None, event: Recorded[Sent], key: str) -> Turnover | None:
+    before = row.amount if row else Decimal(0)
+    return Turnover(key, before + event.data.amount)
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    position: int
+    account_id: str
+    amount: Decimal
+
+
+movements_table = Table(
+    "movements",
+    metadata,
+    Column("position", BigInteger, primary_key=True, autoincrement=False),
+    Column("account_id", String(60), nullable=False),
+    Column("amount", Numeric(12, 2), nullable=False),
+)
+
+
+@entries("movements", table=movements_table)
+def movements(event: Recorded[Deposited | Sent]) -> Movement | None:
+    return Movement(event.position, event.aggregate_id, event.data.amount)
+
+
+app = App("$name", aggregates=[Account], projections=[balances, owners, turnover, movements])
+''')
+
+ALL = ("balances", "owners", "turnover", "movements")
+
+
+class Book(Ledger):
+    """An app in a folder of its own, with its log and its database."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        name = f"book_{uuid4().hex[:12]}"
+        (folder / f"{name}.py").write_text(APP.substitute(name=name))
+        self.ref = AppRef.parse(f"{name}:app", folder)
+        wired: Any = self.ref.load()
+        super().__init__(settings, name, wired.catalog, dict(wired.projections))
+        self.create()
+
+    @property
+    def where(self) -> Database:
+        return Database(self.settings.database)
+
+    def fill(self, count: int, accounts: int = 500, seed: int = 1) -> int:
+        """Random histories; returns the last position."""
+        return self.append(self._history(count, accounts, seed))
+
+    def rows(self, name: str = "balances") -> list[Any]:
+        """The live rows, by key."""
+        bound = self.projections[name]
+        table = storage_table(bound.table, self.where.dialect)
+        with self.where.sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
+            query = select(table).order_by(*table.primary_key.columns)
+            return sorted((bound.row_type(*row) for row in connection.execute(query)), key=key_of(bound))
+
+    def count(self, name: str = "balances") -> int:
+        table = storage_table(self.projections[name].table, self.where.dialect)
+        with self.where.sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
+            return connection.scalar(select(func.count()).select_from(table)) or 0
+
+    def checkpoint(self, name: str = "balances") -> Checkpoint | None:
+        with self.where.sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
+            return read(connection, name, self.projections[name].revision)
+
+    def folded(self, last: int, name: str = "balances") -> list[Any]:
+        """The rows of a live fold: events in small batches, as a worker takes them."""
+        bound = self.projections[name]
+        fold = Fold(bound, RowCodec(bound.table, bound.row_type, self.where.dialect))
+        events = [event for event in self.recorded(last) if isinstance(event.data, bound.events)]
+        rows: dict[Any, Any] = {}
+        for start in range(0, len(events), 700):
+            rows |= fold(rows, events[start : start + 700])
+        return sorted((row for row in rows.values() if row is not None), key=key_of(bound))
+
+    def _history(self, count: int, accounts: int, seed: int) -> Iterator[tuple[str, Any]]:
+        chance = random.Random(seed)
+        types = {one.__name__: one for one in self.projections["balances"].events}
+        for _ in range(count):
+            kind = chance.random()
+            amount = Decimal(chance.randrange(1, 10_000)) / 100
+            if kind < 0.1:
+                event = types["Opened"](owner=f"o'{chance.randrange(50)}")
+            elif kind < 0.12:
+                event = types["Closed"]()
+            elif kind < 0.6:
+                event = types["Deposited"](amount=amount)
+            else:
+                event = types["Sent"](amount=amount, to=f"a-{chance.randrange(accounts)}")
+            yield f"a-{chance.randrange(accounts)}", event
+
+
+def key_of(bound: BoundProjection) -> Any:
+    return lambda row: tuple(getattr(row, name) for name in bound.key_columns)
+
+
+def remains(where: Database) -> list[str]:
+    """What a run left behind."""
+    engine = where.sync_engine()
+    if where.dialect == "postgresql":
+        query = "select nspname from pg_namespace where starts_with(nspname, 'ej_') union all select run from eventjet_rebuild"
+        with engine.connect() as connection:
+            return [str(row[0]) for row in connection.exec_driver_sql(query)]
+    path = Path(str(engine.url.database))
+    return [found.name for found in path.parent.glob(f"{path.name}.ej_*")]
