@@ -13,7 +13,7 @@ from uuid import uuid4
 from sqlalchemy import func, select
 
 from eventjet.projections.bound import BoundProjection
-from eventjet.projections.checkpoint import Checkpoint, read
+from eventjet.projections.checkpoint import Checkpoint, create_tables, read
 from eventjet.projections.database import READ_ONLY, Database
 from eventjet.projections.fold import Fold
 from eventjet.projections.tables import RowCodec, storage_table
@@ -192,6 +192,10 @@ class Book(Ledger):
     def where(self) -> Database:
         return Database(self.settings.database)
 
+    def init(self) -> None:
+        """The tables, as `init` makes them."""
+        create_tables(self.where.sync_engine(), self.projections.values())
+
     def fill(self, count: int, accounts: int = 500, seed: int = 1) -> int:
         """Random histories; returns the last position."""
         return self.append(self._history(count, accounts, seed))
@@ -248,7 +252,10 @@ def remains(where: Database) -> list[str]:
     """What a run left behind."""
     engine = where.sync_engine()
     if where.dialect == "postgresql":
-        query = "select nspname from pg_namespace where starts_with(nspname, 'ej_') union all select run from eventjet_rebuild"
+        query = (
+            "select nspname from pg_namespace where starts_with(nspname, 'ej_') "
+            "union all select run from eventjet_rebuild"
+        )
         with engine.connect() as connection:
             return [str(row[0]) for row in connection.exec_driver_sql(query)]
     path = Path(str(engine.url.database))

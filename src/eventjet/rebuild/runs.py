@@ -23,6 +23,16 @@ _SELF = -1
 """The part that stands for the run itself."""
 
 
+class LeaseEnded(RebuildError):
+    """Another run may have cleared this one's shadow away."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This rebuild was stopped for so long that its lease ended and its shadow may be gone. "
+            "The live table is untouched; run it again."
+        )
+
+
 def new_run() -> str:
     """A name that no other run has."""
     return secrets.token_hex(8)
@@ -50,7 +60,7 @@ def known_runs(connection: Connection) -> list[tuple[str, bool]]:
 
 
 def hold(connection: Connection, run: str) -> None:
-    """Extend the lease and lock its row to the end of the transaction; raises `RebuildError` when it is gone."""
+    """Extend the lease and lock its row to the end of the transaction; raises `LeaseEnded`."""
     now = clock(connection.dialect.name)
     held = (
         update(rebuilds)
@@ -58,10 +68,7 @@ def hold(connection: Connection, run: str) -> None:
         .values(lease_until=now + LEASE_S)
     )
     if connection.execute(held).rowcount != 1:
-        raise RebuildError(
-            "This rebuild was stopped for so long that its lease ended and its shadow may be gone. "
-            "The live table is untouched; run it again."
-        )
+        raise LeaseEnded
 
 
 def release(connection: Connection, run: str) -> None:
@@ -76,7 +83,7 @@ def renewed(engine: Engine, run: str) -> Generator[None]:
 
     def renew() -> None:
         while not done.wait(RENEW_S):
-            with suppress(SQLAlchemyError, RebuildError), engine.begin() as connection:
+            with suppress(SQLAlchemyError, LeaseEnded), engine.begin() as connection:
                 hold(connection, run)
 
     thread = threading.Thread(target=renew, name="eventjet-rebuild-lease", daemon=True)

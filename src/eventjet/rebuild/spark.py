@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
-from sqlalchemy import make_url
+from sqlalchemy import URL, make_url
 
 from eventjet.errors import RebuildError
 from eventjet.projections.columns import POSTGRESQL
@@ -57,7 +57,7 @@ def load_on_spark(
         parts: list[Part] = []
         for number, one in enumerate(plan.passes):
             own = [by_name[step.projection] for step in one.steps]
-            for_tasks = tuple(replace(target, database=_without_password(target.database, secrets)) for target in own)
+            for_tasks = tuple(replace(target, database=passwordless(target.database, secrets)) for target in own)
             with _following(started.spark, plan, number, watch):
                 try:
                     parts += job.run(one, own, for_tasks)
@@ -136,14 +136,12 @@ def _accounted(rows: Iterator[Any] | Sequence[Any], inserted_here: Mapping[str, 
         yield Part(row.projection, row.part, row.events, row.rows)
 
 
-def _without_password(database: Database, secrets: Path | None) -> Database:
+def passwordless(database: Database, secrets: Path | None) -> Database:
     """The same database for tasks, which read the password from a file, or from libpq's own places elsewhere."""
     url = make_url(database.url)
     if url.password is None:
         return database
-    bare = url.set(password=None)
-    # `set` leaves what is None as it was.
-    bare = make_url(bare.render_as_string(hide_password=False).replace(f":{url.password}@", "@", 1))
+    bare = URL.create(url.drivername, url.username, None, url.host, url.port, url.database, url.query)
     if secrets is not None:
         file = secrets / "pgpass"
         escaped = str(url.password).replace("\\", "\\\\").replace(":", "\\:")

@@ -118,7 +118,7 @@ class SqliteShadow:
         row = (self.bound.name, self.bound.revision)
         held = connection.execute("select 1 from main.eventjet_rebuild where run = ? and part = -1", (self.run,))
         if held.fetchone() is None:
-            return NotYet("its run was cleared away")
+            raise runs.LeaseEnded
         query = "select position, event_id, generation from {}.eventjet_projection where name = ? and revision = ?"
         _, _, generation = connection.execute(query.format("main"), row).fetchone()
         position, event_id, _ = connection.execute(query.format("shadow"), row).fetchone()

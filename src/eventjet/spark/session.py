@@ -95,8 +95,9 @@ def partition_id() -> int:
 
 def _existing() -> Started | None:
     session_type = _session_type()
-    spark = session_type.getActiveSession()
-    if spark is None:
+    try:
+        spark = session_type.active()
+    except RuntimeError:
         return None
     master = str(spark.conf.get("spark.master", ""))
     return Started(spark, _is_local(master), None)

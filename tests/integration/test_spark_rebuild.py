@@ -1,0 +1,181 @@
+"""A rebuild on Spark: the same rows as the local engine's and the live fold's, from the same log."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import RebuildError
+from eventjet.projections.checkpoint import create_tables
+from eventjet.rebuild import rebuild, verify
+from eventjet.settings import Settings
+from eventjet.spark.session import Started, spark_session
+from tests.integration.rebuild_log import ALL, Book, remains
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+EVENTS = 50_000
+
+
+@pytest.fixture(scope="module")
+def nats() -> Iterator[NatsServer]:
+    with NatsServer(sync_interval="1m") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Started]:
+    """One session for the module: a rebuild uses the one that runs already."""
+    with spark_session("local[2]") as started:
+        yield started
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def book(request: pytest.FixtureRequest, nats: NatsServer, tmp_path: Path) -> Book:
+    database = f"sqlite:///{tmp_path}/read.db"
+    if request.param == "postgresql":
+        database = request.getfixturevalue("eventjet_database")
+    return Book(Settings.load({"servers": nats.url, "database": database}, {}), tmp_path)
+
+
+async def test_spark_the_local_engine_and_the_live_worker_make_the_same_tables(book: Book, spark: Started) -> None:
+    last = book.fill(EVENTS, accounts=2_000)
+    create_tables(book.where.sync_engine(), book.projections.values())
+    async with book.working():
+        for bound in book.projections.values():
+            await book.caught_up(last, bound, timeout_s=60)
+    live = {name: book.rows(name) for name in ALL}
+    on_spark = await rebuild(book.ref, ALL, book.settings, engine="spark")
+    assert {name: book.rows(name) for name in ALL} == live
+    await rebuild(book.ref, ALL, book.settings, engine="local")
+    assert {name: book.rows(name) for name in ALL} == live
+    assert live["balances"] == book.folded(last)
+    assert (on_spark.events, on_spark.position) == (EVENTS, last)
+    assert {one.projection: one.rows for one in on_spark.projections} == {name: len(live[name]) for name in ALL}
+    assert remains(book.where) == []
+
+
+async def test_a_verification_on_spark_finds_nothing_in_a_true_table(book: Book, spark: Started) -> None:
+    book.fill(2_000)
+    await rebuild(book.ref, ["balances"], book.settings, engine="local")
+    report = await verify(book.ref, "balances", book.settings, engine="spark")
+    assert (report.engine, report.differences, report.rows) == ("spark", 0, book.count())
+
+
+@pytest.mark.parametrize("name", ["balances", "owners"])
+async def test_an_event_that_the_projection_cannot_take_is_named_once(book: Book, spark: Started, name: str) -> None:
+    book.fill(100)
+    opened = next(one for one in book.projections["balances"].events if one.__name__ == "Opened")
+    position = book.append([("a-1", opened(owner="x" * 61))])
+    with pytest.raises(RebuildError, match=rf"(?s)position {position}\b") as caught:
+        await rebuild(book.ref, [name], book.settings, engine="spark")
+    assert "Traceback" not in str(caught.value)
+    assert remains(book.where) == []
+
+
+def test_the_source_reads_a_range_without_registration(nats: NatsServer, spark: Started, tmp_path: Path) -> None:
+    book = Book(Settings.load({"servers": nats.url, "database": f"sqlite:///{tmp_path}/read.db"}, {}), tmp_path)
+    book.fill(3_000)
+    reader = spark.spark.read.format("jetstream").option("servers", nats.url).option("stream", book.name)
+    frame = reader.option("fromPosition", 1001).option("toPosition", 2500).option("partitions", 3).load()
+    assert frame.dtypes == [
+        ("position", "bigint"),
+        ("time_ns", "bigint"),
+        ("subject", "string"),
+        ("headers", "binary"),
+        ("body", "binary"),
+    ]
+    rows = frame.collect()
+    assert sorted(row.position for row in rows) == list(range(1001, 2501))
+    records = {event.position: event for event in book.recorded(3_000)}
+    assert all(row.subject == f"{book.name}.ledger.{records[row.position].aggregate_id}" for row in rows)
+    assert all(b"Ej-Type: account." in bytes(row.headers) for row in rows)
+    assert frame.rdd.getNumPartitions() == 3
+    assert reader.load().count() == 3_000
+
+
+def test_an_empty_stream_is_an_empty_frame(nats: NatsServer, spark: Started, tmp_path: Path) -> None:
+    book = Book(Settings.load({"servers": nats.url, "database": f"sqlite:///{tmp_path}/read.db"}, {}), tmp_path)
+    assert (
+        spark.spark.read.format("jetstream").option("servers", nats.url).option("stream", book.name).load().count() == 0
+    )
+
+
+RUN = """
+import asyncio, json, sys
+from pathlib import Path
+from eventjet.rebuild import AppRef, rebuild
+from eventjet.settings import Settings
+
+ref = AppRef.parse(sys.argv[1], Path(sys.argv[2]))
+report = asyncio.run(rebuild(ref, ["balances"], Settings.load({}), engine="spark", master="local[2]"))
+print(json.dumps([report.events, report.rows]))
+"""
+
+
+def test_workers_started_elsewhere_import_the_app_on_a_machine_without_java(book: Book, tmp_path: Path) -> None:
+    last = book.fill(5_000)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "run.py").write_text(RUN)
+    command = [sys.executable, tmp_path / "run.py", f"{book.ref.module}:app", book.ref.path[0]]
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "PYTHONPATH", "SPARK_HOME")
+    } | {
+        "PATH": str(path_without_java(tmp_path / "bin")),
+        "EVENTJET_SERVERS": book.settings.servers[0],
+        "EVENTJET_DATABASE": book.settings.database,
+    }
+    done = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [5_000, len(book.rows())]
+    assert book.rows() == book.folded(last)
+    assert done.stderr == ""
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_interrupted_it_ends_soon_and_leaves_neither_process_nor_shadow(book: Book, tmp_path: Path) -> None:
+    import signal
+
+    book.fill(EVENTS)
+    (tmp_path / "run.py").write_text(RUN.replace("print(", "print(1, "))
+    command = [sys.executable, tmp_path / "run.py", f"{book.ref.module}:app", book.ref.path[0]]
+    environment = {
+        **os.environ,
+        "EVENTJET_SERVERS": book.settings.servers[0],
+        "EVENTJET_DATABASE": book.settings.database,
+    }
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True) as running:
+        deadline = time.monotonic() + 60
+        while "pyspark.daemon" not in commands_of(running.pid):
+            assert running.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        os.killpg(running.pid, signal.SIGINT)
+        assert running.wait(15) != 0
+    assert commands_of(running.pid) == ""
+    assert remains(book.where) == []
+
+
+def commands_of(session: int) -> str:
+    """What runs in a session, as text."""
+    return subprocess.run(["ps", "-o", "args=", "-s", str(session)], capture_output=True, text=True).stdout
+
+
+def path_without_java(folder: Path) -> Path:
+    """The programs of this machine, without its Java."""
+    folder.mkdir()
+    for place in os.environ["PATH"].split(os.pathsep):
+        for program in Path(place).glob("*") if Path(place).is_dir() else ():
+            link = folder / program.name
+            if program.name != "java" and not link.is_symlink():
+                link.symlink_to(program)
+    return folder

@@ -1,0 +1,155 @@
+"""Verification: it finds exactly the rows that differ, says since when, and leaves everything as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import LogRolledBack, RebuildError
+from eventjet.rebuild import rebuild, verify
+from eventjet.settings import Settings
+from tests.integration.rebuild_log import ALL, Book, remains
+
+
+@pytest.fixture(scope="module")
+def nats() -> Iterator[NatsServer]:
+    with NatsServer(sync_interval="1m") as server:
+        yield server
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def book(request: pytest.FixtureRequest, nats: NatsServer, tmp_path: Path) -> Book:
+    database = f"sqlite:///{tmp_path}/read.db"
+    if request.param == "postgresql":
+        database = request.getfixturevalue("eventjet_database")
+    return Book(Settings.load({"servers": nats.url, "database": database}, {}), tmp_path)
+
+
+async def made(book: Book, *names: str) -> None:
+    await rebuild(book.ref, names or ["balances"], book.settings, engine="local")
+
+
+def execute(book: Book, *statements: str) -> None:
+    with book.where.sync_engine().begin() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+async def test_a_read_model_kept_by_a_worker_has_no_differences(book: Book) -> None:
+    last = book.fill(3_000)
+    book.init()
+    async with book.working():
+        for bound in book.projections.values():
+            await book.caught_up(last, bound)
+        for name in ALL:
+            report = await verify(book.ref, name, book.settings)
+            assert (report.differences, report.position, report.events) == (0, last, 3_000), name
+            assert report.rows == book.count(name)
+    assert remains(book.where) == []
+
+
+async def test_a_position_behind_the_log_is_verified_where_it_stands(book: Book) -> None:
+    last = book.fill(1_000)
+    await made(book)
+    book.fill(500, seed=2)
+    report = await verify(book.ref, "balances", book.settings)
+    assert (report.position, report.differences) == (last, 0)
+
+
+async def test_rows_altered_added_and_removed_by_hand_are_each_named(book: Book) -> None:
+    book.fill(2_000)
+    await made(book)
+    before = book.rows()
+    altered, removed = before[3], before[7]
+    execute(
+        book,
+        f"update balances set amount = '{altered.amount + 1}' where account_id = '{altered.account_id}'",
+        f"delete from balances where account_id = '{removed.account_id}'",
+        "insert into balances (account_id, owner, amount, opened, notes, events) "
+        "select 'stranger', owner, amount, opened, notes, events from balances limit 1",
+    )
+    report = await verify(book.ref, "balances", book.settings)
+    found = {one.key[0]: one for one in report.examples}
+    assert report.differences == 3
+    assert set(found) == {altered.account_id, removed.account_id, "stranger"}
+    assert found[altered.account_id].live.amount == altered.amount + 1
+    assert found[altered.account_id].expected == altered
+    assert (found[removed.account_id].live, found[removed.account_id].expected) == (None, removed)
+    assert found["stranger"].since == "never equal"
+    assert remains(book.where) == []
+    await made(book)
+    assert (await verify(book.ref, "balances", book.settings)).differences == 0
+
+
+async def test_an_event_that_never_arrived_is_named(book: Book) -> None:
+    names: dict[str, Any] = {one.__name__: one for one in book.projections["balances"].events}
+    book.append([("a", names["Opened"](owner="ada")), ("b", names["Opened"](owner="bob"))])
+    await made(book)
+    position = book.append([("a", names["Deposited"](amount=Decimal(5)))])
+    last = book.append([("b", names["Deposited"](amount=Decimal(1)))])
+    # As a worker would leave it that had skipped one event.
+    execute(
+        book,
+        "update balances set amount = '1.00', events = 2 where account_id = 'b'",
+        f"update eventjet_projection set position = {last}, event_id = '{event_id(book, last)}'",
+    )
+    report = await verify(book.ref, "balances", book.settings)
+    assert [(one.key, one.since) for one in report.examples] == [(("a",), f"missed since {position}")]
+
+
+@pytest.mark.parametrize("name", ["turnover", "movements", "owners"])
+async def test_keys_of_every_kind_are_looked_into(book: Book, name: str) -> None:
+    last = book.fill(1_000)
+    await made(book, name)
+    bound = book.projections[name]
+    first = book.rows(name)[0]
+    key = getattr(first, bound.key_columns[0])
+    literal = str(key).replace("'", "''")
+    execute(book, f"delete from {name} where {bound.key_columns[0]} = '{literal}'")
+    report = await verify(book.ref, name, book.settings)
+    assert [one.key for one in report.examples] == [(key,)]
+    assert report.examples[0].since.startswith("missed since ")
+    assert report.position == last
+
+
+async def test_only_the_first_twenty_of_many_differences_are_looked_into(book: Book) -> None:
+    book.fill(2_000)
+    await made(book)
+    execute(book, "update balances set owner = 'nobody'")
+    report = await verify(book.ref, "balances", book.settings)
+    assert (report.differences, len(report.examples)) == (book.count(), 20)
+
+
+async def test_what_a_swap_could_not_carry_does_not_hinder_a_verification(book: Book) -> None:
+    book.fill(100)
+    await made(book)
+    execute(book, "create index by_hand on balances (events)")
+    assert (await verify(book.ref, "balances", book.settings)).differences == 0
+
+
+async def test_a_projection_that_never_ran_cannot_be_verified(book: Book) -> None:
+    book.fill(10)
+    with pytest.raises(RebuildError, match="no live read model yet"):
+        await verify(book.ref, "balances", book.settings)
+    assert remains(book.where) == []
+
+
+async def test_a_read_model_of_another_log_is_told_apart(book: Book) -> None:
+    book.fill(100)
+    await made(book)
+    book.delete()
+    book.create()
+    book.fill(200)
+    with pytest.raises(LogRolledBack, match="made from the log"):
+        await verify(book.ref, "balances", book.settings)
+    assert remains(book.where) == []
+
+
+def event_id(book: Book, position: int) -> str:
+    return book.recorded(position)[-1].event_id

@@ -1,0 +1,110 @@
+"""What a rebuild decides before it reads: ranges, passes and keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import Column, Integer, MetaData, String, Table
+
+from eventjet.codec.catalog import Catalog
+from eventjet.domain.event import event
+from eventjet.domain.recorded import Recorded
+from eventjet.errors import UsageError
+from eventjet.projections.bound import bind
+from eventjet.projections.projection import projection
+from eventjet.rebuild.folding import key_token
+from eventjet.rebuild.plan import KEYS_PER_PARTITION, Plan, Route, make_plan
+from eventjet.spark.ranges import EVENTS_PER_RANGE, range_count, split
+from tests.integration.projecting import BALANCES, MOVEMENTS
+
+
+@event("thing.seen")
+class Seen:
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    by: str
+    times: int
+
+
+def by(event: Recorded[Seen]) -> str:
+    return event.data.by
+
+
+@projection(
+    "counts",
+    table=Table("counts", MetaData(), Column("by", String, primary_key=True), Column("times", Integer, nullable=False)),
+    key=by,
+)
+def counts(row: Count | None, event: Recorded[Seen]) -> Count | None:
+    return Count(event.data.by, row.times + 1 if row else 1)
+
+
+COUNTS = bind(counts, Catalog([Seen]))
+
+
+def planned(*bound: Any, engine: Any = "spark", last: int = 1_000, keys: int = 10, cores: int = 2) -> Plan:
+    return make_plan(
+        "app", bound, [one.name for one in bound], first=1, last=last, keys=keys, engine=engine, cores=cores
+    )
+
+
+@given(st.integers(1, 10**7), st.integers(0, 10**6), st.integers(1, 500))
+def test_ranges_hold_every_position_once_and_in_order(first: int, length: int, count: int) -> None:
+    parts = split(first, first + length - 1, count)
+    assert sum(map(len, parts)) == length
+    assert len(parts) <= count
+    if parts:
+        assert (parts[0].start, parts[-1].end) == (first, first + length)
+        assert all(one.end == other.start for one, other in pairwise(parts))
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_ranges_are_small_enough_to_show_progress() -> None:
+    assert range_count(10 * EVENTS_PER_RANGE + 1, at_least=2) == 11
+    assert range_count(1, at_least=2) == 2
+
+
+def test_a_plan_of_an_empty_log_reads_nothing() -> None:
+    plan = planned(BALANCES, last=0)
+    assert (plan.events, plan.ranges) == (0, ())
+
+
+def test_folds_by_aggregate_and_entries_share_one_reading_of_the_log() -> None:
+    plan = planned(BALANCES, COUNTS, MOVEMENTS)
+    assert [(one.route, [step.projection for step in one.steps]) for one in plan.passes] == [
+        (Route.BY_AGGREGATE, ["balances", "movements"]),
+        (Route.BY_KEY, ["counts"]),
+    ]
+
+
+def test_entries_alone_need_no_shuffle() -> None:
+    assert [one.route for one in planned(MOVEMENTS).passes] == [Route.UNSHUFFLED]
+
+
+def test_the_local_engine_reads_the_log_once_for_everything() -> None:
+    plan = planned(BALANCES, COUNTS, MOVEMENTS, engine="local")
+    assert [[step.projection for step in one.steps] for one in plan.passes] == [["balances", "counts", "movements"]]
+    assert plan.partitions == 1
+
+
+def test_many_keys_are_spread_over_more_partitions_than_cores() -> None:
+    assert planned(BALANCES, keys=10 * KEYS_PER_PARTITION).partitions == 10
+    assert planned(BALANCES, keys=10).partitions == 2
+
+
+def test_an_engine_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UsageError, match="Use spark or local"):
+        planned(BALANCES, engine="flink")
+
+
+@given(st.lists(st.tuples(st.text(), st.integers(), st.text()), unique=True, min_size=2, max_size=2))
+def test_different_keys_have_different_tokens(keys: list[tuple[str, int, str]]) -> None:
+    assert key_token(keys[0]) != key_token(keys[1])

