@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,27 +23,18 @@ class EncodedEvent:
 
 
 class EventType:
-    """One declared event: its class, its wire form and its chain of upcasters."""
+    """One declared event: its class and its wire form."""
 
-    __slots__ = ("_codec", "event_type", "info")
+    __slots__ = ("codec", "event_type", "info")
 
     def __init__(self, event_type: type, info: EventInfo) -> None:
         self.event_type = event_type
         self.info = info
-        self._codec = BodyCodec(event_type)
+        self.codec = BodyCodec(event_type)
 
     def encode(self, event: Any) -> EncodedEvent:
         """Checked by reading it back; raises `UnencodableEvent`."""
-        return EncodedEvent(self.info.name, self.info.schema, self._codec.encode(event))
-
-    def decode(self, body: bytes, steps: tuple[Upcaster, ...]) -> Any:
-        """The event, upcast when it is older; raises `ValueError` (or what an upcaster raises)."""
-        if not steps:
-            return self._codec.decode(body)
-        value = orjson.loads(body)
-        for step in steps:
-            value = step(value)
-        return self._codec.decode(orjson.dumps(value))
+        return EncodedEvent(self.info.name, self.info.schema, self.codec.encode(event))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +42,18 @@ class Resolved:
     """How to read one (wire name, schema)."""
 
     event: EventType
-    steps: tuple[Upcaster, ...]
+    decode: Callable[[bytes], Any]
+    """The event of a body, upcast when it is older; raises `ValueError`, or what an upcaster raises."""
+
+
+def _upcasting(event: EventType, steps: Sequence[Upcaster]) -> Callable[[bytes], Any]:
+    def decode(body: bytes) -> Any:
+        value = orjson.loads(body)
+        for step in steps:
+            value = step(value)
+        return event.codec.decode(orjson.dumps(value))
+
+    return decode
 
 
 class Catalog:
@@ -85,7 +87,9 @@ class Catalog:
         if kind is None or not 1 <= schema <= kind.info.schema:
             return None
         steps = self._upcasters.chain(kind.info.name, schema, kind.info.schema)
-        return None if steps is None else Resolved(kind, steps)
+        if steps is None:
+            return None
+        return Resolved(kind, _upcasting(kind, steps) if steps else kind.codec.decode)
 
     def faults(self) -> list[str]:
         """What is wrong with the names, schemas and chains, each as a sentence."""

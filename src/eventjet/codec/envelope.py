@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from urllib.parse import quote, unquote
 
 from eventjet.codec.catalog import Catalog, Resolved
+from eventjet.domain.history import Link
 from eventjet.domain.identity import decode_id
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
 from eventjet.errors import Refused, UndecodableEvent, UnknownEvent
@@ -76,7 +77,7 @@ def header(block: bytes, name: str) -> str | None:
 
 def number_of(block: bytes, name: str) -> int | None:
     """One header as a number; None when it is absent or not one."""
-    start = block.find(b"\r\n" + name.encode() + b": ")
+    start = block.find(b"\r\n%b: " % name.encode())
     if start < 0:
         return None
     digits = block[start + len(name) + 4 : block.index(b"\r\n", start + 2)]
@@ -130,7 +131,7 @@ class Decoder:
         try:
             aggregate, aggregate_id = _place(subject)
             version = int(number)
-            data = resolved.event.decode(body, resolved.steps)
+            data = resolved.decode(body)
             start = block.find(b"Nats-Msg-Id: ")
             event_id = block[start + 13 : block.index(b"\r\n", start)].decode() if start >= 0 else ""
         except Exception as error:
@@ -143,6 +144,24 @@ class Decoder:
         if block.find(b"\r\nEj-Recorded-At: ", end) >= 0:
             recorded_at = _told_time(block, recorded_at, record)
         return Recorded(data, aggregate_id, version, position, recorded_at, event_id, aggregate, command_id, metadata)
+
+    def link(self, record: RawRecord) -> Link:
+        """As a call, but only what folding one aggregate's history takes: half the work."""
+        position, _, _, block, body = record
+        key, number, end = _kind(block)
+        try:
+            resolved = self._known[key]
+        except KeyError:
+            resolved = self._resolve(key, record)
+        try:
+            version = int(number)
+            data = None if resolved is None else resolved.decode(body)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            raise UndecodableEvent(header(block, TYPE) or "?", position, body, reason) from error
+        start = block.find(b"\r\nEj-Command: ", end)
+        command_id = None if start < 0 else _unescaped(block[start + 14 : block.index(b"\r\n", start + 14)])
+        return Link(version, position, number_of(block, EXPECTED), command_id, data)
 
     def _resolve(self, key: bytes, record: RawRecord) -> Resolved | None:
         """Look a kind up once; what raises is not remembered."""

@@ -33,12 +33,14 @@ SAFE_INTEGER = 2**53
 class BodyCodec:
     """Encodes and decodes the fields of one class: an event's, or a state's by its own core schema."""
 
-    __slots__ = ("_serializer", "_validator", "event_type")
+    __slots__ = ("_serializer", "_validator", "decode", "event_type")
 
     def __init__(self, event_type: type, core: core_schema.CoreSchema | None = None) -> None:
         schema = _wired(core or event_type.__pydantic_core_schema__)  # type: ignore[attr-defined]
         self.event_type = event_type
         self._validator = SchemaValidator(schema, _use_prebuilt=False)
+        self.decode: Callable[[bytes], Any] = self._validator.validate_json
+        """The object of a body; raises `ValueError` (pydantic's `ValidationError` is one)."""
         self._serializer = SchemaSerializer(schema, _use_prebuilt=False)
 
     def encode(self, event: Any) -> bytes:
@@ -51,10 +53,6 @@ class BodyCodec:
         if again != event:
             raise UnencodableEvent(event, f"it would be read back as {again!r}")
         return body
-
-    def decode(self, body: bytes) -> Any:
-        """The event; raises `ValueError` (pydantic's `ValidationError` is one)."""
-        return self._validator.validate_json(body)
 
 
 def _wired(node: Any) -> Any:

@@ -63,7 +63,6 @@ class Link(NamedTuple):
 
     version: int
     position: int
-    event_id: str
     expected: int | None
     """The position it was written after, where its header says so (the first of a save)."""
     command_id: str | None
@@ -71,12 +70,14 @@ class Link(NamedTuple):
     """The event; None for a retired one, which is passed over."""
 
 
-def fold_history(held: Held[S], links: Iterable[Link], evolve: Callable[[S, Any], S], subject: str) -> Held[S]:
-    """Fold one aggregate's events onto a state.
+def fold_history(
+    held: Held[S], links: Iterable[Link], evolve: Callable[[S, Any], S], subject: str, last_id: str
+) -> Held[S]:
+    """Fold one aggregate's events onto a state; `last_id` is the id of the last of them.
 
     Raises `HistoryBroken` when a version is not the next, or an event follows another one than it expected.
     """
-    state, version, position, event_id = held.state, held.version, held.position, held.event_id
+    state, version, position = held.state, held.version, held.position
     for link in links:
         if link.version != version + 1:
             raise HistoryBroken(subject, link.position, f"version {link.version} follows version {version}")
@@ -88,7 +89,7 @@ def fold_history(held: Held[S], links: Iterable[Link], evolve: Callable[[S, Any]
             )
         if link.data is not None:
             state = evolve(state, link.data)
-        version, position, event_id = link.version, link.position, link.event_id
+        version, position = link.version, link.position
         if link.command_id is not None:
             held.commands.add(link.command_id, version)
-    return Held(state, version, position, event_id, held.commands)
+    return Held(state, version, position, last_id, held.commands)

@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import EXPECTED, MSG_ID, VERSION, Decoder, RawRecord, header, metadata_of, number_of
+from eventjet.codec.envelope import MSG_ID, VERSION, Decoder, RawRecord, header, number_of
 from eventjet.domain.aggregate import AggregateInfo
-from eventjet.domain.history import Held, Link, fold_history
+from eventjet.domain.history import Held, fold_history
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import HistoryBroken, UsageError
 from eventjet.snapshots.keeper import SnapshotKeeper
@@ -123,11 +123,11 @@ class Histories(Generic[S]):
         if held is None or newest is None or newest[0] < held.position:
             # None, not to be believed, or beyond the log: replay.
             return self._start() if newest is None else await self._after(aggregate_id, self._start())
-        link = self._link(newest)
-        if link.position == held.position:
-            return held if link.event_id == held.event_id else await self._after(aggregate_id, self._start())
-        if link.version == held.version + 1:
-            return fold_history(held, [link], self.evolve, aggregate_id)
+        if newest[0] == held.position:
+            same = header(newest[3], MSG_ID) == held.event_id
+            return held if same else await self._after(aggregate_id, self._start())
+        if number_of(newest[3], VERSION) == held.version + 1:
+            return self._fold(held, [newest])
         return await self._after(aggregate_id, held)
 
     async def _fold_after(self, aggregate_id: str, held: Held[S]) -> Held[S]:
@@ -139,22 +139,10 @@ class Histories(Generic[S]):
     def _fold(self, held: Held[S], records: Sequence[RawRecord]) -> Held[S]:
         if not records:
             return held
-        subject = records[0][2].decode("utf-8", "replace")
-        return fold_history(held, map(self._link, records), self.evolve, subject)
-
-    def _link(self, record: RawRecord) -> Link:
-        recorded = self._decoder(record)
-        block = record[3]
-        if recorded is None:
-            command_id, _ = metadata_of(block)
-            event_id = header(block, MSG_ID) or ""
-            return Link(
-                number_of(block, VERSION) or 0, record[0], event_id, number_of(block, EXPECTED), command_id, None
-            )
-        expected = number_of(block, EXPECTED)
-        return Link(
-            recorded.version, recorded.position, recorded.event_id, expected, recorded.command_id, recorded.data
-        )
+        _, _, subject, last_block, _ = records[-1]
+        last_id = header(last_block, MSG_ID) or ""
+        links = map(self._decoder.link, records)
+        return fold_history(held, links, self.evolve, subject.decode("utf-8", "replace"), last_id)
 
     def _time(self, record: RawRecord) -> datetime:
         recorded = self._decoder(record)
