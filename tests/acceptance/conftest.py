@@ -26,9 +26,9 @@ class Ended:
     err: str
 
     def is_one_paragraph(self) -> bool:
-        """Whether standard error is one paragraph of at most 80 columns, and nothing of a traceback."""
+        """Whether standard error is one paragraph of at most 80 columns (but for long words), and no traceback."""
         lines = self.err.rstrip("\n").split("\n")
-        return "Traceback" not in self.err and all(0 < len(line) <= 80 for line in lines)
+        return "Traceback" not in self.err and all(line and (len(line) <= 80 or " " not in line) for line in lines)
 
     def said(self) -> str:
         """The paragraph without its line breaks."""

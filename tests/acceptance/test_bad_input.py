@@ -29,8 +29,10 @@ def _told(ended: Ended, status: int, *parts: str) -> None:
 
 
 def test_no_server_is_said_with_the_way_to_one(bank: Program) -> None:
-    ended = bank("status", "--servers", f"nats://127.0.0.1:{_closed_port()}")
-    _unreachable(ended, "no connection", "EVENTJET_SERVERS", "eventjet dev")
+    assert bank("init").status == 0
+    url = f"nats://127.0.0.1:{_closed_port()}"
+    for command in ("init", "tail", "status", "worker"):
+        _unreachable(bank(command, "--servers", url), url, "EVENTJET_SERVERS")
 
 
 def test_a_server_without_jetstream_is_said_with_the_option_to_start_it_with(bank: Program) -> None:

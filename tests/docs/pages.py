@@ -1,13 +1,14 @@
 """Markdown pages as something to run: their blocks in order, in a folder of their own.
 
 A block of Python is written to the file that a comment before it names (`<!-- file: bank.py -->`), else executed in a
-module that all such blocks of the page share; `await` may stand at its top. Lines of shell blocks run one by one:
-`eventjet dev` in the background until the page is done, `export` and `. file` on the page's environment, `eventjet`,
-`python` and `pytest` to their end, which must be success. A block of text after a shell block must be in what that
-printed, apart from numbers.
+module that all such blocks of the page share; `await` may stand at its top, and tests that it defines are called. Lines
+of shell blocks run one by one: `eventjet dev` in the background until the page is done, `export` and `. file` on the
+page's environment, `eventjet`, `python` and `pytest` to their end, which must be success. A block of text after a shell
+block must be in what that printed, apart from numbers.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import asyncio
@@ -87,17 +88,22 @@ class Running:
         sys.modules.pop(self.module.__name__, None)
         for process in self.background:
             process.send_signal(signal.SIGINT)
-            assert process.wait(_STOP_S) == 0
+            process.communicate(timeout=_STOP_S)
+            assert process.returncode == 0
 
     def _execute(self, block: Block) -> None:
         padded = "\n" * (block.line - 1) + block.text
-        code = compile(padded, str(self.page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | __future__.annotations.compiler_flag
+        code = compile(padded, str(self.page), "exec", flags)
         before = dict(os.environ)
         os.environ.update(self.environ)
         try:
+            known = set(vars(self.module))
             made = eval(code, vars(self.module))
             if inspect.iscoroutine(made):
                 asyncio.run(made)
+            for name in [name for name in vars(self.module) if name.startswith("test_") and name not in known]:
+                vars(self.module)[name]()
         finally:
             os.environ.clear()
             os.environ.update(before)

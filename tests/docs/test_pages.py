@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from eventjet import errors
+from eventjet.cli.main import app
 from eventjet.dev.nats import NatsServer
 from tests.docs.pages import Running, blocks_of
 
@@ -49,6 +52,25 @@ def test_what_a_page_takes_from_a_file_is_in_that_file(page: Path) -> None:
 def test_the_readme_and_the_demo_have_one_bank() -> None:
     (shown,) = [block.text for block in blocks_of(ROOT / "README.md") if block.path == "bank.py"]
     assert shown == (ROOT / "src/eventjet/dev/demo_app/demo_bank.py").read_text(encoding="utf-8")
+
+
+def test_the_reference_names_every_error() -> None:
+    page = (ROOT / "docs/reference/errors.md").read_text(encoding="utf-8")
+    found = [
+        name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__
+    ]
+    assert [name for name in found if f"`{name}`" not in page] == []
+
+
+def test_the_reference_names_every_command_and_option() -> None:
+    page = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8")
+    for command in app.registered_commands:
+        assert command.callback is not None
+        assert f"`eventjet {command.callback.__name__}" in page
+        for name, parameter in inspect.signature(command.callback, eval_str=True).parameters.items():
+            for said in getattr(parameter.annotation, "__metadata__", ()):
+                options = [one for one in getattr(said, "param_decls", ()) or () if one.startswith("--")]
+                assert said.hidden or all(one in page for one in options), (command.callback.__name__, name)
 
 
 def test_links_between_pages_lead_somewhere() -> None:

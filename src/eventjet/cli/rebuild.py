@@ -78,9 +78,7 @@ def _print(report: RebuildReport) -> None:
     from eventjet.cli.terminal import counted, say
 
     for one in report.projections:
-        say(
-            f"{one.projection} revision {one.revision}: {counted(one.rows, 'row')} from {counted(report.events, 'event')}, "
-            f"swapped in at position {one.position:,}"
-        )
+        made = f"{counted(one.rows, 'row')} from {counted(report.events, 'event')}"
+        say(f"{one.projection} revision {one.revision}: {made}, swapped in at position {one.position:,}")
     spent = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in report.seconds.items())
     say(f"{report.engine} engine: {spent}")

@@ -162,6 +162,8 @@ class _Demo:
             "EVENTJET_SERVERS": self._stack.servers,
             "EVENTJET_DATABASE": self._stack.database,
             "EVENTJET_APP": f"{_MODULE}:bank",
+            # What a command that is killed leaves behind goes with the folder.
+            "TMPDIR": str(self._stack.folder),
         }
         log = self._stack.folder / f"{self._commands}-{arguments[0]}.log"
         return Command([*arguments, "--app-dir", str(self._stack.folder)], environ, log)

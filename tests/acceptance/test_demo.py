@@ -1,0 +1,86 @@
+"""The demo keeps its promises in small, and leaves nothing behind whenever it is interrupted."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.acceptance.conftest import Program
+from tests.acceptance.traces import Traces, traces
+
+SMALL = ("demo", "--accounts", "40", "--commands", "200", "--imported", "2000", "--engine", "local")
+LONG = ("demo", "--accounts", "40", "--commands", "200", "--imported", "2000")
+_END_S = 60.0
+Keep = Callable[[subprocess.Popen[str]], None]
+
+
+@pytest.fixture
+def left() -> Iterator[Traces]:
+    with traces() as found:
+        yield found
+
+
+def test_the_demo_finds_the_row_that_was_altered_and_no_other(empty: Program, left: Traces) -> None:
+    ended = empty(*SMALL, TMPDIR=str(left.folder))
+    assert ended.status == 0, ended.err
+    found = [line for line in ended.out.splitlines() if re.match(r"\d+ difference", line)]
+    assert [line.split(",")[0].split(" in ")[0] for line in found] == [
+        "0 differences after the rebuild",
+        "1 difference after a-00000 was altered by hand",
+        "0 differences after the next rebuild",
+    ]
+    assert found[1].endswith(": a-00000")
+    assert (left.processes(), left.files()) == ([], [])
+
+
+@pytest.mark.parametrize("after_s", [0.3, 0.8, 1.6, 2.4, 3.5, 5.0])
+def test_an_interrupted_demo_leaves_no_process_and_no_folder(
+    empty: Program, left: Traces, after_s: float, ended_processes: Keep
+) -> None:
+    process = empty.start(*SMALL, TMPDIR=str(left.folder))
+    ended_processes(process)
+    try:
+        process.wait(after_s)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=_END_S)
+    assert process.returncode in (0, 130, -signal.SIGINT), errors
+    assert (left.processes(), left.files()) == ([], [])
+
+
+def test_a_terminated_demo_leaves_nothing_either(empty: Program, left: Traces, ended_processes: Keep) -> None:
+    process = empty.start(*SMALL, TMPDIR=str(left.folder))
+    ended_processes(process)
+    left.await_process("eventjet.cli worker", 30)
+    process.terminate()
+    _, errors = process.communicate(timeout=_END_S)
+    assert process.returncode == 130, errors
+    assert (left.processes(), left.files()) == ([], [])
+
+
+def test_impatience_does_not_cut_the_clean_up_short(empty: Program, left: Traces, ended_processes: Keep) -> None:
+    process = empty.start(*SMALL, TMPDIR=str(left.folder))
+    ended_processes(process)
+    left.await_process("eventjet.cli worker", 30)
+    for _ in range(5):
+        process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=_END_S)
+    assert process.returncode == 130, errors
+    assert (left.processes(), left.files()) == ([], [])
+
+
+@pytest.mark.slow
+def test_a_demo_interrupted_while_spark_works_leaves_no_jvm(
+    empty: Program, left: Traces, ended_processes: Keep
+) -> None:
+    process = empty.start(*LONG, TMPDIR=str(left.folder))
+    ended_processes(process)
+    left.await_process("java", 60)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=_END_S)
+    assert process.returncode == 130, errors
+    assert (left.processes(), left.files()) == ([], [])
