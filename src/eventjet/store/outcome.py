@@ -20,8 +20,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-CONFLICTS = frozenset({10071, 10164})
-"""Wrong last sequence: sequential writers get the first, racing writers on three replicas the second."""
+WRONG_SEQUENCE = 10071
+"""The subject's last message was compared, and is not the expected one."""
+IN_PROCESS = 10164
+"""Three replicas: a rival's message is on its way to the subject. Nothing was compared, and it may yet get lost."""
 REFUSALS = frozenset(
     {10002, 10054, 10060, 10097, 10109, 10111, 10120, 10165, 10166, 10168, 10170, 10171}
     | {10174, 10175, 10177, 10179, 10188, 10189, 10190, 10191, 10192, 10193, 10199}
@@ -40,7 +42,8 @@ LIMITS = frozenset(
 """Not `disk quota exceeded`: a leader that cannot write does not keep its followers from storing."""
 
 STALE_LEADER_S = 2.0
-"""A conflict whose slots stay empty for so long names a position the log never had: leaders beat every second."""
+"""How long a deposed leader may not have heard of its successor, which beats every second. Who is told 10071 for
+longer, with nothing else between and all slots empty, expects a position that the log does not have."""
 BACKOFF_CONTESTED_S = 0.005
 """The first pause after a conflict with an empty slot: a rival's event is on its way into the slot."""
 BACKOFF_FIRST_S = 0.05
@@ -167,12 +170,14 @@ class Save:
     __slots__ = (
         "_blind",
         "_cause",
+        "_compared",
         "_contested",
         "_count",
         "_deadline",
         "_jitter",
         "_parts",
         "_pauses",
+        "_sent_at",
         "_since",
         "_uncertain",
     )
@@ -186,7 +191,9 @@ class Save:
         self._blind = 0
         self._uncertain = False
         self._contested = False
-        self._since = deadline
+        self._compared = False
+        self._since: float | None = None
+        self._sent_at = 0.0
         self._cause = "nothing was sent"
 
     def begin(self) -> Step:
@@ -205,8 +212,9 @@ class Save:
                 return Stored(position)
             case Acked():
                 return self._doubt("the server called it a duplicate")
-            case ErrorReply(code=code, text=text) if code in CONFLICTS:
+            case ErrorReply(code=code, text=text) if code in (WRONG_SEQUENCE, IN_PROCESS):
                 self._contested = True
+                self._compared = code == WRONG_SEQUENCE
                 self._cause = f"error {code}: {text}"
                 return Look()
             case ErrorReply(code=code, text=text):
@@ -226,10 +234,8 @@ class Save:
         for index, slot in enumerate(slots or ()):
             if slot is not None:
                 return Conflicted(index)
-        if self._contested and not self._uncertain:
-            self._since = min(self._since, now)
-            if now - self._since >= STALE_LEADER_S:
-                return Conflicted()
+        if slots is not None and self._expects_what_is_not_there(now):
+            return Conflicted()
         if now >= self._deadline:
             return Unknown(self._cause)
         pause = min(self._pause(), self._deadline - now)
@@ -238,7 +244,16 @@ class Save:
             self._blind += 1
             if self._blind % 2:
                 return Look(pause)
+        self._sent_at = now + pause
         return Send(pause)
+
+    def _expects_what_is_not_there(self, now: float) -> bool:
+        """Told after the slots were read and all are empty."""
+        if self._uncertain or not self._compared:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        return self._since is not None and self._sent_at - self._since >= STALE_LEADER_S
 
     @property
     def _untroubled(self) -> bool:

@@ -1,0 +1,209 @@
+"""A client of the simulation: it loads, saves by the product's own state machine, and goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from eventjet.store.outcome import (
+    Answer,
+    Look,
+    Outcome,
+    Part,
+    Save,
+    Send,
+    Silence,
+    SlotFound,
+    Step,
+    Stored,
+    Unknown,
+)
+from tests.simulation.stream import Message, Stream
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+LEAST_S = 0.05
+"""What a request is given, however near the deadline is."""
+
+
+def slot_of(stream: Stream, subject: str, expected: int) -> tuple[int, Message] | None:
+    """What a look reads: the slot."""
+    return stream.slot(subject, expected)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a client does: the product's rules, unless a test breaks one on purpose."""
+
+    save: type[Save] = Save
+    look: Callable[[Stream, str, int], tuple[int, Message] | None] = slot_of
+    fresh_ids: bool = False
+    """New event ids on every try."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One save, and what became of it."""
+
+    name: str
+    parts: list[list[Message]]
+    """Messages by subject."""
+    deadline: float
+    outcome: Outcome | None = None
+    decided_at: float = 0.0
+    ids: list[list[str]] = field(default_factory=list[list[str]])
+    """Of all events, once for each different set of ids that was sent."""
+    was_unknown: bool = False
+
+    @property
+    def messages(self) -> list[Message]:
+        return [message for part in self.parts for message in part]
+
+
+class Client:
+    """Makes its saves one after the other, on subjects it shares with others."""
+
+    def __init__(self, world: World, name: str, saves: int) -> None:
+        self._world = world
+        self._name = name
+        self._left = saves
+        self._known: dict[str, tuple[int, int]] = {}
+        self._token = 0
+        self._tries = 0
+        self._attempt: Attempt
+        self._save: Save
+        self._found: list[SlotFound | None] = []
+        self._awaited = 0
+
+    def next_save(self) -> None:
+        """Load, decide, begin to save."""
+        if not self._left:
+            return
+        self._left -= 1
+        world = self._world
+        random = world.random
+        subjects = list(world.subjects)
+        first = int(random() * len(subjects))
+        subjects = subjects[first : first + (1 if random() < 0.75 else 2)]
+        self._tries = 0
+        name = f"{self._name}.{self._left}"
+        parts = [self._decided(f"{name}.{index}", subject) for index, subject in enumerate(subjects)]
+        patience = (1.5, 5.0, 12.0)[int(random() * 3)]
+        self._attempt = Attempt(name, parts, world.now + patience)
+        self._begin(resume=False)
+
+    def _decided(self, name: str, subject: str) -> list[Message]:
+        world = self._world
+        random = world.random
+        position, version = self._known.pop(subject, (-1, 0))
+        if position < 0:
+            position, version = world.load(subject)
+        if random() < 0.01:
+            position, version = 10_000, 50  # a log that lost its tail: the expected event does not exist
+        count = 1 if random() < 0.7 else 2
+        return [
+            Message(subject, f"{name}.{index}", position if index == 0 else None, version=version + index + 1)
+            for index in range(count)
+        ]
+
+    def _begin(self, *, resume: bool) -> None:
+        attempt = self._attempt
+        offset = 0
+        parts: list[Part] = []
+        for part in attempt.parts:
+            parts.append(Part(tuple(message.event_id or "" for message in part), offset))
+            offset += len(part)
+        self._save = self._world.rules.save(parts, deadline=attempt.deadline, jitter=self._world.random)
+        self._go(self._save.resume() if resume else self._save.begin())
+
+    def _go(self, step: Step) -> None:
+        world = self._world
+        if isinstance(step, Send):
+            world.at(step.after_s, self._send)
+        elif isinstance(step, Look):
+            world.at(step.after_s, self._look)
+        else:
+            self._decide(step)
+
+    def _send(self) -> None:
+        world, attempt = self._world, self._attempt
+        self._token += 1
+        self._tries += 1
+        if world.rules.fresh_ids and self._tries > 1:
+            attempt.parts = [
+                [message._replace(event_id=f"{message.event_id}+") for message in part] for part in attempt.parts
+            ]
+        messages = attempt.messages
+        ids = [message.event_id or "" for message in messages]
+        if ids not in attempt.ids:
+            attempt.ids.append(ids)
+        world.note("send", attempt.name, self._tries)
+        world.at(min(world.weather.request_s, max(LEAST_S, attempt.deadline - world.now)), self._silent, self._token)
+        world.transmit(self, self._token, attempt.name, self._tries, messages)
+
+    def _look(self) -> None:
+        world = self._world
+        self._token += 1
+        self._found = [None] * len(self._attempt.parts)
+        self._awaited = len(self._found)
+        world.at(world.weather.request_s, self._blind, self._token)
+        for index, part in enumerate(self._attempt.parts):
+            world.ask_slot(self, self._token, index, part[0])
+
+    def awaits(self, token: int) -> bool:
+        """Whether the answer to this try still counts."""
+        return token == self._token
+
+    def answered(self, token: int, answer: Answer) -> None:
+        """An answer came; only that of the try under way counts."""
+        if token == self._token:
+            self._token += 1
+            self._world.note("answer", self._attempt.name, answer)
+            self._go(self._save.answered(answer))
+
+    def _silent(self, token: int) -> None:
+        if token == self._token:
+            self.answered(token, Silence("no answer"))
+
+    def slot_read(self, token: int, index: int, slot: SlotFound | None) -> None:
+        """One slot was read."""
+        if token != self._token:
+            return
+        self._found[index] = slot
+        self._awaited -= 1
+        if not self._awaited:
+            self._token += 1
+            self._world.note("slots", self._attempt.name, self._found)
+            self._go(self._save.looked(self._found, self._world.now))
+
+    def look_failed(self, token: int) -> None:
+        """The slots cannot be read."""
+        self._blind(token)
+
+    def _blind(self, token: int) -> None:
+        if token == self._token:
+            self._token += 1
+            self._world.note("blind", self._attempt.name)
+            self._go(self._save.looked(None, self._world.now))
+
+    def _decide(self, outcome: Outcome) -> None:
+        world, attempt = self._world, self._attempt
+        attempt.outcome = outcome
+        attempt.decided_at = world.now
+        world.decided(attempt, self._tries)
+        if isinstance(outcome, Unknown) and not attempt.was_unknown and world.random() < 0.5:
+            world.at(world.random() * 20.0, self._resume)
+            return
+        if isinstance(outcome, Stored):
+            position = outcome.position - len(attempt.messages)
+            for part in attempt.parts:
+                position += len(part)
+                self._known[part[0].subject] = (position, part[-1].version)
+        world.at(world.random(), self.next_save)
+
+    def _resume(self) -> None:
+        self._attempt.was_unknown = True
+        self._attempt.deadline = self._world.now + 10.0
+        self._begin(resume=True)

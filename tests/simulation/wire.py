@@ -1,0 +1,93 @@
+"""The simulated stream behind the protocol's own words: subjects, headers and JSON, as the server writes them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from eventjet.codec.envelope import EXPECTED, MSG_ID, header_block
+from eventjet.store.outcome import Acked, ErrorReply
+from tests.simulation.stream import Message, Proposal, Stream
+
+BATCH_ID = "Nats-Batch-Id"
+BATCH_NUMBER = "Nats-Batch-Sequence"
+BATCH_COMMIT = "Nats-Batch-Commit"
+_NO_MESSAGE = ErrorReply(404, 10037, "no message found")
+
+
+@dataclass(slots=True)
+class Wire:
+    """Answers raw messages at once: the replicas always agree here."""
+
+    name: str
+    stream: Stream
+
+    def publish(self, subject: str, body: bytes, headers: Mapping[str, str], now: float) -> bytes:
+        """The answer a request would get; empty for a message of a batch that is only staged."""
+        expected = headers.get(EXPECTED)
+        message = Message(
+            subject,
+            headers.get(MSG_ID),
+            None if expected is None else int(expected),
+            header_block(headers.items()) if headers else b"",
+            body,
+        )
+        batch_id = headers.get(BATCH_ID)
+        if batch_id is None:
+            answer = self.stream.publish(message, now)
+            count = 0
+        else:
+            commit = BATCH_COMMIT in headers
+            answer = self.stream.stage(batch_id, int(headers[BATCH_NUMBER]), commit, message, now)
+            count = int(headers[BATCH_NUMBER])
+        if isinstance(answer, Proposal):
+            answer = self.stream.apply(answer, now)
+        return b"" if answer is None else self._written(answer, batch_id, count)
+
+    def get(self, body: Mapping[str, Any]) -> bytes:
+        """The answer of `$JS.API.STREAM.MSG.GET`."""
+        found: tuple[int, Message] | None
+        if "last_by_subj" in body:
+            position = self.stream.last.get(body["last_by_subj"], 0)
+            found = (position, self.stream.log[position - 1]) if position else None
+        else:
+            found = self.stream.slot(body["next_by_subj"], int(body["seq"]) - 1)
+        value: dict[str, Any] = {"type": "io.nats.jetstream.api.v1.stream_msg_get_response"}
+        if found is None:
+            value["error"] = _error(_NO_MESSAGE)
+        else:
+            position, message = found
+            value["message"] = {
+                "subject": message.subject,
+                "seq": position,
+                "hdrs": base64.b64encode(message.block).decode(),
+                "data": base64.b64encode(message.body).decode(),
+                "time": stored_at(position),
+            }
+        return orjson.dumps(value)
+
+    def _written(self, answer: Acked | ErrorReply, batch_id: str | None, count: int) -> bytes:
+        value: dict[str, Any]
+        if isinstance(answer, ErrorReply):
+            value = {"error": _error(answer), "stream": self.name, "seq": 0}
+        else:
+            value = {"stream": self.name, "seq": answer.position}
+            if answer.duplicate:
+                value["duplicate"] = True
+            elif batch_id is not None:
+                value |= {"batch": batch_id, "count": count}
+        return orjson.dumps(value)
+
+
+def stored_at(position: int) -> str:
+    """A time that grows with the position, as the server writes it."""
+    return datetime.fromtimestamp(1_767_225_600 + position, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _error(answer: ErrorReply) -> dict[str, Any]:
+    return {"code": answer.status, "err_code": answer.code, "description": answer.text}

@@ -1,0 +1,177 @@
+"""Seeded schedules of faults: the product's rules keep every promise, and each broken rule is caught."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eventjet.store.outcome import (
+    Acked,
+    Answer,
+    Conflicted,
+    ErrorReply,
+    RefusedOutcome,
+    Save,
+    Silence,
+    Slots,
+    Step,
+    Stored,
+    Unknown,
+    Violation,
+)
+from tests.simulation.campaign import run, run_on_all_processors, traced
+from tests.simulation.client import Rules
+from tests.simulation.stream import Message, Stream
+
+ROOT = Path(__file__).parents[2]
+SCHEDULES = int(os.environ.get("EVENTJET_TEST_SCHEDULES", "20000"))
+SEEDS_TO_CATCH = 3_000
+"""A broken rule must show within so many schedules."""
+
+COVERED = {
+    "Conflicted after doubt", "Conflicted at once", "Conflicted when resumed", "Conflicted without another's event",
+    "ForbiddenOutcome at once", "RefusedOutcome at once", "Stored after doubt", "Stored at once",
+    "Stored when resumed", "Unknown after doubt", "Unknown when resumed",
+    "answer lost", "answer of a deposed leader", "batch cut", "busy", "connection lost", "denied", "deposed",
+    "duplicate", "election", "error 10071", "error 10158", "error 10164", "error 10176", "error 10201", "full",
+    "id claimed", "landed late", "pause", "proposal lost", "proposal survived", "replicas 1", "replicas 3",
+    "request late", "request lost", "restart", "rival buried the slot", "rival won the slot", "sick",
+    "slot of a deposed leader", "stale load", "two leaders", "unavailable", "unlisted",
+}  # fmt: skip
+
+
+def test_every_outcome_equals_the_log_in_all_schedules() -> None:
+    report = run_on_all_processors(0, SCHEDULES)
+    assert report.schedules == SCHEDULES
+    assert report.broken == []
+    assert {name for name, count in report.counts.items() if count >= SCHEDULES // 2_000} >= COVERED
+
+
+def test_the_same_seed_gives_the_same_trace() -> None:
+    for seed in range(50):
+        assert traced(seed) == traced(seed)
+    assert traced(1) != traced(2)
+
+
+def test_a_trace_is_the_same_in_every_process() -> None:
+    traces = {
+        subprocess.run(
+            [sys.executable, "-m", "tests.simulation", "--trace", "4854"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": salt},
+            capture_output=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for salt in ("1", "2")
+    }
+    assert len(traces) == 1
+    assert traces.pop()
+
+
+def tail_of(stream: Stream, subject: str, expected: int) -> tuple[int, Message] | None:
+    """The subject's last message instead of the slot."""
+    position = stream.last.get(subject, 0)
+    return (position, stream.log[position - 1]) if position > expected else None
+
+
+class TrustsDuplicates(Save):
+    def answered(self, answer: Answer) -> Step:
+        return Stored(answer.position) if isinstance(answer, Acked) else super().answered(answer)
+
+
+class BelievesAnyConflict(Save):
+    def answered(self, answer: Answer) -> Step:
+        is_conflict = isinstance(answer, ErrorReply) and answer.code in (10071, 10164)
+        return Conflicted() if is_conflict else super().answered(answer)
+
+
+class BelievesAFirstConflict(Save):
+    """Until a try is in doubt; so deposed leaders are believed."""
+
+    def answered(self, answer: Answer) -> Step:
+        step = super().answered(answer)
+        is_conflict = isinstance(answer, ErrorReply) and answer.code in (10071, 10164)
+        return Conflicted() if is_conflict and not self._uncertain else step
+
+
+class GivesUpAfterOneTimeout(Save):
+    def answered(self, answer: Answer) -> Step:
+        return RefusedOutcome(0, "timeout") if isinstance(answer, Silence) else super().answered(answer)
+
+
+class CallsTheDeadlineFailed(Save):
+    def looked(self, slots: Slots | None, now: float) -> Step:
+        step = super().looked(slots, now)
+        return RefusedOutcome(0, step.cause) if isinstance(step, Unknown) else step
+
+
+class BelievesAnyRefusal(Save):
+    def answered(self, answer: Answer) -> Step:
+        step = super().answered(answer)
+        if isinstance(answer, ErrorReply) and answer.status == 400 and answer.code not in (10071, 10164, 10176, 10201):
+            return RefusedOutcome(answer.code, answer.text)
+        return step
+
+
+class BelievesADenialAfterDoubt(Save):
+    def answered(self, answer: Answer) -> Step:
+        return RefusedOutcome(0, "denied") if isinstance(answer, Violation) else super().answered(answer)
+
+
+class GivesUpEarly(Save):
+    def looked(self, slots: Slots | None, now: float) -> Step:
+        step = super().looked(slots, now)
+        return Unknown("impatient") if slots is None else step
+
+
+class SaysTheSlotIsTheLastPosition(Save):
+    """Forgets that a batch has other events around the one in the slot."""
+
+    def looked(self, slots: Slots | None, now: float) -> Step:
+        step = super().looked(slots, now)
+        if isinstance(step, Stored):
+            return Stored(max(slot.position for slot in slots or () if slot is not None))
+        return step
+
+
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        (Rules(look=tail_of), "was called Conflicted"),
+        (Rules(fresh_ids=True), "times, under different ids|was called Conflicted"),
+        (Rules(save=TrustsDuplicates), "was called stored"),
+        (Rules(save=BelievesAnyConflict), "was called Conflicted"),
+        (Rules(save=BelievesAFirstConflict), "was called Conflicted"),
+        (Rules(save=GivesUpAfterOneTimeout), "was called RefusedOutcome"),
+        (Rules(save=CallsTheDeadlineFailed), "was called RefusedOutcome"),
+        (Rules(save=BelievesAnyRefusal), "was called RefusedOutcome"),
+        (Rules(save=BelievesADenialAfterDoubt), "was called RefusedOutcome"),
+        (Rules(save=GivesUpEarly), "before its deadline"),
+        (Rules(save=SaysTheSlotIsTheLastPosition), "was called stored at"),
+    ],
+    ids=[
+        "the tail is compared instead of the slot",
+        "new ids on every try",
+        "a duplicate is trusted",
+        "a conflict is believed after an unknown try",
+        "a first conflict is believed without looking",
+        "a timeout is called a failure",
+        "the deadline is called a failure",
+        "an unlisted refusal is believed",
+        "a denial is believed after an unknown try",
+        "the deadline is not used",
+        "the position of a batch is taken from its slot",
+    ],
+)
+def test_a_broken_rule_is_caught(rules: Rules, says: str) -> None:
+    for first in range(0, SEEDS_TO_CATCH, 100):
+        for _, broken in run(first, 100, rules).broken:
+            if re.search(says, broken):
+                return
+    pytest.fail(f"no schedule of {SEEDS_TO_CATCH} showed it")
