@@ -8,7 +8,10 @@ PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3; do \
 bin := $(VENV)/bin
 installed := $(VENV)/.installed
 
-.PHONY: setup test demo lint format types contract clean
+# What `make simulate` runs: seeds 0 to this.
+SCHEDULES ?= 1000000
+
+.PHONY: setup test simulate demo lint format types contract clean
 
 setup: $(installed)
 
@@ -23,6 +26,9 @@ $(installed): pyproject.toml constraints.txt
 
 test: setup
 	$(bin)/python -m pytest
+
+simulate: setup
+	$(bin)/python -m tests.simulation --schedules $(SCHEDULES)
 
 demo: setup
 	$(bin)/eventjet demo
