@@ -42,6 +42,15 @@ class Traces:
             assert time.monotonic() < deadline, f"no {part} within {timeout_s} s"
             time.sleep(0.05)
 
+    def await_nothing(self, timeout_s: float) -> None:
+        """Return once neither a process nor a file is left."""
+        deadline = time.monotonic() + timeout_s
+        while left := (self.processes(), self.files()):
+            if left == ([], []):
+                return
+            assert time.monotonic() < deadline, left
+            time.sleep(0.05)
+
 
 @contextmanager
 def traces() -> Iterator[Traces]:

@@ -16,6 +16,7 @@ from eventjet.errors import CodecError
 from eventjet.jet import Jet
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_INDENT = " " * 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +66,12 @@ class ShownEvent:
         version = "v?" if self.version is None else f"v{self.version}"
         schema = "" if self.schema in (None, 1) else f" (schema {self.schema})"
         data = self.body if isinstance(self.body, str) else _compact(self.body)
-        text = f"{self.position:>7}  {when}  {whose}{version}  {self.type_name}{schema}  {data}"
-        if self.fault is not None:
-            text += f"  unreadable: {self.fault}"
-        indent = " " * 9
-        return textwrap.fill(printable(text), width, subsequent_indent=indent, break_on_hyphens=False)
+        head = printable(f"{self.position:>7}  {when}  {whose}{version}  {self.type_name}{schema}")
+        rest = printable(data) + ("" if self.fault is None else f"  unreadable: {printable(self.fault)}")
+        if len(head) + 2 + len(rest) <= width:
+            return f"{head}  {rest}"
+        lines = [_filled(head, width, ""), _filled(rest, width, _INDENT)]
+        return "\n".join(line for line in lines if line)
 
 
 def shown(jet: Jet, record: RawRecord) -> ShownEvent:
@@ -120,6 +122,10 @@ def _named(subject: bytes) -> tuple[str, str, str | None]:
 def _number(block: bytes, name: str) -> int | None:
     text = header(block, name)
     return int(text) if text is not None and text.isascii() and text.isdigit() else None
+
+
+def _filled(text: str, width: int, indent: str) -> str:
+    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=_INDENT, break_on_hyphens=False)
 
 
 def _compact(value: Any) -> str:

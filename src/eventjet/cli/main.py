@@ -59,8 +59,8 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         return failure.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output left, as `head` does; there is nobody to tell.
+    except (BrokenPipeError, SystemExit):
+        # The reader of our output left, as `head` does (typer exits then); there is nobody to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return failure.DONE
     except Exception as error:

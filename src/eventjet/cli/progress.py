@@ -66,7 +66,7 @@ class Bars:
         )
 
         self._bars = Progress(
-            TextColumn("{task.description:<17}"),
+            TextColumn("{task.description:<18}"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]:>9}"),

@@ -51,13 +51,16 @@ class _Demo:
         self._teller = teller
         self._report = DemoReport()
         self._commands = 0
+        self._steps: dict[str, int] = {"rebuild": 0, "verify": 0}
         self._app = load_app(f"{_MODULE}:bank", stack.folder)
         self._bank: Any = importlib.import_module(_MODULE)
 
     async def run(self) -> DemoReport:
         """From an empty log to a verified read model, twice, while commands keep arriving."""
         self._teller.say("NATS and PostgreSQL run. Creating the stream and the tables.")
-        await self._succeed("init")
+        finished = await self._command("init").finished(_COMMAND_S)
+        if finished.status != 0:
+            raise DemoFailed("init", finished.output)
         async with AsyncExitStack() as stack:
             jets = [await stack.enter_async_context(self._connect()) for _ in range(2)]
             traffic = Traffic(self._bank, jets, self._sizes.accounts)
@@ -120,13 +123,15 @@ class _Demo:
         engine = self._sizes.engine
         last = (await jet.log()).last
         began = time.monotonic()
-        await self._succeed("rebuild", _PROJECTION, "--engine", engine, "--json")
+        finished = await self._step("rebuild", "--engine", engine)
+        if finished.status != 0:
+            raise DemoFailed("rebuild", f"exit status {finished.status}: {finished.output}")
         self._add(f"rebuilt ({engine})", last, began)
 
     async def _verify(self, when: str, *, differs: str | None = None) -> None:
         """Verify, and hold the answer to what is expected: no difference, or exactly one, at that key."""
         began = time.monotonic()
-        finished = await self._finish("verify", _PROJECTION, "--json")
+        finished = await self._step("verify")
         if finished.status not in (0, 1):
             raise DemoFailed("verification", finished.output)
         found = json.loads(finished.output[finished.output.index("{") :])
@@ -144,17 +149,21 @@ class _Demo:
         async with await psycopg.AsyncConnection.connect(self._stack.database) as connection:
             await connection.execute("update balances set amount = amount + 1 where account_id = %s", [key])
 
-    async def _succeed(self, *arguments: str) -> Finished:
-        finished = await self._finish(*arguments)
-        if finished.status != 0:
-            raise DemoFailed(f"`eventjet {arguments[0]}`", f"exit status {finished.status}: {finished.output}")
-        return finished
+    async def _step(self, command: str, *options: str) -> Finished:
+        """Run a command on the projection, with its progress as ours."""
+        self._steps[command] += 1
+        phase = f"{command} {self._steps[command]}"
+        known = 1
 
-    async def _finish(self, *arguments: str) -> Finished:
         def step(name: str, done: int, total: int | None) -> None:
-            self._teller.progress(arguments[0], done, total, name)
+            nonlocal known
+            known = total or known
+            self._teller.progress(phase, done, total, name)
 
-        return await self._command(*arguments).finished(_COMMAND_S, step)
+        self._teller.progress(phase, 0)
+        finished = await self._command(command, _PROJECTION, *options, "--json").finished(_COMMAND_S, step)
+        self._teller.progress(phase, known, known)
+        return finished
 
     def _command(self, *arguments: str) -> Command:
         self._commands += 1

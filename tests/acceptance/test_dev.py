@@ -1,0 +1,103 @@
+"""`eventjet dev`: everything for one app on one machine, and nothing of it left running."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.conftest import BANK, Program
+from tests.acceptance.traces import traces
+
+_END_S = 60.0
+Keep = Callable[[subprocess.Popen[str]], None]
+
+
+@pytest.fixture
+def app(empty: Program) -> Program:
+    (empty.folder / "bank.py").write_text(BANK.read_text(encoding="utf-8"), encoding="utf-8")
+    return Program(empty.folder, {**empty.environ, "EVENTJET_APP": "bank:bank"})
+
+
+def _exports(process: subprocess.Popen[str]) -> dict[str, str]:
+    """What it tells another shell; returns once it is ready."""
+    found: dict[str, str] = {}
+    assert process.stdout is not None
+    for line in iter(process.stdout.readline, ""):
+        if line.startswith("export "):
+            name, _, value = line.removeprefix("export ").strip().partition("=")
+            found[name] = value.strip("'")
+        if line.startswith("ready"):
+            return found
+    raise AssertionError(process.communicate(timeout=_END_S))
+
+
+def _stopped(process: subprocess.Popen[str]) -> str:
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=_END_S)
+    assert process.returncode == 0, errors
+    return errors
+
+
+def test_another_shell_reaches_it_and_it_keeps_data_and_ports(app: Program, ended_processes: Keep) -> None:
+    process = app.start("dev")
+    ended_processes(process)
+    first = _exports(process)
+    assert app("status", **first).status == 0
+    assert (app.folder / ".eventjet" / "env").stat().st_mode & 0o077 == 0
+    _stopped(process)
+    assert not (app.folder / ".eventjet" / "env").exists()
+
+    process = app.start("dev")
+    ended_processes(process)
+    again = _exports(process)
+    assert again == first
+    assert "created" not in app("init", **again).out
+    _stopped(process)
+
+
+def test_a_second_one_in_the_same_folder_is_refused(app: Program, ended_processes: Keep) -> None:
+    process = app.start("dev")
+    ended_processes(process)
+    _exports(process)
+    second = app("dev")
+    assert (second.status, second.is_one_paragraph()) == (2, True)
+    assert "--temporary" in second.said()
+    _stopped(process)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_temporary_one_with_postgres_leaves_nothing(
+    app: Program, number: signal.Signals, ended_processes: Keep
+) -> None:
+    with traces() as left:
+        process = app.start("dev", "--temporary", "--postgres", TMPDIR=str(left.folder))
+        ended_processes(process)
+        exports = _exports(process)
+        assert exports["EVENTJET_DATABASE"].startswith("postgresql://")
+        assert app("status", **exports).status == 0
+        process.send_signal(number)
+        process.communicate(timeout=_END_S)
+        assert process.returncode == 0
+        assert (left.processes(), left.files()) == ([], [])
+    assert not (app.folder / ".eventjet").exists()
+
+
+def test_killed_it_takes_its_servers_along(app: Program, ended_processes: Keep) -> None:
+    with traces() as left:
+        process = app.start("dev", "--temporary", TMPDIR=str(left.folder))
+        ended_processes(process)
+        _exports(process)
+        process.kill()
+        process.communicate(timeout=_END_S)
+        left.await_nothing(_END_S)
+
+
+def test_a_fault_in_the_app_is_told_before_anything_starts(app: Program) -> None:
+    (app.folder / "bank.py").write_text("bank = 1\n")
+    ended = app("dev")
+    assert (ended.status, ended.is_one_paragraph()) == (2, True)
+    assert not Path(app.folder / ".eventjet").exists()

@@ -1,0 +1,156 @@
+"""The command line's parts that need no server: what is said, how it ends, where things are found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from eventjet.cli.events import ShownEvent
+from eventjet.cli.failure import exit_status, report, wrapped
+from eventjet.cli.main import main
+from eventjet.cli.progress import Lines
+from eventjet.cli.target import safe_settings, target
+from eventjet.cli.terminal import counted
+from eventjet.cli.verify import shown_key
+from eventjet.errors import (
+    DefinitionError,
+    Forbidden,
+    HistoryBroken,
+    RebuildRefused,
+    StoreUnavailable,
+    Unreachable,
+    UsageError,
+    VerificationFailed,
+)
+
+
+@pytest.fixture(autouse=True)
+def columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("EVENTJET_APP", "EVENTJET_SERVERS", "EVENTJET_DATABASE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (UsageError("x"), 2),
+        (DefinitionError(["x"]), 2),
+        (RebuildRefused("p", "x", "y"), 2),
+        (Unreachable("c", "x", "y"), 3),
+        (StoreUnavailable("c", "x"), 3),
+        (Forbidden("s", "x"), 3),
+        (VerificationFailed("p", "x"), 1),
+        (HistoryBroken("s", 1, "x"), 1),
+        (ValueError("x"), 70),
+    ],
+)
+def test_every_error_has_its_exit_status(error: Exception, status: int) -> None:
+    assert exit_status(error) == status
+
+
+def test_prose_is_wrapped_at_80_columns_and_faults_keep_their_lines() -> None:
+    text = wrapped(str(DefinitionError(["one " * 30, "two"])))
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert [line for line in text.splitlines() if line.startswith("  - ")] == [
+        text.splitlines()[1],
+        "  - two",
+    ]
+
+
+def test_what_could_steer_a_terminal_is_made_visible() -> None:
+    assert wrapped("red \x1b[31m and \x9b") == "red \\x1b[31m and \\x9b"
+
+
+def test_a_message_of_several_lines_becomes_one_paragraph(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(UsageError("first\nsecond"), debug=False) == 2
+    assert capsys.readouterr().err == "eventjet: first second\n"
+
+
+def test_an_error_within_a_group_is_told_as_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    group = ExceptionGroup("unhandled", [ValueError("x"), ExceptionGroup("inner", [UsageError("Do it otherwise.")])])
+    assert report(group, debug=False) == 2
+    assert capsys.readouterr().err == "eventjet: Do it otherwise.\n"
+
+
+def test_a_fault_of_our_own_asks_for_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(KeyError("x"), debug=False) == 70
+    told = capsys.readouterr().err
+    assert "--debug" in told
+    assert "Traceback" not in told
+
+
+def test_debug_may_stand_before_or_after_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--debug", "status"], ["status", "--debug"]):
+        assert main([*arguments, "--app", "nowhere:app"]) == 2
+        assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_app_comes_from_the_option_then_from_pyproject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_text('[tool.eventjet]\napp = "shop:shop"\n')
+    assert target(None, None, None, None).reference == "shop:shop"
+    assert target("bank:bank", None, None, None).reference == "bank:bank"
+
+
+def test_a_user_without_a_password_may_be_named_for_the_database() -> None:
+    assert safe_settings(database="postgresql://ada@db/bank").database == "postgresql://ada@db/bank"
+    with pytest.raises(UsageError, match="secret"):
+        safe_settings(servers="nats://ada@host:4222")
+
+
+def test_progress_is_a_line_a_second_and_one_at_the_end_of_long_work(
+    capsys: pytest.CaptureFixture[str], clock: Iterator[float]
+) -> None:
+    lines = Lines()
+    for done in range(0, 101, 10):
+        lines("catch up", done, 100)
+    assert capsys.readouterr().err.splitlines() == [
+        f"phase=catch-up done={done} total=100" for done in (30, 60, 90, 100)
+    ]
+
+
+def test_short_work_makes_no_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines()
+    for done in range(101):
+        lines("load", done, 100, "copy")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
+    """Every look at it, 0.4 s have passed."""
+    times = iter([0.4 * number for number in range(1_000)])
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
+    return times
+
+
+def test_an_event_is_shown_in_80_columns_and_whole_as_json() -> None:
+    event = ShownEvent(
+        position=12,
+        recorded_at=datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC),
+        aggregate="account",
+        aggregate_id="a-1",
+        version=3,
+        type_name="account.withdrawn",
+        schema=2,
+        event_id="id",
+        command_id="c-1",
+        metadata={"actor": "ada"},
+        body={"amount": "1", "reason": "r" * 90},
+        fault=None,
+    )
+    lines = event.line(80, named=True).splitlines()
+    assert lines[0] == "     12  2026-01-02 03:04:05Z  account a-1  v3  account.withdrawn (schema 2)"
+    assert event.as_json() == json.loads(json.dumps(event.as_json()))
+    assert event.as_json()["recorded_at"] == "2026-01-02T03:04:05.678000Z"
+    assert event.as_json()["command_id"] == "c-1"
+
+
+def test_counts_and_keys_read_as_one_writes_them() -> None:
+    assert [counted(1, "row"), counted(2_000, "row")] == ["1 row", "2,000 rows"]
+    assert shown_key(("a", 3)) == "a, 3"
