@@ -61,6 +61,10 @@ async def state(ledger: Ledger, name: str = "balances") -> ProjectionStatus:
     return next(one for one in await status(ledger, ledger.settings) if one.name == name)
 
 
+async def is_failed(ledger: Ledger) -> bool:
+    return (await state(ledger)).state == "failed"
+
+
 async def test_rows_equal_the_fold_of_the_log_when_caught_up_and_while_it_grows(ledger: Ledger) -> None:
     last = ledger.append(history(3_000))
     async with ledger.working():
@@ -81,12 +85,8 @@ async def test_batches_of_any_size_give_identical_rows_and_stop_at_the_same_even
     ledger.append(history(150, accounts=10))
     bad = ledger.append([("a-1", Added(amount=Decimal("0.005")))])
     ledger.append(history(20))
-
-    async def is_failed() -> bool:
-        return (await state(ledger)).state == "failed"
-
     async with ledger.working("balances", options=replace(QUICK, batch_max=size)):
-        await eventually(is_failed, "the projection to fail")
+        await eventually(lambda: is_failed(ledger), "the projection to fail")
     found = await state(ledger)
     before = ledger.recorded(bad - 1)
     assert rows(ledger) == folded(before)
@@ -105,11 +105,7 @@ async def test_a_fault_stops_one_projection_and_the_other_goes_on(ledger: Ledger
 async def test_a_stopped_projection_is_tried_again_by_the_next_worker(ledger: Ledger) -> None:
     last = ledger.append([("a-1", Opened(owner="x" * 21))])
     async with ledger.working("balances", options=QUICK):
-
-        async def is_failed() -> bool:
-            return (await state(ledger)).state == "failed"
-
-        await eventually(is_failed, "the projection to fail")
+        await eventually(lambda: is_failed(ledger), "the projection to fail")
     mended = replace(BALANCES, declared=replace(BALANCES.declared, fold=lambda row, event: row))  # type: ignore[arg-type]
     ledger.projections = {"balances": mended}
     async with ledger.working(options=QUICK):
@@ -132,12 +128,8 @@ async def test_an_event_that_cannot_be_read_stops_the_projection_before_it(
 ) -> None:
     ledger.append([("a-1", Opened(owner="ada"))])
     ledger.append_raw([("a-1", headers, body)])
-
-    async def is_failed() -> bool:
-        return (await state(ledger)).state == "failed"
-
     async with ledger.working("balances", options=QUICK):
-        await eventually(is_failed, "the projection to fail")
+        await eventually(lambda: is_failed(ledger), "the projection to fail")
     found = await state(ledger)
     assert found.position == 1
     assert reason in str(found.reason)
@@ -166,10 +158,7 @@ async def test_a_log_that_is_not_the_one_it_was_made_from_stops_the_projection(l
         ledger.create()
         ledger.append(history(50))
 
-        async def is_failed() -> bool:
-            return (await state(ledger)).state == "failed"
-
-        await eventually(is_failed, "the projection to fail")
+        await eventually(lambda: is_failed(ledger), "the projection to fail")
     assert "was made from the log" in str((await state(ledger)).reason)
 
 
@@ -185,12 +174,8 @@ async def test_a_log_restored_from_an_older_backup_stops_the_projection(
     ledger.delete()
     ledger.create("the-same")
     ledger.append(history(regrown))
-
-    async def is_failed() -> bool:
-        return (await state(ledger)).state == "failed"
-
     async with ledger.working("balances", options=QUICK):
-        await eventually(is_failed, "the projection to fail")
+        await eventually(lambda: is_failed(ledger), "the projection to fail")
     assert reason in str((await state(ledger)).reason)
 
 
@@ -211,13 +196,23 @@ async def test_a_worker_that_a_rebuild_deposed_goes_on_by_itself_over_the_new_ta
 async def test_a_table_that_already_holds_rows_is_not_built_upon(ledger: Ledger) -> None:
     execute(ledger, "insert into balances (account_id, amount, events, last) values ('x', '1.00', 1, 1)")
     ledger.append(history(3))
-
-    async def is_failed() -> bool:
-        return (await state(ledger)).state == "failed"
-
     async with ledger.working("balances", options=QUICK):
-        await eventually(is_failed, "the projection to fail")
+        await eventually(lambda: is_failed(ledger), "the projection to fail")
     assert "holds rows that no checkpoint knows of" in str((await state(ledger)).reason)
+
+
+async def test_a_complaint_of_the_database_names_its_event(ledger: Ledger) -> None:
+    rule = "create unique index one_owner on balances (owner)"
+    execute(ledger, rule)
+    ledger.append([(f"a-{number}", Opened(owner=f"o-{number}")) for number in range(100)])
+    bad = ledger.append([("a-7", Opened(owner="o-9"))])
+    ledger.append([(f"b-{number}", Opened(owner=f"p-{number}")) for number in range(100)])
+    async with ledger.working("balances", options=QUICK):
+        await eventually(lambda: is_failed(ledger), "the projection to fail")
+    found = await state(ledger)
+    assert f"position {bad} of 'a-7'" in str(found.reason)
+    assert found.position == bad - 1
+    assert rows(ledger) == folded(ledger.recorded(bad - 1))
 
 
 async def test_status_tells_state_position_and_lag(ledger: Ledger) -> None:

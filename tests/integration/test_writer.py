@@ -184,8 +184,8 @@ def test_a_batch_can_be_cut() -> None:
     batch = Batch(0, 9, "id-9", [on(2, Closed()), on(5, Closed()), on(7, Closed())])
     assert batch.before(2) is None
     assert batch.before(7) == Batch(0, 5, "id-5", batch.events[:2])
-    assert batch.halves() == (Batch(0, 2, "id-2", batch.events[:1]), Batch(2, 9, "id-9", batch.events[1:]))
-    assert Batch(0, 9, "id-9", batch.events[:1]).halves() is None
+    assert batch.cut(1) == (Batch(0, 2, "id-2", batch.events[:1]), Batch(2, 9, "id-9", batch.events[1:]))
+    assert batch.cut(3) == (batch, None)
 
 
 class Colour(enum.Enum):

@@ -38,13 +38,6 @@ _SUPPORTED = frozenset[type[Any]]((
     sa.Uuid, sa.UUID, sa.JSON, postgresql.JSON, postgresql.JSONB, sa.LargeBinary, sa.BLOB, sa.Enum,
     ExactNumeric, UtcDateTime,
 ))  # fmt: skip
-_SIMPLE: tuple[tuple[type[Any], Convert], ...] = (
-    (sa.Boolean, values.boolean),
-    (sa.Date, values.day),
-    (sa.Uuid, values.uuid),
-    (sa.JSON, canonical),
-    (sa.LargeBinary, values.blob),
-)
 _SQLITE: tuple[tuple[tuple[type[Any], ...], Convert, Convert], ...] = (
     ((sa.Float,), float, float),
     ((sa.Numeric, ExactNumeric), decimal_to_text, Decimal),
@@ -117,6 +110,13 @@ def loader(kind: sa.TypeEngine[Any], dialect: str) -> Convert | None:
     return _to_utc if _has_zone(kind) else None
 
 
+def _json(value: Any) -> Any:
+    """None is NULL, not the JSON null."""
+    if value is None:
+        raise ValueError("it takes JSON")
+    return canonical(value)
+
+
 def _has_zone(kind: sa.TypeEngine[Any]) -> bool:
     return isinstance(kind, UtcDateTime) or (isinstance(kind, sa.DateTime) and kind.timezone)
 
@@ -131,3 +131,12 @@ def _labels(kind: sa.Enum) -> dict[str, Any]:
         return {label: label for label in kind.enums}
     members = cast("dict[str, Any]", kind.enum_class.__members__)
     return dict(zip(kind.enums, members.values(), strict=True))
+
+
+_SIMPLE: tuple[tuple[type[Any], Convert], ...] = (
+    (sa.Boolean, values.boolean),
+    (sa.Date, values.day),
+    (sa.Uuid, values.uuid),
+    (sa.JSON, _json),
+    (sa.LargeBinary, values.blob),
+)

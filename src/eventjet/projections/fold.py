@@ -73,7 +73,7 @@ class Fold:
                 if after is before:
                     continue
                 if after is not None:
-                    after = normalise(after)
+                    after = normalise(after, before)
                     if key_in(after) != key:
                         raise ValueError(_stranger(key_in(after), key))
                 changed[key] = after
@@ -96,7 +96,7 @@ class Fold:
                     if after is before:
                         continue
                     if after is not None:
-                        after = codec.normalise(after)
+                        after = codec.normalise(after, before)
                         if codec.key(after) != key:
                             raise ValueError(_stranger(codec.key(after), key))
                     changed[key] = after

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Column, MetaData, Table
+from sqlalchemy import JSON, Column, MetaData, Table
 from sqlalchemy.sql import quoted_name
 from sqlalchemy.sql.schema import SchemaConst
 
@@ -24,8 +24,19 @@ class RowCodec:
     """
 
     __slots__ = (
-        "_checks", "_dumps", "_loads", "_make", "_values", "columns", "dialect", "key", "row_type", "table_name",
-    )  # fmt: skip
+        "_checks",
+        "_dumps",
+        "_loads",
+        "_make",
+        "_mutable",
+        "_unknown",
+        "_values",
+        "columns",
+        "dialect",
+        "key",
+        "row_type",
+        "table_name",
+    )
 
     def __init__(self, table: Table, row_type: type, dialect: str) -> None:
         declared = list(table.columns)
@@ -39,20 +50,35 @@ class RowCodec:
         """The key of a row, always a tuple."""
         self._values = _values_of(names)
         self._checks = [_check(column) for column in declared]
+        self._unknown = (_UNKNOWN,) * len(declared)
+        self._mutable = any(isinstance(column.type, JSON) for column in declared)
         self._dumps = _conversions([dumper(column.type, dialect) for column in declared])
         self._loads = _conversions([loader(column.type, dialect) for column in declared])
         self._make = _maker(row_type, names)
 
-    def normalise(self, row: Any) -> Any:
-        """The row as it will be read back; raises `RowRefused` for a value that would not come back equal."""
+    def normalise(self, row: Any, before: Any = None) -> Any:
+        """The row as it will be read back; raises `RowRefused` for a value that would not come back equal.
+
+        `before` is a normalised row it may share values with: what is the very same object is not checked again.
+        """
         if type(row) is not self.row_type:
             raise TypeError(f"it returned {type(row).__name__}, not {self.row_type.__name__}")
         values = self._values(row)
+        fitted: list[Any] | None = None
+        known = self._unknown if before is None or self._mutable else self._values(before)
+        index = 0
         try:
-            fitted = [check(value) for check, value in zip(self._checks, values, strict=True)]
-        except ValueError:
-            raise self._refusal(values) from None
-        return row if all(map(is_, fitted, values)) else self._make(fitted)
+            for check, value, old in zip(self._checks, values, known, strict=True):
+                if value is not old:
+                    fresh = check(value)
+                    if fresh is not value:
+                        fitted = fitted or list(values)
+                        fitted[index] = fresh
+                index += 1
+        except ValueError as error:
+            reason = "it is NOT NULL" if values[index] is None else str(error)
+            raise RowRefused(self.table_name, self.columns[index], values[index], reason) from None
+        return row if fitted is None else self._make(fitted)
 
     def dump(self, row: Any) -> tuple[Any, ...]:
         """What the driver takes, for an insert or `COPY`; the row must be normalised."""
@@ -62,14 +88,6 @@ class RowCodec:
     def load(self, values: Sequence[Any]) -> Any:
         """The row of what the driver gave."""
         return self._make(_converted(values, self._loads) if self._loads else values)
-
-    def _refusal(self, values: Sequence[Any]) -> RowRefused:
-        for column, check, value in zip(self.columns, self._checks, values, strict=True):
-            try:
-                check(value)
-            except ValueError as error:
-                return RowRefused(self.table_name, column, value, str(error))
-        raise AssertionError("a column's check refused a value once and then took it")
 
 
 def storage_table(table: Table, dialect: str, *, schema: str | None = None, name: str | None = None) -> Table:
@@ -97,12 +115,13 @@ def key_check(column: Column[Any], parts: int) -> Convert:
     """The check of one column of a key of so many: PostgreSQL indexes no more than about 2,700 bytes."""
     check = normaliser(column.type)
     most = _KEY_BYTES // parts
+    short = most // 4
 
     def check_key(value: Any) -> Any:
         if value is None:
             raise ValueError("a key cannot be None")
         fitted = check(value)
-        if isinstance(fitted, str) and len(fitted) * 4 > most and len(fitted.encode()) > most:
+        if type(fitted) is str and len(fitted) > short and len(fitted.encode()) > most:
             raise ValueError(f"a key of this table holds {most} bytes of text in each column")
         return fitted
 
@@ -110,6 +129,7 @@ def key_check(column: Column[Any], parts: int) -> Convert:
 
 
 _KEY_BYTES = 2_600
+_UNKNOWN = object()
 
 
 def _converted(values: Sequence[Any], conversions: Sequence[tuple[int, Convert]]) -> list[Any]:
@@ -122,16 +142,9 @@ def _converted(values: Sequence[Any], conversions: Sequence[tuple[int, Convert]]
 
 
 def _check(column: Column[Any]) -> Convert:
+    """No check takes None."""
     check = normaliser(column.type)
-    if column.nullable:
-        return lambda value: None if value is None else check(value)
-
-    def check_value(value: Any) -> Any:
-        if value is None:
-            raise ValueError("it is NOT NULL")
-        return check(value)
-
-    return check_value
+    return (lambda value: None if value is None else check(value)) if column.nullable else check
 
 
 def _values_of(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal, Inexact, InvalidOperation
@@ -18,12 +19,16 @@ _UNCONSTRAINED_SCALE = 16_383
 def text(length: int | None) -> Convert:
     """Text of at most `length` characters, as PostgreSQL counts them."""
 
+    longest = sys.maxsize if length is None else length
+
     def check(value: Any) -> str:
+        if type(value) is str and len(value) <= longest and value.isascii() and "\0" not in value:
+            return value
         if type(value) is not str:
             if not isinstance(value, str):
                 raise ValueError(f"it takes text, not {_kind(value)}")
             value = str.__str__(value)
-        if length is not None and len(value) > length:
+        if len(value) > longest:
             raise ValueError(f"it holds {length} characters and this has {len(value)}")
         return storable(value)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import JSON, Connection, LargeBinary, Table
 
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CheckpointFenced
@@ -18,6 +18,7 @@ from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import Checkpoint, clock, read
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.fold import Fold
+from eventjet.projections.recent import ROWS_MAX, RecentRows
 from eventjet.projections.statements import statements
 from eventjet.projections.tables import RowCodec, storage_table
 
@@ -50,9 +51,15 @@ class Batch:
 
 
 class Writer:
-    """Writes the batches of one projection, to its table or to `table` (a shadow)."""
+    """Writes the batches of one projection, to its table or to `table` (a shadow).
+
+    Whoever tells `recent` of every commit is spared reading rows that it has just written.
+    """
 
     def __init__(self, bound: BoundProjection, dialect: str, *, lease_s: float, table: Table | None = None) -> None:
+        # Rows of values that may be large, or changed in place, are read anew for every batch.
+        heavy = any(isinstance(column.type, JSON | LargeBinary) for column in bound.table.columns)
+        self.recent = RecentRows(0 if heavy else ROWS_MAX)
         codec = RowCodec(bound.table, bound.row_type, dialect)
         self._bound = bound
         self._fold = Fold(bound, codec)
@@ -86,9 +93,11 @@ class Writer:
             if made:
                 self._statements.insert(connection, made)
             return
-        keys = self._fold.keys(events)
-        rows = self._statements.read(connection, keys) if keys else {}
+        rows, missing = self.recent.find(self._fold.keys(events))
+        if missing:
+            rows.update(self._statements.read(connection, missing))
         changed = self._fold(rows, events)
+        self.recent.write(changed)
         gone = [key for key, row in changed.items() if row is None]
         kept = [row for row in changed.values() if row is not None]
         if gone:

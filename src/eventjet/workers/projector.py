@@ -74,6 +74,7 @@ class Projector:
                 if self._is_first_term:
                     await lease.reopen()
                     self._is_first_term = False
+                self._writer.recent.forget()
                 held = await lease.acquire(stop, self._on_ready)
                 if held is not None:
                     await self._hold(connection, lease, held, stop)
@@ -133,7 +134,9 @@ class Projector:
         try:
             async with self._place.turn(), connection.begin():
                 await connection.run_sync(self._writer.write, held, part)
+            self._writer.recent.committed()
         except DBAPIError as error:
+            self._writer.recent.forget()
             if not is_about_data(error):
                 self._batch_max = max(1, len(part.events) // 2)
                 raise

@@ -1,0 +1,201 @@
+"""Leases by the database's clock, sessions that cannot hold a row for ever, and waiting for a position."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
+
+from eventjet.errors import NotCaughtUp, Unreachable, UsageError
+from eventjet.projections import checkpoint
+from eventjet.projections.checkpoint import ACTIVE, FAILED, NEW, PAUSED, Checkpoint, create_tables, wait_caught_up
+from eventjet.projections.database import READ_ONLY, WORKER, Database, SessionLimits
+from tests.integration.projecting import BALANCES, MOVEMENTS, made
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/read.db"
+    return str(request.getfixturevalue("eventjet_database"))
+
+
+@pytest.fixture
+def engine(database: str) -> Iterator[Engine]:
+    engine = made(database, BALANCES, MOVEMENTS).sync_engine()
+    with engine.begin() as connection:
+        checkpoint.ensure(connection, "balances", 1)
+    yield engine
+    engine.dispose()
+
+
+def take(engine: Engine, owner: str, ttl_s: float = 30.0) -> Checkpoint | None:
+    with engine.begin() as connection:
+        return checkpoint.take(connection, "balances", 1, owner, ttl_s)
+
+
+def held(engine: Engine, owner: str = "w-1") -> Checkpoint:
+    found = take(engine, owner)
+    assert found is not None
+    return found
+
+
+def test_tables_are_created_once_whoever_comes_first(database: str) -> None:
+    engine = Database(database).sync_engine()
+    with ThreadPoolExecutor(4) as pool:
+        created = list(pool.map(lambda _: create_tables(engine, [BALANCES, MOVEMENTS]), range(4)))
+    assert sorted(name for names in created for name in names) == [
+        "balances",
+        "eventjet_projection",
+        "eventjet_rebuild",
+        "movements",
+    ]
+    assert create_tables(engine, [BALANCES]) == []
+    engine.dispose()
+
+
+def test_a_lease_is_held_by_one_and_each_owner_has_an_epoch_of_its_own(engine: Engine) -> None:
+    first = held(engine)
+    assert (first.epoch, first.owner, first.state, first.position) == (1, "w-1", NEW, 0)
+    assert take(engine, "w-2") is None
+    with engine.begin() as connection:
+        assert not checkpoint.is_free(connection, "balances", 1, "w-2")
+        assert checkpoint.release(connection, first)
+        assert checkpoint.is_free(connection, "balances", 1, "w-2")
+    assert held(engine, "w-2").epoch == 2
+    with engine.begin() as connection:
+        assert not checkpoint.renew(connection, first, 30)
+        assert not checkpoint.release(connection, first)
+        assert not checkpoint.settle(connection, first, FAILED, "too late")
+        assert not checkpoint.adopt_log(connection, first, "another")
+
+
+def test_a_lease_ends_by_the_databases_clock(engine: Engine) -> None:
+    assert take(engine, "w-1", ttl_s=0.2) is not None
+    assert take(engine, "w-2") is None
+    deadline = time.monotonic() + 5
+    while (found := take(engine, "w-2")) is None:
+        assert time.monotonic() < deadline
+    assert found.epoch == 2
+
+
+def test_an_owner_takes_its_own_lease_again(engine: Engine) -> None:
+    assert held(engine).epoch == 1
+    assert held(engine).epoch == 2
+
+
+@pytest.mark.parametrize("state", [FAILED, PAUSED, "retired"])
+def test_only_a_living_projection_can_be_taken(engine: Engine, state: str) -> None:
+    first = held(engine)
+    with engine.begin() as connection:
+        checkpoint.settle(connection, first, state, "because")
+        checkpoint.release(connection, first)
+        assert not checkpoint.is_free(connection, "balances", 1, "w-1")
+    assert take(engine, "w-1") is None
+    with engine.begin() as connection:
+        assert checkpoint.reopen(connection, "balances", 1) == (state == FAILED)
+    again = take(engine, "w-1")
+    assert again is None if state != FAILED else again is not None and again.state == ACTIVE and not again.reason
+
+
+def test_a_row_locked_by_a_batch_counts_as_held(engine: Engine) -> None:
+    if engine.dialect.name == "sqlite":
+        pytest.skip("SQLite locks the whole database")
+    with engine.begin() as connection:
+        checkpoint.lock(connection, "balances", 1)
+        assert take(engine, "w-2") is None
+
+
+def test_a_session_that_stops_within_a_transaction_frees_its_row(engine: Engine, database: str) -> None:
+    if engine.dialect.name == "sqlite":
+        pytest.skip("SQLite frees it when the process resumes or dies")
+    stuck = Database(database).sync_engine(limits=SessionLimits(idle_in_transaction_ms=200))
+    with stuck.connect() as connection:
+        transaction = connection.begin()
+        checkpoint.lock(connection, "balances", 1)
+        with engine.begin() as other:
+            assert checkpoint.lock(other, "balances", 1) is not None
+        with pytest.raises(DBAPIError, match="idle-in-transaction"):
+            connection.execute(text("select 1"))
+        transaction.close()
+    stuck.dispose()
+
+
+async def test_every_session_of_a_worker_is_bounded_and_in_utc(database: str) -> None:
+    where = Database(database)
+    engine = where.engine("eventjet test")
+    async with engine.connect() as connection:
+        if where.dialect == "postgresql":
+            for name, value in [
+                ("lock_timeout", "2s"),
+                ("statement_timeout", "15s"),
+                ("idle_in_transaction_session_timeout", "2500ms"),
+                ("timezone", "UTC"),
+                ("application_name", "eventjet test"),
+            ]:
+                assert await connection.scalar(text(f"show {name}")) == value
+        else:
+            assert await connection.scalar(text("pragma journal_mode")) == "wal"
+            assert await connection.scalar(text("pragma synchronous")) == 2
+            assert await connection.scalar(text("pragma busy_timeout")) == 5000
+    await engine.dispose()
+    assert WORKER.idle_in_transaction_ms < 3_000
+
+
+def test_a_reader_of_sqlite_does_not_wait_for_a_writer(engine: Engine) -> None:
+    if engine.dialect.name != "sqlite":
+        pytest.skip("PostgreSQL's readers never wait")
+    with engine.begin() as writer:
+        checkpoint.lock(writer, "balances", 1)
+        with engine.connect().execution_options(**{READ_ONLY: True}) as reader:
+            assert checkpoint.read(reader, "balances", 1) is not None
+
+
+async def test_a_position_that_is_not_reached_is_said(engine: Engine, database: str) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("update eventjet_projection set position = 7"))
+    await wait_caught_up(database, BALANCES, 7, timeout_s=0)
+    with pytest.raises(NotCaughtUp, match=r"'balances' is at position 7 and did not reach 8 within 0.1 s"):
+        await wait_caught_up(database, BALANCES, 8, timeout_s=0.1)
+    with pytest.raises(NotCaughtUp, match="'movements' is at position 0"):
+        await wait_caught_up(database, MOVEMENTS, 1, timeout_s=0)
+
+
+def test_blocking_connections_for_bulk_loads(database: str) -> None:
+    where = Database(database)
+    if where.dialect == "sqlite":
+        loader = where.connect_sqlite()
+        assert loader.execute("pragma journal_mode").fetchone() == ("wal",)
+        loader.close()
+    else:
+        with where.connect_postgres("eventjet load") as connection:
+            assert connection.execute("show application_name").fetchone() == ("eventjet load",)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql://ada:s3cret@127.0.0.1:1/read", "postgresql+psycopg://127.0.0.1:1/read?password=s3cret&user=ada"],
+)
+def test_no_password_is_shown(url: str) -> None:
+    where = Database(url)
+    assert "s3cret" not in repr(where) + where.shown
+    with pytest.raises(Unreachable) as raised:
+        where.connect_postgres()
+    assert "s3cret" not in str(raised.value)
+    assert "127.0.0.1:1/read" in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "not a url"])
+def test_a_database_that_nobody_else_could_read_is_refused(url: str) -> None:
+    with pytest.raises(UsageError):
+        Database(url)
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(Unreachable, match="Check that its folder exists"):
+        Database(f"sqlite:///{tmp_path}/nowhere/read.db").connect_sqlite()
