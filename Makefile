@@ -11,7 +11,7 @@ installed := $(VENV)/.installed
 # What `make simulate` runs: seeds 0 to this.
 SCHEDULES ?= 1000000
 
-.PHONY: setup test simulate demo lint format types contract clean
+.PHONY: setup test simulate demo lint format types contract bench clean
 
 setup: $(installed)
 
@@ -47,6 +47,10 @@ types: setup
 
 contract: setup
 	$(bin)/lint-imports --no-logo
+
+bench: setup
+	$(bin)/python -m pip install --quiet --constraint constraints.txt --group bench
+	$(bin)/python -m benchmarks.commands
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist spark-warehouse
