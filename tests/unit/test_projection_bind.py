@@ -215,6 +215,14 @@ def test_the_primary_key_must_be_the_key() -> None:
     assert "may take two keys for one" in faults_of(projection("b", table=loose)(fold))
 
 
+def test_a_key_must_be_given_for_every_event() -> None:
+    @projection("b", table=a_table(), key=by_source)
+    def wider(row: Balance | None, event: Recorded[Opened | Paid]) -> Balance | None:
+        return row
+
+    assert "by_source gives no key for 'Opened'" in faults_of(wider)
+
+
 def test_a_column_that_the_database_makes_is_refused() -> None:
     table = a_table(Column("account_id", String, primary_key=True), Column("amount", Numeric(12, 2), Computed("1")))
     assert "made by the database" in faults_of(projection("b", table=table)(fold))

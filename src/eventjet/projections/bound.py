@@ -108,7 +108,7 @@ class _Binding:
         self._check_table()
         if row_type is not None:
             self._check_fields(row_type)
-        self._check_keys()
+        self._check_keys(events)
         if row_type is None or self.faults:
             return None
         key_of, keys_of = self._keys()
@@ -176,7 +176,7 @@ class _Binding:
         if fixed:
             self.faults.append(f"{row_type.__qualname__} cannot be made with {_listed(fixed)}: init=False")
 
-    def _check_keys(self) -> None:
+    def _check_keys(self, events: Sequence[type]) -> None:
         where = f"the primary key of {self.table.name!r}"
         if not self.key_columns:
             self.faults.append(f"{where} is missing; it is the projection's key")
@@ -191,11 +191,11 @@ class _Binding:
             if types not in ([int], [int, int]) or not isinstance(self.key_columns[0].type, sa.BigInteger):
                 self.faults.append(f"{where} must be the position, a BigInteger, alone or with an integer index")
             return
-        expected = self._declared_key()
+        expected = self._declared_key(events)
         if expected is not None and expected != types:
             self.faults.append(f"{where} is ({_shown(types)}), and the projection's key is ({_shown(expected)})")
 
-    def _declared_key(self) -> list[Any] | None:
+    def _declared_key(self, events: Sequence[type]) -> list[Any] | None:
         """The types of the key's parts; None when they are not told."""
         declared = cast("Projection[Any, Any]", self.declared)
         if declared.key is not None and declared.keys is not None:
@@ -204,10 +204,14 @@ class _Binding:
         if function is None:
             return [str]
         try:
+            known = events_of(function, next(iter(inspect.signature(function).parameters), "event"))
             hint = resolved_hint(function, "return")
         except DefinitionError as error:
             self.faults.extend(error.faults)
             return None
+        strangers = {_name(one) for one in events if one not in known}
+        if strangers:
+            self.faults.append(f"{_name(function)} gives no key for {_listed(strangers)}")
         if declared.key is None:
             members = {one for one in typing.get_args(hint) if one is not ...}
             if len(members) != 1:
