@@ -25,7 +25,7 @@ from pathlib import Path
 
 _BLOCK = re.compile(r"(?:<!-- (\w+): (\S+) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _RUN = frozenset({"eventjet", "python", "pytest"})
-_NOT_HERE = frozenset({"pip", "make", "git", "cd"})
+_NOT_HERE = frozenset({"pip", "make", "git", "cd", "python3"})
 """What a reader does and a test has done already."""
 _LINE_S = 150.0
 _STOP_S = 30.0
@@ -110,7 +110,7 @@ class Running:
 
     def _shell(self, line: str, block: Block) -> None:
         words = shlex.split(line, comments=True)
-        if not words or words[0] in _NOT_HERE:
+        if not words or words[0] in _NOT_HERE or words == [".", "venv/bin/activate"]:
             return
         if words[0] == "export":
             self.environ.update(dict([words[1].split("=", 1)]))

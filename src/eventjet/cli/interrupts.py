@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
-from collections.abc import Generator
+from collections.abc import Coroutine, Generator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -43,3 +47,16 @@ def terminable(consolation: str) -> Generator[None]:
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+async def told_when_stopping(work: Coroutine[Any, Any, T]) -> T:
+    """Run it; when it is cancelled, say at once that it is ending, which may take a while."""
+    from eventjet.cli.terminal import note
+
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        note("Stopping; what was begun is cleared away.")
+        task.cancel()
+        return await task

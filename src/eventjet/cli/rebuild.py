@@ -37,13 +37,13 @@ def rebuild(
 
     Ctrl-C, or a fault anywhere, leaves the live ones as they are.
     """
-    from eventjet.cli.interrupts import terminable
+    from eventjet.cli.interrupts import terminable, told_when_stopping
     from eventjet.cli.terminal import print_json
 
     at = target(app, app_dir, servers, database)
     chosen, names = engine_named(engine), at.chosen(projections)
     with terminable("The live read models are as they were."):
-        report = asyncio.run(_rebuild(at, names, chosen, master))
+        report = asyncio.run(told_when_stopping(_rebuild(at, names, chosen, master)))
     if json:
         print_json({**asdict(report), "seconds": dict(report.seconds)})
     else:

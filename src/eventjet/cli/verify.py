@@ -31,14 +31,14 @@ def verify(
     Workers, commands and readers go on meanwhile. The first differences are named, with the position since which
     the row is not what the log says.
     """
-    from eventjet.cli.interrupts import terminable
+    from eventjet.cli.interrupts import terminable, told_when_stopping
     from eventjet.cli.terminal import print_json
 
     at = target(app, app_dir, servers, database)
     chosen = engine_named(engine)
     (name,) = at.chosen([projection])
     with terminable("Nothing was changed."):
-        report = asyncio.run(_verify(at, name, chosen, master))
+        report = asyncio.run(told_when_stopping(_verify(at, name, chosen, master)))
     if json:
         examples = [{**asdict(one), "key": shown_key(one.key)} for one in report.examples]
         print_json({**asdict(report), "seconds": dict(report.seconds), "examples": examples})
