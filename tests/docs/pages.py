@@ -60,7 +60,8 @@ class Running:
     folder: Path
     environ: dict[str, str]
     module: types.ModuleType = field(init=False)
-    printed: str = ""
+    printed: str | None = None
+    """By the shell block just before, if there was one."""
     background: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -69,6 +70,7 @@ class Running:
 
     def run(self, block: Block) -> None:
         """One block; raises whatever is wrong with it."""
+        printed, self.printed = self.printed, None
         if block.language == "python" and block.note == "file":
             (self.folder / str(block.path)).write_text(block.text, encoding="utf-8")
         elif block.language == "python":
@@ -77,11 +79,9 @@ class Running:
             self.printed = ""
             for line in block.text.splitlines():
                 self._shell(line, block)
-        elif block.language == "text":
-            missing = [line for line in _plain(block.text) if line not in _plain(self.printed)]
-            assert not missing, f"{self.page}:{block.line} promises {missing}, printed was\n{self.printed}"
-        else:
-            raise AssertionError(f"{self.page}:{block.line}: nothing runs a block of {block.language!r}")
+        elif block.language == "text" and printed is not None:
+            missing = [line for line in _plain(block.text) if line not in _plain(printed)]
+            assert not missing, f"{self.page}:{block.line} promises {missing}, printed was\n{printed}"
 
     def close(self) -> None:
         """End what runs in the background, with SIGINT as a reader does."""
@@ -123,7 +123,7 @@ class Running:
             done = subprocess.run(
                 _command(words), cwd=self.folder, env=self.environ, capture_output=True, text=True, timeout=_LINE_S
             )
-            self.printed += done.stdout
+            self.printed = (self.printed or "") + done.stdout
             assert done.returncode == 0, f"{self.page}:{block.line}: {line}\n{done.stdout}{done.stderr}"
         else:
             raise AssertionError(f"{self.page}:{block.line}: nothing runs {line!r}")
