@@ -55,6 +55,9 @@ class Wire:
         if "last_by_subj" in body:
             position = self.stream.last.get(body["last_by_subj"], 0)
             found = (position, self.stream.log[position - 1]) if position else None
+        elif "next_by_subj" not in body:
+            position = int(body["seq"])
+            found = (position, self.stream.log[position - 1]) if position <= len(self.stream.log) else None
         else:
             found = self.stream.slot(body["next_by_subj"], int(body["seq"]) - 1)
         value: dict[str, Any] = {"type": "io.nats.jetstream.api.v1.stream_msg_get_response"}

@@ -75,42 +75,49 @@ class JetStreamStore:
     async def append(self, writes: Sequence[Append]) -> int:
         """As `EventStore.append`. Cancelling the caller does not abandon the save."""
         check_save(self.app, writes)
+        deadline = time.monotonic() + self._save_timeout_s
         if self._client.pending_data_size > _PENDING_MAX:
-            return await self._bounded(writes, None, resume=False)
+            return await self._bounded(writes, None, deadline, resume=False)
         try:
             # The usual save is one answer long and needs no task of its own.
-            first = await self._send(self._subjects(writes), writes, self._requests.timeout_s)
+            timeout_s = min(self._requests.timeout_s, self._save_timeout_s)
+            first = await self._send(self._subjects(writes), writes, timeout_s)
         except asyncio.CancelledError:
-            self._start(writes, None, resume=True)
+            self._start(writes, None, deadline, resume=True)
             raise
         if isinstance(first, outcome.Acked) and not first.duplicate:
             return first.position
-        return await self._bounded(writes, first, resume=False)
+        return await self._bounded(writes, first, deadline, resume=False)
 
     async def resolve(self, writes: Sequence[Append]) -> int:
         """As `append`, for a save whose deadline passed before: it looks before it sends."""
-        return await self._bounded(writes, None, resume=True)
+        return await self._bounded(writes, None, time.monotonic() + self._save_timeout_s, resume=True)
 
     async def settle(self) -> None:
         """Wait for the saves in flight, at most one save's time; nothing can be read afterwards."""
         self._long_reads.close()
         if self._in_flight:
-            await asyncio.wait(set(self._in_flight), timeout=self._save_limit_s)
+            await asyncio.wait(set(self._in_flight), timeout=self._save_timeout_s + self._last_request_s)
 
     @property
-    def _save_limit_s(self) -> float:
-        return self._save_timeout_s + self._requests.timeout_s + _GRACE_S
+    def _last_request_s(self) -> float:
+        """How long the request takes that is under way at a deadline."""
+        return self._requests.timeout_s + 2 * _GRACE_S
 
-    async def _bounded(self, writes: Sequence[Append], first: outcome.Answer | None, *, resume: bool) -> int:
-        task = self._start(writes, first, resume=resume)
+    async def _bounded(
+        self, writes: Sequence[Append], first: outcome.Answer | None, deadline: float, *, resume: bool
+    ) -> int:
+        task = self._start(writes, first, deadline, resume=resume)
         # Not `asyncio.timeout`: nats-py swallows a cancellation while it waits for room in its buffer.
-        done, _ = await asyncio.wait({task}, timeout=self._save_limit_s)
+        done, _ = await asyncio.wait({task}, timeout=deadline - time.monotonic() + self._last_request_s)
         if not done:
             raise _error_of(outcome.Unknown("the connection takes nothing"), self._subjects(writes), writes)
         return task.result()
 
-    def _start(self, writes: Sequence[Append], first: outcome.Answer | None, *, resume: bool) -> asyncio.Task[int]:
-        task = asyncio.ensure_future(self._save(writes, first, resume=resume))
+    def _start(
+        self, writes: Sequence[Append], first: outcome.Answer | None, deadline: float, *, resume: bool
+    ) -> asyncio.Task[int]:
+        task = asyncio.ensure_future(self._save(writes, first, deadline, resume=resume))
         self._in_flight.add(task)
         task.add_done_callback(self._landed)
         return task
@@ -120,10 +127,11 @@ class JetStreamStore:
         if not task.cancelled():
             task.exception()  # taken, so that an abandoned caller leaves no warning
 
-    async def _save(self, writes: Sequence[Append], first: outcome.Answer | None, *, resume: bool) -> int:
+    async def _save(
+        self, writes: Sequence[Append], first: outcome.Answer | None, deadline: float, *, resume: bool
+    ) -> int:
         """The whole road of a save, from its first answer when that is there already."""
         subjects = self._subjects(writes)
-        deadline = time.monotonic() + self._save_timeout_s
         save = outcome.Save(_parts(writes), deadline=deadline, jitter=random.random)
         step: outcome.Step = save.resume() if resume else save.begin()
         if first is not None:

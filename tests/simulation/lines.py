@@ -1,0 +1,109 @@
+"""Who answers a script: a server, or the simulated one; and what both said."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Protocol
+from uuid import uuid4
+
+from nats.aio.client import Client
+
+from eventjet.settings import Settings
+from eventjet.store.connection import connect
+from eventjet.store.topology import declare
+from tests.simulation.scripts import Read, Script, Step
+from tests.simulation.stream import Stream
+from tests.simulation.wire import Wire
+
+Answers = list[tuple[str, Any]]
+"""What was tried, and an answer."""
+
+
+class Line(Protocol):
+    """Who answers."""
+
+    async def step(self, step: Step) -> dict[str, Any] | None:
+        """The answer as JSON; None for what does not ask."""
+        ...
+
+
+class RealLine:
+    """A server, over a connection of nats-py; `name` is the stream's and its subjects' first token."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client = client
+        self._name = name
+
+    async def step(self, step: Step) -> dict[str, Any] | None:
+        if isinstance(step, Read):
+            body = json.dumps(_asked(self._name, step)).encode()
+            reply = await self._client.request(f"$JS.API.STREAM.MSG.GET.{self._name}", body, timeout=10)
+            return json.loads(reply.data)
+        subject = f"{self._name}.{step.subject}"
+        headers = dict(step.headers) or None
+        if not step.asks:
+            await self._client.publish(subject, step.body, headers=headers)
+            return None
+        reply = await self._client.request(subject, step.body, headers=headers, timeout=10)
+        return json.loads(reply.data) if reply.data else {}
+
+
+class SimulatedLine:
+    """The simulated stream; `now` is its clock."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self.now = 0.0
+
+    async def step(self, step: Step) -> dict[str, Any] | None:
+        if isinstance(step, Read):
+            return json.loads(self._wire.get(_asked(self._wire.name, step)))
+        answer = self._wire.publish(f"{self._wire.name}.{step.subject}", step.body, dict(step.headers), self.now)
+        if not step.asks:
+            return None
+        return json.loads(answer) if answer else {}
+
+
+async def recorded(line: Line, script: Script) -> Answers:
+    """All answers, without what differs between any two servers."""
+    found: Answers = []
+    for what, steps in script:
+        for step in steps:
+            answer = await line.step(step)
+            if answer is not None:
+                found.append((what, _comparable(answer)))
+    return found
+
+
+async def answers_of_both(
+    url: str, replicas: int, script: Script, *, afterwards: Script = (), after_s: float = 0.0
+) -> tuple[Answers, Answers]:
+    """What a server at `url` says on a new stream, and what the simulator says."""
+    name = f"app_{uuid4().hex[:12]}"
+    client, requests = await connect(Settings(servers=(url,), replicas=replicas))
+    try:
+        await declare(requests, name, replicas)
+        line = RealLine(client, name)
+        real = await recorded(line, script)
+        if afterwards:
+            await asyncio.sleep(after_s)
+            real += await recorded(line, afterwards)
+    finally:
+        await client.close()
+    simulated_line = SimulatedLine(Wire(name, Stream(replicas=replicas)))
+    simulated = await recorded(simulated_line, script)
+    simulated_line.now += after_s
+    simulated += await recorded(simulated_line, afterwards)
+    return real, simulated
+
+
+def _asked(name: str, read: Read) -> dict[str, Any]:
+    return {key: f"{name}.{value}" if isinstance(value, str) else value for key, value in read.body}
+
+
+def _comparable(answer: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in answer.items() if name != "stream"}
+    if "message" in kept:
+        kept["message"] = {name: kept["message"].get(name, "") for name in ("seq", "hdrs", "data")}
+    return kept
