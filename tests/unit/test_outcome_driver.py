@@ -239,3 +239,14 @@ async def test_a_status_that_is_not_an_end_is_not_an_empty_history(status: str) 
         await store.history("thing", "t-0")
     with pytest.raises(StoreUnavailable, match=status):
         _ = [record async for record in store.records()]
+
+
+async def test_a_connection_that_takes_nothing_holds_no_read_longer_than_a_request() -> None:
+    store, requests = disturbed()
+    cast("SimulatedClient", store._client).pending_data_size = 2 << 20
+    for read in (store.history("thing", "t-0"), store.last("thing", "t-0"), store.newest("thing", "t-0")):
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            await read
+        assert time.monotonic() - started < REQUEST_S + 0.2
+    assert not requests.wire.stream.log

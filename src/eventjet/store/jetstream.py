@@ -165,6 +165,7 @@ class JetStreamStore:
         try:
             if len(messages) == 1:
                 subject, pairs, body = messages[0]
+                await self._room(timeout_s)
                 reply = await self._requests.ask(subject, body, dict(pairs), timeout_s)
             else:
                 reply = await self._send_batch(messages, timeout_s)
@@ -180,7 +181,7 @@ class JetStreamStore:
         limit = time.monotonic() + timeout_s
         for number, (subject, pairs, body) in enumerate(messages[:-1], 1):
             headers = {**dict(pairs), "Nats-Batch-Id": batch_id, "Nats-Batch-Sequence": str(number)}
-            await self._room(limit)
+            await self._room(limit - time.monotonic())
             try:
                 await self._client.publish(subject, body, headers=headers)
             except Exception as error:
@@ -192,11 +193,14 @@ class JetStreamStore:
             "Nats-Batch-Sequence": str(last),
             "Nats-Batch-Commit": "1",
         }
-        await self._room(limit)
+        await self._room(limit - time.monotonic())
         return await self._requests.ask(subject, body, headers, max(_GRACE_S, limit - time.monotonic()))
 
-    async def _room(self, limit: float) -> None:
-        """Wait until the connection takes more: beyond its buffer, nats-py would wait without a bound."""
+    async def _room(self, timeout_s: float | None = None) -> None:
+        """Wait until the connection takes more: beyond its buffer, nats-py waits without a bound. Raises `Lost`."""
+        if self._client.pending_data_size <= _PENDING_MAX:
+            return
+        limit = time.monotonic() + (self._requests.timeout_s if timeout_s is None else timeout_s)
         while self._client.pending_data_size > _PENDING_MAX:
             if time.monotonic() > limit:
                 raise Lost("the connection takes nothing")
@@ -272,6 +276,7 @@ class JetStreamStore:
     async def _gather(self, what: str, body: bytes) -> tuple[list[Msg], Msg]:
         subject = f"$JS.API.DIRECT.GET.{self.app}"
         try:
+            await self._room()
             messages, final = await self._requests.gather(subject, body)
         except Lost as error:
             raise StoreUnavailable(what, str(error)) from None
@@ -283,6 +288,7 @@ class JetStreamStore:
     async def _direct(self, what: str, suffix: str, body: bytes) -> RawRecord | None:
         subject = f"$JS.API.DIRECT.GET.{self.app}{suffix}"
         try:
+            await self._room()
             reply = await self._requests.ask(subject, body)
         except Lost as error:
             raise StoreUnavailable(what, str(error)) from None
@@ -295,10 +301,13 @@ class JetStreamStore:
 
     async def _from_leader(self, body: dict[str, Any]) -> RawRecord | None:
         try:
+            await self._room()
             found = await self._requests.read("A read from the leader", f"STREAM.MSG.GET.{self.app}", body)
         except ApiError as error:
             if error.code == _NO_MESSAGE:
                 return None
+            raise StoreUnavailable("A read from the leader", str(error)) from None
+        except Lost as error:
             raise StoreUnavailable("A read from the leader", str(error)) from None
         message = found["message"]
         return (
