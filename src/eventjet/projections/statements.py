@@ -1,4 +1,4 @@
-"""SQL of one projection's table: rows by keys, upsert and delete, each one statement for any number of rows.
+"""SQL of one projection: its rows by keys, and a change of rows together with the checkpoint.
 
 Names come from declared metadata alone; values are always bound.
 """
@@ -7,33 +7,50 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
 
 from sqlalchemy import Column, Connection, Table
 from sqlalchemy.dialects import postgresql, sqlite
 
 from eventjet.projections.arrays import element_type, literal
+from eventjet.projections.checkpoint import clock
 from eventjet.projections.columns import POSTGRESQL, dumper
+from eventjet.projections.storage import SQLITE
 from eventjet.projections.tables import RowCodec
+
+Key: TypeAlias = tuple[Any, ...]
+Advance: TypeAlias = tuple[int, str, float, str, int, int, int]
+"""(position, event id, lease in seconds, and of whom: name, revision, epoch, position before)."""
+
+_ADVANCE = (
+    "update eventjet_projection set position = {0}, event_id = {0}, lease_until = {1} + {0} "
+    "where name = {0} and revision = {0} and epoch = {0} and position = {0}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a batch does to the rows; no key is in two of these."""
+
+    kept: Sequence[Any] = ()
+    """Rows to insert or replace."""
+    made: Sequence[Any] = ()
+    """Rows to insert; one of the same key is an `IntegrityError`."""
+    gone: Sequence[Key] = ()
+    """Keys of rows to delete."""
 
 
 class Statements(Protocol):
-    """Reads and writes rows by key, within the caller's transaction. None of its methods takes an empty sequence."""
+    """For one table and its checkpoint."""
 
-    def read(self, connection: Connection, keys: Sequence[tuple[Any, ...]]) -> dict[tuple[Any, ...], Any]:
-        """The rows there are, by key."""
+    def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
+        """The rows there are of these keys, of which there is at least one."""
         ...
 
-    def upsert(self, connection: Connection, rows: Sequence[Any]) -> None:
-        """Insert or replace."""
-        ...
-
-    def insert(self, connection: Connection, rows: Sequence[Any]) -> None:
-        """Insert; a row of the same key is an `IntegrityError`."""
-        ...
-
-    def delete(self, connection: Connection, keys: Sequence[tuple[Any, ...]]) -> None:
-        """Delete what there is of these."""
+    def write(self, connection: Connection, advance: Advance, changes: Changes) -> bool:
+        """Advance the checkpoint and change the rows, or do neither and return False, when another epoch has begun or
+        the position is another. On PostgreSQL one statement, on SQLite several within the caller's transaction."""
         ...
 
 
@@ -43,7 +60,7 @@ def statements(table: Table, codec: RowCodec) -> Statements:
 
 
 class PostgresStatements:
-    """Arrays in, unnested by the server."""
+    """Arrays in, unnested by the server; checkpoint and rows in one statement, which is one round trip."""
 
     def __init__(self, table: Table, codec: RowCodec) -> None:
         names = _Names(table, postgresql.dialect())
@@ -55,8 +72,6 @@ class PostgresStatements:
         keys = ", ".join(f"%s::{element_type(column.type)}[]" for column in names.key)
         aliases = ", ".join(f"k{index}" for index in range(len(names.key)))
         same = " and ".join(f"t.{names.quoted(column)} = k.k{index}" for index, column in enumerate(names.key))
-        self._insert = f"insert into {names.table} ({names.all()}) select * from unnest({arrays})"  # noqa: S608
-        self._upsert = self._insert + names.on_conflict()
         self._read = f"select {names.all('t.')} from unnest({keys}) as k({aliases}) join {names.table} t on {same}"  # noqa: S608
         if len(names.key) == 1:
             (only,) = names.key
@@ -64,28 +79,32 @@ class PostgresStatements:
                 f"select {names.all('t.')} from {names.table} t "  # noqa: S608
                 f"where t.{names.quoted(only)} = any(%s::{element_type(only.type)}[])"
             )
-        self._delete = f"delete from {names.table} t using unnest({keys}) as k({aliases}) where {same}"  # noqa: S608
+        held = "exists (select 1 from held)"
+        self._held = f"with held as ({_ADVANCE.format('%s', clock(POSTGRESQL))} returning 1)"
+        self._made = (
+            f", made as (insert into {names.table} ({names.all()}) select * from unnest({arrays}) where {held})"  # noqa: S608
+        )
+        self._kept = self._made.replace("made as", "kept as", 1)[:-1] + names.on_conflict() + ")"
+        self._gone = (
+            f", gone as (delete from {names.table} t using unnest({keys}) as k({aliases}) where {same} and {held})"  # noqa: S608
+        )
 
-    def read(self, connection: Connection, keys: Sequence[tuple[Any, ...]]) -> dict[tuple[Any, ...], Any]:
-        found = connection.exec_driver_sql(self._read, self._arrays(keys, self._key_literals))
-        return _by_key(self._codec, found)
+    def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
+        return _by_key(self._codec, connection.exec_driver_sql(self._read, _arrays(keys, self._key_literals)))
 
-    def upsert(self, connection: Connection, rows: Sequence[Any]) -> None:
-        connection.exec_driver_sql(self._upsert, self._dumped(rows))
-
-    def insert(self, connection: Connection, rows: Sequence[Any]) -> None:
-        connection.exec_driver_sql(self._insert, self._dumped(rows))
-
-    def delete(self, connection: Connection, keys: Sequence[tuple[Any, ...]]) -> None:
-        connection.exec_driver_sql(self._delete, self._arrays(keys, self._key_literals))
-
-    def _dumped(self, rows: Sequence[Any]) -> tuple[str, ...]:
+    def write(self, connection: Connection, advance: Advance, changes: Changes) -> bool:
         dump = self._codec.dump
-        return self._arrays([dump(row) for row in rows], self._literals)
-
-    @staticmethod
-    def _arrays(rows: Sequence[tuple[Any, ...]], literals: Sequence[Callable[[Iterable[Any]], str]]) -> tuple[str, ...]:
-        return tuple([write(column) for write, column in zip(literals, zip(*rows, strict=True), strict=True)])
+        parts = [self._held]
+        values: list[Any] = list(advance)
+        for part, rows in ((self._made, changes.made), (self._kept, changes.kept)):
+            if rows:
+                parts.append(part)
+                values += _arrays([dump(row) for row in rows], self._literals)
+        if changes.gone:
+            parts.append(self._gone)
+            values += _arrays(changes.gone, self._key_literals)
+        parts.append(" select count(*) from held")
+        return connection.exec_driver_sql("".join(parts), tuple(values)).scalar_one() == 1
 
 
 class SqliteStatements:
@@ -100,29 +119,30 @@ class SqliteStatements:
         parts = ["k.value"] if self._alone else [f"k.value ->> {index}" for index in range(len(names.key))]
         same = " and ".join(f"t.{names.quoted(column)} = {part}" for column, part in zip(names.key, parts, strict=True))
         equal = " and ".join(f"{names.quoted(column)} = ?" for column in names.key)
+        self._advance = _ADVANCE.format("?", clock(SQLITE))
         self._insert = f"insert into {names.table} ({names.all()}) values ({marks})"  # noqa: S608
         self._upsert = self._insert + names.on_conflict()
         # A cross join keeps the order: each key is looked up in the index.
         self._read = f"select {names.all('t.')} from json_each(?) k cross join {names.table} t on {same}"  # noqa: S608
         self._delete = f"delete from {names.table} where {equal}"  # noqa: S608
 
-    def read(self, connection: Connection, keys: Sequence[tuple[Any, ...]]) -> dict[tuple[Any, ...], Any]:
-        dumped = self._keys(keys)
+    def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
+        dumped = self._dumped(keys)
         wanted = json.dumps([key[0] for key in dumped] if self._alone else dumped)
         return _by_key(self._codec, connection.exec_driver_sql(self._read, (wanted,)))
 
-    def upsert(self, connection: Connection, rows: Sequence[Any]) -> None:
+    def write(self, connection: Connection, advance: Advance, changes: Changes) -> bool:
+        if connection.exec_driver_sql(self._advance, advance).rowcount != 1:
+            return False
         dump = self._codec.dump
-        connection.exec_driver_sql(self._upsert, [dump(row) for row in rows])
+        if changes.gone:
+            connection.exec_driver_sql(self._delete, self._dumped(changes.gone))
+        for statement, rows in ((self._insert, changes.made), (self._upsert, changes.kept)):
+            if rows:
+                connection.exec_driver_sql(statement, [dump(row) for row in rows])
+        return True
 
-    def insert(self, connection: Connection, rows: Sequence[Any]) -> None:
-        dump = self._codec.dump
-        connection.exec_driver_sql(self._insert, [dump(row) for row in rows])
-
-    def delete(self, connection: Connection, keys: Sequence[tuple[Any, ...]]) -> None:
-        connection.exec_driver_sql(self._delete, self._keys(keys))
-
-    def _keys(self, keys: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    def _dumped(self, keys: Sequence[Key]) -> list[Key]:
         if not any(self._key_dumps):
             return list(keys)
         dumps = self._key_dumps
@@ -131,7 +151,12 @@ class SqliteStatements:
         ]
 
 
-def _by_key(codec: RowCodec, found: Iterable[Sequence[Any]]) -> dict[tuple[Any, ...], Any]:
+def _arrays(rows: Sequence[Key], literals: Sequence[Callable[[Iterable[Any]], str]]) -> tuple[str, ...]:
+    """Rows as one array literal a column."""
+    return tuple([write(column) for write, column in zip(literals, zip(*rows, strict=True), strict=True)])
+
+
+def _by_key(codec: RowCodec, found: Iterable[Sequence[Any]]) -> dict[Key, Any]:
     load = codec.load
     key_of = codec.key
     return {key_of(row): row for row in map(load, found)}

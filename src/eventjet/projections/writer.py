@@ -1,7 +1,8 @@
-"""`Writer`: one batch of events, its rows and the checkpoint in one transaction.
+"""`Writer`: one batch of events, its rows and the checkpoint, in one transaction.
 
-The first statement advances the checkpoint where epoch and position are the ones this worker knows, and so locks its
-row; when it finds none, the worker has been deposed and nothing is written. The transaction is the fence.
+The fence is the checkpoint's own update: it finds its row only at the epoch and the position that this worker knows,
+and whoever changes rows moves one of them. So rows may be read, and events folded, before the transaction begins: if
+it commits, nobody has written since. A worker that is stopped or slow while it folds holds no lock.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ from sqlalchemy import JSON, Connection, LargeBinary, Table
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CheckpointFenced
 from eventjet.projections.bound import BoundProjection
-from eventjet.projections.checkpoint import Checkpoint, clock, read
-from eventjet.projections.columns import POSTGRESQL
+from eventjet.projections.checkpoint import Checkpoint, read
 from eventjet.projections.fold import Fold
 from eventjet.projections.recent import ROWS_MAX, RecentRows
-from eventjet.projections.statements import statements
+from eventjet.projections.statements import Changes, statements
 from eventjet.projections.tables import RowCodec, storage_table
 
 
@@ -57,53 +57,44 @@ class Writer:
     """
 
     def __init__(self, bound: BoundProjection, dialect: str, *, lease_s: float, table: Table | None = None) -> None:
+        codec = RowCodec(bound.table, bound.row_type, dialect)
         # Rows of values that may be large, or changed in place, are read anew for every batch.
         heavy = any(isinstance(column.type, JSON | LargeBinary) for column in bound.table.columns)
         self.recent = RecentRows(0 if heavy else ROWS_MAX)
-        codec = RowCodec(bound.table, bound.row_type, dialect)
         self._bound = bound
         self._fold = Fold(bound, codec)
         self._lease_s = lease_s
         self._statements = statements(storage_table(bound.table, dialect) if table is None else table, codec)
-        mark = "%s" if dialect == POSTGRESQL else "?"
-        self._advance = (
-            f"update eventjet_projection set position = {mark}, event_id = {mark}, "  # noqa: S608 - no value in it
-            f"lease_until = {clock(dialect)} + {mark} "
-            f"where name = {mark} and revision = {mark} and epoch = {mark} and position = {mark}"
-        )
 
     def write(self, connection: Connection, held: Checkpoint, batch: Batch) -> None:
-        """Apply a batch within the caller's transaction.
+        """Prepare and commit within the caller's transaction."""
+        self.commit(connection, held, batch, self.prepare(connection, held, batch))
 
-        Raises `CheckpointFenced`, `HandlerFailed` and what the database raises; roll back then. A batch that lacks its
-        beginning, or comes a second time, is fenced too.
-        """
-        if batch.last <= batch.after or (batch.events and batch.events[0].position <= batch.after):
+    def prepare(self, connection: Connection, held: Checkpoint, batch: Batch) -> Changes:
+        """Read and fold: what the batch does to the rows. Raises `HandlerFailed`."""
+        events = batch.events
+        if batch.last <= batch.after or (events and events[0].position <= batch.after):
             raise CheckpointFenced(held.name, f"a batch after position {batch.after} ends at {batch.last}")
-        row = (held.name, held.revision, held.epoch, batch.after)
-        advanced = connection.exec_driver_sql(self._advance, (batch.last, batch.event_id, self._lease_s, *row))
-        if advanced.rowcount != 1:
-            raise self._fenced(connection, held, batch)
-        if batch.events:
-            self._apply(connection, batch.events)
-
-    def _apply(self, connection: Connection, events: Sequence[Recorded[Any]]) -> None:
+        if not events:
+            return Changes()
         if not self._bound.reads:
-            made = list(self._fold({}, events).values())
-            if made:
-                self._statements.insert(connection, made)
-            return
+            return Changes(made=list(self._fold({}, events).values()))
         rows, missing = self.recent.find(self._fold.keys(events))
         if missing:
             rows.update(self._statements.read(connection, missing))
         changed = self._fold(rows, events)
         self.recent.write(changed)
-        gone = [key for key, row in changed.items() if row is None]
-        kept = [row for row in changed.values() if row is not None]
-        if gone:
-            self._statements.delete(connection, gone)
-        if kept:
-            self._statements.upsert(connection, kept)
+        if None in changed.values():
+            kept = [row for row in changed.values() if row is not None]
+            return Changes(kept, gone=[key for key, row in changed.items() if row is None])
+        return Changes(list(changed.values()))
+
+    def commit(self, connection: Connection, held: Checkpoint, batch: Batch, changes: Changes) -> None:
+        """Rows and checkpoint together, or `CheckpointFenced` and neither."""
+        mark = (held.name, held.revision, held.epoch, batch.after)
+        advance = (batch.last, batch.event_id, self._lease_s, *mark)
+        if not self._statements.write(connection, advance, changes):
+            raise self._fenced(connection, held, batch)
 
     @staticmethod
     def _fenced(connection: Connection, held: Checkpoint, batch: Batch) -> CheckpointFenced:

@@ -8,22 +8,18 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
-from typing import TypeVar
 
 from sqlalchemy import Connection, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet.errors import CheckpointFenced
 from eventjet.projections import checkpoint
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import BUILDING, FAILED, NEW, RETIRED, Checkpoint
-from eventjet.projections.database import READ_ONLY
 from eventjet.projections.tables import storage_table
+from eventjet.workers.session import Session
 from eventjet.workers.workplace import Workplace
 
 _log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 def new_owner() -> str:
@@ -32,10 +28,13 @@ def new_owner() -> str:
 
 
 class Lease:
-    """One worker's side of one projection's lease, for one term on one connection."""
+    """One worker's side of one projection's lease, for one term.
 
-    def __init__(self, connection: AsyncConnection, bound: BoundProjection, place: Workplace) -> None:
-        self._connection = connection
+    But for `acquire`, every method is one statement.
+    """
+
+    def __init__(self, session: Session, bound: BoundProjection, place: Workplace) -> None:
+        self._session = session
         self._bound = bound
         self._place = place
 
@@ -43,7 +42,7 @@ class Lease:
         """Wait until the lease is ours; None when `stop` is set first. Failed and paused projections are waited for."""
         while not stop.is_set():
             if await self._is_free():
-                held = await self.write(self._take)
+                held = await self._session.write(self._take)
                 if held is not None:
                     _log.info("%s: took the lease at position %d, epoch %d", held.name, held.position, held.epoch)
                     return held
@@ -54,41 +53,32 @@ class Lease:
     async def reopen(self) -> None:
         """Let a failed projection be tried again."""
         name, revision = self._bound.name, self._bound.revision
-        await self.write(lambda connection: checkpoint.reopen(connection, name, revision))
+        await self._session.write(lambda connection: checkpoint.reopen(connection, name, revision))
 
     async def renew(self, held: Checkpoint) -> None:
         """Extend; raises `CheckpointFenced` when another epoch has begun."""
         ttl_s = self._place.options.lease_s
-        self._kept(held, await self.write(lambda connection: checkpoint.renew(connection, held, ttl_s)))
+        self._kept(held, await self._session.write(lambda connection: checkpoint.renew(connection, held, ttl_s)))
 
     async def settle(self, held: Checkpoint, state: str | None, reason: str | None = None) -> None:
         """Note a state (None keeps it) and a reason; raises `CheckpointFenced` when another epoch has begun."""
-        self._kept(held, await self.write(lambda connection: checkpoint.settle(connection, held, state, reason)))
+        self._kept(
+            held, await self._session.write(lambda connection: checkpoint.settle(connection, held, state, reason))
+        )
 
     async def adopt_log(self, held: Checkpoint, log: str) -> None:
         """Remember which log it is made from; raises `CheckpointFenced` when another epoch has begun."""
-        self._kept(held, await self.write(lambda connection: checkpoint.adopt_log(connection, held, log)))
+        self._kept(held, await self._session.write(lambda connection: checkpoint.adopt_log(connection, held, log)))
 
     async def release(self, held: Checkpoint) -> None:
         """Let a standby go on at once."""
-        await self.write(lambda connection: checkpoint.release(connection, held))
-
-    async def write(self, change: Callable[[Connection], T]) -> T:
-        """Run `change` in a transaction of its own."""
-        await self._connection.execution_options(**{READ_ONLY: False})
-        async with self._place.turn(), self._connection.begin():
-            return await self._connection.run_sync(change)
+        await self._session.write(lambda connection: checkpoint.release(connection, held))
 
     async def _is_free(self) -> bool:
         """Look without locking anything."""
         name, revision, owner = self._bound.name, self._bound.revision, self._place.owner
 
-        def look(connection: Connection) -> bool:
-            return checkpoint.is_free(connection, name, revision, owner)
-
-        await self._connection.execution_options(**{READ_ONLY: True})
-        async with self._connection.begin():
-            return await self._connection.run_sync(look)
+        return await self._session.read(lambda connection: checkpoint.is_free(connection, name, revision, owner))
 
     def _take(self, connection: Connection) -> Checkpoint | None:
         bound, place = self._bound, self._place

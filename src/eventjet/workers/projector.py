@@ -14,7 +14,6 @@ from contextlib import suppress
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet.errors import (
     CheckpointFenced,
@@ -32,6 +31,7 @@ from eventjet.projections.writer import Batch, Writer
 from eventjet.workers.consumer import Consumer
 from eventjet.workers.identity import check_log
 from eventjet.workers.lease import Lease, pause
+from eventjet.workers.session import Session
 from eventjet.workers.workplace import Workplace
 
 _log = logging.getLogger(__name__)
@@ -66,31 +66,28 @@ class Projector:
                 self._pause_s = min(2 * self._pause_s, self._place.options.backoff_s[1])
 
     async def _term(self, stop: asyncio.Event) -> None:
-        """One lease, on connections of its own: what an old one has prepared may not fit the table any more."""
-        engine = self._place.database.engine(f"eventjet worker {self.bound.durable}")
-        try:
-            async with engine.connect() as connection:
-                lease = Lease(connection, self.bound, self._place)
-                if self._is_first_term:
-                    await lease.reopen()
-                    self._is_first_term = False
-                self._writer.recent.forget()
-                held = await lease.acquire(stop, self._on_ready)
-                if held is not None:
-                    await self._hold(connection, lease, held, stop)
-        finally:
-            await engine.dispose()
+        """One lease, on connections of its own."""
+        async with Session.open(self._place, f"worker {self.bound.durable}") as session:
+            lease = Lease(session, self.bound, self._place)
+            if self._is_first_term:
+                await lease.reopen()
+                self._is_first_term = False
+            self._writer.recent.forget()
+            held = await lease.acquire(stop, self._on_ready)
+            if held is not None:
+                await session.commit_by_statement()
+                await self._hold(session, lease, held, stop)
 
-    async def _hold(self, connection: AsyncConnection, lease: Lease, held: Checkpoint, stop: asyncio.Event) -> None:
+    async def _hold(self, session: Session, lease: Lease, held: Checkpoint, stop: asyncio.Event) -> None:
         try:
-            await self._project(connection, lease, held, stop)
+            await self._project(session, lease, held, stop)
         except _STOPS as error:
             await self._stumble(lease, held, error)
         finally:
             with suppress(SQLAlchemyError, OSError):
                 await lease.release(held)
 
-    async def _project(self, connection: AsyncConnection, lease: Lease, held: Checkpoint, stop: asyncio.Event) -> None:
+    async def _project(self, session: Session, lease: Lease, held: Checkpoint, stop: asyncio.Event) -> None:
         consumer = await Consumer.open(self._place, self.bound, held.position)
         waker = asyncio.create_task(_wake_at(stop, consumer))
         try:
@@ -106,7 +103,7 @@ class Projector:
                 if batch is None:
                     await lease.renew(held)
                 else:
-                    await self._write(connection, held, batch)
+                    await self._write(session, held, batch)
                 if building and (batch is None or consumer.is_at_the_end(batch.last)):
                     await lease.settle(held, ACTIVE)
                     building = False
@@ -114,27 +111,31 @@ class Projector:
             waker.cancel()
             await consumer.close()
 
-    async def _write(self, connection: AsyncConnection, held: Checkpoint, batch: Batch) -> None:
+    async def _write(self, session: Session, held: Checkpoint, batch: Batch) -> None:
         """Commit a batch, in parts for as long as large ones fail; what precedes a bad event is committed first."""
         rest: Batch | None = batch
         while rest is not None:
             part, rest = rest.cut(self._batch_max)
             try:
-                await self._commit(connection, held, part)
+                await self._commit(session, held, part)
             except HandlerFailed as error:
                 before = part.before(error.position)
                 if before is not None:
-                    await self._commit(connection, held, before)
+                    await self._commit(session, held, before)
                 raise
             self._batch_max = min(2 * self._batch_max, self._place.options.batch_max)
             self._pause_s = self._place.options.backoff_s[0]
 
-    async def _commit(self, connection: AsyncConnection, held: Checkpoint, part: Batch) -> None:
+    async def _commit(self, session: Session, held: Checkpoint, part: Batch) -> None:
         """One transaction, or two halves when the database complains about data, until its event is found."""
         try:
-            async with self._place.turn(), connection.begin():
-                await connection.run_sync(self._writer.write, held, part)
+            changes = await session.read(lambda connection: self._writer.prepare(connection, held, part))
+            await session.write(lambda connection: self._writer.commit(connection, held, part, changes))
             self._writer.recent.committed()
+        except CheckpointFenced:
+            # Perhaps the lease ran out over a slow fold: fewer events then.
+            self._batch_max = max(1, len(part.events) // 2)
+            raise
         except DBAPIError as error:
             self._writer.recent.forget()
             if not is_about_data(error):
@@ -146,8 +147,8 @@ class Projector:
             if second is None:
                 only = part.events[0]
                 raise HandlerFailed(self.bound.name, only.position, only.aggregate_id, _first_line(error)) from error
-            await self._commit(connection, held, first)
-            await self._commit(connection, held, second)
+            await self._commit(session, held, first)
+            await self._commit(session, held, second)
 
     async def _stumble(self, lease: Lease, held: Checkpoint, error: EventjetError) -> None:
         """Stop the projection with its reason; a schema that only a newer deploy knows is left to that one."""
