@@ -30,9 +30,11 @@ def _told(ended: Ended, status: int, *parts: str) -> None:
 
 def test_no_server_is_said_with_the_way_to_one(bank: Program) -> None:
     assert bank("init").status == 0
-    url = f"nats://127.0.0.1:{_closed_port()}"
-    for command in ("init", "tail", "status", "worker"):
-        _unreachable(bank(command, "--servers", url), url, "EVENTJET_SERVERS")
+    address = f"127.0.0.1:{_closed_port()}"
+    for command in ("init", "tail"):
+        _unreachable(bank(command, "--servers", f"nats://{address}"), address, "EVENTJET_SERVERS", "eventjet dev")
+    for command in ("status", "worker"):
+        _unreachable(bank(command, "--servers", f"nats://{address}"), address, "Check the address")
 
 
 def test_a_server_without_jetstream_is_said_with_the_option_to_start_it_with(bank: Program) -> None:

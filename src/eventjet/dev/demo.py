@@ -110,7 +110,9 @@ class _Demo:
             if not worker.running:
                 raise DemoFailed("worker", f"it ended: {worker.tail()}")
             if time.monotonic() - began > _CATCH_UP_S:
-                raise DemoFailed("worker", f"it was at position {reached} of {last} after {_CATCH_UP_S:g} s")
+                raise DemoFailed(
+                    "worker", f"it is at position {reached} of {last} after {_CATCH_UP_S:g} s: {worker.tail()}"
+                )
             try:
                 await jet.caught_up(_PROJECTION, position=last, timeout_s=0.3)
                 reached = last
