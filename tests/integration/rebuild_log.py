@@ -30,7 +30,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 
-from sqlalchemy import JSON, BigInteger, Column, DateTime, Index, Integer, MetaData, Numeric, String, Table
+from sqlalchemy import JSON, BigInteger, CheckConstraint, Column, DateTime, Enum, Index, Integer, MetaData, Numeric
+from sqlalchemy import String, Table
 
 from eventjet import App, Recorded, aggregate, entries, event, projection
 
@@ -75,6 +76,7 @@ class Balance:
     account_id: str
     owner: str | None
     amount: Decimal
+    kind: str
     opened: datetime
     notes: list[str]
     events: int
@@ -85,19 +87,21 @@ balances_table = Table(
     metadata,
     Column("account_id", String(60), primary_key=True),
     Column("owner", String(60)),
-    Column("amount", Numeric(12, 2), nullable=False),
+    Column("amount", Numeric(12, 2), nullable=False, index=True),
+    Column("kind", Enum("small", "large", name="kind"), nullable=False),
     Column("opened", DateTime(timezone=True), nullable=False),
     Column("notes", JSON, nullable=False),
     Column("events", Integer, nullable=False),
     Index("ix_balances_owner", "owner"),
+    CheckConstraint("events >= 0"),
 )
 
 
 @projection("balances", table=balances_table)
 def balances(row: Balance | None, event: Recorded[AccountEvent]) -> Balance | None:
     if row is None:
-        row = Balance(event.aggregate_id, None, Decimal(0), event.recorded_at, [], 0)
-    row = replace(row, events=row.events + 1)
+        row = Balance(event.aggregate_id, None, Decimal(0), "small", event.recorded_at, [], 0)
+    row = replace(row, events=row.events + 1, kind="large" if row.amount > 100 else "small")
     match event.data:
         case Opened(owner=owner):
             return replace(row, owner=owner)

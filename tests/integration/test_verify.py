@@ -71,8 +71,8 @@ async def test_rows_altered_added_and_removed_by_hand_are_each_named(book: Book)
         book,
         f"update balances set amount = '{altered.amount + 1}' where account_id = '{altered.account_id}'",
         f"delete from balances where account_id = '{removed.account_id}'",
-        "insert into balances (account_id, owner, amount, opened, notes, events) "
-        "select 'stranger', owner, amount, opened, notes, events from balances limit 1",
+        "insert into balances (account_id, owner, amount, kind, opened, notes, events) "
+        "select 'stranger', owner, amount, kind, opened, notes, events from balances limit 1",
     )
     report = await verify(book.ref, "balances", book.settings)
     found = {one.key[0]: one for one in report.examples}

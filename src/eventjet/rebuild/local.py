@@ -9,7 +9,7 @@ from contextlib import closing
 from itertools import count
 
 from eventjet.codec.envelope import RawRecord
-from eventjet.rebuild.folding import Folding, Foldings
+from eventjet.rebuild.folding import Folding, Foldings, uncollected
 from eventjet.rebuild.load import Part, Target, load_part
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
@@ -27,7 +27,7 @@ _POLL_S = 0.5
 def load_locally(plan: Plan, app: Wired, endpoint: Endpoint, targets: Sequence[Target], watch: Watch) -> list[Part]:
     """Carry out a plan; returns what every part of every projection holds."""
     made = _Loads(app, targets)
-    with watch.phase("read", plan.events):
+    with watch.phase("read", plan.events), uncollected():
         done = 0
         batches = read_range(endpoint, plan.stream, plan.first, plan.last + 1, batch=BATCH)
         with closing(_read_ahead(batches)) as ahead:

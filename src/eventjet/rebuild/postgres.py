@@ -30,7 +30,7 @@ from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import Checkpoint, create_tables, projections
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import Database
-from eventjet.projections.tables import shadow_table
+from eventjet.projections.tables import storage_table
 from eventjet.rebuild import runs
 from eventjet.rebuild.load import LEDGER, Target
 from eventjet.rebuild.obstacles import check_obstacles
@@ -311,11 +311,10 @@ def _advance(connection: Connection, live: Checkpoint, own: Checkpoint, log: str
 
 
 def _shadow_of(declared: Table, schema: str) -> Table:
-    """The declared table in the run's schema; its enum types stay where the live table's are."""
-    made = shadow_table(declared, POSTGRESQL, schema=schema)
-    for column in made.columns:
-        if isinstance(column.type, Enum):
-            column.type = declared.columns[column.key].type
+    """The declared table in the run's schema. Names of indexes and enum types are as in the live table's schema."""
+    made = storage_table(declared, POSTGRESQL)
+    made.schema = schema
+    made.fullname = f"{schema}.{made.name}"
     return made
 
 

@@ -135,7 +135,7 @@ def load(
 
     with ExitStack() as stack:
         with watch.phase("start"):
-            started = stack.enter_context(spark_session(master))
+            started = stack.enter_context(spark_session(master, interrupted_by=watch.interrupted_by))
         # Only now is pyspark known to be there.
         from eventjet.rebuild.spark import load_on_spark
 

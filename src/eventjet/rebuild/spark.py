@@ -81,7 +81,7 @@ class _Job:
 
     def run(self, one: Pass, targets: Sequence[Target], for_tasks: tuple[Target, ...]) -> list[Part]:
         """Read the log once for the steps of one pass."""
-        frame = self._frame(one)
+        frame = self._frame(one, targets[0].database.dialect)
         keyed = one.route is Route.BY_KEY
         folded: Any = frame.mapInArrow(FoldTask(self._app, for_tasks, keyed), RESULT)
         if targets[0].database.dialect == POSTGRESQL:
@@ -90,7 +90,7 @@ class _Job:
         by_name = {target.projection: target for target in targets}
         return list(_accounted(self._wanted(folded.toLocalIterator(prefetchPartitions=True)), by_name))
 
-    def _frame(self, one: Pass) -> Any:
+    def _frame(self, one: Pass, dialect: str) -> Any:
         """The records of each partition, in the order of the log."""
         plan = self._plan
         options = {
@@ -105,7 +105,7 @@ class _Job:
             # The id alone is the key, so the aggregates of one id have to meet.
             frame = frame.repartition(plan.partitions, F.substring_index("subject", ".", -1))
         elif one.route is Route.BY_KEY:
-            task = KeyTask(self._app, one.steps[0].projection)
+            task = KeyTask(self._app, one.steps[0].projection, dialect)
             frame = frame.mapInArrow(task, KEYED).repartition(plan.partitions, "token")
         else:
             return frame
@@ -122,7 +122,7 @@ def _accounted(rows: Iterator[Any] | Sequence[Any], inserted_here: Mapping[str, 
     held: dict[tuple[str, int], list[bytes]] = {}
     for row in rows:
         if row.fault is not None:
-            raise RebuildError(f"{row.fault} The live table is untouched.")
+            raise RebuildError(row.fault)
         key = (row.projection, row.part)
         if row.payload is not None:
             held.setdefault(key, []).append(bytes(row.payload))

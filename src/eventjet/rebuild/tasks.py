@@ -11,7 +11,7 @@ from typing import Any
 from eventjet.codec.envelope import Decoder, RawRecord
 from eventjet.errors import CodecError, ProjectionError
 from eventjet.projections.columns import POSTGRESQL
-from eventjet.rebuild.folding import Folding, Foldings, tokens_of
+from eventjet.rebuild.folding import Folding, Foldings, Tokens, uncollected
 from eventjet.rebuild.load import SQLITE_CHUNK, Target, load_part
 from eventjet.spark.session import partition_id
 from eventjet.spark.ship import AppRef
@@ -35,11 +35,13 @@ class KeyTask:
 
     app: AppRef
     projection: str
+    dialect: str
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         app = self.app.load()
         bound = app.projections[self.projection]
         decode = Decoder(app.catalog, bound.events)
+        tokens_of = Tokens(bound, self.dialect)
         seen = 0
         for batch in batches:
             seen += batch.num_rows
@@ -48,9 +50,9 @@ class KeyTask:
                 for record in _records(batch):
                     event = decode(record)
                     if event is not None:
-                        keyed += [(token, record) for token in tokens_of(bound, event)]
-            except (CodecError, ProjectionError, ValueError) as error:
-                yield _keyed_batch([("", (0, 0, None, b"", _told(error).encode()))])
+                        keyed += [(token, record) for token in tokens_of(event)]
+            except (CodecError, ProjectionError) as error:
+                yield _keyed_batch([("", (0, 0, None, b"", str(error).encode()))])
                 return
             remaining = iter(keyed)
             while chunk := list(islice(remaining, _TOKENS_HELD_MAX)):
@@ -69,9 +71,10 @@ class FoldTask:
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         part = partition_id()
         try:
-            yield from self._fold(batches, part)
+            with uncollected():
+                yield from self._fold(batches, part)
         except (CodecError, ProjectionError, _ToldError) as error:
-            yield _result(self.targets[0].projection, part, fault=_told(error))
+            yield _result(self.targets[0].projection, part, fault=str(error))
 
     def _fold(self, batches: Iterator[Any], part: int) -> Iterator[Any]:
         names = [target.projection for target in self.targets]
@@ -209,14 +212,6 @@ def _result(
             arrow.array([fault], arrow.string()),
         ],
         names=["projection", "part", "events", "rows", "payload", "fault"],
-    )
-
-
-def _told(error: Exception) -> str:
-    return (
-        str(error)
-        if isinstance(error, CodecError | ProjectionError | _ToldError)
-        else f"{type(error).__name__}: {error}"
     )
 
 

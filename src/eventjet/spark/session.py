@@ -11,17 +11,17 @@ import logging
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventjet.errors import Unreachable
+from eventjet.errors import Unreachable, UsageError
+from eventjet.spark.gateway import InterruptedBy, end_jvm, running_gateway
 from eventjet.spark.java import find_java, make_java_home
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 TASK_TRIES = 4
 """What clusters give a task by default; `local[…]` gives one unless told."""
 
-_STOP_TIMEOUT_S = 20.0
 _LOCAL = re.compile(r"local(?:\[([^,\]]+)(?:,[^\]]*)?\])?")
 _MARKS = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
 _LOG4J2 = """\
@@ -65,21 +64,29 @@ class Started:
 
 @contextmanager
 def spark_session(
-    master: str | None = None, *, conf: Mapping[str, str] | None = None, environ: Mapping[str, str] = os.environ
+    master: str | None = None,
+    *,
+    conf: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    interrupted_by: InterruptedBy = lambda _: nullcontext(),
 ) -> Generator[Started]:
-    """Raises `Unreachable` when pyspark, a Java or the master is not there."""
-    existing = None if master is not None else _existing()
+    """Raises `Unreachable` when pyspark, a Java or the master is not there.
+
+    `interrupted_by` gets a function that ends the JVM of a local session at once, and with it whatever runs there.
+    """
+    existing = _existing()
     if existing is not None:
+        if master is not None:
+            raise UsageError(
+                "A Spark session runs in this process already. Stop it, or leave the master out to use it."
+            )
         yield existing
         return
     url, remote = _where(master, environ)
     scratch = Path(tempfile.mkdtemp(prefix="eventjet-spark-"))
     try:
-        spark = _start(url, remote, scratch, conf or {}, environ)
-        try:
+        with _running(url, remote, scratch, conf or {}, environ, interrupted_by) as spark:
             yield Started(spark, _is_local(url), scratch)
-        finally:
-            _stop(spark)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -134,24 +141,48 @@ def _session_type() -> type[SparkSession]:
     return SparkSession
 
 
-def _start(url: str, remote: bool, scratch: Path, conf: Mapping[str, str], environ: Mapping[str, str]) -> SparkSession:
-    session_type = _session_type()
-    builder: Any = session_type.builder
-    builder = builder.remote(url) if remote else builder.master(url)
-    settings = _settings(url, scratch) | dict(conf)
+@contextmanager
+def _running(
+    url: str,
+    remote: bool,
+    scratch: Path,
+    conf: Mapping[str, str],
+    environ: Mapping[str, str],
+    interrupted_by: InterruptedBy,
+) -> Generator[SparkSession]:
+    """A session with its JVM: of our own on this machine, started as its operator has it for a cluster."""
+    builder: Any = _session_type().builder
+    settings = {"spark.app.name": "eventjet", **_settings(url, scratch), **conf}
     for name, value in settings.items():
         builder = builder.config(name, value)
-    variables = _variables(url, remote, scratch, environ)
-    with _environment(variables), _hushed():
+    builder = builder.remote(url) if remote else builder.master(url)
+    taken = {"SPARK_REMOTE": None, **dict.fromkeys(_MARKS)} if not remote else {}
+    variables = _variables(url, scratch, environ)
+    with ExitStack() as stack:
+        if _is_local(url) and not remote:
+            java = find_java(environ)
+            on_command_line = {**settings, "spark.master": url}
+            variables |= stack.enter_context(running_gateway(java, on_command_line, variables, scratch, interrupted_by))
+        elif not url.startswith("sc://"):
+            variables["JAVA_HOME"] = str(make_java_home(find_java(environ), scratch / "java"))
+        with _environment({**taken, **variables}), _hushed():
+            spark = _created(builder, url)
         try:
-            spark = builder.appName("eventjet").getOrCreate()
-            # Nothing has crossed to the JVM or the server before the first answer.
-            spark.range(1).count()
-        except Exception as error:
-            _forget_gateway()
-            raise Unreachable(
-                "Spark", f"no session at {url} ({_first_line(error)})", "Check --master and SPARK_REMOTE."
-            ) from error
+            yield spark
+        finally:
+            _stop(spark)
+
+
+def _created(builder: Any, url: str) -> SparkSession:
+    try:
+        spark: SparkSession = builder.getOrCreate()
+        # Spark Connect has sent nothing before it is asked something.
+        _ = spark.version
+    except Exception as error:
+        _forget_gateway()
+        raise Unreachable(
+            "Spark", f"no session at {url} ({_first_line(error)})", "Check --master and SPARK_REMOTE."
+        ) from error
     return spark
 
 
@@ -171,23 +202,24 @@ def _settings(url: str, scratch: Path) -> dict[str, str]:
     }
 
 
-def _variables(url: str, remote: bool, scratch: Path, environ: Mapping[str, str]) -> dict[str, str | None]:
-    """The environment of the JVM that pyspark starts; None takes a variable away."""
-    found: dict[str, str | None] = {} if remote else {"SPARK_REMOTE": None, **dict.fromkeys(_MARKS)}
+def _variables(url: str, scratch: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a JVM that runs on this machine."""
     if url.startswith("sc://"):
-        return found
-    found["JAVA_HOME"] = str(make_java_home(find_java(environ), scratch / "java"))
+        return {}
     # Otherwise the data source is looked up, and local workers run, with whatever `python3` the PATH holds.
-    found["PYSPARK_DRIVER_PYTHON"] = environ.get("PYSPARK_DRIVER_PYTHON") or sys.executable
+    found = {"PYSPARK_DRIVER_PYTHON": environ.get("PYSPARK_DRIVER_PYTHON") or sys.executable}
     if _is_local(url):
         found["PYSPARK_PYTHON"] = environ.get("PYSPARK_PYTHON") or sys.executable
         found["SPARK_LOCAL_IP"] = environ.get("SPARK_LOCAL_IP") or "127.0.0.1"
-        if not environ.get("SPARK_CONF_DIR"):
-            folder = scratch / "conf"
-            folder.mkdir()
-            (folder / "log4j2.properties").write_text(_LOG4J2)
-            found["SPARK_CONF_DIR"] = str(folder)
+        found["SPARK_CONF_DIR"] = environ.get("SPARK_CONF_DIR") or str(_quiet_conf(scratch))
     return found
+
+
+def _quiet_conf(scratch: Path) -> Path:
+    folder = scratch / "conf"
+    folder.mkdir()
+    (folder / "log4j2.properties").write_text(_LOG4J2)
+    return folder
 
 
 @contextmanager
@@ -237,16 +269,8 @@ def _forget_gateway() -> None:
         return
     with suppress(Exception):
         gateway.shutdown()
-    process: subprocess.Popen[bytes] | None = gateway.proc
-    if process is None or process.stdin is None:
-        return
-    with suppress(OSError):
-        process.stdin.close()
-    try:
-        process.wait(_STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(_STOP_TIMEOUT_S)
+    if gateway.proc is not None:
+        end_jvm(gateway.proc)
 
 
 def _first_line(error: Exception) -> str:
