@@ -29,11 +29,11 @@ def test_the_demo_finds_the_row_that_was_altered_and_no_other(empty: Program, le
     assert ended.status == 0, ended.err
     found = [line for line in ended.out.splitlines() if re.match(r"\d+ difference", line)]
     assert [line.split(",")[0].split(" in ")[0] for line in found] == [
-        "0 differences after the rebuild",
-        "1 difference after a-00000 was altered by hand",
-        "0 differences after the next rebuild",
+        "0 differences after the rebuild (local)",
+        "1 difference after old-00000 was altered by hand",
+        "0 differences after the next rebuild (local)",
     ]
-    assert found[1].endswith(": a-00000")
+    assert found[1].endswith(": old-00000")
     assert (left.processes(), left.files()) == ([], [])
 
 

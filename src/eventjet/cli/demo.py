@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def demo(
     accounts: Annotated[int, typer.Option("--accounts", min=1, hidden=True)] = 2_000,
     commands: Annotated[int, typer.Option("--commands", min=0, hidden=True)] = 20_000,
-    imported: Annotated[int, typer.Option("--imported", min=0, hidden=True)] = 200_000,
+    imported: Annotated[int, typer.Option("--imported", min=1, hidden=True)] = 200_000,
     engine: Annotated[str, typer.Option("--engine", hidden=True)] = "spark",
 ) -> None:
     """Show everything at work: servers, commands, an import, a worker, rebuilds on Spark, verification.

@@ -51,43 +51,57 @@ class Lines:
         return None
 
 
+class _Pace:
+    """How fast a step goes, from when it began to move."""
+
+    def __init__(self, task: int) -> None:
+        self.task = task
+        self._step = ""
+        self._done = 0
+        self._began = time.monotonic()
+
+    def rate(self, step: str, done: int) -> str:
+        """What a bar shows; empty while there is too little to tell."""
+        now = time.monotonic()
+        if (step and step != self._step) or done < self._done or not self._done:
+            self._step, self._done, self._began = step, done, now
+        seconds = now - self._began
+        return f"{(done - self._done) / seconds:,.0f}/s" if seconds > _EVERY_S and done > self._done else ""
+
+
 class Bars:
     """One bar a phase, with rate and time left; rich is imported when the first is drawn."""
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         self._bars = Progress(
             TextColumn("{task.description:<18}"),
             BarColumn(bar_width=None),
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[count]:>15}"),
             TextColumn("{task.fields[rate]:>9}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(compact=True),
             console=Console(stderr=True),
             expand=False,
         )
-        self._tasks: dict[str, tuple[int, float]] = {}
+        self._tasks: dict[str, _Pace] = {}
 
     def __call__(self, phase: str, done: int, total: int | None = None, step: str = "") -> None:
         from rich.progress import TaskID
 
         if phase not in self._tasks:
             self._complete()
-            self._tasks[phase] = (int(self._bars.add_task(phase, total=total, rate="")), time.monotonic())
-        number, began = self._tasks[phase]
-        seconds = time.monotonic() - began
-        rate = f"{done / seconds:,.0f}/s" if seconds > _EVERY_S else ""
+            self._tasks[phase] = _Pace(int(self._bars.add_task(phase, total=total, rate="", count="")))
+        pace = self._tasks[phase]
         self._bars.update(
-            TaskID(number), completed=done, total=total, rate=rate, description=f"{phase} {step}".rstrip()
+            TaskID(pace.task),
+            completed=done,
+            total=total,
+            count=f"{done:,}" if done else "",
+            rate=pace.rate(step, done),
+            description=f"{phase} {step}".rstrip(),
         )
 
     def _complete(self) -> None:

@@ -125,6 +125,11 @@ def account_id(number: int) -> str:
     return f"a-{number:05d}"
 
 
+def old_account_id(number: int) -> str:
+    """The id of an account that the demo imports."""
+    return f"old-{number:05d}"
+
+
 def old_accounts(bank: Any, events: int) -> Iterator[Imported]:
     """So many events of accounts from elsewhere, each account's in order, a block's mixed."""
     chance = random.Random(1)  # noqa: S311  amounts, the same in every run
@@ -138,5 +143,5 @@ def old_accounts(bank: Any, events: int) -> Iterator[Imported]:
                 made += 1
                 amount = Decimal(chance.randrange(100, 10_000)) / 100
                 event = bank.Deposited(amount=amount) if number else bank.Opened(owner=f"owner {account}")
-                yield Imported(bank.Account, f"old-{account:06d}", event)
+                yield Imported(bank.Account, old_account_id(account), event)
         first += _BLOCK
