@@ -1,0 +1,76 @@
+"""Hostile ids against a real server: each reaches its own history only, and none breaks the connection."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from eventjet.codec.catalog import EncodedEvent
+from eventjet.dev.nats import NatsServer
+from eventjet.domain.identity import encode_id
+from eventjet.domain.ids import new_event_id
+from eventjet.errors import Refused
+from eventjet.settings import Settings
+from eventjet.store.connection import connect
+from eventjet.store.jetstream import JetStreamStore
+from eventjet.store.store import Append, NewEvent
+from eventjet.store.topology import declare
+from eventjet.wire import Endpoint
+from tests.hostile_ids import hostile_ids
+from tests.stores import fresh_name
+
+SAMPLE = int(os.environ.get("EVENTJET_TEST_IDS", "2000"))
+AT_ONCE = 64
+
+
+def event(body: bytes) -> NewEvent:
+    return NewEvent(new_event_id(), EncodedEvent("thing.happened", 1, body))
+
+
+def is_possible(aggregate_id: str) -> bool:
+    try:
+        encode_id(aggregate_id)
+    except Refused:
+        return False
+    return True
+
+
+async def test_no_hostile_id_reads_another_history_or_breaks_the_connection(eventjet_nats: NatsServer) -> None:
+    settings = Settings(servers=(eventjet_nats.url,))
+    client, requests = await connect(settings)
+    app = fresh_name()
+    await declare(requests, app, 1)
+    store = JetStreamStore(app, client, requests, Endpoint.of(settings), save_timeout_s=20.0)
+    connection = client.client_id
+    ids = list(dict.fromkeys(hostile_ids(SAMPLE, seed=7)))
+    room = asyncio.Semaphore(AT_ONCE)
+    # Somebody without eventjet has published to what would be wildcards.
+    for literal in ("*", ">", "$JS", "=41"):
+        await client.request(f"{app}.thing.{literal}", b"a stranger's", timeout=5)
+
+    async def store_one(number: int, aggregate_id: str) -> int | None:
+        async with room:
+            try:
+                return await store.append([Append("thing", aggregate_id, 0, 0, (event(str(number).encode()),))])
+            except Refused:
+                return None
+
+    async def read_one(aggregate_id: str) -> list[tuple[int, bytes]]:
+        async with room:
+            return [(record[0], record[4]) for record in await store.history("thing", aggregate_id)]
+
+    positions = await asyncio.gather(*(store_one(number, one) for number, one in enumerate(ids)))
+    stored = {one: (positions[number], str(number).encode()) for number, one in enumerate(ids) if positions[number]}
+    assert set(stored) == set(filter(is_possible, ids))
+    assert len(stored) > SAMPLE // 2
+    assert len(stored) < len(ids)
+    histories = await asyncio.gather(*map(read_one, stored))
+    assert dict(zip(stored, histories, strict=True)) == {one: [record] for one, record in stored.items()}
+    lasts = await asyncio.gather(*(store.last("thing", one) for one in stored))
+    assert lasts == [position for position, _ in stored.values()]
+
+    assert client.stats["reconnects"] == 0
+    assert client.client_id == connection
+    assert client.is_connected
+    await store.settle()
+    await client.close()

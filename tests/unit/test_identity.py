@@ -1,0 +1,96 @@
+"""Ids become subject tokens and come back exactly, or are refused; whatever they hold."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventjet.domain.identity import ENCODED_MAX, decode_id, encode_id
+from eventjet.errors import Refused
+from tests.hostile_ids import hostile_ids
+
+PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+TOKEN = re.compile(r"[A-Za-z0-9_=-]{1,200}")
+"""Fits a subject token and a key of a key-value bucket, and is never a wildcard."""
+
+
+def encoded_length(aggregate_id: str) -> int | None:
+    """What it takes as a token; None for what is not text."""
+    try:
+        raw = aggregate_id.encode()
+    except UnicodeEncodeError:
+        return None
+    return sum(1 if byte in PLAIN else 3 for byte in raw)
+
+
+def check(aggregate_id: str) -> str | None:
+    """The token, after all that must hold of it; None for what must be refused, and is."""
+    length = encoded_length(aggregate_id)
+    is_possible = length is not None and 0 < length <= ENCODED_MAX
+    try:
+        token = encode_id(aggregate_id)
+    except Refused:
+        assert not is_possible
+        return None
+    assert is_possible
+    assert TOKEN.fullmatch(token)
+    assert len(token) == length
+    assert decode_id(token) == aggregate_id
+    return token
+
+
+def test_a_hundred_thousand_hostile_ids_come_back_exactly_or_are_refused() -> None:
+    tokens: dict[str, str] = {}
+    refused = 0
+    for aggregate_id in hostile_ids(100_000, seed=3):
+        token = check(aggregate_id)
+        if token is None:
+            refused += 1
+        else:
+            assert tokens.setdefault(token, aggregate_id) == aggregate_id, "two ids have one token"
+    assert refused > 5_000
+    assert len(tokens) > 30_000
+
+
+@given(st.text())
+def test_any_text_comes_back_exactly_or_is_refused(aggregate_id: str) -> None:
+    check(aggregate_id)
+
+
+def test_what_encoding_cannot_have_made_is_not_decoded() -> None:
+    random = Random(4)
+    decoded = 0
+    for _ in range(50_000):
+        token = "".join(random.choices("=0123456789ABCDEFabcdefG.*> \n", k=random.randrange(9)))
+        try:
+            aggregate_id = decode_id(token)
+        except ValueError:
+            continue
+        decoded += 1
+        assert encode_id(aggregate_id) == token
+    assert decoded > 500
+
+
+@pytest.mark.parametrize(
+    "token",
+    ["", "=", "=4", "=41", "=2a", "a.b", "*", ">", "a b", "a\n", "=C3", "=ED=A0=80", "=C0=80", "x" * 201, "=2A" * 67],
+)
+def test_such_a_token_is_refused(token: str) -> None:
+    with pytest.raises(ValueError, match=r"encod|decode"):
+        decode_id(token)
+
+
+def test_ids_that_look_alike_stay_apart() -> None:
+    alike = {"\u00e9", "e\u0301", "\ufb01", "fi", "A", "a", "\u0391", "\u0410", "\u0130", "i\u0307", "=41", "%41"}
+    alike |= {"a\u200d", "a\u00a0", "a "}
+    assert len({encode_id(one) for one in alike}) == len(alike)
+
+
+def test_a_refusal_does_not_repeat_a_long_id() -> None:
+    with pytest.raises(Refused) as caught:
+        encode_id("x" * 5_000)
+    assert len(str(caught.value)) < 500
