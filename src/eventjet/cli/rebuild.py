@@ -24,7 +24,7 @@ MasterOption = Annotated[
 
 
 def rebuild(
-    projections: Annotated[list[str], typer.Argument(metavar="PROJECTION...", help="Which ones.")],
+    projections: Annotated[list[str], typer.Argument(metavar="PROJECTION", help="Which ones.")],
     engine: EngineOption = "spark",
     master: MasterOption = None,
     json: JsonOption = False,

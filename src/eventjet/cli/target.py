@@ -26,7 +26,7 @@ AppOption = Annotated[
         "--app",
         metavar="MODULE:NAME",
         envvar="EVENTJET_APP",
-        help="The App to work on; else `[tool.eventjet] app` in ./pyproject.toml.",
+        help="The App to work on; else tool.eventjet.app in ./pyproject.toml.",
     ),
 ]
 AppDirOption = Annotated[

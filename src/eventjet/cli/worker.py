@@ -13,7 +13,7 @@ from eventjet.errors import UsageError
 
 def worker(
     projections: Annotated[
-        list[str] | None, typer.Argument(metavar="[PROJECTION]...", help="Which ones; default: all of the app.")
+        list[str] | None, typer.Argument(metavar="PROJECTION", help="Which ones; default: all of the app.")
     ] = None,
     app: AppOption = None,
     app_dir: AppDirOption = None,
