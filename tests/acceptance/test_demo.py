@@ -73,6 +73,15 @@ def test_impatience_does_not_cut_the_clean_up_short(empty: Program, left: Traces
     assert (left.processes(), left.files()) == ([], [])
 
 
+def test_even_a_killed_demo_leaves_nothing_for_long(empty: Program, left: Traces, ended_processes: Keep) -> None:
+    process = empty.start(*SMALL, TMPDIR=str(left.folder))
+    ended_processes(process)
+    left.await_process("eventjet.cli worker", 30)
+    process.kill()
+    process.communicate(timeout=_END_S)
+    left.await_nothing(_END_S)
+
+
 @pytest.mark.slow
 def test_a_demo_interrupted_while_spark_works_leaves_no_jvm(
     empty: Program, left: Traces, ended_processes: Keep
