@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from eventjet.errors import NotCaughtUp, Unreachable, UsageError
 from eventjet.projections import checkpoint
-from eventjet.projections.checkpoint import ACTIVE, FAILED, NEW, PAUSED, Checkpoint, create_tables, wait_caught_up
+from eventjet.projections.checkpoint import ACTIVE, BUILDING, FAILED, PAUSED, Checkpoint, create_tables, wait_caught_up
 from eventjet.projections.database import READ_ONLY, WORKER, Database, SessionLimits
 from tests.integration.projecting import BALANCES, MOVEMENTS, made
 
@@ -61,7 +61,7 @@ def test_tables_are_created_once_whoever_comes_first(database: str) -> None:
 
 def test_a_lease_is_held_by_one_and_each_owner_has_an_epoch_of_its_own(engine: Engine) -> None:
     first = held(engine)
-    assert (first.epoch, first.owner, first.state, first.position) == (1, "w-1", NEW, 0)
+    assert (first.epoch, first.owner, first.state, first.position) == (1, "w-1", BUILDING, 0)
     assert take(engine, "w-2") is None
     with engine.begin() as connection:
         assert not checkpoint.is_free(connection, "balances", 1, "w-2")
@@ -89,18 +89,28 @@ def test_an_owner_takes_its_own_lease_again(engine: Engine) -> None:
     assert held(engine).epoch == 2
 
 
-@pytest.mark.parametrize("state", [FAILED, PAUSED, "retired"])
-def test_only_a_living_projection_can_be_taken(engine: Engine, state: str) -> None:
+@pytest.mark.parametrize("state", [PAUSED, "retired"])
+def test_a_paused_or_retired_projection_cannot_be_taken(engine: Engine, state: str) -> None:
     first = held(engine)
     with engine.begin() as connection:
-        checkpoint.settle(connection, first, state, "because")
+        assert checkpoint.settle(connection, first, state, "because") == 0
         checkpoint.release(connection, first)
         assert not checkpoint.is_free(connection, "balances", 1, "w-1")
     assert take(engine, "w-1") is None
+
+
+def test_a_failed_projection_is_tried_again_by_whoever_did_not_stumble_there(engine: Engine) -> None:
+    first = held(engine)
     with engine.begin() as connection:
-        assert checkpoint.reopen(connection, "balances", 1) == (state == FAILED)
-    again = take(engine, "w-1")
-    assert again is None if state != FAILED else again is not None and again.state == ACTIVE and not again.reason
+        checkpoint.settle(connection, first, FAILED, "because")
+        checkpoint.release(connection, first)
+    with engine.begin() as connection:
+        assert not checkpoint.is_free(connection, "balances", 1, "w-1", stumbled_at=0)
+        assert checkpoint.take(connection, "balances", 1, "w-1", 30, stumbled_at=0) is None
+        assert checkpoint.is_free(connection, "balances", 1, "w-1", stumbled_at=7)
+    again = take(engine, "w-2")
+    assert again is not None
+    assert (again.state, again.reason) == (ACTIVE, None)
 
 
 def test_a_row_locked_by_a_batch_counts_as_held(engine: Engine) -> None:
@@ -142,7 +152,7 @@ async def test_every_session_of_a_worker_is_bounded_and_in_utc(database: str) ->
         else:
             assert await connection.scalar(text("pragma journal_mode")) == "wal"
             assert await connection.scalar(text("pragma synchronous")) == 2
-            assert await connection.scalar(text("pragma busy_timeout")) == 5000
+            assert await connection.scalar(text("pragma busy_timeout")) == 15000
     await engine.dispose()
     assert WORKER.idle_in_transaction_ms < 3_000
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -14,7 +15,8 @@ from eventjet.codec.catalog import Catalog
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Unreachable, UsageError
 from eventjet.projections.bound import BoundProjection
-from eventjet.projections.database import Database
+from eventjet.projections.checkpoint import read
+from eventjet.projections.database import READ_ONLY, Database
 from eventjet.settings import Settings
 from eventjet.workers.status import ProjectionStatus, status
 from eventjet.workers.workplace import WorkerOptions
@@ -44,7 +46,7 @@ def ledger(eventjet_nats: NatsServer, database: str) -> Ledger:
 def rows(ledger: Ledger, bound: BoundProjection = BALANCES) -> list[Any]:
     engine = Database(ledger.settings.database).sync_engine()
     try:
-        with engine.connect() as connection:
+        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
             return rows_of(connection, bound)
     finally:
         engine.dispose()
@@ -63,6 +65,21 @@ async def state(ledger: Ledger, name: str = "balances") -> ProjectionStatus:
 
 async def is_failed(ledger: Ledger) -> bool:
     return (await state(ledger)).state == "failed"
+
+
+def epoch_of(ledger: Ledger) -> int:
+    engine = Database(ledger.settings.database).sync_engine()
+    try:
+        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
+            found = read(connection, "balances", 1)
+    finally:
+        engine.dispose()
+    assert found is not None
+    return found.epoch
+
+
+async def is_past_epoch(ledger: Ledger, epoch: int) -> bool:
+    return await asyncio.to_thread(epoch_of, ledger) > epoch
 
 
 async def test_rows_equal_the_fold_of_the_log_when_caught_up_and_while_it_grows(ledger: Ledger) -> None:
@@ -102,15 +119,20 @@ async def test_a_fault_stops_one_projection_and_the_other_goes_on(ledger: Ledger
     assert [one.state for one in await status(ledger, ledger.settings)] == ["failed", "active"]
 
 
-async def test_a_stopped_projection_is_tried_again_by_the_next_worker(ledger: Ledger) -> None:
+async def test_a_stopped_projection_is_tried_by_every_worker_once(ledger: Ledger) -> None:
     last = ledger.append([("a-1", Opened(owner="x" * 21))])
+    mended = replace(BALANCES, declared=replace(BALANCES.declared, fold=lambda row, event: row))  # type: ignore[arg-type]
+    newer = Ledger(ledger.settings, ledger.name, projections={"balances": mended})
     async with ledger.working("balances", options=QUICK):
         await eventually(lambda: is_failed(ledger), "the projection to fail")
-    mended = replace(BALANCES, declared=replace(BALANCES.declared, fold=lambda row, event: row))  # type: ignore[arg-type]
-    ledger.projections = {"balances": mended}
-    async with ledger.working(options=QUICK):
-        await ledger.caught_up(last)
+        epoch = await asyncio.to_thread(epoch_of, ledger)
+        async with ledger.working("balances", options=QUICK):
+            await eventually(lambda: is_past_epoch(ledger, epoch), "the second worker to try")
+            await eventually(lambda: is_failed(ledger), "the projection to fail again")
+            async with newer.working(options=QUICK):
+                await ledger.caught_up(last)
     assert (await state(ledger)).reason is None
+    assert await asyncio.to_thread(epoch_of, ledger) <= epoch + 3
 
 
 @pytest.mark.parametrize(
@@ -160,6 +182,33 @@ async def test_a_log_that_is_not_the_one_it_was_made_from_stops_the_projection(l
 
         await eventually(lambda: is_failed(ledger), "the projection to fail")
     assert "was made from the log" in str((await state(ledger)).reason)
+
+
+async def test_an_empty_read_model_may_begin_with_another_log(ledger: Ledger) -> None:
+    async with ledger.working("balances", options=QUICK):
+        pass
+    ledger.delete()
+    ledger.create()
+    last = ledger.append(history(20))
+    async with ledger.working("balances", options=QUICK):
+        await ledger.caught_up(last)
+
+
+async def test_a_new_revision_does_not_build_upon_the_old_ones_rows(ledger: Ledger) -> None:
+    last = ledger.append(history(20))
+    async with ledger.working("balances", options=QUICK):
+        await ledger.caught_up(last)
+        newer = Ledger(ledger.settings, ledger.name, projections={"balances": replace(BALANCES, revision=2)})
+        async with newer.working(options=QUICK):
+
+            async def second_failed() -> bool:
+                return [one.state for one in await status(newer, newer.settings)] == ["active", "failed"]
+
+            await eventually(second_failed, "revision 2 to fail")
+        assert "revision 1 keeps it" in str((await status(newer, newer.settings))[1].reason)
+        last = ledger.append(history(20, seed=8))
+        await ledger.caught_up(last)
+    assert [one.declared for one in await status(newer, newer.settings)] == [False, True]
 
 
 @pytest.mark.parametrize(("regrown", "reason"), [(5, "the log ends at position 5"), (30, "the event there is")])

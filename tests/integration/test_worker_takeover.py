@@ -17,7 +17,7 @@ import pytest
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
 from eventjet.projections.checkpoint import Checkpoint, read
-from eventjet.projections.database import Database
+from eventjet.projections.database import READ_ONLY, Database
 from eventjet.settings import Settings
 from eventjet.workers.status import status
 from tests.integration.ledger_log import Ledger, eventually, history
@@ -82,7 +82,7 @@ def processes() -> Iterator[ExitStack]:
 def stored(ledger: Ledger) -> tuple[Checkpoint | None, list[object]]:
     engine = Database(ledger.settings.database).sync_engine()
     try:
-        with engine.connect() as connection:
+        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
             return read(connection, "balances", 1), rows_of(connection, BALANCES)
     finally:
         engine.dispose()

@@ -26,6 +26,7 @@ from sqlalchemy import (
     Table,
     Text,
     and_,
+    case,
     inspect,
     literal_column,
     select,
@@ -163,28 +164,34 @@ def ensure(connection: Connection, name: str, revision: int) -> None:
     connection.execute(insert(projections).values(name=name, revision=revision).on_conflict_do_nothing())
 
 
-def take(connection: Connection, name: str, revision: int, owner: str, ttl_s: float) -> Checkpoint | None:
+def take(
+    connection: Connection, name: str, revision: int, owner: str, ttl_s: float, *, stumbled_at: int = -1
+) -> Checkpoint | None:
     """Become the owner if the lease is free; the epoch rises by one. None while another worker holds it.
 
-    A row that is locked counts as held. Only `new`, `building` and `active` checkpoints can be taken.
+    A row that is locked counts as held. A new one starts building; one that failed is tried again, unless the process
+    that asks `stumbled_at` the very position; paused and retired ones stay.
     """
     now = clock(connection.dialect.name)
-    candidate = select(projections.c.name).where(_free(name, revision, owner, now))
+    candidate = select(projections.c.name).where(_free(name, revision, owner, now, stumbled_at))
     found = connection.execute(candidate.with_for_update(skip_locked=True)).one_or_none()
     if found is None:
         return None
+    state = case(
+        (projections.c.state == NEW, BUILDING), (projections.c.state == FAILED, ACTIVE), else_=projections.c.state
+    )
     row = connection.execute(
         update(projections)
         .where(is_row(name, revision))
-        .values(epoch=projections.c.epoch + 1, owner=owner, lease_until=now + ttl_s, reason=None)
+        .values(epoch=projections.c.epoch + 1, owner=owner, lease_until=now + ttl_s, state=state, reason=None)
         .returning(projections)
     ).one()
     return _checkpoint(row)
 
 
-def is_free(connection: Connection, name: str, revision: int, owner: str) -> bool:
+def is_free(connection: Connection, name: str, revision: int, owner: str, *, stumbled_at: int = -1) -> bool:
     """Whether `take` would succeed now, or there is no row yet; found out without locking anything."""
-    free = _free(name, revision, owner, clock(connection.dialect.name))
+    free = _free(name, revision, owner, clock(connection.dialect.name), stumbled_at)
     row = connection.execute(select(free.label("free")).where(is_row(name, revision))).one_or_none()
     return row is None or bool(row.free)
 
@@ -200,25 +207,18 @@ def release(connection: Connection, held: Checkpoint) -> bool:
     return connection.execute(_of_epoch(held).values(owner=None, lease_until=0)).rowcount == 1
 
 
-def settle(connection: Connection, held: Checkpoint, state: str | None, reason: str | None = None) -> bool:
-    """Note a state (None keeps it) and a reason, and keep the lease; False when another epoch has begun."""
+def settle(connection: Connection, held: Checkpoint, state: str | None, reason: str | None = None) -> int | None:
+    """Note a state (None keeps it) and a reason, and keep the lease.
+
+    Returns the position it stands at, or None when another epoch has begun.
+    """
     values = {"reason": reason} if state is None else {"state": state, "reason": reason}
-    return connection.execute(_of_epoch(held).values(**values)).rowcount == 1
+    return connection.scalar(_of_epoch(held).values(**values).returning(projections.c.position))
 
 
 def adopt_log(connection: Connection, held: Checkpoint, log: str) -> bool:
     """Remember the log that an empty read model is about to be made from; False when another epoch has begun."""
     return connection.execute(_of_epoch(held).values(log=log)).rowcount == 1
-
-
-def reopen(connection: Connection, name: str, revision: int) -> bool:
-    """Make a failed checkpoint takeable again, since a person asked for another try."""
-    changed = connection.execute(
-        update(projections)
-        .where(is_row(name, revision), projections.c.state == FAILED)
-        .values(state=ACTIVE, owner=None, lease_until=0)
-    )
-    return changed.rowcount == 1
 
 
 async def wait_caught_up(database: str, bound: BoundProjection, position: int, timeout_s: float) -> None:
@@ -254,9 +254,10 @@ def is_row(name: str, revision: int) -> ColumnElement[bool]:
     return and_(projections.c.name == name, projections.c.revision == revision)
 
 
-def _free(name: str, revision: int, owner: str, now: ColumnElement[float]) -> ColumnElement[bool]:
+def _free(name: str, revision: int, owner: str, now: ColumnElement[float], stumbled_at: int) -> ColumnElement[bool]:
     unowned = (projections.c.lease_until < now) | projections.c.owner.is_(None) | (projections.c.owner == owner)
-    return and_(is_row(name, revision), unowned, projections.c.state.in_((NEW, BUILDING, ACTIVE)))
+    failed_elsewhere = and_(projections.c.state == FAILED, projections.c.position != stumbled_at)
+    return and_(is_row(name, revision), unowned, projections.c.state.in_((NEW, BUILDING, ACTIVE)) | failed_elsewhere)
 
 
 def _of_epoch(held: Checkpoint) -> Any:

@@ -23,8 +23,8 @@ from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.storage import SQLITE
 
 CONNECT_TIMEOUT_S = 5
-BUSY_TIMEOUT_S = 5.0
-"""How long a writer of SQLite waits for another one."""
+BUSY_TIMEOUT_S = 15.0
+"""How long a writer of SQLite waits for another one; it polls, so a busy worker makes it wait for several batches."""
 
 READ_ONLY = "eventjet_read_only"
 """Execution option of a SQLite connection that must not lock the database: its transactions begin deferred."""

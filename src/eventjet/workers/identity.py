@@ -35,10 +35,10 @@ def check_log(endpoint: Endpoint, stream: str, held: Checkpoint) -> str:
     """
     with Link.open(endpoint) as link:
         identity, state = state_of_log(link, stream)
-        if held.log and held.log != identity:
-            raise _rolled_back(held, f"it was made from the log {held.log} and the stream {stream!r} is {identity}")
         if held.position == 0:
             return identity
+        if held.log != identity:
+            raise _rolled_back(held, f"it was made from the log {held.log} and the stream {stream!r} is {identity}")
         if state.last < held.position:
             raise _rolled_back(held, f"the log ends at position {state.last}")
         record = get_record(link, stream, held.position)

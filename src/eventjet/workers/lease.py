@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection, select
 
-from eventjet.errors import CheckpointFenced
+from eventjet.errors import CheckpointFenced, ProjectionError
 from eventjet.projections import checkpoint
 from eventjet.projections.bound import BoundProjection
-from eventjet.projections.checkpoint import BUILDING, FAILED, NEW, RETIRED, Checkpoint
+from eventjet.projections.checkpoint import RETIRED, Checkpoint
 from eventjet.projections.tables import storage_table
 from eventjet.workers.session import Session
 from eventjet.workers.workplace import Workplace
@@ -27,10 +27,22 @@ def new_owner() -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
 
 
+class TableOccupied(ProjectionError):
+    """A projection that has not begun finds its table in use."""
+
+    def __init__(self, bound: BoundProjection, reason: str) -> None:
+        self.projection = bound.name
+        self.reason = reason
+        super().__init__(
+            f"Revision {bound.revision} of projection {bound.name!r} cannot begin in the table {bound.table.name!r}: "
+            f"{reason}. Run `eventjet rebuild {bound.name}`."
+        )
+
+
 class Lease:
     """One worker's side of one projection's lease, for one term.
 
-    But for `acquire`, every method is one statement.
+    Whatever changes the checkpoint, but for `acquire`, is one statement.
     """
 
     def __init__(self, session: Session, bound: BoundProjection, place: Workplace) -> None:
@@ -38,33 +50,48 @@ class Lease:
         self._bound = bound
         self._place = place
 
-    async def acquire(self, stop: asyncio.Event, on_standby: Callable[[], None]) -> Checkpoint | None:
-        """Wait until the lease is ours; None when `stop` is set first. Failed and paused projections are waited for."""
+    async def acquire(self, stop: asyncio.Event, on_standby: Callable[[], None], stumbled_at: int) -> Checkpoint | None:
+        """Wait until the lease is ours; None when `stop` is set first.
+
+        What failed elsewhere, or in another process, is tried once here too: a newer deploy may know better.
+        """
+        name, revision, place = self._bound.name, self._bound.revision, self._place
+
+        def look(connection: Connection) -> bool:
+            return checkpoint.is_free(connection, name, revision, place.owner, stumbled_at=stumbled_at)
+
+        def take(connection: Connection) -> Checkpoint | None:
+            checkpoint.ensure(connection, name, revision)
+            ttl_s = place.options.lease_s
+            return checkpoint.take(connection, name, revision, place.owner, ttl_s, stumbled_at=stumbled_at)
+
         while not stop.is_set():
-            if await self._is_free():
-                held = await self._session.write(self._take)
+            if await self._session.read(look):
+                held = await self._session.write(take)
                 if held is not None:
                     _log.info("%s: took the lease at position %d, epoch %d", held.name, held.position, held.epoch)
                     return held
             on_standby()
-            await pause(stop, self._place.options.poll_s)
+            await pause(stop, place.options.poll_s)
         return None
 
-    async def reopen(self) -> None:
-        """Let a failed projection be tried again."""
-        name, revision = self._bound.name, self._bound.revision
-        await self._session.write(lambda connection: checkpoint.reopen(connection, name, revision))
+    async def check_unused(self) -> None:
+        """Raise `TableOccupied` when a projection that has not begun could not begin with an empty table."""
+        await self._session.read(lambda connection: _check_unused(connection, self._bound))
 
     async def renew(self, held: Checkpoint) -> None:
         """Extend; raises `CheckpointFenced` when another epoch has begun."""
         ttl_s = self._place.options.lease_s
         self._kept(held, await self._session.write(lambda connection: checkpoint.renew(connection, held, ttl_s)))
 
-    async def settle(self, held: Checkpoint, state: str | None, reason: str | None = None) -> None:
-        """Note a state (None keeps it) and a reason; raises `CheckpointFenced` when another epoch has begun."""
-        self._kept(
-            held, await self._session.write(lambda connection: checkpoint.settle(connection, held, state, reason))
-        )
+    async def settle(self, held: Checkpoint, state: str | None, reason: str | None = None) -> int:
+        """Note a state (None keeps it) and a reason, at the position returned.
+
+        Raises `CheckpointFenced` when another epoch has begun.
+        """
+        position = await self._session.write(lambda connection: checkpoint.settle(connection, held, state, reason))
+        self._kept(held, position is not None)
+        return position or 0
 
     async def adopt_log(self, held: Checkpoint, log: str) -> None:
         """Remember which log it is made from; raises `CheckpointFenced` when another epoch has begun."""
@@ -74,46 +101,19 @@ class Lease:
         """Let a standby go on at once."""
         await self._session.write(lambda connection: checkpoint.release(connection, held))
 
-    async def _is_free(self) -> bool:
-        """Look without locking anything."""
-        name, revision, owner = self._bound.name, self._bound.revision, self._place.owner
-
-        return await self._session.read(lambda connection: checkpoint.is_free(connection, name, revision, owner))
-
-    def _take(self, connection: Connection) -> Checkpoint | None:
-        bound, place = self._bound, self._place
-        checkpoint.ensure(connection, bound.name, bound.revision)
-        held = checkpoint.take(connection, bound.name, bound.revision, place.owner, place.options.lease_s)
-        if held is None or held.state != NEW:
-            return held
-        reason = _occupied(connection, bound)
-        if reason is None:
-            checkpoint.settle(connection, held, BUILDING)
-            return checkpoint.read(connection, bound.name, bound.revision)
-        _log.error("%s is stopped: %s", bound.name, reason)
-        checkpoint.settle(connection, held, FAILED, reason)
-        checkpoint.release(connection, held)
-        return None
-
     @staticmethod
     def _kept(held: Checkpoint, kept: bool) -> None:
         if not kept:
             raise CheckpointFenced(held.name, f"its epoch is no longer {held.epoch}")
 
 
-def _occupied(connection: Connection, bound: BoundProjection) -> str | None:
-    """Why a new projection may not start to fill its table; None when it may."""
-    remedy = f"Run `eventjet rebuild {bound.name}`."
+def _check_unused(connection: Connection, bound: BoundProjection) -> None:
     for other, _ in checkpoint.read_all(connection):
         if other.name == bound.name and other.revision != bound.revision and other.state != RETIRED:
-            return (
-                f"revision {other.revision} keeps the table {bound.table.name!r}, which revision {bound.revision} "
-                f"cannot take over row by row. {remedy}"
-            )
+            raise TableOccupied(bound, f"revision {other.revision} keeps it")
     table = storage_table(bound.table, connection.dialect.name)
     if connection.execute(select(1).select_from(table).limit(1)).first() is not None:
-        return f"the table {bound.table.name!r} holds rows that no checkpoint knows of. {remedy}"
-    return None
+        raise TableOccupied(bound, "it holds rows that no checkpoint knows of")
 
 
 async def pause(stop: asyncio.Event, seconds: float) -> None:

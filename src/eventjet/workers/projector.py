@@ -2,7 +2,7 @@
 
 A term is one lease: take it, take the durable over, check the log, then write batch by batch. Any fault ends the term.
 After faults of connections, leases and locks another begins; faults of events and of the log stop the projection with
-their reason, until somebody rebuilds it or starts a worker again.
+their reason, until somebody rebuilds it or starts a worker that takes them.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from eventjet.projections.database import is_about_data
 from eventjet.projections.writer import Batch, Writer
 from eventjet.workers.consumer import Consumer
 from eventjet.workers.identity import check_log
-from eventjet.workers.lease import Lease, pause
+from eventjet.workers.lease import Lease, TableOccupied, pause
 from eventjet.workers.session import Session
 from eventjet.workers.workplace import Workplace
 
 _log = logging.getLogger(__name__)
 
-_STOPS = (HandlerFailed, CodecError, LogRolledBack, HistoryBroken)
+_STOPS = (HandlerFailed, CodecError, LogRolledBack, HistoryBroken, TableOccupied)
 _PASSES = (EventjetError, SQLAlchemyError, OSError, TimeoutError)
 
 
@@ -50,7 +50,7 @@ class Projector:
         self._writer = Writer(bound, place.database.dialect, lease_s=place.options.lease_s)
         self._batch_max = place.options.batch_max
         self._pause_s = place.options.backoff_s[0]
-        self._is_first_term = True
+        self._stumbled_at = -1
 
     async def run(self, stop: asyncio.Event) -> None:
         """Term after term until `stop`; the batch in hand is finished and the lease let go."""
@@ -69,11 +69,8 @@ class Projector:
         """One lease, on connections of its own."""
         async with Session.open(self._place, f"worker {self.bound.durable}") as session:
             lease = Lease(session, self.bound, self._place)
-            if self._is_first_term:
-                await lease.reopen()
-                self._is_first_term = False
             self._writer.recent.forget()
-            held = await lease.acquire(stop, self._on_ready)
+            held = await lease.acquire(stop, self._on_ready, self._stumbled_at)
             if held is not None:
                 await session.commit_by_statement()
                 await self._hold(session, lease, held, stop)
@@ -91,9 +88,11 @@ class Projector:
         consumer = await Consumer.open(self._place, self.bound, held.position)
         waker = asyncio.create_task(_wake_at(stop, consumer))
         try:
+            if not held.log:
+                await lease.check_unused()
             # After the durable is made: whoever replaces the stream from here on deletes it too.
             log = await asyncio.to_thread(check_log, self._place.endpoint, self._place.stream, held)
-            if not held.log:
+            if held.log != log:
                 await lease.adopt_log(held, log)
             consumer.start()
             self._on_ready()
@@ -157,7 +156,7 @@ class Projector:
             await lease.settle(held, None, str(error))
             raise error
         _log.error("%s is stopped: %s", self.bound.name, error)
-        await lease.settle(held, FAILED, str(error))
+        self._stumbled_at = await lease.settle(held, FAILED, str(error))
 
     def _is_newer(self, error: UnknownEvent) -> bool:
         older = range(1, min(error.schema, 1_000))
