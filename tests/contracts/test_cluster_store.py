@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
+import orjson
 import pytest
 
+from eventjet.codec.envelope import MSG_ID, header
+from eventjet.dev.nats import NatsServer
 from eventjet.dev.nats_cluster import NatsCluster
+from eventjet.errors import ConcurrencyConflict
+from eventjet.settings import Settings
+from eventjet.store.connection import connect
 from eventjet.store.jetstream import JetStreamStore
-from tests.contracts.store_contract import StoreContract
+from eventjet.wire import Endpoint
+from tests.contracts.store_contract import StoreContract, new, write
 from tests.simulation.lines import answers_of_both
 from tests.simulation.scripts import WRITTEN, Script, drawn
 from tests.stores import fresh_jetstream
@@ -32,3 +41,76 @@ class TestClusterStore(StoreContract):
 async def test_the_simulator_answers_as_three_servers_do(cluster: NatsCluster, script: Script) -> None:
     real, simulated = await answers_of_both(cluster.urls[0], 3, script)
     assert simulated == real
+
+
+@asynccontextmanager
+async def opened(url: str, app: str) -> AsyncGenerator[JetStreamStore]:
+    """A store on an existing stream, through one server."""
+    settings = Settings(servers=(url,), request_timeout_s=2.0)
+    client, requests = await connect(settings)
+    store = JetStreamStore(app, client, requests, Endpoint.of(settings), save_timeout_s=20.0)
+    try:
+        yield store
+    finally:
+        await store.settle()
+        await client.close()
+
+
+async def leader_of(cluster: NatsCluster, store: JetStreamStore) -> NatsServer:
+    """The server that leads the stream."""
+    answer = await store._requests.ask(f"$JS.API.STREAM.INFO.{store.app}")
+    name = orjson.loads(answer.data)["cluster"]["leader"]
+    return next(server for server in cluster.servers if server.name == name)
+
+
+class Writer:
+    """The only writer of one aggregate: whoever tells it of a conflict is wrong."""
+
+    def __init__(self, store: JetStreamStore, name: str, said: dict[str, int | None]) -> None:
+        self._store = store
+        self._name = name
+        self._said = said
+        self._position = self._version = 0
+
+    async def save(self, times: int) -> None:
+        """Save one event after the other, and note what was said of each: its position, or None for a conflict."""
+        for _ in range(times):
+            event = new()
+            self._said[event.event_id] = None
+            try:
+                self._position = await self._store.append([write(self._name, self._position, self._version, event)])
+            except ConcurrencyConflict:
+                return
+            self._version += 1
+            self._said[event.event_id] = self._position
+
+
+async def whole_log(store: JetStreamStore) -> dict[str | None, int]:
+    """Positions by event id, from a replica that has caught up."""
+    async with asyncio.timeout(20):
+        while True:
+            found = {header(record[3], MSG_ID): record[0] async for record in store.records()}
+            if len(found) == (await store.state()).last:
+                return found
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.slow
+async def test_no_save_is_lied_to_when_a_deposed_leader_wakes(cluster: NatsCluster) -> None:
+    async with fresh_jetstream((cluster.urls[0],), replicas=3) as any_store:
+        leader = await leader_of(cluster, any_store)
+        other = next(server for server in cluster.servers if server is not leader)
+        async with opened(other.url, any_store.app) as store:
+            said: dict[str, int | None] = {}
+            writers = [Writer(store, f"w{number}", said) for number in range(20)]
+            await asyncio.gather(*(writer.save(1) for writer in writers))
+            leader.pause()
+            try:
+                # The first waits for the election; all of it is news to the old leader.
+                await asyncio.gather(*(writer.save(2) for writer in writers))
+            finally:
+                leader.resume()
+            await asyncio.gather(*(writer.save(20) for writer in writers))
+            found = await whole_log(store)
+    assert {event_id: found.get(event_id) for event_id in said} == said
+    assert len(said) == len(found) == 23 * 20
