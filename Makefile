@@ -11,7 +11,7 @@ installed := $(VENV)/.installed
 # What `make simulate` runs: seeds 0 to this.
 SCHEDULES ?= 1000000
 
-.PHONY: setup test simulate demo lint format types contract bench clean
+.PHONY: setup test simulate faults demo lint format types contract bench clean
 
 setup: $(installed)
 
@@ -29,6 +29,9 @@ test: setup
 
 simulate: setup
 	$(bin)/python -m tests.simulation --schedules $(SCHEDULES)
+
+faults: setup
+	EVENTJET_TEST_UNKNOWNS=1000 $(bin)/python -m pytest tests/integration/test_unknown_outcomes.py
 
 demo: setup
 	$(bin)/eventjet demo

@@ -18,8 +18,8 @@ from eventjet.store.requests import Denied, Lost
 from eventjet.store.store import Append, NewEvent
 from tests.simulation.store import SimulatedClient, SimulatedRequests, SimulatedStore
 
-REQUEST_S = 0.4
-SAVE_S = 0.6
+REQUEST_S = 0.25
+SAVE_S = 0.4
 LATEST_S = SAVE_S + REQUEST_S + 0.2
 """The deadline, one request, and some slack for a busy machine."""
 
