@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
@@ -105,7 +106,8 @@ def test_every_event_is_read_back_equal_or_refused(made: Kinds) -> None:
         return
     recorded = Decoder(catalog())(record(encoded.body))
     assert recorded is not None
-    assert recorded.data == made
+    # In UTC, since Python calls a time that its own zone has twice unequal to every other.
+    assert recorded.data == replace(made, at=made.at.astimezone(UTC))
 
 
 def test_the_profile_is_what_other_languages_expect() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -11,6 +12,8 @@ import orjson
 from eventjet.codec.json import BodyCodec
 from eventjet.codec.upcasting import Upcaster, Upcasters
 from eventjet.domain.event import EventInfo, event_info
+
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,8 @@ class EncodedEvent:
     type_name: str
     schema: int
     body: bytes
+    event: Any = field(default=None, compare=False, repr=False)
+    """The event as it will be read back: equal to the one given, in the profile's zones and containers."""
 
 
 class EventType:
@@ -34,7 +39,7 @@ class EventType:
 
     def encode(self, event: Any) -> EncodedEvent:
         """Checked by reading it back; raises `UnencodableEvent`."""
-        return EncodedEvent(self.info.name, self.info.schema, self.codec.encode(event))
+        return EncodedEvent(self.info.name, self.info.schema, *self.codec.read_back(event))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,8 @@ class Catalog:
         found: list[str] = []
         owner: dict[str, type] = {}
         for cls, kind in self._types.items():
+            if not _NAME.fullmatch(kind.info.name):
+                found.append(f"the wire name {kind.info.name!r} of {cls.__qualname__} is not {_NAME.pattern}")
             if kind.info.schema < 1:
                 found.append(f"the event {kind.info.name!r} has schema {kind.info.schema}; schemas start at 1")
             for name in (kind.info.name, *kind.info.formerly):

@@ -219,6 +219,8 @@ def _told_time(block: bytes, default: datetime, record: RawRecord) -> datetime:
 
 
 def _escaped(name: str, value: str) -> str:
+    if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]  a UUID is easily forgotten
+        raise Refused(f"{name} {value!r}", "it is not text", "Give it as text, for instance str(…).")
     try:
         text = quote(value, safe=_VISIBLE)
     except UnicodeEncodeError:

@@ -20,28 +20,31 @@ class Commands:
     Holds only facts of the log, so copies of one history may share it.
     """
 
-    __slots__ = ("_versions", "complete")
+    __slots__ = ("_forgotten", "_versions", "complete")
 
     def __init__(self, versions: Mapping[str, tuple[int, int]] | None = None, *, complete: bool = True) -> None:
         self._versions = dict(versions or {})
+        self._forgotten = 0
         self.complete = complete
         """Whether it holds every command of the history so far."""
 
     def add(self, command_id: str, version: int) -> None:
-        """Note that the event `version` came of a command."""
+        """Note that the event `version` came of a command, unless newer ones have pushed that out before."""
+        if version <= self._forgotten:
+            return
         first, last = self._versions.get(command_id, (version, version))
         self._versions[command_id] = (min(first, version), max(last, version))
         if len(self._versions) > COMMANDS_MAX:
-            del self._versions[next(iter(self._versions))]
+            _, self._forgotten = self._versions.pop(next(iter(self._versions)))
             self.complete = False
 
     def find(self, command_id: str) -> tuple[int, int] | None:
         """First and last version that a command recorded."""
         return self._versions.get(command_id)
 
-    def as_mapping(self) -> dict[str, tuple[int, int]]:
-        """All of it, oldest first."""
-        return dict(self._versions)
+    def as_mapping(self, until: int) -> dict[str, tuple[int, int]]:
+        """Those up to a version, oldest first."""
+        return {command_id: span for command_id, span in self._versions.items() if span[1] <= until}
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,10 @@ _UNSAFE = re.compile(rb"[^A-Za-z0-9_-]")
 @lru_cache(maxsize=65_536)
 def encode_id(aggregate_id: str) -> str:
     """The token of an id; raises `Refused` when it is empty, too long, or not text."""
+    if not isinstance(aggregate_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]  a UUID is easily forgotten
+        raise Refused(f"The id {aggregate_id!r}", "it is not text", "Give it as text, for instance str(…).")
+    # The text itself, not a member of an Enum that equals it and prints as something else.
+    aggregate_id = str.__str__(aggregate_id)
     if _PLAIN.fullmatch(aggregate_id) and len(aggregate_id) <= ENCODED_MAX:
         return aggregate_id
     if not aggregate_id:

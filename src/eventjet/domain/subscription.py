@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 import typing
 from typing import Any
@@ -25,6 +26,12 @@ def events_of(function: Any, parameter: str = "event") -> tuple[type, ...]:
     elif hint is Recorded:
         raise DefinitionError([f"{_name(function)}: write the events it takes, as in `{parameter}: Recorded[Opened]`"])
     return union_members(hint)
+
+
+def folded_events(aggregate: Any) -> tuple[type, ...]:
+    """The event classes that an aggregate's `evolve` takes, whatever it calls them; raises `DefinitionError`."""
+    names = list(inspect.signature(aggregate.evolve).parameters)
+    return events_of(aggregate.evolve, names[1] if len(names) > 1 else "event")
 
 
 def resolved_hint(function: Any, parameter: str) -> Any:
