@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -15,7 +14,7 @@ from eventjet.codec.catalog import Catalog
 from eventjet.codec.upcasting import Upcaster
 from eventjet.domain.aggregate import AggregateInfo, aggregate_info
 from eventjet.domain.event import event_info
-from eventjet.domain.subscription import events_of
+from eventjet.domain.subscription import folded_events
 from eventjet.errors import DefinitionError, EventjetError, UsageError
 from eventjet.jet import Jet, open_jet
 from eventjet.projections.bound import BoundProjection, bind
@@ -133,7 +132,7 @@ def _catalog(
         if not callable(getattr(cls, "evolve", None)):
             continue
         try:
-            events = events_of(cls.evolve, _event_parameter(cls))
+            events = folded_events(cls)
             for one in events:
                 event_info(one)
                 if owner.setdefault(one, cls) is not cls:
@@ -158,11 +157,6 @@ def _check_snapshots(aggregates: Mapping[Any, AggregateInfo], faults: list[str])
             SnapshotCodec[Any](cls)
         except DefinitionError as error:
             faults.extend(error.faults)
-
-
-def _event_parameter(cls: Any) -> str:
-    names = list(inspect.signature(cls.evolve).parameters)
-    return names[1] if len(names) > 1 else "event"
 
 
 def _is_event(cls: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from typing import Any, Literal, TypeVar, cast, overload
 
@@ -124,7 +124,7 @@ class Jet:
         progress: Callable[[int], object] | None = None,
     ) -> ImportReport:
         """Import events in batches, ordered per aggregate. Run the same `source` again to store what is missing."""
-        return await Importer(self.store, self._catalog, source).run(events, progress)
+        return await Importer(self.store, self._catalog, self._aggregates, source).run(events, progress)
 
     async def caught_up(self, projection: str, *, position: int, timeout_s: float = 5.0) -> None:
         """Wait until the projection is true up to `position`, in whichever process its worker runs.
@@ -148,8 +148,11 @@ class Jet:
     ) -> AsyncIterator[Recorded[Any]]:
         """The log's events in order: all, from the last one, new ones only, from a position or from a time.
 
-        Ends at the tail unless `follow`. Raises `UnknownEvent` and `UndecodableEvent`.
+        Ends at the tail unless `follow`. Raises `UnknownEvent` and `UndecodableEvent`, and `UsageError` for a time
+        without a zone.
         """
+        if since is not None and since.tzinfo is None:
+            raise UsageError(f"{since.isoformat()} has no time zone. Give a time with its zone.")
         state = await self.store.state()
         start = {"all": 1, "last": max(state.last, 1), "new": state.last + 1}[deliver]
         if since is not None:
@@ -181,12 +184,12 @@ async def open_jet(
     """Connect, and on the way out wait for the saves in flight."""
     client, requests = await connect(settings)
     store = JetStreamStore(name, client, requests, Endpoint.of(settings), save_timeout_s=settings.save_timeout_s)
-    keeper = SnapshotKeeper(KeyValueSnapshots(snapshot_bucket(name), client, timeout_s=settings.request_timeout_s))
+    keeper = SnapshotKeeper(KeyValueSnapshots(snapshot_bucket(name), requests.answer))
     jet = Jet(name, store, catalog, aggregates, projections, settings, keeper)
     jet.requests = requests
-    try:
+    async with AsyncExitStack() as ending:
+        # In reverse, each even when one before it was cancelled.
+        ending.push_async_callback(client.close)
+        ending.push_async_callback(keeper.close)
+        ending.push_async_callback(store.settle)
         yield jet
-    finally:
-        await store.settle()
-        await keeper.close()
-        await client.close()

@@ -9,16 +9,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import MSG_ID, VERSION, Decoder, RawRecord, header, number_of
+from eventjet.codec.envelope import COMMAND, MSG_ID, VERSION, Decoder, RawRecord, context_headers, header, number_of
 from eventjet.domain.aggregate import AggregateInfo
 from eventjet.domain.history import Held, fold_history
-from eventjet.domain.recorded import Recorded
-from eventjet.errors import HistoryBroken, UsageError
+from eventjet.domain.recorded import NO_METADATA, Recorded
+from eventjet.errors import DefinitionError, HistoryBroken, StoreUnavailable, UsageError
 from eventjet.snapshots.keeper import SnapshotKeeper
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.store.store import EventStore
 
 S = TypeVar("S")
+LAG_PAUSES_S = (0.01, 0.05, 0.2, 0.5, 0.0)
+"""How long a replica may lag behind the leader before a read of the past gives up."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -51,30 +53,32 @@ class Histories(Generic[S]):
     async def load(self, aggregate_id: str, known: Held[S] | None) -> Held[S]:
         """The newest state: what is known, or a snapshot, and the events after it. Raises `HistoryBroken`."""
         try:
-            held = await (self._after(aggregate_id, known) if known else self._from_snapshot(aggregate_id))
+            return await (self._after(aggregate_id, known) if known else self._from_snapshot(aggregate_id))
         except HistoryBroken:
             # A reply lost on the way looks the same; only what is broken twice, from the start, is broken.
-            return await self._fold_after(aggregate_id, self._start())
-        return held
+            return await self._fold(aggregate_id, self._start())
 
     async def load_until(
         self, aggregate_id: str, *, version: int | None, position: int | None, at: datetime | None
     ) -> Held[S]:
         """The state as it was; exactly one bound. Raises `UsageError` for a bound that is not past."""
         await self._check_bound(version, position, at)
-        records = await self.store.history(self.info.name, aggregate_id)
         if version is not None:
-            if version > len(records):
-                raise UsageError(
-                    f"{self.info.name} {aggregate_id!r} has {len(records)} events, so there is no version {version}. "
-                    "Ask for one that exists."
-                )
-            records = records[:version]
+            records = (await self._reaching(aggregate_id, version))[:version]
         elif position is not None:
-            records = [record for record in records if record[0] <= position]
-        elif at is not None:
-            records = [record for record in records if self._time(record) <= at]
-        return self._fold(self._start(), records)
+            known = await self._read_until(aggregate_id, lambda record: record[0] >= position)
+            records = [record for record in known if record[0] <= position]
+        else:
+            bound = cast("datetime", at)
+            known = await self._read_until(aggregate_id, lambda record: self._time(record) > bound)
+            records = [record for record in known if self._time(record) <= bound]
+        return self._fold_page(self._start(), records)
+
+    async def outcome(self, aggregate_id: str, first: int, last: int) -> tuple[Held[S], list[Recorded[Any]]]:
+        """The state after version `last`, and the events from `first` to it, without retired ones."""
+        records = (await self._reaching(aggregate_id, last))[:last]
+        decoded = map(self._decoder, records[first - 1 :])
+        return self._fold_page(self._start(), records), [one for one in decoded if one is not None]
 
     async def events(self, aggregate_id: str) -> list[Recorded[Any]]:
         """All recorded events of one aggregate, in order, without retired ones."""
@@ -89,7 +93,10 @@ class Histories(Generic[S]):
         found = held.commands.find(command_id)
         if found is not None or held.commands.complete or self._snapshots is not None:
             return found
-        versions = [one.version for one in await self.events(aggregate_id) if one.command_id == command_id]
+        # By the headers alone: what the events were, retired ones for instance, does not matter.
+        records = await self._read_until(aggregate_id, lambda record: record[0] >= held.position)
+        ((_, told),) = context_headers(command_id, NO_METADATA)
+        versions = [index for index, record in enumerate(records, 1) if header(record[3], COMMAND) == told]
         return (versions[0], versions[-1]) if versions else None
 
     def keep(self, aggregate_id: str, before: int, held: Held[S]) -> None:
@@ -100,15 +107,38 @@ class Histories(Generic[S]):
         self._snapshots.keeper.keep(self.info.name, aggregate_id, lambda: codec.encode(held))
 
     def evolve(self, state: S, event: Any) -> S:
-        """One step of the fold."""
-        return cast("S", cast("Any", state).evolve(event))
+        """One step of the fold; raises `DefinitionError` for an `evolve` that returns nothing."""
+        after = cast("Any", state).evolve(event)
+        if after is None:
+            fault = f"{type(state).__qualname__}.evolve returned None for {type(event).__qualname__}; return a state"
+            raise DefinitionError([fault])
+        return cast("S", after)
 
     def _start(self) -> Held[S]:
         return Held(self._initial(), 0, 0)
 
     async def _after(self, aggregate_id: str, known: Held[S]) -> Held[S]:
-        held = await self._fold_after(aggregate_id, known)
+        """What is known and the events after it, or all of them when the log does not hold what is known."""
+        held = await self._continued(aggregate_id, known) if known.position else None
+        if held is None:
+            known = self._start()
+            held = await self._fold(aggregate_id, known)
         self.keep(aggregate_id, known.version, held)
+        return held
+
+    async def _continued(self, aggregate_id: str, known: Held[S]) -> Held[S] | None:
+        """Read on from the last event known; None when the log holds another one in its place, or none."""
+        held: Held[S] | None = None
+        async for page in self.store.pages(self.info.name, aggregate_id, after=known.position - 1):
+            if held is None:
+                if not page:
+                    continue
+                if page[0][0] != known.position or header(page[0][3], MSG_ID) != known.event_id:
+                    return None
+                held, page = known, page[1:]
+            held = self._fold_page(held, page)
+        if held is None and await self.store.last(self.info.name, aggregate_id) >= known.position:
+            return known  # a replica that lags
         return held
 
     async def _from_snapshot(self, aggregate_id: str) -> Held[S]:
@@ -123,20 +153,47 @@ class Histories(Generic[S]):
         if held is None or newest is None or newest[0] < held.position:
             # None, not to be believed, or beyond the log: replay.
             return self._start() if newest is None else await self._after(aggregate_id, self._start())
-        if newest[0] == held.position:
-            same = header(newest[3], MSG_ID) == held.event_id
-            return held if same else await self._after(aggregate_id, self._start())
-        if number_of(newest[3], VERSION) == held.version + 1:
-            return self._fold(held, [newest])
+        if newest[0] == held.position and header(newest[3], MSG_ID) == held.event_id:
+            return held
         return await self._after(aggregate_id, held)
 
-    async def _fold_after(self, aggregate_id: str, held: Held[S]) -> Held[S]:
+    async def _fold(self, aggregate_id: str, held: Held[S]) -> Held[S]:
         """Fold each page while the next one travels."""
         async for page in self.store.pages(self.info.name, aggregate_id, after=held.position):
-            held = self._fold(held, page)
+            held = self._fold_page(held, page)
         return held
 
-    def _fold(self, held: Held[S], records: Sequence[RawRecord]) -> Held[S]:
+    async def _reaching(self, aggregate_id: str, version: int) -> list[RawRecord]:
+        """The history up to a version at the least; raises `UsageError` when there is no such version."""
+        records = await self._read_until(aggregate_id, lambda record: (number_of(record[3], VERSION) or 0) >= version)
+        if version > len(records):
+            raise UsageError(
+                f"{self.info.name} {aggregate_id!r} has {len(records)} events, so there is no version {version}. "
+                "Ask for one that exists."
+            )
+        return records
+
+    async def _read_until(self, aggregate_id: str, enough: Callable[[RawRecord], bool]) -> list[RawRecord]:
+        """The history up to a record that is enough, or to what the leader calls its end; without gaps.
+
+        Raises `StoreUnavailable` when a replica stays behind, and `HistoryBroken`.
+        """
+        name = self.info.name
+        records = await self.store.history(name, aggregate_id)
+        for pause_s in LAG_PAUSES_S:
+            position = records[-1][0] if records else 0
+            if (records and enough(records[-1])) or await self.store.last(name, aggregate_id) <= position:
+                for version, record in enumerate(records, 1):
+                    if number_of(record[3], VERSION) != version:
+                        raise HistoryBroken(
+                            record[2].decode("utf-8", "replace"), record[0], f"version {version} is missing"
+                        )
+                return records
+            await asyncio.sleep(pause_s)
+            records += await self.store.history(name, aggregate_id, after=position)
+        raise StoreUnavailable(f"The history of {name} {aggregate_id!r}", "the replica that was asked lags behind")
+
+    def _fold_page(self, held: Held[S], records: Sequence[RawRecord]) -> Held[S]:
         if not records:
             return held
         _, _, subject, last_block, _ = records[-1]

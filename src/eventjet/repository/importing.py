@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,12 @@ from eventjet.codec.envelope import COMMAND, VERSION, context_headers, header
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.ids import new_event_id
 from eventjet.domain.recorded import NO_METADATA
+from eventjet.domain.subscription import folded_events
 from eventjet.errors import ConcurrencyConflict, Refused, UsageError
+from eventjet.repository.repository import CONFLICTS_MAX, between_conflicts
 from eventjet.store.limits import BATCH_MAX
 from eventjet.store.store import Append, EventStore, NewEvent
 
-CONFLICTS_MAX = 100
 _Item = tuple[tuple[str, str], int, EncodedEvent]
 """(aggregate and id, ordinal within it, event)."""
 _SOURCE = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
@@ -61,7 +62,7 @@ class _Known:
 class Importer:
     """One run of one import."""
 
-    def __init__(self, store: EventStore, catalog: Catalog, source: str) -> None:
+    def __init__(self, store: EventStore, catalog: Catalog, aggregates: Collection[Any], source: str) -> None:
         if not _SOURCE.fullmatch(source):
             raise UsageError(
                 f"The source {source!r} of an import must be 1 to 100 of `A-Za-z0-9_.:-`, the same on every run of it."
@@ -69,6 +70,7 @@ class Importer:
         self._store = store
         self._catalog = catalog
         self._source = source
+        self._events = {one: frozenset(folded_events(one)) for one in aggregates}
         self._known: dict[tuple[str, str], _Known] = {}
         self._ordinals: dict[tuple[str, str], int] = {}
         self._stored = 0
@@ -83,8 +85,8 @@ class Importer:
         size = 0
         async for one in _each(events):
             key = (aggregate_info(one.aggregate).name, one.aggregate_id)
+            encoded = self._encoded(one)
             ordinal = self._ordinals[key] = self._ordinals.get(key, 0) + 1
-            encoded = self._catalog.encode(one.event)
             chunk.append((key, ordinal, encoded))
             size += len(encoded.body)
             if len(chunk) == BATCH_MAX or size > _BYTES_MAX:
@@ -97,6 +99,17 @@ class Importer:
         if progress is not None:
             progress(self._stored + self._skipped)
         return ImportReport(self._stored, self._skipped, self._position)
+
+    def _encoded(self, one: Imported) -> EncodedEvent:
+        name = aggregate_info(one.aggregate).name
+        if one.aggregate not in self._events:
+            raise UsageError(f"{name!r} is not an aggregate of this app. List it in App(aggregates=[…]).")
+        if type(one.event) not in self._events[one.aggregate]:
+            raise UsageError(
+                f"The import holds {one.event!r} for {name!r}, which is not one of its events. "
+                "Import events that its `evolve` is annotated with."
+            )
+        return self._catalog.encode(one.event)
 
     async def _store_chunk(self, chunk: Sequence[_Item]) -> None:
         await self._learn({key for key, _, _ in chunk if key not in self._known})
@@ -117,6 +130,7 @@ class Importer:
                     ) from None
                 # Somebody else writes to one of them. A smaller piece is quicker, so it wins sooner.
                 limit = max(1, limit // 4)
+                await between_conflicts(conflicts)
                 await self._learn({(write.aggregate, write.aggregate_id) for write in writes})
                 stored = [item for item in missing if item[1] <= self._known[item[0]].imported]
                 missing = [item for item in missing if item[1] > self._known[item[0]].imported]

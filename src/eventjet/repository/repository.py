@@ -19,6 +19,7 @@ from eventjet.domain.context import current_metadata, merge
 from eventjet.domain.history import Held
 from eventjet.domain.ids import new_event_id
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
+from eventjet.domain.subscription import folded_events
 from eventjet.errors import ConcurrencyConflict, UsageError
 from eventjet.observability.tracing import current_traceparent
 from eventjet.repository.cache import Cache
@@ -54,6 +55,7 @@ class Repository(Generic[S, E]):
         self.info = info
         self._app = app
         self._catalog = catalog
+        self._events = frozenset(folded_events(aggregate))
         self._conflicts_max = conflicts_max
 
     async def load(
@@ -126,6 +128,7 @@ class Repository(Generic[S, E]):
         self.subject(aggregate_id)
         async with self.cache.alone(aggregate_id):
             held = self.cache.get(aggregate_id)
+            lost: ConcurrencyConflict | None = None
             for attempt in range(self._conflicts_max):
                 await between_conflicts(attempt)
                 held = held or await self.fresh(aggregate_id)
@@ -146,27 +149,29 @@ class Repository(Generic[S, E]):
                     held = None
                     continue
                 append = self.append_of(aggregate_id, held, events, command_id, metadata)
+                state = self.state_after(held.state, append)
                 self.cache.drop(aggregate_id)
                 try:
                     position = await self.histories.store.append([append])
-                except ConcurrencyConflict:
-                    held = None
+                except ConcurrencyConflict as error:
+                    self.cache.put(aggregate_id, held)  # what follows it is all there is to read
+                    held, lost = None, error
                     continue
-                return self.committed(aggregate_id, held, append, events, position, command_id)
-            raise ConcurrencyConflict(self.subject(aggregate_id), (await self.fresh(aggregate_id)).position)
+                return self.committed(aggregate_id, held, append, state, position, command_id)
+            raise lost or ConcurrencyConflict(self.subject(aggregate_id), 0)
 
     async def fresh(self, aggregate_id: str) -> Held[S]:
         """The newest state, remembered."""
-        held = await self.histories.load(aggregate_id, self.cache.get(aggregate_id))
+        known = self.cache.get(aggregate_id)
+        held = await self.histories.load(aggregate_id, known)
+        if known is not None and held.position < known.position:
+            self.cache.drop(aggregate_id)  # the log was restored, and knows nothing of it
         self.cache.put(aggregate_id, held)
         return held
 
     async def is_current(self, aggregate_id: str, held: Held[S]) -> bool:
-        """Whether the leader knows of nothing newer; what is stale is forgotten."""
-        current = await self.histories.store.last(self.info.name, aggregate_id) == held.position
-        if not current:
-            self.cache.drop(aggregate_id)
-        return current
+        """Whether the leader knows of nothing newer."""
+        return await self.histories.store.last(self.info.name, aggregate_id) == held.position
 
     def append_of(
         self, aggregate_id: str, held: Held[S], events: Sequence[E], command_id: str | None, metadata: Metadata
@@ -179,19 +184,23 @@ class Repository(Generic[S, E]):
         made = tuple(NewEvent(new_event_id(), self._encoded(event), context) for event in events)
         return Append(self.info.name, aggregate_id, held.position, held.version, made)
 
+    def state_after(self, state: S, append: Append) -> S:
+        """The fold of what is about to be stored, as it will be read back: what no fold can take is not stored."""
+        for new in append.events:
+            state = self.histories.evolve(state, new.encoded.event)
+        return state
+
     def committed(
         self,
         aggregate_id: str,
         held: Held[S],
         append: Append,
-        events: tuple[E, ...],
+        state: S,
         position: int,
         command_id: str | None = None,
     ) -> Committed[S, E]:
         """What came of a save whose last event of this aggregate is at `position`; remembered, and kept if due."""
-        state = held.state
-        for event in events:
-            state = self.histories.evolve(state, event)
+        events = tuple(cast("E", new.encoded.event) for new in append.events)
         after = Held(state, held.version + len(events), position, append.events[-1].event_id, held.commands)
         if command_id is not None:
             after.commands.add(command_id, held.version + 1)
@@ -205,13 +214,12 @@ class Repository(Generic[S, E]):
         return subject_of(self._app, self.info.name, aggregate_id)
 
     async def _first_outcome(self, aggregate_id: str, first: int, last: int) -> Committed[S, E]:
-        held = await self.histories.load_until(aggregate_id, version=last, position=None, at=None)
-        recorded = await self.histories.events(aggregate_id)
-        events = tuple(cast("E", one.data) for one in recorded if first <= one.version <= last)
+        held, recorded = await self.histories.outcome(aggregate_id, first, last)
+        events = tuple(cast("E", one.data) for one in recorded)
         return Committed(held.state, events, held.position, held.version)
 
     def _encoded(self, event: E) -> Any:
-        if type(event) not in self._catalog:
+        if type(event) not in self._events:
             raise UsageError(
                 f"A decision of {self.info.name!r} returned {event!r}, which is not one of its events. "
                 "Return events that its `evolve` is annotated with."

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from eventjet.errors import StoreError
 from eventjet.snapshots.snapshot import SnapshotStore
 
 QUEUE_MAX = 1_000
@@ -55,7 +54,7 @@ class SnapshotKeeper:
                 else:
                     await self.store.put(aggregate, aggregate_id, value)
                     self.written += 1
-            except StoreError:
+            except Exception:  # noqa: BLE001  one state that cannot be kept must not keep the others from it
                 self.dropped += 1
             finally:
                 self._queue.task_done()

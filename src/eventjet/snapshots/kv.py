@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 
-from nats.aio.client import Client
-from nats.errors import Error as NatsError
+from nats.aio.msg import Msg
 
 from eventjet.domain.identity import encode_id
-from eventjet.errors import StoreUnavailable
+from eventjet.errors import StoreError, StoreUnavailable
 
 VALUE_MAX = 890_000
 """Bytes of one value; larger states are not kept."""
@@ -17,20 +17,18 @@ VALUE_MAX = 890_000
 class KeyValueSnapshots:
     """As `SnapshotStore`. Never in the way: what it cannot read in time is not there."""
 
-    def __init__(self, bucket: str, client: Client, *, timeout_s: float) -> None:
+    def __init__(self, bucket: str, ask: Callable[[str, bytes], Awaitable[Msg]]) -> None:
+        """`ask` takes a subject and a body, and raises `StoreError` when no answer comes."""
         self._bucket = bucket
-        self._client = client
-        self._timeout_s = timeout_s
+        self._ask = ask
         self._stream = f"KV_{bucket}"
 
     async def get(self, aggregate: str, aggregate_id: str) -> bytes | None:
         """As `SnapshotStore.get`."""
         subject = self._subject(aggregate, aggregate_id)
         try:
-            reply = await self._client.request(
-                f"$JS.API.DIRECT.GET.{self._stream}.{subject}", b"", timeout=self._timeout_s
-            )
-        except (TimeoutError, NatsError, OSError):
+            reply = await self._ask(f"$JS.API.DIRECT.GET.{self._stream}.{subject}", b"")
+        except StoreError:
             return None
         headers = reply.headers or {}
         if "Status" in headers or headers.get("KV-Operation") in ("DEL", "PURGE"):
@@ -43,9 +41,9 @@ class KeyValueSnapshots:
             return
         subject = self._subject(aggregate, aggregate_id)
         try:
-            reply = await self._client.request(subject, value, timeout=self._timeout_s)
+            reply = await self._ask(subject, value)
             error = json.loads(reply.data).get("error")
-        except (TimeoutError, NatsError, OSError, ValueError) as problem:
+        except (ValueError, AttributeError) as problem:
             raise StoreUnavailable(f"The snapshot {subject}", str(problem) or type(problem).__name__) from None
         if error is not None:
             raise StoreUnavailable(f"The snapshot {subject}", str(error.get("description", error)))

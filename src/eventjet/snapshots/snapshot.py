@@ -7,6 +7,9 @@ schemas, revision), state, and a checksum over all of it. An unknown fingerprint
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from datetime import datetime, time
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import orjson
@@ -17,7 +20,7 @@ from eventjet.codec.json import BodyCodec
 from eventjet.domain.aggregate import AggregateInfo, aggregate_info
 from eventjet.domain.event import event_info
 from eventjet.domain.history import Commands, Held
-from eventjet.domain.subscription import events_of
+from eventjet.domain.subscription import folded_events
 from eventjet.errors import DefinitionError, UnencodableEvent
 
 S = TypeVar("S")
@@ -53,10 +56,12 @@ class SnapshotCodec(Generic[S]):
         self.fingerprint = _fingerprint(cls, info, shape)
 
     def encode(self, held: Held[S]) -> bytes | None:
-        """The value; None for a state that would not come back equal."""
+        """The value; None for a state that would not come back as it is."""
         try:
-            state = self._codec.encode(held.state)
+            state, again = self._codec.read_back(held.state)
         except UnencodableEvent:
+            return None
+        if not _alike(held.state, again):
             return None
         inner = {
             "format": FORMAT,
@@ -64,7 +69,7 @@ class SnapshotCodec(Generic[S]):
             "position": held.position,
             "version": held.version,
             "event_id": held.event_id,
-            "commands": held.commands.as_mapping(),
+            "commands": held.commands.as_mapping(held.version),
             "complete": held.commands.complete,
             "state": orjson.Fragment(state),
         }
@@ -89,9 +94,25 @@ class SnapshotCodec(Generic[S]):
 
 
 def _fingerprint(cls: Any, info: AggregateInfo, shape: Any) -> str:
-    events = sorted((event_info(one).name, event_info(one).schema) for one in events_of(cls.evolve))
+    events = sorted((event_info(one).name, event_info(one).schema) for one in folded_events(cls))
     told = orjson.dumps([FORMAT, info.name, info.revision, shape, events], option=orjson.OPT_SORT_KEYS)
     return hashlib.blake2b(told, digest_size=16).hexdigest()
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two equal values also behave alike: a Counter is not a dict, 1 is not True, noon is not noon there."""
+    if isinstance(one, datetime | time) and isinstance(other, datetime | time):
+        return one.utcoffset() == other.utcoffset()
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list | tuple):
+        return all(map(_alike, cast("Sequence[Any]", one), cast("Sequence[Any]", other)))
+    if isinstance(one, dict):
+        left, right = cast("dict[Any, Any]", one), cast("dict[Any, Any]", other)
+        return list(left) == list(right) and all(map(_alike, left.values(), right.values()))
+    if is_dataclass(one):
+        return all(_alike(getattr(one, each.name), getattr(other, each.name)) for each in fields(one))
+    return True
 
 
 def _checksum(body: bytes) -> str:

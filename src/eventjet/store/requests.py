@@ -77,6 +77,15 @@ class Requests:
         """One answer; raises `Lost` or `Denied`."""
         return await self._exchange(subject, payload, headers, None, timeout_s)
 
+    async def answer(self, subject: str, payload: bytes = b"") -> Msg:
+        """As `ask`; raises `StoreUnavailable` and `Forbidden` instead of `Lost` and `Denied`."""
+        try:
+            return await self.ask(subject, payload)
+        except Lost as error:
+            raise StoreUnavailable(subject, str(error)) from None
+        except Denied as error:
+            raise Forbidden(subject, str(error)) from None
+
     async def gather(self, subject: str, payload: bytes) -> tuple[list[Msg], Msg]:
         """All messages up to the final status, and that; raises `Lost` or `Denied`."""
         gathered: list[Msg] = []

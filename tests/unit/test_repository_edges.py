@@ -1,0 +1,323 @@
+"""A repository where things are nearly right: strangers, zones, failing folds, lagging replicas, shared memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from enum import Enum
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from eventjet import App, Imported, Metadata, aggregate, event
+from eventjet.codec.catalog import Catalog
+from eventjet.codec.envelope import RawRecord
+from eventjet.domain.aggregate import aggregate_info
+from eventjet.domain.history import COMMANDS_MAX, Commands
+from eventjet.errors import ConcurrencyConflict, DefinitionError, Refused, StoreUnavailable, UsageError
+from eventjet.jet import Jet
+from eventjet.repository import Repository
+from eventjet.settings import Settings
+from eventjet.store.memory import MemoryStore
+from eventjet.store.store import EventStore
+
+
+@event("clock.told")
+class Told:
+    at: datetime
+
+
+@event("clock.wound")
+class Wound:
+    by: list[int]
+
+
+@event("clock.broken")
+class Broken:
+    pass
+
+
+@event("bell.rung")
+class Rung:
+    pass
+
+
+@aggregate("clock")
+class Clock:
+    shown: str = ""
+    turns: tuple[int, ...] = ()
+
+    def tell(self, at: datetime) -> Told:
+        return Told(at=at)
+
+    def wind(self, by: list[int]) -> Wound:
+        return Wound(by=by)
+
+    def smash(self) -> Broken:
+        return Broken()
+
+    def evolve(self, event: Told | Wound | Broken) -> Clock:
+        match event:
+            case Told(at=at):
+                return replace(self, shown=at.isoformat())
+            case Wound(by=by):
+                return replace(self, turns=(*self.turns, *by))
+            case Broken():
+                raise RuntimeError("evolve forgot this one")
+
+
+@aggregate("bell")
+class Bell:
+    rings: int = 0
+
+    def ring(self) -> Rung:
+        return Rung()
+
+    def evolve(self, happened: Rung) -> Bell:
+        return replace(self, rings=self.rings + 1)
+
+
+@aggregate("forgetful", snapshot_every=None)
+class Forgetful:
+    n: int = 0
+
+    def slip(self) -> Broken:
+        return Broken()
+
+    def evolve(self, event: Broken) -> Forgetful | None:
+        return None
+
+
+def connection(*aggregates: Any, store: EventStore | None = None, retired: tuple[str, ...] = ()) -> Jet:
+    app = App(f"app_{uuid4().hex[:8]}", aggregates=aggregates, retired_events=retired)
+    return Jet(app.name, store or MemoryStore(app.name), app.catalog, app.aggregates, {}, Settings())
+
+
+class Lagging:
+    """A replica that knows the log only up to `known`, beside a leader that knows all of it."""
+
+    def __init__(self, inner: MemoryStore, known: int, catches_up_after: int = 1_000_000) -> None:
+        self._inner = inner
+        self.known = known
+        self.reads = 0
+        self._catches_up_after = catches_up_after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def history(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> list[RawRecord]:
+        return [one async for page in self.pages(aggregate, aggregate_id, after=after) for one in page]
+
+    async def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
+        self.reads += 1
+        known = self.known if self.reads <= self._catches_up_after else 1_000_000
+        async for page in self._inner.pages(aggregate, aggregate_id, after=after):
+            yield [record for record in page if record[0] <= known]
+
+
+async def test_an_event_of_another_aggregate_of_the_app_is_refused() -> None:
+    jet = connection(Clock, Bell)
+    rogue: Callable[..., Any] = lambda clock: Rung()  # noqa: E731
+    with pytest.raises(UsageError, match="not one of its events"):
+        await jet.repository(Clock).execute("a", rogue)
+    with pytest.raises(UsageError, match="not one of its events"):
+        await jet.append_many([Imported(Clock, "a", Rung())], source="x")
+    assert (await jet.log()).last == 0
+
+
+async def test_an_import_refuses_an_aggregate_that_the_app_does_not_have() -> None:
+    jet = connection(Bell)
+    with pytest.raises(UsageError, match="clock"):
+        await jet.append_many([Imported(Clock, "a", Told(at=datetime.now(UTC)))], source="x")
+
+
+async def test_a_committed_state_is_the_fold_of_what_was_stored() -> None:
+    jet = connection(Clock)
+    clocks = jet.repository(Clock)
+    at = datetime(2026, 5, 1, 1, 30, tzinfo=timezone(timedelta(hours=2)))
+    done = await clocks.execute("a", Clock.tell, at)
+    assert done.state.shown == "2026-04-30T23:30:00+00:00"
+    elsewhere = Repository(jet.name, jet.store, Catalog([Told, Wound, Broken]), Clock, aggregate_info(Clock))
+    assert await elsewhere.load("a") == done.state
+    assert done.events == (Told(at=at),)
+
+
+async def test_changing_what_was_recorded_changes_no_state() -> None:
+    clocks = connection(Clock).repository(Clock)
+    turns = [1, 2]
+    done = await clocks.execute("a", Clock.wind, turns)
+    turns.append(3)
+    assert done.events == (Wound(by=[1, 2]),)
+
+
+async def test_an_event_that_its_own_evolve_cannot_take_is_not_stored() -> None:
+    jet = connection(Clock)
+    with pytest.raises(RuntimeError, match="forgot"):
+        await jet.repository(Clock).execute("a", Clock.smash)
+    assert (await jet.log()).last == 0
+    forgetful = connection(Forgetful)
+    with pytest.raises(DefinitionError, match="returned None for Broken"):
+        await forgetful.repository(Forgetful).execute("a", Forgetful.slip)
+    with pytest.raises(DefinitionError, match="returned None for Broken"):
+        await forgetful.transact(forgetful.repository(Forgetful).decide("a", Forgetful.slip))
+    assert (await forgetful.log()).last == 0
+
+
+async def test_an_old_command_is_known_though_its_event_is_retired() -> None:
+    old = connection(Clock, Bell)
+    await old.repository(Bell).command("once").execute("b", Bell.ring)
+    await old.append_many([Imported(Bell, "b", Rung()) for _ in range(COMMANDS_MAX + 1)], source="x")
+
+    @aggregate("bell")
+    class Silent:
+        rings: int = 0
+
+        def evolve(self, event: Told) -> Silent:
+            return self
+
+    Silent.evolve.__annotations__["event"] = Told
+    catalog = Catalog([Told], retired=["bell.rung"])
+    bells: Any = Repository(old.name, old.store, catalog, Silent, aggregate_info(Silent))
+    decide: Callable[..., Any] = lambda bell: Told(at=datetime.now(UTC))  # noqa: E731
+    again = await bells.command("once").execute("b", decide)
+    assert (again.version, again.events) == (1, ())
+
+
+def test_two_readers_of_one_tail_do_not_forget_what_a_third_has_added() -> None:
+    shared = Commands()
+    for version in range(1, 2 * COMMANDS_MAX):
+        shared.add(f"c{version}", version)
+    newest = f"c{2 * COMMANDS_MAX - 1}"
+    for version in range(1, COMMANDS_MAX):  # another task folds the same events, and is interrupted here
+        shared.add(f"c{version}", version)
+    assert shared.find(newest) == (2 * COMMANDS_MAX - 1, 2 * COMMANDS_MAX - 1)
+    assert shared.find(f"c{COMMANDS_MAX}") is not None
+
+
+async def test_time_travel_waits_for_a_replica_that_lags() -> None:
+    store = MemoryStore("lag")
+    ahead = connection(Bell, store=store).repository(Bell)
+    for _ in range(5):
+        await ahead.execute("b", Bell.ring)
+    for bound in ({"version": 5}, {"position": 5}, {"at": datetime.now(UTC)}):
+        slow: Any = Lagging(store, 3, catches_up_after=1)
+        assert (await connection(Bell, store=slow).repository(Bell).load("b", **bound)).rings == 5  # type: ignore[arg-type]
+        stuck: Any = Lagging(store, 3)
+        with pytest.raises(StoreUnavailable):
+            await connection(Bell, store=stuck).repository(Bell).load("b", **bound)  # type: ignore[arg-type]
+        stuck = Lagging(store, 3)
+        assert (await connection(Bell, store=stuck).repository(Bell).load("b", version=2)).rings == 2
+    with pytest.raises(UsageError, match="5 events, so there is no version 6"):
+        await ahead.load("b", version=6)
+
+
+async def test_a_conflict_reads_only_what_is_new() -> None:
+    store = MemoryStore("tail")
+    here, there = (connection(Bell, store=store).repository(Bell) for _ in range(2))
+    for _ in range(5):
+        await here.execute("b", Bell.ring)
+    await there.execute("b", Bell.ring)
+    asked: list[int] = []
+    pages = store.pages
+
+    def counted(aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
+        asked.append(after)
+        return pages(aggregate, aggregate_id, after=after)
+
+    store.pages = counted  # type: ignore[method-assign]
+    assert (await here.execute("b", Bell.ring)).state.rings == 7
+    assert asked
+    assert min(asked) >= 4
+
+
+async def test_lost_races_name_the_position_that_was_lost() -> None:
+    class Contested(MemoryStore):
+        async def append(self, writes: Any) -> int:
+            raise ConcurrencyConflict("taken", 41)
+
+    bells = Repository("x", Contested("x"), Catalog([Rung]), Bell, aggregate_info(Bell), conflicts_max=2)
+    with pytest.raises(ConcurrencyConflict, match="position 41"):
+        await bells.execute("b", Bell.ring)
+
+
+async def test_a_transaction_takes_only_decisions_of_its_own_connection() -> None:
+    here, there = connection(Bell), connection(Bell)
+    with pytest.raises(UsageError, match="another connection"):
+        await here.transact(there.repository(Bell).decide("b", Bell.ring))
+    assert (await here.log()).last == (await there.log()).last == 0
+
+
+async def test_transactions_that_name_aggregates_crosswise_all_end() -> None:
+    jet = connection(Bell, Clock)
+    bells, clocks = jet.repository(Bell), jet.repository(Clock)
+    now = datetime.now(UTC)
+    async with asyncio.timeout(10):
+        await asyncio.gather(
+            *(jet.transact(bells.decide("x", Bell.ring), clocks.decide("x", Clock.tell, now)) for _ in range(20)),
+            *(jet.transact(clocks.decide("x", Clock.tell, now), bells.decide("x", Bell.ring)) for _ in range(20)),
+            *(bells.execute("x", Bell.ring) for _ in range(20)),
+        )
+    assert (await bells.load("x")).rings == 60
+
+
+async def test_a_cancelled_caller_leaves_no_lock_behind() -> None:
+    gate, started = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryStore):
+        async def append(self, writes: Any) -> int:
+            started.set()
+            await gate.wait()
+            return await super().append(writes)
+
+    bells = Repository("x", Slow("x"), Catalog([Rung]), Bell, aggregate_info(Bell))
+    first = asyncio.create_task(bells.execute("b", Bell.ring))
+    await started.wait()
+    waiting = [asyncio.create_task(bells.execute("b", Bell.ring)) for _ in range(3)]
+    await asyncio.sleep(0)
+    for task in (first, waiting[0]):
+        task.cancel()
+    await asyncio.gather(first, waiting[0], return_exceptions=True)
+    gate.set()
+    await asyncio.gather(*waiting[1:])
+    assert (await bells.load("b")).rings == 2
+    assert not bells.cache._locks  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_an_enumerated_id_is_its_text_for_everybody() -> None:
+    text = f"id-{uuid4().hex}"
+    kind: Any = Enum("Kind", {"A": text}, type=str)
+    jet = connection(Bell)
+    bells = jet.repository(Bell)
+    await bells.execute(kind.A, Bell.ring)
+    assert (await bells.load(text)).rings == 1
+    (record,) = await jet.store.history("bell", text)
+    assert record[2].decode() == f"{jet.name}.bell.{text}"
+
+
+@pytest.mark.parametrize("bad", [17, uuid4(), b"bytes", None])
+async def test_what_is_not_text_is_refused_in_a_sentence(bad: Any) -> None:
+    bells = connection(Bell).repository(Bell)
+    with pytest.raises(Refused, match="text"):
+        await bells.execute(bad, Bell.ring)
+    if bad is not None:
+        with pytest.raises(Refused, match="text"):
+            bells.command(bad)
+    with pytest.raises(Refused, match="text"):
+        bells.command("c", metadata=Metadata(extra={"k": bad}))
+
+
+async def test_a_start_without_a_zone_is_refused() -> None:
+    jet = connection(Bell)
+    with pytest.raises(UsageError, match="zone"):
+        _ = [one async for one in jet.tail(since=datetime(2026, 1, 1))]  # noqa: DTZ001  naive is the point
+
+
+@pytest.mark.parametrize("name", ["", "clock told", "clock.told ", "clock\r\nEj-Command: x", "uhr.geläutet", "a" * 101])
+def test_a_wire_name_that_cannot_be_a_header_is_a_fault(name: str) -> None:
+    kind = event(name)(type("Kind", (), {"__annotations__": {}, "__module__": __name__}))
+    faults = Catalog([kind]).faults()
+    assert faults
+    assert repr(name) in faults[0]

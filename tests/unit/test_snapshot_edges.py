@@ -1,0 +1,197 @@
+"""Snapshots that must not be believed, states that must not be kept, and a keeper that nothing stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventjet import App, aggregate, event
+from eventjet.codec.catalog import Catalog
+from eventjet.domain.aggregate import aggregate_info
+from eventjet.domain.history import Commands, Held
+from eventjet.errors import StoreUnavailable
+from eventjet.repository import Repository
+from eventjet.repository.histories import Snapshots
+from eventjet.snapshots.keeper import SnapshotKeeper
+from eventjet.snapshots.memory import MemorySnapshots
+from eventjet.snapshots.snapshot import SnapshotCodec
+from eventjet.store.memory import MemoryStore
+
+
+@event("tally.added")
+class Added:
+    n: int
+    note: str = ""
+
+
+@aggregate("tally", snapshot_every=2)
+class Tally:
+    total: int = 0
+    note: str = ""
+    ratio: float = 0.0
+    seen: dict[str, int] = field(default_factory=dict[str, int])
+    at: datetime | None = None
+
+    def add(self, n: int) -> Added:
+        return Added(n=n)
+
+    def evolve(self, happened: Added) -> Tally:
+        return replace(self, total=self.total + happened.n)
+
+
+def repository(store: Any, kept: MemorySnapshots) -> tuple[Repository[Tally, Added], SnapshotKeeper]:
+    keeper = SnapshotKeeper(kept)
+    snapshots = Snapshots(keeper, SnapshotCodec[Tally](Tally), 2)
+    tallies = Repository("x", store, Catalog([Added]), Tally, aggregate_info(Tally), snapshots=snapshots)
+    return tallies, keeper  # type: ignore[return-value]
+
+
+async def filled(store: MemoryStore, kept: MemorySnapshots, *numbers: int) -> None:
+    tallies, keeper = repository(store, kept)
+    for number in numbers:
+        await tallies.execute("a", Tally.add, number)
+    await keeper.close()
+
+
+def test_the_parameter_of_evolve_may_have_any_name() -> None:
+    App("x", aggregates=[Tally])
+
+
+@pytest.mark.parametrize("regrown", [(10, 20), (10, 20, 30), (10, 20, 30, 40, 50), (10,), ()])
+async def test_a_snapshot_of_a_log_that_was_lost_is_not_believed(regrown: tuple[int, ...]) -> None:
+    lost, kept = MemoryStore("x"), MemorySnapshots()
+    await filled(lost, kept, 1, 2)
+    restored = MemoryStore("x")
+    await filled(restored, MemorySnapshots(), *regrown)
+    tallies, _ = repository(restored, kept)
+    assert (await tallies.load("a")).total == sum(regrown)
+    assert (await tallies.execute("a", Tally.add, 100)).state.total == sum(regrown) + 100
+
+
+@pytest.mark.parametrize("regrown", [(10, 20), (10, 20, 30), (10, 20, 30, 40, 50), (10,), ()])
+async def test_a_remembered_state_of_a_log_that_was_lost_is_not_loaded(regrown: tuple[int, ...]) -> None:
+    class Restored(MemoryStore):
+        def restore(self, other: MemoryStore) -> None:
+            self.__dict__.update(vars(other))
+
+    store = Restored("x")
+    tallies, _ = repository(store, MemorySnapshots())
+    for number in (1, 2):
+        await tallies.execute("a", Tally.add, number)
+    other = MemoryStore("x")
+    await filled(other, MemorySnapshots(), *regrown)
+    store.restore(other)
+    assert (await tallies.load("a")).total == sum(regrown)
+    assert (await tallies.execute("a", Tally.add, 100)).state.total == sum(regrown) + 100
+
+
+async def test_a_replica_that_lags_does_not_take_back_what_is_known() -> None:
+    store = MemoryStore("x")
+    tallies, _ = repository(store, MemorySnapshots())
+    for number in (1, 2, 3):
+        await tallies.execute("a", Tally.add, number)
+    pages = store.pages
+
+    async def lagging(aggregate: str, aggregate_id: str, *, after: int = 0) -> Any:
+        async for page in pages(aggregate, aggregate_id, after=after):
+            yield [record for record in page if record[0] <= 1]
+
+    store.pages = lagging  # type: ignore[method-assign]
+    assert (await tallies.load("a")).total == 6
+
+
+states = st.builds(
+    Tally,
+    total=st.integers(),
+    note=st.text(),
+    ratio=st.floats(allow_nan=False, allow_infinity=False),
+    seen=st.dictionaries(st.text(), st.integers(), max_size=3),
+)
+
+
+@given(states)
+def test_every_state_that_is_kept_is_believed(state: Tally) -> None:
+    codec = SnapshotCodec[Tally](Tally)
+    held = Held(state, 3, 9, "id", Commands({"c ü": (1, 3)}))
+    value = codec.encode(held)
+    assert value is not None
+    assert codec.decode(value) == held
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"seen": defaultdict(int, {"a": 1})},
+        {"seen": Counter("a")},
+        {"total": Decimal(1)},
+        {"total": True},
+        {"ratio": 1},
+        {"at": datetime(2026, 5, 1, tzinfo=timezone(timedelta(hours=2)))},
+    ],
+)
+def test_a_state_that_would_behave_differently_is_not_kept(bad: dict[str, Any]) -> None:
+    codec = SnapshotCodec[Tally](Tally)
+    assert codec.encode(Held(Tally(**bad), 1, 1)) is None
+    assert codec.encode(Held(Tally(at=datetime(2026, 5, 1, tzinfo=UTC)), 1, 1)) is not None
+
+
+def test_a_snapshot_knows_no_command_of_its_future() -> None:
+    shared = Commands()
+    held = Held(Tally(), 2, 2, "id", shared)
+    for version in range(1, 5):
+        shared.add(f"c{version}", version)
+    codec = SnapshotCodec[Tally](Tally)
+    value = codec.encode(held)
+    assert value is not None
+    found = codec.decode(value)
+    assert found is not None
+    assert list(found.commands.as_mapping(9)) == ["c1", "c2"]
+
+
+@dataclass(frozen=True)
+class Prickly:
+    n: int = 0
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("compare me not")
+
+    def __hash__(self) -> int:
+        return 0
+
+
+@aggregate("prickly", snapshot_every=1)
+class Thorn:
+    prick: Prickly = field(default_factory=Prickly)
+
+    def evolve(self, event: Added) -> Thorn:
+        return self
+
+
+async def test_nothing_stops_the_keeper() -> None:
+    kept = MemorySnapshots()
+    keeper = SnapshotKeeper(kept)
+    codec = SnapshotCodec[Thorn](Thorn)
+
+    def broken() -> bytes | None:
+        raise RuntimeError("encode fails")
+
+    def unavailable() -> bytes | None:
+        raise StoreUnavailable("The snapshot", "x")
+
+    encoders: list[Callable[[], bytes | None]] = [broken, lambda: codec.encode(Held(Thorn(), 1, 1)), unavailable]
+    for encode in encoders:
+        keeper.keep("a", "b", encode)
+    keeper.keep("a", "good", lambda: b"{}")
+    async with asyncio.timeout(1):
+        await keeper.close()
+    assert kept.values[("a", "good")] == b"{}"
+    assert keeper.dropped >= 2
