@@ -15,7 +15,8 @@ from typing import Any, cast
 from eventjet.errors import UsageError
 
 _PREFIX = "EVENTJET_"
-_USERINFO = re.compile(r"//[^/@]*@")
+_USERINFO = re.compile(r"(?<!/)//(?!/)\S*@")
+_SECRET_OPTION = re.compile(r"((?:pass\w*|pwd|sslpassword|token|secret)=)[^&\s]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,9 @@ class Settings:
             if name not in known:
                 raise UsageError(f"There is no setting {name!r}. Known settings: {', '.join(sorted(known))}.")
             if value is not None:
-                values[name] = value
-        if isinstance(values.get("servers"), str):
-            values["servers"] = _parsed("servers", "tuple", cast(str, values["servers"]))
+                values[name] = _parsed(name, str(known[name]), value) if isinstance(value, str) else value
+        if isinstance(values.get("servers"), list):
+            values["servers"] = tuple(cast("list[str]", values["servers"]))
         return _checked(replace(cls(), **values))
 
     def shown(self) -> dict[str, str]:
@@ -67,8 +68,8 @@ class Settings:
 
 
 def redacted(url: str) -> str:
-    """The URL without its userinfo: fit for logs, errors and `repr`."""
-    return _USERINFO.sub("//***@", url)
+    """The URL without its userinfo and secret options: fit for logs, errors and `repr`."""
+    return _SECRET_OPTION.sub(r"\1***", _USERINFO.sub("//***@", url))
 
 
 def _parsed(name: str, kind: str, text: str) -> Any:
@@ -89,8 +90,9 @@ def _checked(settings: Settings) -> Settings:
         raise UsageError("No NATS server is named. Set EVENTJET_SERVERS, for instance nats://127.0.0.1:4222.")
     for url in settings.servers:
         if not re.fullmatch(r"(nats|tls)://[^\s/]+/?", url) or not _port_fits(url):
+            shown = redacted(url) if "@" not in url or _USERINFO.search(url) else "***"
             raise UsageError(
-                f"{redacted(url)!r} is not the URL of a NATS server. Write it as nats://host:4222 or tls://host:4222."
+                f"{shown!r} is not the URL of a NATS server. Write it as nats://host:4222 or tls://host:4222."
             )
     if not re.match(r"(postgresql(\+psycopg)?|sqlite(\+aiosqlite)?)://", settings.database):
         raise UsageError(
@@ -99,6 +101,9 @@ def _checked(settings: Settings) -> Settings:
         )
     if settings.replicas not in (1, 3, 5):
         raise UsageError(f"replicas is {settings.replicas}. JetStream replicates 1, 3 or 5 times.")
+    for name in ("save_timeout_s", "request_timeout_s"):
+        if not 0 < (seconds := getattr(settings, name)) < float("inf"):
+            raise UsageError(f"{name} is {seconds}. Give a number of seconds above 0.")
     return settings
 
 

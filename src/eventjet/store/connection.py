@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
+from contextlib import suppress
 from typing import Any
 
 from nats.aio.client import Client
@@ -13,6 +14,9 @@ from nats.errors import Error as NatsError
 from eventjet.errors import Unreachable
 from eventjet.settings import Settings, redacted
 from eventjet.store.requests import ApiError, Denied, Lost, Requests
+from eventjet.store.subjects import SERVER_MESSAGE_MAX
+from eventjet.wire import Endpoint
+from eventjet.wire.auth import connect_options
 
 MINIMUM_SERVER = (2, 14, 4)
 """Atomic batches came with 2.12; distinct expectations in one batch are right from 2.14.4 on (nats-server #8376)."""
@@ -23,8 +27,13 @@ _PING_S = 10
 async def connect(settings: Settings) -> tuple[Client, Requests]:
     """A connection that reconnects for ever, and its request inbox; raises `Unreachable`.
 
-    Checked at once: the credentials, the server's version, and that JetStream is on.
+    Checked at once: the credentials (`UsageError` for a file without any), the server's version, the size of its
+    messages, and that JetStream is on.
     """
+    if settings.credentials or settings.nkey:
+        _files_exist(settings)
+        # It says what is wrong with them; nats-py does not.
+        connect_options(Endpoint.of(settings), {}, encrypted=False)
     client = Client()
     requests = Requests(client, settings.request_timeout_s)
     last_error: list[Exception] = []
@@ -65,7 +74,8 @@ async def connect(settings: Settings) -> tuple[Client, Requests]:
 
 async def _close(client: Client) -> None:
     if not client.is_closed:
-        await client.close()
+        with suppress(AssertionError):  # it had not begun
+            await client.close()
 
 
 def version_of(text: str) -> tuple[int, int, int]:
@@ -84,6 +94,12 @@ async def _check(client: Client, requests: Requests, settings: Settings) -> None
             f"The NATS server at {where}",
             f"it is version {version}, and eventjet needs {needed}: older ones reject or misjudge atomic batches",
             f"Upgrade nats-server to {needed} or newer.",
+        )
+    if client.max_payload < SERVER_MESSAGE_MAX:
+        raise Unreachable(
+            f"The NATS server at {where}",
+            f"it takes messages of {client.max_payload:,} bytes, and events may have {SERVER_MESSAGE_MAX:,}",
+            "Set `max_payload: 1MB` in its configuration.",
         )
     try:
         await requests.api("INFO")
@@ -105,15 +121,29 @@ def _credentials(settings: Settings) -> dict[str, Any]:
         "user_credentials": str(settings.credentials) if settings.credentials else None,
         "nkeys_seed": str(settings.nkey) if settings.nkey else None,
     }
+    _files_exist(settings)
+    if settings.tls_ca or settings.tls_cert or any(url.startswith("tls://") for url in settings.servers):
+        found["tls"] = _tls(settings)
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _files_exist(settings: Settings) -> None:
     for path in (settings.credentials, settings.nkey, settings.tls_ca, settings.tls_cert, settings.tls_key):
         if path is not None and not path.is_file():
             raise Unreachable(f"The file {path}", "it does not exist", "Name the file in EVENTJET_* anew.")
-    if settings.tls_ca or settings.tls_cert or any(url.startswith("tls://") for url in settings.servers):
-        context = ssl.create_default_context(cafile=str(settings.tls_ca) if settings.tls_ca else None)
+
+
+def _tls(settings: Settings) -> ssl.SSLContext:
+    file = settings.tls_ca
+    try:
+        context = ssl.create_default_context(cafile=str(file) if file else None)
         if settings.tls_cert:
-            context.load_cert_chain(settings.tls_cert, settings.tls_key)
-        found["tls"] = context
-    return {key: value for key, value in found.items() if value is not None}
+            file = settings.tls_cert
+            context.load_cert_chain(file, settings.tls_key)
+    except (OSError, ValueError) as error:
+        reason = f"it cannot be used for TLS ({error})"
+        raise Unreachable(f"The file {file}", reason, "Give certificates and keys in PEM form.") from None
+    return context
 
 
 def _unreachable(settings: Settings, error: Exception) -> Unreachable:

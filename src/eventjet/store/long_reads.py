@@ -13,12 +13,13 @@ import queue
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 
 from eventjet.codec.envelope import RawRecord
 from eventjet.errors import StoreUnavailable
-from eventjet.wire import Endpoint, Link
+from eventjet.wire import Endpoint, Link, LinkLost
 from eventjet.wire.frames import Frame, status_of
 
 REQUEST_MAX = 1_000
@@ -30,7 +31,7 @@ _STREAM = b"\r\nNats-Stream: "
 _SEQUENCE = b"\r\nNats-Sequence: "
 _TIME = b"\r\nNats-Time-Stamp: "
 
-Hand = Callable[["list[RawRecord] | int | None | BaseException"], object]
+Hand = Callable[["list[RawRecord] | int | BaseException | None"], object]
 
 
 class LongReads:
@@ -46,18 +47,17 @@ class LongReads:
 
     async def pages(self, subject: str, start: int) -> AsyncIterator[list[RawRecord]]:
         """The records of one subject from a position on; raises `StoreUnavailable`, `Forbidden`, `Unreachable`."""
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="eventjet-history")
         loop = asyncio.get_running_loop()
         position: int = start
         while True:
             # Bounded by what one request may bring.
-            handed: asyncio.Queue[list[RawRecord] | int | None | BaseException] = asyncio.Queue()
+            handed: asyncio.Queue[list[RawRecord] | int | BaseException | None] = asyncio.Queue()
 
-            def hand(item: list[RawRecord] | int | None | BaseException, into: object = handed) -> None:
-                loop.call_soon_threadsafe(into.put_nowait, item)  # type: ignore[attr-defined]
+            def hand(item: list[RawRecord] | int | BaseException | None, into: object = handed) -> None:
+                with suppress(RuntimeError):  # the loop has ended, and who waited with it
+                    loop.call_soon_threadsafe(into.put_nowait, item)  # type: ignore[attr-defined]
 
-            self._executor.submit(self._request, subject, position, hand)
+            self._submit(subject, position, hand)
             while isinstance(item := await handed.get(), list):
                 yield item
             if isinstance(item, BaseException):
@@ -71,35 +71,65 @@ class LongReads:
         self._closed = True
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
-        while not self._idle.empty():
-            self._idle.get_nowait().close()
+        self._end_idle()
+
+    def _submit(self, subject: str, start: int, hand: Hand) -> None:
+        """Have it read by a thread; whoever waits is told when that never begins."""
+        closed = StoreUnavailable(f"The history of {subject}", "the connection was closed by this process")
+        if self._closed:
+            raise closed
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="eventjet-history")
+        asked = self._executor.submit(self._request, subject, start, hand)
+        asked.add_done_callback(lambda done: hand(closed) if done.cancelled() else None)
 
     def _request(self, subject: str, start: int, hand: Hand) -> None:
         """In a thread: hand over records as they come, then where to go on, None for nowhere, or what went wrong."""
-        link: Link | None = None
         try:
-            link = self._link()
-            next_start = self._read(link, subject, start, hand)
+            hand(self._answer(subject, start, hand))
         except Exception as error:  # noqa: BLE001  it is raised where it was asked for
-            if link is not None:
-                link.close()  # what is still on its way must not reach the next request
             hand(error)
-            return
-        if self._closed:
-            link.close()
-        else:
-            self._idle.put(link)
-        hand(next_start)
 
-    def _link(self) -> Link:
-        while True:
-            try:
-                link = self._idle.get_nowait()
-            except queue.Empty:
-                link = Link.open(self._endpoint, timeout_s=self._timeout_s)
-                link.subscribe(f"{link.inbox}.h.*")
-            if link.usable:
-                return link
+    def _answer(self, subject: str, start: int, hand: Hand) -> int | None:
+        """Read over an idle link; over a new one when that turns out lost before it brought anything."""
+        try:
+            link = self._idle.get_nowait()
+        except queue.Empty:
+            return self._through(self._fresh(), subject, start, hand)
+        brought: list[bool] = []
+
+        def noted(item: list[RawRecord] | int | BaseException | None) -> None:
+            brought.append(True)
+            hand(item)
+
+        try:
+            return self._through(link, subject, start, noted)
+        except LinkLost:
+            if brought:
+                raise
+        self._end_idle()  # the server went away, so the others are lost, too
+        return self._through(self._fresh(), subject, start, hand)
+
+    def _through(self, link: Link, subject: str, start: int, hand: Hand) -> int | None:
+        try:
+            next_start = self._read(link, subject, start, hand)
+        except BaseException:
+            link.close()  # what is still on its way must not reach the next request
+            raise
+        self._idle.put(link)
+        if self._closed:
+            self._end_idle()
+        return next_start
+
+    def _fresh(self) -> Link:
+        link = Link.open(self._endpoint, timeout_s=self._timeout_s)
+        link.subscribe(f"{link.inbox}.h.*")
+        return link
+
+    def _end_idle(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                self._idle.get_nowait().close()
 
     def _read(self, link: Link, subject: str, start: int, hand: Hand) -> int | None:
         what = f"The history of {subject}"

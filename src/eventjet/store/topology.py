@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 from eventjet.errors import Unreachable
@@ -103,7 +103,7 @@ async def declare(requests: Requests, app: str, replicas: int) -> Topology:
         else:
             drifts += _compare(config, found["config"])
         if name == app:
-            identity = str(found["config"].get("metadata", {}).get(IDENTITY, ""))
+            identity = _identity(app, found)
     return Topology(identity, tuple(created), tuple(drifts))
 
 
@@ -112,13 +112,19 @@ async def info(requests: Requests, app: str) -> dict[str, Any]:
     found = await _find(requests, app)
     if found is None:
         raise Unreachable(f"The stream {app!r}", "it does not exist on this server", "Run `eventjet init` once.")
-    if IDENTITY not in found["config"].get("metadata", {}):
+    _identity(app, found)
+    return found
+
+
+def _identity(app: str, found: Mapping[str, Any]) -> str:
+    metadata = cast("Mapping[str, Any]", found["config"].get("metadata") or {})
+    if IDENTITY not in metadata:
         raise Unreachable(
             f"The stream {app!r}",
             "it carries no log identity, so eventjet did not make it",
             "Give the app another name, or another account on this server.",
         )
-    return found
+    return str(metadata[IDENTITY])
 
 
 async def _find(requests: Requests, name: str) -> dict[str, Any] | None:

@@ -1,0 +1,132 @@
+"""A connection to a real server: wrong files, missing rights, restarts, and ends with readers still waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from eventjet import App, Imported
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import EventjetError, StoreUnavailable, Unreachable
+from eventjet.settings import Settings
+from eventjet.store.connection import connect
+from eventjet.store.long_reads import LongReads
+from eventjet.wire import Endpoint
+from examples.bank.account import Account, Deposited
+from examples.bank.app import withdrawn_has_a_reason
+from tests.stores import fresh_name
+
+EVENTS = 300
+
+
+@pytest.fixture
+def app() -> App:
+    return App(fresh_name(), aggregates=[Account], upcasters=[withdrawn_has_a_reason])
+
+
+def deposits() -> list[Imported]:
+    return [Imported(Account, "long", Deposited(amount=Decimal(1))) for _ in range(EVENTS)]
+
+
+async def test_a_long_history_is_read_after_the_server_was_restarted(app: App) -> None:
+    with NatsServer() as server:
+        async with app.connect(servers=server.url) as jet:
+            await jet.init()
+            await jet.append_many(deposits(), source="x")
+            accounts = jet.repository(Account)
+            await asyncio.gather(*(accounts.history("long") for _ in range(4)))
+            server.stop()
+            server.start()
+            async with asyncio.timeout(10):
+                while True:
+                    with suppress(StoreUnavailable):
+                        await jet.log()
+                        break
+                    await asyncio.sleep(0.05)
+            for _ in range(4):
+                assert len(await accounts.history("long")) == EVENTS
+
+
+async def test_readers_that_wait_at_the_end_are_told(app: App, eventjet_nats: NatsServer) -> None:
+    async with app.connect(servers=eventjet_nats.url) as jet:
+        await jet.init()
+        await jet.append_many(deposits(), source="x")
+    endpoint = Endpoint.of(Settings(servers=(eventjet_nats.url,)))
+    reads = LongReads(app.name, endpoint, timeout_s=4)
+
+    async def count() -> int:
+        return sum([len(page) async for page in reads.pages(f"{app.name}.account.long", 1)])
+
+    readers = [asyncio.create_task(count()) for _ in range(12)]
+    await asyncio.sleep(0)
+    reads.close()
+    async with asyncio.timeout(10):
+        ends = await asyncio.gather(*readers, return_exceptions=True)
+    assert {end if isinstance(end, int) else type(end) for end in ends} <= {EVENTS, StoreUnavailable}
+    assert any(isinstance(end, StoreUnavailable) for end in ends)
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await count()
+
+
+async def test_a_history_left_in_the_middle_leaves_nothing_behind(app: App, eventjet_nats: NatsServer) -> None:
+    async with app.connect(servers=eventjet_nats.url) as jet:
+        await jet.init()
+        await jet.append_many(deposits(), source="x")
+        for _ in range(8):
+            pages: AsyncIterator[object] = jet.store.pages("account", "long")
+            async for _ in pages:
+                break
+        assert len(await jet.repository(Account).history("long")) == EVENTS
+    deadline = time.monotonic() + 10
+    while any(one.name.startswith("eventjet-history") for one in threading.enumerate()):
+        assert time.monotonic() < deadline, "a reading thread outlived its connection"
+        await asyncio.sleep(0.01)
+
+
+async def test_who_may_not_read_snapshots_does_not_wait_for_them(app: App) -> None:
+    read = ["$JS.API.INFO", f"$JS.API.DIRECT.GET.{app.name}", f"$JS.API.DIRECT.GET.{app.name}.>"]
+    allowed = ", ".join(f'"{subject}"' for subject in [*read, f"$JS.API.STREAM.MSG.GET.{app.name}", f"{app.name}.>"])
+    config = (
+        'authorization { users = [ {user: "all", password: "x"}, {user: "some", password: "x", permissions: '
+        f'{{ publish: {{ allow: [{allowed}] }}, subscribe: {{ allow: ["_INBOX.>"] }} }} }} ] }}'
+    )
+    with NatsServer(config=config) as server:
+        async with app.connect(servers=server.url, user="all", password="x") as jet:
+            await jet.init()
+            await jet.repository(Account).execute("a", Account.open, "ada")
+        async with app.connect(servers=server.url, user="some", password="x") as jet, asyncio.timeout(2):
+            assert (await jet.repository(Account).load("a")).owner == "ada"
+
+
+async def test_a_server_of_small_messages_is_refused_at_once(app: App) -> None:
+    with NatsServer(config="max_payload: 64KB") as server, pytest.raises(Unreachable, match="max_payload"):
+        async with app.connect(servers=server.url):
+            pass
+
+
+@pytest.mark.parametrize("name", ["credentials", "nkey", "tls_ca", "tls_cert"])
+async def test_a_file_that_holds_no_key_is_named_and_not_shown(
+    name: str, tmp_path: Path, eventjet_nats: NatsServer
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("SUAcanary\n")
+    with pytest.raises(EventjetError, match=str(file)) as caught:
+        await connect(Settings.load({"servers": eventjet_nats.url, name: str(file)}, {}))
+    assert "canary" not in str(caught.value)
+
+
+async def test_init_leaves_a_stream_of_somebody_else_alone(app: App, eventjet_nats: NatsServer) -> None:
+    async with app.connect(servers=eventjet_nats.url) as jet:
+        assert jet.requests is not None
+        await jet.requests.api(f"STREAM.CREATE.{app.name}", {"name": app.name, "subjects": [f"{app.name}.*.*"]})
+        with pytest.raises(Unreachable, match="did not make it"):
+            await jet.init()
+        names = (await jet.requests.api("STREAM.NAMES"))["streams"]
+        assert f"KV_{app.name}_snapshots" not in names
