@@ -20,6 +20,7 @@ from eventjet.domain.subscription import events_of, resolved_hint, union_members
 from eventjet.errors import DefinitionError
 from eventjet.projections.columns import unsupported
 from eventjet.projections.projection import Entries, Projection
+from eventjet.projections.storage import make_readable
 from eventjet.projections.tables import key_check
 from eventjet.projections.values import Convert
 
@@ -83,6 +84,7 @@ def bind(declared: Projection[Any, Any] | Entries[Any, Any], catalog: Catalog) -
     if bound is None or check.faults:
         where = f"projection {declared.name!r}"
         raise DefinitionError([f"{where}: {fault}" for fault in check.faults])
+    make_readable(declared.table)
     return bound
 
 

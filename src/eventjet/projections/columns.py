@@ -19,6 +19,7 @@ from eventjet.projections.json_values import canonical, dumps, loads
 from eventjet.projections.storage import (
     SQLITE,
     ExactNumeric,
+    JsonText,
     UtcDateTime,
     date_to_text,
     datetime_to_text,
@@ -53,7 +54,7 @@ def unsupported(kind: sa.TypeEngine[Any]) -> str | None:
     if type(kind) not in _SUPPORTED:
         return f"has the type {kind!r}, which eventjet cannot keep exactly"
     variants: Mapping[str, Any] = getattr(kind, "_variant_mapping", {})
-    if any(not isinstance(other, sa.JSON) for other in variants.values()):
+    if any(not isinstance(other, sa.JSON | ExactNumeric | UtcDateTime | JsonText) for other in variants.values()):
         return "has a type with variants, which could differ between databases"
     if isinstance(kind, sa.Float):
         if kind.asdecimal:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
+from sqlalchemy import Table
 from sqlalchemy import types as sa
 from sqlalchemy.engine import Dialect
+from sqlalchemy.exc import ArgumentError
 
 from eventjet.projections.json_values import canonical, dumps, loads
 from eventjet.projections.values import any_numeric, instant, numeric
@@ -18,7 +21,7 @@ SQLITE = "sqlite"
 class ExactNumeric(sa.TypeDecorator[Decimal]):
     """`Numeric(precision, scale)` that SQLite keeps exactly too, as text of fixed scale.
 
-    Declare it in a table that is read through SQLAlchemy on SQLite; eventjet stores every Numeric there in this way.
+    eventjet stores every Numeric there in this way; `make_readable` lets an application read it.
     """
 
     impl = sa.Numeric
@@ -85,6 +88,15 @@ def storage_type(kind: sa.TypeEngine[Any], dialect: str) -> sa.TypeEngine[Any]:
     if isinstance(kind, sa.DateTime) and kind.timezone:
         return UtcDateTime()
     return JsonText() if isinstance(kind, sa.JSON) else kind
+
+
+def make_readable(table: Table) -> None:
+    """Let the application's own `select(table)` read on SQLite what eventjet writes there; declared types stay."""
+    for column in table.columns:
+        stored = storage_type(column.type, SQLITE)
+        if stored is not column.type and not isinstance(column.type, ExactNumeric | UtcDateTime | JsonText):
+            with suppress(ArgumentError):  # it has been told already
+                column.type = column.type.with_variant(stored, SQLITE)
 
 
 def decimal_to_text(value: Decimal) -> str:

@@ -1,0 +1,58 @@
+"""An application reads on SQLite what eventjet wrote there, through the table it declared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+
+from sqlalchemy import JSON, Column, DateTime, MetaData, Numeric, String, Table, create_engine, select
+
+from eventjet import Recorded, projection
+from eventjet.codec.catalog import Catalog
+from eventjet.projections.bound import bind
+from eventjet.projections.tables import RowCodec, storage_table
+from examples.bank.account import Opened
+
+table = Table(
+    "kinds",
+    MetaData(),
+    Column("id", String, primary_key=True),
+    Column("amount", Numeric(12, 2)),
+    Column("at", DateTime(timezone=True)),
+    Column("tags", JSON),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    id: str
+    amount: Decimal | None
+    at: datetime | None
+    tags: list[str] | None
+
+
+@projection("kinds", table=table)
+def kinds(row: Kind | None, event: Recorded[Opened]) -> Kind | None:
+    return row
+
+
+def test_a_declared_table_is_read_on_sqlite_as_it_was_written() -> None:
+    bound = bind(kinds, Catalog([Opened]))
+    bind(kinds, Catalog([Opened]))  # a second app of the same table changes nothing more
+    codec = RowCodec(bound.table, bound.row_type, "sqlite")
+    at = datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=timezone(timedelta(hours=2)))
+    rows = [Kind("a", Decimal("12345678901.5"), at, ["x", "12"]), Kind("b", None, None, None)]
+    engine = create_engine("sqlite://")
+    with engine.begin() as connection:
+        storage_table(table, "sqlite").create(connection)
+        for row in rows:
+            connection.exec_driver_sql("insert into kinds values (?, ?, ?, ?)", codec.dump(codec.normalise(row)))
+        found = connection.execute(select(table).order_by(table.c.id)).all()
+        assert [tuple(one) for one in found] == [
+            ("a", Decimal("12345678901.50"), at.astimezone(UTC), ["x", "12"]),
+            ("b", None, None, None),
+        ]
+        dear = select(table.c.id).where(table.c.amount == Decimal("12345678901.50"))
+        assert connection.execute(dear).scalars().all() == ["a"]
+    engine.dispose()
