@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from eventjet.errors import UsageError
 
@@ -94,7 +95,9 @@ def _checked(settings: Settings) -> Settings:
             raise UsageError(
                 f"{shown!r} is not the URL of a NATS server. Write it as nats://host:4222 or tls://host:4222."
             )
-    if not re.match(r"(postgresql(\+psycopg)?|sqlite(\+aiosqlite)?)://", settings.database):
+    if not re.match(r"(postgresql(\+psycopg)?|sqlite(\+aiosqlite)?)://", settings.database) or not _port_fits(
+        settings.database
+    ):
         raise UsageError(
             f"{redacted(settings.database)!r} is not a database eventjet can use. "
             "Write postgresql://user@host/name or sqlite:///path/to/file.db."
@@ -108,5 +111,7 @@ def _checked(settings: Settings) -> Settings:
 
 
 def _port_fits(url: str) -> bool:
-    match = re.search(r":(\d+)/?$", url)
-    return match is None or 0 < int(match[1]) < 65536
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False

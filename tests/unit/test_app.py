@@ -137,6 +137,8 @@ def test_settings_come_from_keywords_then_the_environment() -> None:
         ({"servers": "nats://h:99999"}, {}, "nats://host:4222"),
         ({"servers": ""}, {"EVENTJET_SERVERS": ""}, "No NATS server"),
         ({"database": "mysql://x"}, {}, "postgresql://"),
+        ({"database": "postgresql://h:port/x"}, {}, "postgresql://"),
+        ({"database": "postgresql://h:99999/x"}, {}, "postgresql://"),
         ({"replicas": 2}, {}, "1, 3 or 5"),
         ({"colour": "red"}, {}, "no setting 'colour'"),
         ({}, {"EVENTJET_REPLICAS": "many"}, "not a number"),
