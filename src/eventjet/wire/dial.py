@@ -49,7 +49,7 @@ def dial(endpoint: Endpoint, timeout_s: float) -> Dialled:
     raise Unreachable(
         "NATS",
         "; ".join(faults) or f"no time left after {timeout_s:g} s",
-        "Check the address, and that nats-server runs there.",
+        "Start it, or set EVENTJET_SERVERS to where it is; `eventjet dev` starts one on this machine.",
     )
 
 
