@@ -125,14 +125,9 @@ def test_options_reach_the_server_without_a_secret_among_them(tmp_path: Path) ->
     settings = Settings.load({"servers": "nats://ada:s3cret@127.0.0.1:4333"}, {})
     options = connection_options(settings, tmp_path)
     assert "s3cret" not in repr(options)
-    assert (tmp_path / "passwordFile").stat().st_mode & 0o777 == 0o600
+    assert Path(options["passwordFile"]).stat().st_mode & 0o777 == 0o600
     endpoint = LogOptions.parse({"stream": "app", **options}).endpoint()
     assert (endpoint.servers, endpoint.user, endpoint.password) == (("nats://127.0.0.1:4333",), "ada", "s3cret")
-
-
-def test_secrets_stay_at_home_when_tasks_run_elsewhere() -> None:
-    settings = Settings.load({"servers": "nats://t0ken@127.0.0.1:4333"}, {})
-    assert connection_options(settings, None) == {"servers": "nats://127.0.0.1:4333"}
 
 
 @pytest.mark.parametrize(
@@ -157,10 +152,10 @@ def test_tasks_find_the_password_of_the_database_in_a_file(tmp_path: Path, passw
     url = URL.create("postgresql", "ada", password, "db.host", 5432, "bank").render_as_string(hide_password=False)
     bare = passwordless(Database(url), tmp_path)
     assert password not in bare.url
-    assert "password" not in passwordless(Database(url), None).url
+    (file,) = tmp_path.iterdir()
     escaped = password.replace("\\", "\\\\").replace(":", "\\:")
-    assert (tmp_path / "pgpass").read_text() == f"*:*:*:*:{escaped}\n"
-    assert (tmp_path / "pgpass").stat().st_mode & 0o777 == 0o600
+    assert file.read_text() == f"*:*:*:*:{escaped}\n"
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_rows_that_the_driver_inserts_arrive_as_they_were_sent() -> None:

@@ -50,17 +50,19 @@ def load_on_spark(
     if not plan.events:
         return []
     with tempfile.TemporaryDirectory(prefix="eventjet-secrets-") as folder, watch.phase("read", plan.events):
-        secrets = Path(folder) if started.local else None
+        secrets = Path(folder)
         reference = ship(started, app) if ship_app else app
         job = _Job(plan, reference, connection_options(settings, secrets), started, watch)
         by_name = {target.projection: target for target in targets}
+        databases = {one: passwordless(one, secrets) for one in {target.database for target in targets}}
+        for_tasks = {name: replace(one, database=databases[one.database]) for name, one in by_name.items()}
+        _send(secrets, started)
         parts: list[Part] = []
         for number, one in enumerate(plan.passes):
             own = [by_name[step.projection] for step in one.steps]
-            for_tasks = tuple(replace(target, database=passwordless(target.database, secrets)) for target in own)
             with _following(started.spark, plan, number, watch):
                 try:
-                    parts += job.run(one, own, for_tasks)
+                    parts += job.run(one, own, tuple(for_tasks[target.projection] for target in own))
                 except RebuildError:
                     raise
                 except Exception as error:
@@ -136,18 +138,22 @@ def _accounted(rows: Iterator[Any] | Sequence[Any], inserted_here: Mapping[str, 
         yield Part(row.projection, row.part, row.events, row.rows)
 
 
-def passwordless(database: Database, secrets: Path | None) -> Database:
-    """The same database for tasks, which read the password from a file, or from libpq's own places elsewhere."""
+def passwordless(database: Database, secrets: Path) -> Database:
+    """The same database for tasks, which find its password in a file as libpq has it."""
     url = make_url(database.url)
     if url.password is None:
         return database
     bare = URL.create(url.drivername, url.username, None, url.host, url.port, url.database, url.query)
-    if secrets is not None:
-        file = secrets / "pgpass"
-        escaped = str(url.password).replace("\\", "\\\\").replace(":", "\\:")
-        write_secret(file, f"*:*:*:*:{escaped}\n")
-        bare = bare.update_query_dict({"passfile": str(file)})
-    return Database(bare.render_as_string(hide_password=False))
+    escaped = str(url.password).replace("\\", "\\\\").replace(":", "\\:")
+    file = write_secret(secrets, "pgpass", f"*:*:*:*:{escaped}\n")
+    return Database(bare.update_query_dict({"passfile": str(file)}).render_as_string(hide_password=False))
+
+
+def _send(secrets: Path, started: Started) -> None:
+    """Give the tasks of a cluster the files of secrets: in neither plan nor log, and gone with the session."""
+    spark: Any = started.spark
+    for file in sorted(secrets.iterdir()) if not started.local else ():
+        spark.addArtifacts(str(file), file=True)
 
 
 @contextmanager

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import islice
+from pathlib import Path
 from typing import Any
+
+from sqlalchemy import make_url
 
 from eventjet.codec.envelope import Decoder, RawRecord
 from eventjet.errors import CodecError, ProjectionError
 from eventjet.projections.columns import POSTGRESQL
+from eventjet.projections.database import Database
 from eventjet.rebuild.folding import Folding, Foldings, Tokens, uncollected
 from eventjet.rebuild.load import SQLITE_CHUNK, Target, load_part
-from eventjet.spark.session import partition_id
+from eventjet.spark.session import partition_id, session_file
 from eventjet.spark.ship import AppRef
 
 KEYED = "token string, position bigint, time_ns bigint, subject string, headers binary, body binary"
@@ -70,9 +75,10 @@ class FoldTask:
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         part = partition_id()
+        here = replace(self, targets=tuple(map(_at_hand, self.targets)))
         try:
             with uncollected():
-                yield from self._fold(batches, part)
+                yield from here._fold(batches, part)
         except (CodecError, ProjectionError, _ToldError) as error:
             yield _result(self.targets[0].projection, part, fault=str(error))
 
@@ -125,6 +131,18 @@ class _Outlet:
             total += len(chunk)
             yield _result(name, number, payload=pack_rows(chunk))
         yield _result(name, number, events, total)
+
+
+def _at_hand(target: Target) -> Target:
+    """The target with its password, if that came in a file of the session, which libpq would not take."""
+    url = make_url(target.database.url)
+    named = url.query.get("passfile")
+    if not isinstance(named, str) or Path(named).exists():
+        return target
+    line = session_file(Path(named)).read_text().rstrip("\n")
+    password = re.sub(r"\\(.)", r"\1", line.removeprefix("*:*:*:*:"))
+    url = url.set(password=password).difference_update_query(["passfile"])
+    return replace(target, database=Database(url.render_as_string(hide_password=False)))
 
 
 class _ToldError(Exception):

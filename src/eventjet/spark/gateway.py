@@ -67,7 +67,7 @@ def running_gateway(
     """
     announced = scratch / "gateway"
     process = subprocess.Popen(
-        _command(java, conf, variables.get("SPARK_CONF_DIR", "")),
+        _command(java, conf, variables.get("SPARK_CONF_DIR") or os.environ.get("SPARK_CONF_DIR", "")),
         stdin=subprocess.PIPE,
         env={
             **os.environ,

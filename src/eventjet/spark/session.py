@@ -100,6 +100,15 @@ def partition_id() -> int:
     return context.partitionId()
 
 
+def session_file(path: Path) -> Path:
+    """A file of the driver's where a task runs: itself, or the copy that the session brought here."""
+    if path.exists():
+        return path
+    from pyspark import SparkFiles
+
+    return Path(SparkFiles.get(path.name))
+
+
 def _existing() -> Started | None:
     session_type = _session_type()
     try:
@@ -187,12 +196,12 @@ def _created(builder: Any, url: str) -> SparkSession:
 
 
 def _settings(url: str, scratch: Path) -> dict[str, str]:
-    """What a session of our own on this machine gets; a cluster's are its operator's."""
+    """What a session of our own gets; on a cluster only what shows here, the rest is its operator's."""
+    quiet = {} if url.startswith("sc://") else {"spark.ui.showConsoleProgress": "false"}
     if not _is_local(url):
-        return {}
-    return {
+        return quiet
+    return quiet | {
         "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
         "spark.sql.adaptive.enabled": "false",
         "spark.local.dir": str(scratch / "local"),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
@@ -211,7 +220,8 @@ def _variables(url: str, scratch: Path, environ: Mapping[str, str]) -> dict[str,
     if _is_local(url):
         found["PYSPARK_PYTHON"] = environ.get("PYSPARK_PYTHON") or sys.executable
         found["SPARK_LOCAL_IP"] = environ.get("SPARK_LOCAL_IP") or "127.0.0.1"
-        found["SPARK_CONF_DIR"] = environ.get("SPARK_CONF_DIR") or str(_quiet_conf(scratch))
+    if not environ.get("SPARK_CONF_DIR") and not environ.get("SPARK_HOME"):
+        found["SPARK_CONF_DIR"] = str(_quiet_conf(scratch))
     return found
 
 
@@ -274,4 +284,8 @@ def _forget_gateway() -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - py4j asks the JVM for the text, which may be gone
+        text = "its JVM ended"
+    return next((line for line in text.splitlines() if line.strip()), type(error).__name__)[:300]

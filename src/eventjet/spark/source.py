@@ -8,7 +8,7 @@ that is missing fails the query. Options:
 * `fromPosition`, `toPosition` — both included; default: all there is when the query is planned
 * `partitions` — how many ranges; default: one for each 100,000 positions, two at least
 * `user`, `passwordFile`, `tokenFile`, `credentials`, `nkey`, `tlsCa`, `tlsCert`, `tlsKey` — credentials by path, each
-  read where a task runs; no secret is part of a plan
+  read where a task runs; no secret is part of a plan. The first two files may come with the session (`addArtifacts`)
 
 What no option names is taken from `EVENTJET_*` where the task runs.
 """
@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -26,6 +27,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from eventjet.errors import UsageError
 from eventjet.settings import Settings
 from eventjet.spark.ranges import range_count, split
+from eventjet.spark.session import session_file
 from eventjet.wire import Endpoint, read_range, stream_state
 
 if TYPE_CHECKING:
@@ -144,32 +146,25 @@ def arrow_batch(records: list[RawRecord]) -> Any:
     )
 
 
-def connection_options(settings: Settings, scratch: Path | None) -> dict[str, str]:
-    """The options that reach the same server as `settings` do, without a secret among them.
-
-    A password or token that was given by keyword or in a URL goes into a file of `scratch`; without a `scratch` it is
-    left out, and `EVENTJET_PASSWORD` or `EVENTJET_TOKEN` must be set where the tasks run.
-    """
+def connection_options(settings: Settings, secrets: Path) -> dict[str, str]:
+    """The options that reach the same server as `settings` do; a password or a token goes into a file of `secrets`."""
     endpoint = Endpoint.of(settings)
     found = {"servers": ",".join(endpoint.servers), "user": endpoint.user}
     found |= {option: _absolute(getattr(endpoint, name)) for option, name in _PATHS.items()}
-    if scratch is not None:
-        found |= {option: _kept(scratch / option, getattr(endpoint, name)) for option, name in _FILES.items()}
+    found |= {option: _kept(secrets, option, getattr(endpoint, name)) for option, name in _FILES.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def write_secret(path: Path, secret: str) -> None:
-    """A file only this user can read; it holds nothing before its mode is set."""
+def write_secret(folder: Path, kind: str, secret: str) -> Path:
+    """A file only this user can read, under a name no other session has; it is empty until its mode is set."""
+    path = folder / f"{kind}-{token_hex(8)}"
     path.touch(mode=0o600)
-    path.chmod(0o600)
     path.write_text(secret)
+    return path
 
 
-def _kept(path: Path, secret: str | None) -> str | None:
-    if secret is None:
-        return None
-    write_secret(path, secret)
-    return str(path)
+def _kept(secrets: Path, option: str, secret: str | None) -> str | None:
+    return None if secret is None else str(write_secret(secrets, option, secret))
 
 
 def _absolute(path: Path | None) -> str | None:
@@ -178,7 +173,7 @@ def _absolute(path: Path | None) -> str | None:
 
 def _secret(option: str, path: Path) -> str:
     try:
-        return path.read_text().strip("\r\n")
+        return session_file(path).read_text().strip("\r\n")
     except OSError as error:
         raise UsageError(
             f"{option} names {path}, which cannot be read: {error.strerror}. Give a readable file."
