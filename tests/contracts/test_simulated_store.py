@@ -7,7 +7,7 @@ import pytest
 from eventjet.dev.nats import NatsServer
 from tests.contracts.store_contract import StoreContract
 from tests.simulation.lines import answers_of_both
-from tests.simulation.scripts import WRITTEN, Script, drawn
+from tests.simulation.scripts import AFTER_A_WHILE, FORGOTTEN_S, WRITTEN, Script, drawn
 from tests.simulation.store import SimulatedStore
 
 
@@ -17,7 +17,15 @@ class TestSimulatedStore(StoreContract):
         return SimulatedStore("shop", replicas=request.param)
 
 
-@pytest.mark.parametrize("script", [WRITTEN, *(drawn(seed, 200) for seed in range(5))], ids=["written", *"01234"])
+@pytest.mark.parametrize("script", [WRITTEN, *(drawn(seed, 200) for seed in range(3))], ids=["written", *"012"])
 async def test_the_simulator_answers_as_one_server_does(eventjet_nats: NatsServer, script: Script) -> None:
     real, simulated = await answers_of_both(eventjet_nats.url, 1, script)
+    assert simulated == real
+
+
+@pytest.mark.slow
+async def test_both_forget_a_batch_that_is_left_open(eventjet_nats: NatsServer) -> None:
+    script = [one for one in WRITTEN if "open" in one[0]]
+    assert len(script) == 3
+    real, simulated = await answers_of_both(eventjet_nats.url, 1, script, afterwards=AFTER_A_WHILE, after_s=FORGOTTEN_S)
     assert simulated == real
