@@ -34,7 +34,7 @@ def test_no_server_is_said_with_the_way_to_one(bank: Program) -> None:
     for command in ("init", "tail"):
         _unreachable(bank(command, "--servers", f"nats://{address}"), address, "EVENTJET_SERVERS", "eventjet dev")
     for command in ("status", "worker"):
-        _unreachable(bank(command, "--servers", f"nats://{address}"), address, "Check the address")
+        _unreachable(bank(command, "--servers", f"nats://{address}"), address, "EVENTJET_SERVERS")
 
 
 def test_a_server_without_jetstream_is_said_with_the_option_to_start_it_with(bank: Program) -> None:
