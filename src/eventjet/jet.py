@@ -78,6 +78,11 @@ class Jet:
             self._repositories[aggregate] = found
         return found
 
+    def forget(self) -> None:
+        """Drop every cached state: after a lost connection the server may hold another past."""
+        for repository in self._repositories.values():
+            repository.cache.clear()
+
     @overload
     async def transact(self, first: Planned[S1, E1], /) -> tuple[Committed[S1, E1]]: ...
     @overload
@@ -187,6 +192,7 @@ async def open_jet(
     keeper = SnapshotKeeper(KeyValueSnapshots(snapshot_bucket(name), requests.answer))
     jet = Jet(name, store, catalog, aggregates, projections, settings, keeper)
     jet.requests = requests
+    requests.on_lost.append(jet.forget)
     async with AsyncExitStack() as ending:
         # In reverse, each even when one before it was cancelled.
         ending.push_async_callback(client.close)

@@ -291,3 +291,18 @@ async def test_a_state_is_loaded_as_it_was(jet: Jet) -> None:
 async def test_a_stranger_has_no_repository(jet: Jet) -> None:
     with pytest.raises(UsageError, match="is not an aggregate"):
         jet.repository(Opened)  # pyright: ignore[reportArgumentType]
+
+
+async def test_a_lost_connection_forgets_what_was_known_of_the_log(app: App) -> None:
+    with NatsServer() as server:
+        async with app.connect(servers=server.url) as jet:
+            await jet.init()
+            accounts = jet.repository(Account)
+            done = await accounts.execute("a", Account.open, "ada")
+            assert accounts.cache.get("a") is not None
+            server.stop()
+            async with asyncio.timeout(10):
+                while accounts.cache.get("a") is not None:
+                    await asyncio.sleep(0.01)
+            server.start()
+            assert (await accounts.execute("a", Account.deposit, Decimal(1))).position == done.position + 1

@@ -42,6 +42,10 @@ class Cache(Generic[S]):
         """Forget what turned out stale."""
         self._held.pop(aggregate_id, None)
 
+    def clear(self) -> None:
+        """Forget every state."""
+        self._held.clear()
+
     @asynccontextmanager
     async def alone(self, aggregate_id: str) -> AsyncGenerator[None]:
         """One command at a time on one id, within this process."""

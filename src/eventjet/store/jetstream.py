@@ -283,6 +283,9 @@ class JetStreamStore:
         except Denied as error:
             raise Forbidden(subject, str(error)) from None
         _checked_status(what, final, (_END, _NOTHING))
+        told = (final.headers or {}).get("Nats-Last-Sequence")
+        if messages and (messages[-1].headers or {}).get("Nats-Sequence") != told:
+            raise StoreUnavailable(what, f"records up to position {told} were lost on the way")
         return messages, final
 
     async def _direct(self, what: str, suffix: str, body: bytes) -> RawRecord | None:

@@ -58,6 +58,8 @@ class Requests:
     timeout_s: float
     _prefix: str = ""
     _count: int = 0
+    on_lost: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
+    """Called when the connection is lost."""
     _waiting: dict[str, _Waiting] = field(default_factory=dict[str, _Waiting])
 
     async def start(self) -> None:
@@ -156,7 +158,9 @@ class Requests:
                 waiting.future.set_exception(Denied(str(error)))
 
     def disconnected(self) -> None:
-        """End all that is outstanding: its answers will not come."""
+        """End all that is outstanding: its answers will not come. What was known of the log may be of another."""
+        for forget in self.on_lost:
+            forget()
         for waiting in self._waiting.values():
             if not waiting.future.done():
                 waiting.future.set_exception(Lost("the connection was lost"))

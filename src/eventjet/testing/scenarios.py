@@ -7,7 +7,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.aggregate import AggregateType, aggregate_info
-from eventjet.domain.subscription import events_of
+from eventjet.domain.subscription import folded_events
 from eventjet.repository.planned import recorded_events
 
 S = TypeVar("S")
@@ -87,7 +87,7 @@ def scenario(aggregate: AggregateType[S, E], /) -> Scenario[S, E]:
     """Start a test of one aggregate. Its types are fixed here, before any event is given."""
     cls = cast("Any", aggregate)
     aggregate_info(cls)
-    return Scenario(cast("Callable[[], S]", cls), Catalog(events_of(cls.evolve)))
+    return Scenario(cast("Callable[[], S]", cls), Catalog(folded_events(cls)))
 
 
 def _folded(state: S, events: Sequence[E], catalog: Catalog) -> S:
