@@ -142,11 +142,18 @@ class PostgresShadow:
         except DBAPIError as error:
             if getattr(error.orig, "sqlstate", None) not in _LOCKED:
                 raise
-            return NotYet("another transaction holds the table")
+            return NotYet("another transaction holds the table or its checkpoint")
 
     def _swap(self, connection: Connection, log: str, tail: Callable[[int], None] | None) -> Swapped:
-        """Locks are taken in the order in which a worker takes them: checkpoint first, then the table."""
+        """Locks are taken in the order in which a worker's one statement takes them: table first, then checkpoint.
+
+        Up to the last step the table's lock keeps writers out and lets readers in.
+        """
         runs.hold(connection, self.run)
+        oid, place = self._live(connection)
+        live_table = f"{self._quote(place)}.{self._quote(self.table.name)}"
+        if oid is not None:
+            connection.execute(text(f"lock table {live_table} in exclusive mode"))
         live, position = _lock_revisions(connection, self.bound)
         own = self._own_checkpoint(connection)
         if tail is not None and own.position < position:
@@ -155,14 +162,12 @@ class PostgresShadow:
             tail(position)
             own = self._own_checkpoint(connection)
         assert tail is None or own.position >= position
-        oid, place = self._live(connection)
         if oid is not None:
-            old = f"{self._quote(place)}.{self._quote(self.table.name)}"
-            connection.execute(text(f"lock table {old} in access exclusive mode"))
             check_obstacles(connection, self.bound, self.table, oid)
+            connection.execute(text(f"lock table {live_table} in access exclusive mode"))
             for statement in self._inherited(connection, oid):
                 connection.execute(text(statement))
-            connection.execute(text(f"alter table {old} set schema {self._quote(self._old)}"))
+            connection.execute(text(f"alter table {live_table} set schema {self._quote(self._old)}"))
         connection.execute(text(f"alter table {self._qualified(self.schema)} set schema {self._quote(place)}"))
         return _advance(connection, live, own, log)
 
