@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from datetime import datetime
 from typing import Any, cast
 
@@ -42,7 +42,13 @@ class SimulatedRequests(Requests):
     wire: Wire
 
     async def ask(
-        self, subject: str, payload: bytes = b"", headers: dict[str, str] | None = None, timeout_s: float | None = None
+        self,
+        subject: str,
+        payload: bytes = b"",
+        headers: dict[str, str] | None = None,
+        timeout_s: float | None = None,
+        *,
+        also: Collection[str] = (),
     ) -> Msg:
         await asyncio.sleep(0)
         wire = self.wire

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
 import orjson
@@ -48,13 +48,19 @@ class DisturbedRequests(SimulatedRequests):
     """Once the server has done what was asked."""
 
     async def ask(
-        self, subject: str, payload: bytes = b"", headers: dict[str, str] | None = None, timeout_s: float | None = None
+        self,
+        subject: str,
+        payload: bytes = b"",
+        headers: dict[str, str] | None = None,
+        timeout_s: float | None = None,
+        *,
+        also: Collection[str] = (),
     ) -> Msg:
         for interfere in self.before:
             instead = interfere(subject, payload)
             if instead is not None:
                 return await self._answer(instead, timeout_s)
-        answer = await super().ask(subject, payload, headers, timeout_s)
+        answer = await super().ask(subject, payload, headers, timeout_s, also=also)
         for interfere in self.after:
             instead = interfere(subject, payload)
             if instead is not None:

@@ -34,7 +34,9 @@ def encode_id(aggregate_id: str) -> str:
     try:
         raw = aggregate_id.encode()
     except UnicodeEncodeError:
-        raise Refused(f"The id {aggregate_id!r}", "it holds a lone surrogate, which is not text", "Use text.") from None
+        raise Refused(
+            f"The id {aggregate_id[:40]!r}", "it holds a lone surrogate, which is not text", "Use text."
+        ) from None
     token = _UNSAFE.sub(lambda match: b"=%02X" % match[0][0], raw).decode()
     if len(token) > ENCODED_MAX:
         raise Refused(

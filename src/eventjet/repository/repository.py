@@ -130,7 +130,8 @@ class Repository(Generic[S, E]):
             held = self.cache.get(aggregate_id)
             lost: ConcurrencyConflict | None = None
             for attempt in range(self._conflicts_max):
-                await between_conflicts(attempt)
+                if attempt:
+                    await between_conflicts(attempt)
                 held = held or await self.fresh(aggregate_id)
                 if command_id is not None:
                     known = await self.histories.find_command(aggregate_id, held, command_id)
@@ -250,7 +251,6 @@ class Command(Generic[S, E]):
 
 
 async def between_conflicts(attempt: int) -> None:
-    """Between processes nobody queues: spread the rivals out."""
-    if attempt:
-        spread = random.random()  # noqa: S311  no secret
-        await asyncio.sleep(spread * min(0.2, 0.002 * 2 ** min(attempt, 7)))
+    """Between processes nobody queues: spread the rivals out, further with each lost race."""
+    spread = random.random()  # noqa: S311  no secret
+    await asyncio.sleep(spread * min(0.2, 0.002 * 2 ** min(attempt, 7)))

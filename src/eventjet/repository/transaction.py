@@ -44,7 +44,8 @@ async def transact(store: EventStore, plans: Sequence[Planned[Any, Any]]) -> tup
             await stack.enter_async_context(plan.repository.cache.alone(plan.aggregate_id))
         lost: ConcurrencyConflict | None = None
         for attempt in range(CONFLICTS_MAX):
-            await between_conflicts(attempt)
+            if attempt:
+                await between_conflicts(attempt)
             decided = await _decide(plans, again=attempt > 0)
             if decided is None:
                 continue

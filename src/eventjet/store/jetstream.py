@@ -36,7 +36,7 @@ from eventjet.store.subjects import stream_subjects, subject_of
 from eventjet.store.topology import IDENTITY, info
 from eventjet.wire import Endpoint
 
-FIRST_PAGE = 16
+FIRST_PAGE = 6
 """Records of a history that come by the client's own connection; most histories after a snapshot are shorter."""
 PAGE = 1_000
 _PENDING_MAX = 1 << 20
@@ -157,25 +157,30 @@ class JetStreamStore:
         return [subject_of(self.app, write.aggregate, write.aggregate_id) for write in writes]
 
     async def _send(self, subjects: Sequence[str], writes: Sequence[Append], timeout_s: float) -> outcome.Answer:
-        messages = [
-            (subject, event_headers(write, index), new.encoded.body)
-            for subject, write in zip(subjects, writes, strict=True)
-            for index, new in enumerate(write.events)
-        ]
         try:
-            if len(messages) == 1:
-                subject, pairs, body = messages[0]
+            if len(writes) == 1 and len(writes[0].events) == 1:
+                headers = dict(event_headers(writes[0], 0))
                 await self._room(timeout_s)
-                reply = await self._requests.ask(subject, body, dict(pairs), timeout_s)
+                reply = await self._requests.ask(subjects[0], writes[0].events[0].encoded.body, headers, timeout_s)
             else:
-                reply = await self._send_batch(messages, timeout_s)
+                messages = [
+                    (subject, event_headers(write, index), new.encoded.body)
+                    for subject, write in zip(subjects, writes, strict=True)
+                    for index, new in enumerate(write.events)
+                ]
+                reply = await self._send_batch(subjects, messages, timeout_s)
         except Lost as error:
             return outcome.Silence(str(error))
         except Denied as error:
             return outcome.Violation(str(error))
         return _answer_of(reply.data)
 
-    async def _send_batch(self, messages: Sequence[tuple[str, list[tuple[str, str]], bytes]], timeout_s: float) -> Msg:
+    async def _send_batch(
+        self,
+        subjects: Sequence[str],
+        messages: Sequence[tuple[str, list[tuple[str, str]], bytes]],
+        timeout_s: float,
+    ) -> Msg:
         batch_id = uuid4().hex
         last = len(messages)
         limit = time.monotonic() + timeout_s
@@ -194,7 +199,8 @@ class JetStreamStore:
             "Nats-Batch-Commit": "1",
         }
         await self._room(limit - time.monotonic())
-        return await self._requests.ask(subject, body, headers, max(_GRACE_S, limit - time.monotonic()))
+        left_s = max(_GRACE_S, limit - time.monotonic())
+        return await self._requests.ask(subject, body, headers, left_s, also=subjects)
 
     async def _room(self, timeout_s: float | None = None) -> None:
         """Wait until the connection takes more: beyond its buffer, nats-py waits without a bound. Raises `Lost`."""
@@ -297,7 +303,7 @@ class JetStreamStore:
             raise StoreUnavailable(what, str(error)) from None
         except Denied as error:
             raise Forbidden(subject, str(error)) from None
-        if "Status" not in (reply.headers or {}):
+        if "Nats-Sequence" in (reply.headers or {}):
             return _record_of_reply(reply)
         _checked_status(what, reply, (_NOTHING,))
         return None

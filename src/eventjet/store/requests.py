@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -44,7 +44,8 @@ class ApiError(Exception):
 
 @dataclass(slots=True)
 class _Waiting:
-    subject: str
+    subjects: Collection[str]
+    """What was published for this answer: a violation on any of them ends the wait."""
     future: asyncio.Future[Msg]
     gathered: list[Msg] | None = None
     """Messages before the final status, when several are expected."""
@@ -74,10 +75,16 @@ class Requests:
         )
 
     async def ask(
-        self, subject: str, payload: bytes = b"", headers: dict[str, str] | None = None, timeout_s: float | None = None
+        self,
+        subject: str,
+        payload: bytes = b"",
+        headers: dict[str, str] | None = None,
+        timeout_s: float | None = None,
+        *,
+        also: Collection[str] = (),
     ) -> Msg:
-        """One answer; raises `Lost` or `Denied`."""
-        return await self._exchange(subject, payload, headers, None, timeout_s)
+        """One answer; raises `Lost` or `Denied`. `also` names what was published before for the same answer."""
+        return await self._exchange(subject, payload, headers, None, timeout_s, also)
 
     async def answer(self, subject: str, payload: bytes = b"") -> Msg:
         """As `ask`; raises `StoreUnavailable` and `Forbidden` instead of `Lost` and `Denied`."""
@@ -91,7 +98,7 @@ class Requests:
     async def gather(self, subject: str, payload: bytes) -> tuple[list[Msg], Msg]:
         """All messages up to the final status, and that; raises `Lost` or `Denied`."""
         gathered: list[Msg] = []
-        final = await self._exchange(subject, payload, None, gathered, None)
+        final = await self._exchange(subject, payload, None, gathered, None, ())
         return gathered, final
 
     async def api(self, subject: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -118,11 +125,12 @@ class Requests:
         headers: dict[str, str] | None,
         gathered: list[Msg] | None,
         timeout_s: float | None,
+        also: Collection[str],
     ) -> Msg:
         self._count += 1
         token = str(self._count)
         future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._waiting[token] = _Waiting(subject, future, gathered)
+        self._waiting[token] = _Waiting((subject, *also), future, gathered)
         wait_s = timeout_s or self.timeout_s
         try:
             async with asyncio.timeout(wait_s):
@@ -139,7 +147,9 @@ class Requests:
         waiting = self._waiting.get(message.subject.rpartition(".")[2])
         if waiting is None or waiting.future.done():
             return
-        status = message.headers.get("Status") if message.headers else None
+        headers = message.headers
+        # A stored event may carry a header of that name; what the server says of itself has no position.
+        status = headers.get("Status") if headers and "Nats-Sequence" not in headers else None
         if status == "503":
             waiting.future.set_exception(Lost("no responders"))
         elif waiting.gathered is not None and status is None:
@@ -154,7 +164,7 @@ class Requests:
             return
         denied = match[1].lower()
         for waiting in self._waiting.values():
-            if waiting.subject.lower() == denied and not waiting.future.done():
+            if not waiting.future.done() and any(denied == subject.lower() for subject in waiting.subjects):
                 waiting.future.set_exception(Denied(str(error)))
 
     def disconnected(self) -> None:

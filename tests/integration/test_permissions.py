@@ -1,0 +1,51 @@
+"""A writer that may not write says so at once, and nothing is stored."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import Forbidden
+from eventjet.settings import Settings
+from eventjet.store.connection import connect
+from eventjet.store.jetstream import JetStreamStore
+from eventjet.store.topology import declare
+from eventjet.wire import Endpoint
+from tests.contracts.store_contract import new, write
+
+USERS = """
+authorization { users [
+  { user: admin, password: admin }
+  { user: writer, password: writer, permissions {
+      publish: { allow: ["shop.mine.>", "$JS.API.INFO", "$JS.API.DIRECT.GET.shop.>", "$JS.API.STREAM.MSG.GET.shop"] }
+      subscribe: "_INBOX.>" } }
+] }
+"""
+
+
+async def test_a_denied_aggregate_is_forbidden_at_once_alone_and_within_a_save_of_several() -> None:
+    with NatsServer(config=USERS) as server:
+        admin = Settings(servers=(server.url,), user="admin", password="admin")
+        client, requests = await connect(admin)
+        await declare(requests, "shop", 1)
+        settings = Settings(servers=(server.url,), user="writer", password="writer")
+        writing, asking = await connect(settings)
+        store = JetStreamStore("shop", writing, asking, Endpoint.of(settings), save_timeout_s=20)
+        try:
+            async with asyncio.timeout(3):
+                assert await store.append([write("a", 0, 0, aggregate="mine")]) == 1
+                with pytest.raises(Forbidden, match=r"shop\.theirs"):
+                    await store.append([write("a", 0, 0, aggregate="theirs")])
+                with pytest.raises(Forbidden, match=r"shop\.theirs"):
+                    await store.append([
+                        write("b", 0, 0, new(), new(), aggregate="theirs"),
+                        write("b", 0, 0, aggregate="mine"),
+                    ])  # fmt: skip
+            found = await requests.api("STREAM.INFO.shop")
+            assert found["state"]["last_seq"] == 1
+        finally:
+            await store.settle()
+            await writing.close()
+            await client.close()
