@@ -231,6 +231,17 @@ class Book(Ledger):
             rows |= fold(rows, events[start : start + 700])
         return sorted((row for row in rows.values() if row is not None), key=key_of(bound))
 
+    def altered(self, *replacements: tuple[str, str]) -> AppRef:
+        """The same app over the same log, with other code."""
+        folder = Path(self.ref.path[0])
+        source = (folder / f"{self.ref.module}.py").read_text()
+        for old, new in replacements:
+            assert old in source
+            source = source.replace(old, new)
+        module = f"{self.ref.module}_{uuid4().hex[:6]}"
+        (folder / f"{module}.py").write_text(source)
+        return AppRef.parse(f"{module}:app", folder)
+
     def _history(self, count: int, accounts: int, seed: int) -> Iterator[tuple[str, Any]]:
         chance = random.Random(seed)
         types = {one.__name__: one for one in self.projections["balances"].events}

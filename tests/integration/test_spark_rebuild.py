@@ -82,6 +82,22 @@ async def test_an_event_that_the_projection_cannot_take_is_named_once(book: Book
     assert remains(book.where) == []
 
 
+async def test_a_task_whose_process_is_killed_is_done_again(book: Book, spark: Started, tmp_path: Path) -> None:
+    last = book.fill(5_000)
+    marker = tmp_path / "killed"
+    first = "    row = replace(row, events=row.events + 1,"
+    die_once = (
+        f"    if event.position == {last // 2} and not os.path.exists({str(marker)!r}):\n"
+        f"        open({str(marker)!r}, 'w').close()\n"
+        "        os.kill(os.getpid(), 9)\n"
+    )
+    dying = book.altered((first, die_once + first), ("from dataclasses", "import os\nfrom dataclasses"))
+    await rebuild(dying, ["balances", "movements"], book.settings, engine="spark")
+    assert marker.exists()
+    for name in ("balances", "movements"):
+        assert book.rows(name) == book.folded(last, name)
+
+
 def test_the_source_reads_a_range_without_registration(nats: NatsServer, spark: Started, tmp_path: Path) -> None:
     book = Book(Settings.load({"servers": nats.url, "database": f"sqlite:///{tmp_path}/read.db"}, {}), tmp_path)
     book.fill(3_000)
