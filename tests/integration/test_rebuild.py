@@ -20,12 +20,13 @@ from sqlalchemy import text
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import HandlerFailed, RebuildError, RebuildRefused, Unreachable, UsageError, VerificationFailed
 from eventjet.projections.database import READ_ONLY
-from eventjet.rebuild import Progress, rebuild
+from eventjet.rebuild import Progress, rebuild, verify
 from eventjet.rebuild.load import load_part
 from eventjet.rebuild.places import shadow_of
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.runs import new_run
 from eventjet.settings import Settings
+from eventjet.wire import Link
 from tests.integration.rebuild_log import ALL, Book, remains
 
 
@@ -77,6 +78,20 @@ async def test_a_projection_that_never_ran_is_rebuilt_and_a_worker_goes_on_from_
 async def test_an_empty_log_gives_an_empty_table(book: Book) -> None:
     report = await made(book)
     assert (report.events, report.rows, book.rows()) == (0, 0, [])
+
+
+async def test_a_log_that_does_not_begin_at_one(book: Book) -> None:
+    with Link.open(book.endpoint) as link:
+        config = link.api(f"STREAM.INFO.{book.name}")["config"]
+        book.delete()
+        link.api(f"STREAM.CREATE.{book.name}", {**config, "first_seq": 1_000})
+    report = await made(book)
+    assert (report.events, book.rows()) == (0, [])
+    last = book.fill(50)
+    report = await made(book)
+    assert (report.events, report.position, last) == (50, 1_049, 1_049)
+    assert book.count() > 0
+    assert (await verify(book.ref, "balances", book.settings)).differences == 0
 
 
 async def test_progress_is_told_and_never_goes_back_within_a_phase(book: Book) -> None:

@@ -160,6 +160,22 @@ def test_workers_started_elsewhere_import_the_app_on_a_machine_without_java(book
     assert list(elsewhere.iterdir()) == []
 
 
+def test_spark_connect_makes_the_same_table(nats: NatsServer, tmp_path: Path) -> None:
+    book = Book(Settings.load({"servers": nats.url, "database": f"sqlite:///{tmp_path}/read.db"}, {}), tmp_path)
+    last = book.fill(2_000)
+    (tmp_path / "run.py").write_text(RUN.replace('master="local[2]"', "master=None"))
+    environment = {
+        **os.environ,
+        "SPARK_REMOTE": "local[2]",
+        "EVENTJET_SERVERS": book.settings.servers[0],
+        "EVENTJET_DATABASE": book.settings.database,
+    }
+    command = [sys.executable, tmp_path / "run.py", f"{book.ref.module}:app", book.ref.path[0]]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert book.rows() == book.folded(last)
+
+
 def test_interrupted_it_ends_soon_and_leaves_neither_process_nor_shadow(book: Book, tmp_path: Path) -> None:
     book.fill(EVENTS)
     (tmp_path / "run.py").write_text(RUN.replace("print(", "print(1, "))

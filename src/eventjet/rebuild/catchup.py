@@ -25,9 +25,10 @@ class CatchUp:
     """One shadow's writer with its connection; made by `catching_up`."""
 
     def __init__(
-        self, shadow: Shadow, app: Wired, endpoint: Endpoint, connection: Connection, held: Checkpoint
+        self, shadow: Shadow, app: Wired, endpoint: Endpoint, first: int, connection: Connection, held: Checkpoint
     ) -> None:
         self._endpoint = endpoint
+        self._first = first
         self._stream = app.name
         self._connection = connection
         self._held = held
@@ -38,7 +39,8 @@ class CatchUp:
     def to(self, position: int, watch: Watch | None = None) -> None:
         """Write what is missing up to a position of the log, batch by batch."""
         start, total = self.position, position - self.position
-        for records in read_range(self._endpoint, self._stream, start + 1, position + 1, batch=BATCH):
+        begin = max(start + 1, self._first)
+        for records in read_range(self._endpoint, self._stream, begin, position + 1, batch=BATCH):
             self._write(records)
             if watch is not None:
                 watch.tell("catch up", self.position - start, total)
@@ -53,8 +55,10 @@ class CatchUp:
 
 
 @contextmanager
-def catching_up(shadow: Shadow, app: Wired, endpoint: Endpoint, position: int, log: str) -> Generator[CatchUp]:
-    """Give the loaded shadow its checkpoint and a writer. `position` is the pinned one."""
+def catching_up(
+    shadow: Shadow, app: Wired, endpoint: Endpoint, first: int, position: int, log: str
+) -> Generator[CatchUp]:
+    """Give the loaded shadow its checkpoint and a writer. `first` is the log's, `position` the pinned one."""
     held = Checkpoint(
         name=shadow.bound.name,
         revision=shadow.bound.revision,
@@ -72,7 +76,7 @@ def catching_up(shadow: Shadow, app: Wired, endpoint: Endpoint, position: int, l
         with connection.begin():
             values = {column.name: getattr(held, column.name) for column in projections.columns}
             connection.execute(insert(projections).values(**values))
-        yield CatchUp(shadow, app, endpoint, connection, held)
+        yield CatchUp(shadow, app, endpoint, first, connection, held)
 
 
 def event_id_at(endpoint: Endpoint, stream: str, position: int) -> str:

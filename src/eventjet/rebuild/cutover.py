@@ -38,13 +38,15 @@ def check_loaded(shadow: Shadow, plan: Plan, parts: Sequence[Part]) -> int:
 
 def cut_over(shadow: Shadow, app: Wired, endpoint: Endpoint, plan: Plan, log: str, watch: Watch) -> Swapped:
     """Catch the finished shadow up and swap it in; raises `RebuildError` when that could not be done in time."""
-    with catching_up(shadow, app, endpoint, plan.last, log) as follower:
+    with catching_up(shadow, app, endpoint, plan.first, plan.last, log) as follower:
         deadline = time.monotonic() + PATIENCE_S
         backoff_s = _BACKOFF_S[0]
         same_past = is_our_past(endpoint, app.name, shadow.live_checkpoint())
         while True:
             with watch.phase("catch up"):
-                follower.to(stream_state(endpoint, app.name).last, watch)
+                state = stream_state(endpoint, app.name)
+                if state.messages:
+                    follower.to(state.last, watch)
             with watch.phase("swap"):
                 outcome = shadow.swap(log, follower.to if same_past else None)
             if isinstance(outcome, Swapped):

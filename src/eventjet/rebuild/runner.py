@@ -102,7 +102,7 @@ def _rebuild(
             endpoint, log, state = log_of(app, settings)
             clear_abandoned(database)
             runs = [new_run() for _ in bound]
-            plan = plan_for(app, bound, runs, engine, state, last=state.last)
+            plan = plan_for(app, bound, runs, engine, state, last=state.last if state.messages else 0)
             shadows = [
                 stack.enter_context(shadow_of(database, one, run, watch)) for one, run in zip(bound, runs, strict=True)
             ]
