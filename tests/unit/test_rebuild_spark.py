@@ -17,6 +17,7 @@ from eventjet.rebuild.spark import passwordless
 from eventjet.rebuild.tasks import pack_rows, unpack_rows
 from eventjet.settings import Settings
 from eventjet.spark.java import Java, find_java, make_java_home
+from eventjet.spark.scratch import scratch_folder
 from eventjet.spark.session import with_retries
 from eventjet.spark.ship import AppRef, pack
 from eventjet.spark.source import LogOptions, connection_options
@@ -156,6 +157,20 @@ def test_tasks_find_the_password_of_the_database_in_a_file(tmp_path: Path, passw
     escaped = password.replace("\\", "\\\\").replace(":", "\\:")
     assert file.read_text() == f"*:*:*:*:{escaped}\n"
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_a_killed_process_left_in_its_folder_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code = "import os\nfrom eventjet.spark.scratch import *\nwith scratch_folder(): os.kill(os.getpid(), 9)"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with scratch_folder() as other:
+        subprocess.run([sys.executable, "-c", code], env=environment)
+        assert len(list(tmp_path.iterdir())) == 2
+        with scratch_folder() as own:
+            assert set(tmp_path.iterdir()) == {other, own}
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_rows_that_the_driver_inserts_arrive_as_they_were_sent() -> None:

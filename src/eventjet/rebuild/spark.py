@@ -7,7 +7,6 @@ task finds wrong with events and rows comes back as a value: it would only fail 
 from __future__ import annotations
 
 import re
-import tempfile
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,6 +26,7 @@ from eventjet.rebuild.plan import Pass, Plan, Route
 from eventjet.rebuild.progress import Stopped, Watch
 from eventjet.rebuild.tasks import KEYED, RESULT, FoldTask, KeyTask, unpack_rows
 from eventjet.settings import Settings
+from eventjet.spark.scratch import scratch_folder
 from eventjet.spark.session import Started
 from eventjet.spark.ship import AppRef, ship
 from eventjet.spark.source import connection_options, write_secret
@@ -49,9 +49,10 @@ def load_on_spark(
     """Carry out a plan; returns what every part of every projection holds. Raises `RebuildError`."""
     if not plan.events:
         return []
-    with tempfile.TemporaryDirectory(prefix="eventjet-secrets-") as folder, watch.phase("read", plan.events):
-        secrets = Path(folder)
-        reference = ship(started, app) if ship_app else app
+    with scratch_folder() as scratch, watch.phase("read", plan.events):
+        secrets = scratch / "secrets"
+        secrets.mkdir()
+        reference = ship(started, app, scratch) if ship_app else app
         job = _Job(plan, reference, connection_options(settings, secrets), started, watch)
         by_name = {target.projection: target for target in targets}
         databases = {one: passwordless(one, secrets) for one in {target.database for target in targets}}

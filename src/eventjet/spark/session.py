@@ -10,9 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 import sys
-import tempfile
 import warnings
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -23,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from eventjet.errors import Unreachable, UsageError
 from eventjet.spark.gateway import InterruptedBy, end_jvm, running_gateway
 from eventjet.spark.java import find_java, make_java_home
+from eventjet.spark.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,8 +57,6 @@ class Started:
     spark: SparkSession
     local: bool
     """Whether tasks run on this machine, as this user: files given by path are theirs too."""
-    scratch: Path | None
-    """A private folder that goes with the session; None when the session was there before."""
 
 
 @contextmanager
@@ -83,12 +80,11 @@ def spark_session(
         yield existing
         return
     url, remote = _where(master, environ)
-    scratch = Path(tempfile.mkdtemp(prefix="eventjet-spark-"))
-    try:
-        with _running(url, remote, scratch, conf or {}, environ, interrupted_by) as spark:
-            yield Started(spark, _is_local(url), scratch)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with (
+        scratch_folder() as scratch,
+        _running(url, remote, scratch, conf or {}, environ, interrupted_by) as spark,
+    ):
+        yield Started(spark, _is_local(url))
 
 
 def partition_id() -> int:
@@ -116,7 +112,7 @@ def _existing() -> Started | None:
     except RuntimeError:
         return None
     master = str(spark.conf.get("spark.master", ""))
-    return Started(spark, _is_local(master), None)
+    return Started(spark, _is_local(master))
 
 
 def _where(master: str | None, environ: Mapping[str, str]) -> tuple[str, bool]:

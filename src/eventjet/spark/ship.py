@@ -90,19 +90,19 @@ class AppRef:
         return sys.modules.get(_MAIN) or _imported_from(self.file)
 
 
-def ship(started: Started, app: AppRef) -> AppRef:
+def ship(started: Started, app: AppRef, scratch: Path) -> AppRef:
     """The reference to use in this session's tasks, after its package has been sent where it has to be.
 
     Tasks on this machine read the folder itself. Anywhere else they get the top-level package (or module) unless it is
     installed, in which case it must be installed there too.
     """
-    if started.local or started.scratch is None:
+    if started.local:
         return app
     top = Path(app.file) if app.file else _top_level(app.module)
     if top is None:
         return app
     packed = pack(top)
-    archive = started.scratch / f"{top.stem}-{hashlib.sha256(packed).hexdigest()[:12]}.zip"
+    archive = scratch / f"{top.stem}-{hashlib.sha256(packed).hexdigest()[:12]}.zip"
     archive.write_bytes(packed)
     spark: Any = started.spark
     spark.addArtifacts(str(archive), pyfile=True)
