@@ -242,7 +242,7 @@ async def test_a_status_that_is_not_an_end_is_not_an_empty_history(status: str) 
     refusing.wire = requests.wire
     store._requests = refusing
     with pytest.raises(StoreUnavailable, match=status):
-        await store.history("thing", "t-0")
+        await store.history("thing", "t-0", after=1)
     with pytest.raises(StoreUnavailable, match=status):
         _ = [record async for record in store.records()]
 
@@ -250,7 +250,7 @@ async def test_a_status_that_is_not_an_end_is_not_an_empty_history(status: str) 
 async def test_a_connection_that_takes_nothing_holds_no_read_longer_than_a_request() -> None:
     store, requests = disturbed()
     cast("SimulatedClient", store._client).pending_data_size = 2 << 20
-    for read in (store.history("thing", "t-0"), store.last("thing", "t-0"), store.newest("thing", "t-0")):
+    for read in (store.history("thing", "t-0", after=1), store.last("thing", "t-0"), store.newest("thing", "t-0")):
         started = time.monotonic()
         with pytest.raises(StoreUnavailable):
             await read

@@ -81,18 +81,17 @@ def fold_history(
     Raises `HistoryBroken` when a version is not the next, or an event follows another one than it expected.
     """
     state, version, position = held.state, held.version, held.position
-    for link in links:
-        if link.version != version + 1:
-            raise HistoryBroken(subject, link.position, f"version {link.version} follows version {version}")
-        if link.position <= position:
-            raise HistoryBroken(subject, link.position, f"it comes after position {position}")
-        if link.expected is not None and link.expected != position:
-            raise HistoryBroken(
-                subject, link.position, f"it was written after position {link.expected}, but {position} came before it"
-            )
-        if link.data is not None:
-            state = evolve(state, link.data)
-        version, position = link.version, link.position
-        if link.command_id is not None:
-            held.commands.add(link.command_id, version)
+    for after, at, expected, command_id, data in links:
+        if after != version + 1:
+            raise HistoryBroken(subject, at, f"version {after} follows version {version}")
+        if at <= position:
+            raise HistoryBroken(subject, at, f"it comes after position {position}")
+        if expected is not None and expected != position:
+            reason = f"it was written after position {expected}, but {position} came before it"
+            raise HistoryBroken(subject, at, reason)
+        if data is not None:
+            state = evolve(state, data)
+        version, position = after, at
+        if command_id is not None:
+            held.commands.add(command_id, version)
     return Held(state, version, position, last_id, held.commands)

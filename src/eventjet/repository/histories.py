@@ -108,11 +108,11 @@ class Histories(Generic[S]):
 
     def evolve(self, state: S, event: Any) -> S:
         """One step of the fold; raises `DefinitionError` for an `evolve` that returns nothing."""
-        after = cast("Any", state).evolve(event)
+        after: S | None = cast("Any", state).evolve(event)
         if after is None:
             fault = f"{type(state).__qualname__}.evolve returned None for {type(event).__qualname__}; return a state"
             raise DefinitionError([fault])
-        return cast("S", after)
+        return after
 
     def _start(self) -> Held[S]:
         return Held(self._initial(), 0, 0)

@@ -181,7 +181,8 @@ class Repository(Generic[S, E]):
         merged = merge(current_metadata(), metadata)
         if merged.traceparent is None and (traceparent := current_traceparent()) is not None:
             merged = merge(Metadata(traceparent=traceparent), merged)
-        context = tuple(context_headers(command_id, merged))
+        bare = merged is NO_METADATA and command_id is None
+        context = () if bare else tuple(context_headers(command_id, merged))
         made = tuple(NewEvent(new_event_id(), self._encoded(event), context) for event in events)
         return Append(self.info.name, aggregate_id, held.position, held.version, made)
 

@@ -37,7 +37,7 @@ from eventjet.store.topology import IDENTITY, info
 from eventjet.wire import Endpoint
 
 FIRST_PAGE = 6
-"""Records of a history that come by the client's own connection; most histories after a snapshot are shorter."""
+"""Records after a known position that come by the client's own connection: mostly there are none."""
 PAGE = 1_000
 _PENDING_MAX = 1 << 20
 """Bytes of a batch that may wait for the socket: half of what nats-py buffers without waiting."""
@@ -230,8 +230,15 @@ class JetStreamStore:
         return [record async for page in pages for record in page]
 
     async def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
-        """As `EventStore.pages`; a short history takes one request, a long one goes on over the fast road."""
+        """As `EventStore.pages`: from the beginning over the fast road, what came since by the client's own connection.
+
+        From five records on the fast road is the quicker one; what came since is mostly nothing.
+        """
         subject = subject_of(self.app, aggregate, aggregate_id)
+        if after == 0:
+            async for page in self._long_reads.pages(subject, 1):
+                yield page
+            return
         body = orjson.dumps({"seq": after + 1, "next_by_subj": subject, "batch": FIRST_PAGE})
         messages, final = await self._gather(f"The history of {subject}", body)
         if messages:
@@ -321,7 +328,7 @@ class JetStreamStore:
         message = found["message"]
         return (
             int(message["seq"]),
-            nanoseconds(str(message["time"])),
+            nanoseconds(str(message["time"]).encode()),
             str(message["subject"]).encode(),
             base64.b64decode(message.get("hdrs", "")),
             base64.b64decode(message.get("data", "")),
@@ -376,7 +383,7 @@ def _record_of_reply(message: Msg) -> RawRecord:
     kept = [(name, value) for name, value in headers.items() if name not in _REPLY_HEADERS]
     return (
         int(headers["Nats-Sequence"]),
-        nanoseconds(headers["Nats-Time-Stamp"]),
+        nanoseconds(headers["Nats-Time-Stamp"].encode()),
         headers["Nats-Subject"].encode(),
         header_block(kept) if kept else b"",
         message.data,

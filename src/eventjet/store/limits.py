@@ -17,14 +17,14 @@ _HEADERS_MAX = 400
 def check_save(app: str, writes: Sequence[Append]) -> None:
     """Raises `Refused` when the log could not take this, whatever it holds."""
     subjects = [subject_of(app, write.aggregate, write.aggregate_id) for write in writes]
-    count = sum(len(write.events) for write in writes)
-    if count == 0 or any(not write.events for write in writes):
-        raise Refused("A save", "it records nothing for one of its aggregates", "Leave that aggregate out.")
-    if len(set(subjects)) < len(subjects):
-        raise Refused("A save", "it names one aggregate twice", "Give each aggregate one list of events.")
+    if len(writes) != 1:
+        _check_members(writes, subjects)
+    count = sum([len(write.events) for write in writes])
     if count > BATCH_MAX:
         raise Refused(f"A save of {count} events", f"{BATCH_MAX} is the limit", "Record fewer at once.")
     for subject, write in zip(subjects, writes, strict=True):
+        if not write.events:
+            raise Refused("A save", "it records nothing for one of its aggregates", "Leave that aggregate out.")
         for new in write.events:
             size = len(subject) + message_size(new)
             if size > SERVER_MESSAGE_MAX:
@@ -33,6 +33,13 @@ def check_save(app: str, writes: Sequence[Append]) -> None:
                     f"a message holds {SERVER_MESSAGE_MAX:,}, headers included",
                     "Keep large content elsewhere and record where it is.",
                 )
+
+
+def _check_members(writes: Sequence[Append], subjects: Sequence[str]) -> None:
+    if not writes:
+        raise Refused("A save", "it records nothing", "Give it at least one event.")
+    if len(set(subjects)) < len(subjects):
+        raise Refused("A save", "it names one aggregate twice", "Give each aggregate one list of events.")
 
 
 def message_size(new: NewEvent) -> int:
