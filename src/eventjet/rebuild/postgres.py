@@ -155,6 +155,8 @@ class PostgresShadow:
         if oid is not None:
             connection.execute(text(f"lock table {live_table} in exclusive mode"))
         live, position = _lock_revisions(connection, self.bound)
+        if self._live(connection) != (oid, place):
+            raise _StepBackError("another rebuild swapped its table in meanwhile")
         own = self._own_checkpoint(connection)
         if tail is not None and own.position < position:
             if position - own.position > TAIL_MAX:
