@@ -31,7 +31,8 @@ simulate: setup
 	$(bin)/python -m tests.simulation --schedules $(SCHEDULES)
 
 faults: setup
-	EVENTJET_TEST_UNKNOWNS=1000 $(bin)/python -m pytest tests/integration/test_unknown_outcomes.py
+	EVENTJET_TEST_UNKNOWNS=1000 EVENTJET_TEST_IDS=100000 $(bin)/python -m pytest --timeout 600 \
+		tests/integration/test_unknown_outcomes.py tests/integration/test_hostile_ids.py
 
 demo: setup
 	$(bin)/eventjet demo
