@@ -106,11 +106,6 @@ def storage_table(table: Table, dialect: str, *, schema: str | None = None, name
     return stored
 
 
-def shadow_table(table: Table, dialect: str, *, schema: str | None = None, name: str | None = None) -> Table:
-    """`storage_table` in another schema or under another name, for a rebuild."""
-    return storage_table(table, dialect, schema=schema, name=name)
-
-
 def key_check(column: Column[Any], parts: int) -> Convert:
     """The check of one column of a key of so many: PostgreSQL indexes no more than about 2,700 bytes."""
     check = normaliser(column.type)
