@@ -52,6 +52,7 @@ def test_tables_are_created_once_whoever_comes_first(database: str) -> None:
     assert sorted(name for names in created for name in names) == [
         "balances",
         "eventjet_projection",
+        "eventjet_quarantine",
         "eventjet_rebuild",
         "movements",
     ]

@@ -1,7 +1,7 @@
 """Checkpoints: how far each projection is true, who advances it, and the tables that say so.
 
-All of eventjet's own DDL is in this file. Time is the database's, in seconds since 1970, so that the workers' clocks do
-not matter. A checkpoint moves `new → building → active ⇄ paused → retired`, and to `failed` with a reason from any.
+Time is the database's, in seconds since 1970, so that the workers' clocks do not matter. A checkpoint moves
+`new → building → active ⇄ paused → retired`, and to `failed` with a reason from any.
 """
 
 from __future__ import annotations
@@ -13,18 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
-    BigInteger,
-    Column,
     ColumnElement,
     Connection,
     Double,
     Engine,
-    Integer,
-    MetaData,
     Row,
-    String,
-    Table,
-    Text,
     and_,
     case,
     inspect,
@@ -41,38 +34,8 @@ from eventjet.errors import NotCaughtUp, Unreachable
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import READ_ONLY, Database
+from eventjet.projections.own_tables import metadata, projections
 from eventjet.projections.tables import storage_table
-
-metadata = MetaData()
-
-projections = Table(
-    "eventjet_projection",
-    metadata,
-    Column("name", String(48), primary_key=True),
-    Column("revision", Integer, primary_key=True, autoincrement=False),
-    Column("generation", Integer, nullable=False, server_default="1"),
-    Column("position", BigInteger, nullable=False, server_default="0"),
-    Column("event_id", Text, nullable=False, server_default=""),
-    Column("log", Text, nullable=False, server_default=""),
-    Column("epoch", BigInteger, nullable=False, server_default="0"),
-    Column("owner", Text),
-    Column("lease_until", Double, nullable=False, server_default="0"),
-    Column("state", String(16), nullable=False, server_default="new"),
-    Column("reason", Text),
-)
-"""One row for each (name, revision). `generation` counts the rebuilds swapped in; `epoch` the changes of owner."""
-
-rebuilds = Table(
-    "eventjet_rebuild",
-    metadata,
-    Column("run", String(64), primary_key=True),
-    Column("part", Integer, primary_key=True, autoincrement=False),
-    Column("projection", String(48), nullable=False),
-    Column("revision", Integer, nullable=False),
-    Column("rows", BigInteger, nullable=False, server_default="0"),
-    Column("lease_until", Double, nullable=False, server_default="0"),
-)
-"""One row for each part of a run that was loaded; part -1 is the run itself, with its lease."""
 
 NEW, BUILDING, ACTIVE, PAUSED, RETIRED, FAILED = "new", "building", "active", "paused", "retired", "failed"
 
@@ -98,6 +61,10 @@ class Checkpoint:
     """Seconds since 1970 by the database's clock."""
     state: str
     reason: str | None
+    place: str = ""
+    """Where its tables are: empty where they are declared, else a schema, or a suffix on SQLite."""
+    tables: str = "[]"
+    """Their names, as JSON."""
 
 
 def create_tables(engine: Engine | Connection, bound: Iterable[BoundProjection] = ()) -> list[str]:
@@ -109,7 +76,7 @@ def create_tables(engine: Engine | Connection, bound: Iterable[BoundProjection] 
     if dialect == POSTGRESQL:
         engine.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": _CREATE_LOCK})
     made: list[str] = []
-    for table in (projections, rebuilds, *(storage_table(one.table, dialect) for one in bound)):
+    for table in (*metadata.sorted_tables, *(storage_table(one.table, dialect) for one in bound)):
         if not inspect(engine).has_table(table.name, schema=table.schema):
             table.create(engine)
             made.append(table.fullname)
@@ -121,7 +88,7 @@ def check_tables(connection: Connection, bound: Iterable[BoundProjection]) -> No
     found = inspect(connection)
     shown = connection.engine.url.render_as_string(hide_password=True)
     remedy = "Run `eventjet init` once."
-    for table in (projections, rebuilds, *(one.table for one in bound)):
+    for table in (*metadata.sorted_tables, *(one.table for one in bound)):
         if not found.has_table(table.name, schema=table.schema):
             raise Unreachable(f"The database {shown}", f"the table {table.fullname!r} is not in it", remedy)
         present = {column["name"] for column in found.get_columns(table.name, schema=table.schema)}

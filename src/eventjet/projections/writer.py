@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlalchemy import JSON, Connection, LargeBinary, Table
 
+from eventjet import failpoints
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CheckpointFenced
 from eventjet.projections.bound import BoundProjection
@@ -91,10 +92,12 @@ class Writer:
 
     def commit(self, connection: Connection, held: Checkpoint, batch: Batch, changes: Changes) -> None:
         """Rows and checkpoint together, or `CheckpointFenced` and neither."""
+        failpoints.reach("worker.before_commit")
         mark = (held.name, held.revision, held.epoch, batch.after)
         advance = (batch.last, batch.event_id, self._lease_s, *mark)
         if not self._statements.write(connection, advance, changes):
             raise self._fenced(connection, held, batch)
+        failpoints.reach("worker.rows_written")
 
     @staticmethod
     def _fenced(connection: Connection, held: Checkpoint, batch: Batch) -> CheckpointFenced:

@@ -9,7 +9,8 @@ from sqlalchemy import Connection, insert
 
 from eventjet.codec.envelope import MSG_ID, Decoder, RawRecord, header
 from eventjet.errors import VerificationFailed
-from eventjet.projections.checkpoint import BUILDING, Checkpoint, projections
+from eventjet.projections.checkpoint import BUILDING, Checkpoint
+from eventjet.projections.own_tables import projections
 from eventjet.projections.writer import Batch, Writer
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.shadow import Shadow

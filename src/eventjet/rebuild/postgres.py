@@ -27,9 +27,10 @@ from sqlalchemy.schema import AddConstraint, CreateIndex, CreateTable
 
 from eventjet.projections import checkpoint
 from eventjet.projections.bound import BoundProjection
-from eventjet.projections.checkpoint import Checkpoint, create_tables, projections
+from eventjet.projections.checkpoint import Checkpoint, create_tables
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import Database
+from eventjet.projections.own_tables import projections
 from eventjet.projections.tables import storage_table
 from eventjet.rebuild import runs
 from eventjet.rebuild.load import LEDGER, Target

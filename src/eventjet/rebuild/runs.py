@@ -13,7 +13,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from eventjet.errors import RebuildError
 from eventjet.projections.bound import BoundProjection
-from eventjet.projections.checkpoint import clock, rebuilds
+from eventjet.projections.checkpoint import clock
+from eventjet.projections.own_tables import rebuilds
 
 LEASE_S = 30.0
 RENEW_S = 5.0

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
+from eventjet import failpoints
 from eventjet.codec.envelope import RawRecord
 from eventjet.errors import HistoryBroken
 from eventjet.wire.delivery import Delivery
@@ -69,9 +70,11 @@ class DurablePull:
         link = Link.open(endpoint, timeout_s=timeout_s, ping_interval_s=heartbeat_s)
         try:
             delete_consumer(link, stream, durable, timeout_s=timeout_s)
+            failpoints.reach("worker.durable_deleted")
             consumer = create_consumer(
                 link, stream, durable, _config(durable, position), filter_subject=None, timeout_s=timeout_s
             )
+            failpoints.reach("worker.durable_created")
             pulls = Pulls(
                 link,
                 consumer,

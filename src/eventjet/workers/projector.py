@@ -15,6 +15,7 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from eventjet import failpoints
 from eventjet.errors import (
     CheckpointFenced,
     CodecError,
@@ -72,6 +73,7 @@ class Projector:
             self._writer.recent.forget()
             held = await lease.acquire(stop, self._on_ready, self._stumbled_at)
             if held is not None:
+                failpoints.reach("worker.lease_taken")
                 await session.commit_by_statement()
                 await self._hold(session, lease, held, stop)
 
@@ -82,6 +84,7 @@ class Projector:
             await self._stumble(lease, held, error)
         finally:
             with suppress(SQLAlchemyError, OSError):
+                failpoints.reach("worker.before_release")
                 await lease.release(held)
 
     async def _project(self, session: Session, lease: Lease, held: Checkpoint, stop: asyncio.Event) -> None:
@@ -94,6 +97,7 @@ class Projector:
             log = await asyncio.to_thread(check_log, self._place.endpoint, self._place.stream, held)
             if held.log != log:
                 await lease.adopt_log(held, log)
+            failpoints.reach("worker.log_checked")
             consumer.start()
             self._on_ready()
             building = held.state == BUILDING
@@ -101,10 +105,14 @@ class Projector:
                 batch = await consumer.take(self._place.options.lease_s / 3)
                 if batch is None:
                     await lease.renew(held)
+                    failpoints.reach("worker.lease_renewed")
                 else:
+                    failpoints.reach("worker.batch_taken")
                     await self._write(session, held, batch)
                 if building and (batch is None or consumer.is_at_the_end(batch.last)):
+                    failpoints.reach("worker.before_settle")
                     await lease.settle(held, ACTIVE)
+                    failpoints.reach("worker.after_settle")
                     building = False
         finally:
             waker.cancel()
@@ -129,7 +137,9 @@ class Projector:
         """One transaction, or two halves when the database complains about data, until its event is found."""
         try:
             changes = await session.read(lambda connection: self._writer.prepare(connection, held, part))
+            failpoints.reach("worker.batch_folded")
             await session.write(lambda connection: self._writer.commit(connection, held, part, changes))
+            failpoints.reach("worker.after_commit")
             self._writer.recent.committed()
         except CheckpointFenced:
             # Perhaps the lease ran out over a slow fold: fewer events then.
