@@ -16,14 +16,16 @@ DRAIN_S = 20.0
 """How long workers may take to finish their batch."""
 
 
-async def run_until_stopped(at: Target, names: Sequence[str], on_ready: Callable[[], None]) -> None:
+async def run_until_stopped(
+    at: Target, names: Sequence[str], on_ready: Callable[[], None], *, http: tuple[str, int] | None = None
+) -> None:
     """Run workers of the named projections; raises what stops them. Their log goes to standard error."""
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
     )
     logging.getLogger("eventjet").setLevel(logging.INFO)
     stop = asyncio.Event()
-    running = asyncio.ensure_future(_work(at, names, stop, on_ready))
+    running = asyncio.ensure_future(_work(at, names, stop, on_ready, http))
     loop = asyncio.get_running_loop()
 
     def told() -> None:
@@ -42,11 +44,17 @@ async def run_until_stopped(at: Target, names: Sequence[str], on_ready: Callable
             signal.signal(number, handler)
 
 
-async def _work(at: Target, names: Sequence[str], stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
+async def _work(
+    at: Target,
+    names: Sequence[str],
+    stop: asyncio.Event,
+    on_ready: Callable[[], None],
+    http: tuple[str, int] | None,
+) -> None:
     from eventjet.workers.supervisor import run_workers
 
     if names:
-        await run_workers(at.app(), at.settings, names, stop=stop, on_ready=on_ready)
+        await run_workers(at.app(), at.settings, names, stop=stop, on_ready=on_ready, http=http)
     else:
         on_ready()
         await stop.wait()
