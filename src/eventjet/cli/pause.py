@@ -36,7 +36,8 @@ def pause(
     from eventjet.cli.terminal import print_json, say
     from eventjet.projections.pausing import pause
 
-    at, chosen = _chosen(target(app, app_dir, None, database), projections, revision)
+    at = target(app, app_dir, None, database)
+    chosen = _chosen(at, projections, revision)
     done = asyncio.run(pause(at.settings.database, chosen, declared=revision is None))
     if json:
         print_json([asdict(one) for one in done])
@@ -57,7 +58,8 @@ def resume(
     from eventjet.cli.terminal import print_json, say
     from eventjet.projections.pausing import resume
 
-    at, chosen = _chosen(target(app, app_dir, None, database), projections, revision)
+    at = target(app, app_dir, None, database)
+    chosen = _chosen(at, projections, revision)
     done = asyncio.run(resume(at.settings.database, chosen, declared=revision is None))
     if json:
         print_json([asdict(one) for one in done])
@@ -66,11 +68,11 @@ def resume(
         say(f"{_name(one)} goes on from position {one.position:,}")
 
 
-def _chosen(at: Target, names: Sequence[str], revision: int | None) -> tuple[Target, list[tuple[str, int]]]:
+def _chosen(at: Target, names: Sequence[str], revision: int | None) -> list[tuple[str, int]]:
     chosen = at.chosen(names)
     if revision is not None and len(chosen) > 1:
         raise UsageError("--revision is about one projection. Name one.")
-    return at, [(name, revision or at.app().projections[name].revision) for name in chosen]
+    return [(name, revision or at.app().projections[name].revision) for name in chosen]
 
 
 def _name(one: Paused) -> str:
