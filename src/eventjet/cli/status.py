@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
     from eventjet.workers.status import ProjectionStatus
 
+_COLUMNS = ("projection", "rev", "state", "position", "lag", "behind", "rate", "ETA", "worker")
+_NAME_MIN, _WORKER_MIN = 10, 6
+_FLOWING = ("lag_s", "events_per_s", "eta_s")
+"""What differs between any two looks; a line of its own is for what changed besides."""
+_YEAR_S = 365 * 86_400
 _UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
 
 
@@ -75,13 +80,14 @@ class _Screen:
         from rich.console import Console
         from rich.live import Live
 
-        self._live = Live(console=Console(highlight=False), auto_refresh=False)
+        self._console = Console(highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False)
 
     def show(self, found: Sequence[ProjectionStatus]) -> None:
         from rich.console import Group
         from rich.text import Text
 
-        parts: list[RenderableType] = [_table(found), *map(Text, _remarks(found))]
+        parts: list[RenderableType] = [table_of(found, self._console.width), *map(Text, _remarks(found))]
         self._live.update(Group(*parts), refresh=True)
 
     def __enter__(self) -> None:
@@ -92,7 +98,7 @@ class _Screen:
 
 
 class _Lines:
-    """A line for each projection that changed: `name=balances revision=1 …`, or an object."""
+    """A line for each projection that changed: `name=balances revision=1 …`, or an object of JSON."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -103,9 +109,10 @@ class _Lines:
 
         for one in found:
             told = asdict(one)
-            if self._told.get((one.name, one.revision)) == told:
+            kept = {key: value for key, value in told.items() if key not in _FLOWING}
+            if self._told.get((one.name, one.revision)) == kept:
                 continue
-            self._told[one.name, one.revision] = told
+            self._told[one.name, one.revision] = kept
             if self._as_json:
                 print_json_line(told)
             else:
@@ -143,7 +150,8 @@ def _print(found: Sequence[ProjectionStatus]) -> None:
     if not found:
         say("The app declares no projections.")
         return
-    Console(highlight=False).print(_table(found))
+    console = Console(highlight=False)
+    console.print(table_of(found, console.width))
     for remark in _remarks(found):
         say(remark)
 
@@ -160,32 +168,50 @@ def _remarks(found: Sequence[ProjectionStatus]) -> list[str]:
     return said
 
 
-def _table(found: Sequence[ProjectionStatus]) -> Table:
-    """Fits 80 columns: the worker is cut first, then the name goes over several lines."""
+def table_of(found: Sequence[ProjectionStatus], width: int) -> Table:
+    """Fits the width: the worker is cut first, then the name goes over several lines."""
     from rich.table import Table
     from rich.text import Text
 
     from eventjet.cli.failure import printable
 
-    table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
-    table.add_column("projection", overflow="fold", min_width=10)
-    for column in ("rev", "state", "position", "lag", "lag s", "rate", "ETA"):
-        table.add_column(column, justify="left" if column == "state" else "right", no_wrap=True)
-    table.add_column("worker", overflow="ellipsis", no_wrap=True, min_width=6, ratio=1)
-    for one in found:
-        lag_s = "–" if one.lag_s is None else f"{one.lag_s:,.1f}"
-        rate = "–" if one.events_per_s is None else f"{one.events_per_s:,.0f}/s"
-        numbers = (f"{one.position:,}", f"{one.lag_events:,}", lag_s, rate, duration(one.eta_s))
-        cells = (one.name, str(one.revision), one.state, *numbers, one.owner or "–")
-        table.add_row(*(Text(printable(cell)) for cell in cells))
+    rows = [[printable(cell) for cell in _cells(one)] for one in found]
+    widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+    gap = 2
+    for gap in (2, 1):
+        room = width - sum(widths[1:-1]) - gap * (len(widths) - 1)
+        if room >= _NAME_MIN + _WORKER_MIN:
+            break
+    widths[-1] = max(_WORKER_MIN, min(widths[-1], room - widths[0]))
+    widths[0] = max(_NAME_MIN, min(widths[0], room - widths[-1]))
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    for column, wide in zip(_COLUMNS, widths, strict=True):
+        text = column in ("projection", "state", "worker")
+        overflow = "ellipsis" if column == "worker" else "fold"
+        table.add_column(
+            column, width=wide, overflow=overflow, no_wrap=column == "worker", justify="left" if text else "right"
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))
     return table
 
 
+def _cells(one: ProjectionStatus) -> tuple[str, ...]:
+    rate = "–" if one.events_per_s is None else f"{one.events_per_s:,.0f}/s"
+    numbers = (f"{one.position:,}", f"{one.lag_events:,}", duration(one.lag_s), rate, duration(one.eta_s))
+    return (one.name, str(one.revision), one.state, *numbers, one.owner or "–")
+
+
 def duration(seconds: float | None) -> str:
-    """`0.4s`, `12s`, `3m05s`, `2h10m`, `3d04h`; a dash for what is not known."""
+    """`0.4s`, `12s`, `3m05s`, `2h10m`, `3d04h`, `5y`; a dash for what is not known."""
     if seconds is None:
         return "–"
+    if 0.05 <= seconds < 9.95:
+        return f"{seconds:.1f}s"
+    seconds = round(seconds)
     if seconds < 60:
-        return f"{seconds:.1f}s" if 0 < seconds < 9.95 else f"{seconds:.0f}s"
+        return f"{seconds}s"
+    if seconds >= _YEAR_S:
+        return f"{seconds / _YEAR_S:,.0f}y"
     size, unit, part, part_unit = next(one for one in _UNITS if seconds >= one[0])
     return f"{int(seconds // size):,}{unit}{int(seconds % size) // part:02d}{part_unit}"
