@@ -48,8 +48,8 @@ async def _work(at: Target, names: Sequence[str], stop: asyncio.Event, on_ready:
 
     if names:
         app = at.app()
-        # Batches of thousands of events live for a moment and make no cycles: looked for at the usual rate, they cost an
-        # eighth of a worker's time.
+        # Batches of thousands of events live for a moment and make no cycles: looked for at the usual rate, they
+        # cost an eighth of a worker's time.
         gc.freeze()
         gc.set_threshold(50_000, 20, 20)
         await run_workers(app, at.settings, names, stop=stop, on_ready=on_ready)
