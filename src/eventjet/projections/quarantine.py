@@ -56,6 +56,10 @@ class Offered:
         return self.record[0]
 
     @property
+    def event_id(self) -> str:
+        return header(self.record[3], MSG_ID) or ""
+
+    @property
     def place(self) -> Place:
         """Whose event it is; known without decoding it."""
         return place_of(self.record[2])
@@ -87,7 +91,7 @@ class Sorting:
     parked: Sequence[Parked] = ()
     """To insert, or to put in the place of what was there."""
     freed: Sequence[int] = ()
-    """Positions behind which nothing is wrong any more: to delete."""
+    """Positions that waited behind a parked one and are taken: to delete."""
     decided: Sequence[tuple[int, str]] = ()
     """Positions with their new decision."""
 
@@ -279,7 +283,7 @@ def _reason(error: Exception) -> str:
     elif not isinstance(error, EventjetError):
         text = f"{type(cause).__name__}: {text}"
     line = next(iter(text.strip().splitlines()), "")
-    return _plain(line.rstrip(".: "))[:_REASON_MAX]
+    return _plain(line.rstrip(".: "))[:_REASON_MAX] or type(cause).__name__
 
 
 def _plain(text: str) -> str:

@@ -49,6 +49,8 @@ class Waiting:
 
     position: int
     decision: str
+    has_failed: bool
+    """Whether it was ever parked itself."""
 
 
 def postgres_parts(name: str, revision: int, sorting: Sorting) -> tuple[list[str], list[Any]]:
@@ -115,13 +117,14 @@ def to_retry(connection: Connection, name: str, revision: int, limit: int) -> li
     ).one_or_none()
     if first is None:
         return []
-    query = select(columns.position, columns.decision).where(
+    query = select(columns.position, columns.decision, columns.reason != "").where(
         of(name, revision),
         columns.aggregate == first.aggregate,
         columns.aggregate_id == first.aggregate_id,
         columns.decision.in_(HOLDING),
     )
-    return [Waiting(*row) for row in connection.execute(query.order_by(columns.position).limit(limit))]
+    rows = connection.execute(query.order_by(columns.position).limit(limit))
+    return [Waiting(position, decision, bool(failed)) for position, decision, failed in rows]
 
 
 def parked_counts(connection: Connection) -> dict[tuple[str, int], int]:

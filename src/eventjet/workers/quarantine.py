@@ -140,14 +140,14 @@ class _Retries:
 
 
 def _sorting(tried: Sequence[Waiting], failed: Parked | None, rest: Sequence[Waiting]) -> Sorting:
-    """Parked ones that were taken stay as history; those behind them are forgotten, and the next is tried."""
+    """What was parked and is taken stays as history; what waited behind it is forgotten, and the next is tried."""
     end = failed.position if failed is not None else tried[-1].position + 1
     taken = [one for one in tried if one.position < end]
-    decided = [(one.position, RETRIED) for one in taken if one.decision == RETRY]
+    decided = [(one.position, RETRIED) for one in taken if one.has_failed]
     if failed is None and rest and rest[0].decision == BEHIND:
         decided.append((rest[0].position, RETRY))
     return Sorting(
         parked=() if failed is None else (failed,),
-        freed=[one.position for one in taken if one.decision != RETRY],
+        freed=[one.position for one in taken if not one.has_failed],
         decided=decided,
     )
