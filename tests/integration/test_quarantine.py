@@ -168,9 +168,9 @@ async def test_an_event_on_a_subject_that_is_not_ours_is_parked_under_its_subjec
     async with ledger.working(options=QUICK):
         await ledger.caught_up(last)
     rows, kept = state_of(ledger)
-    assert [row.account_id for row in rows if len(row.account_id) < 100] == ["a-1"]
-    by_decision = [one.decision for one in kept]
-    assert by_decision == ["parked"] * 5 + ["behind"] * 5
+    assert [row.account_id for row in rows] == ["a-1"]
+    assert rows[0].events == 3  # an aggregate with a long name is an aggregate
+    assert [one.decision for one in kept] == ["parked"] * 4 + ["behind"] * 4
     assert [one.aggregate_id for one in kept[:3]] == subjects[:3]
     assert {one.aggregate for one in kept} == {"?"}
 
@@ -300,7 +300,7 @@ async def test_a_dropped_event_is_passed_over_and_the_rest_is_taken(ledger: Ledg
         last = ledger.append([("a-2", Added(amount=Decimal(5)))])
         await ledger.caught_up(last)
     assert_as_by_hand(ledger, last, dropped={2, 4, 5})
-    assert set(decisions(state_of(ledger)[1]).values()) == {"dropped", "retried"}
+    assert decisions(state_of(ledger)[1]) == {2: "dropped", 4: "dropped", 5: "dropped"}
 
 
 async def test_a_decision_ends_the_term_of_the_worker_that_holds_the_lease(ledger: Ledger) -> None:
