@@ -14,10 +14,13 @@ from sqlalchemy import Connection, text
 
 from eventjet.codec.catalog import Catalog
 from eventjet.dev.nats import NatsServer
+from eventjet.errors import CheckpointFenced
 from eventjet.projections import decisions as decide
 from eventjet.projections.bound import BoundProjection
-from eventjet.projections.checkpoint import read
+from eventjet.projections.checkpoint import Checkpoint, ensure, read, take
 from eventjet.projections.database import READ_ONLY, Database
+from eventjet.projections.quarantine import Offering
+from eventjet.projections.writer import Batch, Writer
 from eventjet.settings import Settings
 from eventjet.wire import Link
 from eventjet.wire.frames import publish_frame
@@ -327,3 +330,40 @@ async def test_a_projection_that_stops_does_not_build_upon_one_that_held_back(le
         await eventually(is_failed, "the projection to fail")
     assert "held back in its quarantine" in str((await state(ledger)).reason)
     assert (await state(ledger)).position == last
+
+
+def offered(*events: Any) -> list[Any]:
+    """Offers as the consumer makes them, at positions 1, 2 …."""
+    made = Offering(CATALOG, PARKING.events)
+    pairs = [(aggregate_id, CATALOG.encode(data)) for aggregate_id, data in events]
+    return [
+        made((number, 1, f"app.ledger.{one}".encode(), block(encoded.type_name), encoded.body))
+        for number, (one, encoded) in enumerate(pairs, 1)
+    ]
+
+
+def test_a_writer_that_is_fenced_parks_nothing_and_the_next_one_parks_once(ledger: Ledger) -> None:
+    writers = [Writer(PARKING, Database(ledger.settings.database).dialect, lease_s=9) for _ in range(2)]
+    events = offered(("a-1", Added(amount=BAD)), ("a-2", Added(amount=Decimal(1))), ("a-1", Added(amount=Decimal(1))))
+    batch = Batch(0, 3, "id-3", events)
+
+    def taken(connection: Connection, owner: str) -> Checkpoint:
+        ensure(connection, "balances", 1)
+        held = take(connection, "balances", 1, owner, ttl_s=-1)
+        assert held is not None
+        return held
+
+    zombie = changed(ledger, lambda connection: taken(connection, "zombie"))
+    prepared = changed(ledger, lambda connection: writers[0].prepare(connection, zombie, batch))
+    assert prepared.sorting is not None
+    owner = changed(ledger, lambda connection: taken(connection, "owner"))
+    with pytest.raises(CheckpointFenced):
+        changed(ledger, lambda connection: writers[0].commit(connection, zombie, batch, prepared))
+    assert state_of(ledger) == ([], [])
+    changed(ledger, lambda connection: writers[1].write(connection, owner, batch))
+    rows, kept = state_of(ledger)
+    assert [row.account_id for row in rows] == ["a-2"]
+    assert decisions(kept) == {1: "parked", 3: "behind"}
+    with pytest.raises(CheckpointFenced):
+        changed(ledger, lambda connection: writers[1].write(connection, owner, batch))
+    assert state_of(ledger) == (rows, kept)
