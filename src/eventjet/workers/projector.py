@@ -34,7 +34,7 @@ from eventjet.projections.writer import Batch, Writer
 from eventjet.workers.consumer import Consumer
 from eventjet.workers.identity import check_log
 from eventjet.workers.lease import Lease, TableOccupied, pause
-from eventjet.workers.quarantine import StillHeld, begin_term
+from eventjet.workers.quarantine import StillHeld, carry_out, load_held
 from eventjet.workers.session import Session
 from eventjet.workers.workplace import Workplace
 
@@ -91,6 +91,7 @@ class Projector:
                 await lease.release(held)
 
     async def _project(self, session: Session, lease: Lease, held: Checkpoint, stop: asyncio.Event) -> None:
+        await carry_out(session, self._writer, self._place, self.bound, held, stop)
         consumer = await Consumer.open(self._place, self.bound, held.position)
         waker = asyncio.create_task(_wake_at(stop, consumer))
         try:
@@ -101,7 +102,7 @@ class Projector:
             if held.log != log:
                 await lease.adopt_log(held, log)
             failpoints.reach("worker.log_checked")
-            await begin_term(session, self._writer, self._place, self.bound, held)
+            await load_held(session, self._writer, self.bound)
             consumer.start()
             self._on_ready()
             building = held.state == BUILDING
