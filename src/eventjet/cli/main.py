@@ -15,6 +15,7 @@ from eventjet.cli.dev import dev
 from eventjet.cli.history import history
 from eventjet.cli.init import init
 from eventjet.cli.pause import pause, resume
+from eventjet.cli.quarantine import commands as quarantine
 from eventjet.cli.rebuild import rebuild
 from eventjet.cli.status import status
 from eventjet.cli.tail import tail
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 for command in (init, worker, rebuild, verify, status, pause, resume, history, tail, dev, demo):
     app.command()(command)
+app.add_typer(quarantine, name="quarantine")
 
 
 @app.callback(invoke_without_command=True)

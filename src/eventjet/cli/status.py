@@ -157,8 +157,13 @@ def _print(found: Sequence[ProjectionStatus]) -> None:
 
 
 def _remarks(found: Sequence[ProjectionStatus]) -> list[str]:
+    from eventjet.cli.terminal import counted
+
     said: list[str] = []
     for one in found:
+        if one.parked:
+            parked = counted(one.parked, "event")
+            said.append(f"{one.name}: {parked} parked; see `eventjet quarantine list {one.name}`")
         if one.reason:
             said.append(f"{one.name}: {one.reason}")
         if not one.declared:

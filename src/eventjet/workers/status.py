@@ -17,6 +17,7 @@ from eventjet.projections import checkpoint
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import ACTIVE, BUILDING, NEW, Checkpoint
 from eventjet.projections.database import READ_ONLY, Database
+from eventjet.projections.quarantine_rows import parked_counts
 from eventjet.settings import Settings
 from eventjet.wire import Endpoint, Link, next_record
 from eventjet.workers.identity import state_of_log
@@ -61,6 +62,8 @@ class ProjectionStatus:
     """Why it failed or waits."""
     declared: bool
     """Whether the app still declares this revision; nobody advances one that no process declares."""
+    parked: int = 0
+    """Events it could not take, which wait for a decision or for a worker that tries them again."""
     events_per_s: float | None = None
     """How fast its position moves; None when only one look was taken."""
     eta_s: float | None = None
@@ -150,12 +153,13 @@ class Looker:
     async def look(self) -> Look:
         """Every projection that is declared or has a checkpoint, by name and revision. Raises `Unreachable`."""
         try:
-            found = await self._checkpoints()
+            found, parked = await self._checkpoints()
             at = time.monotonic()
             for name, revision in self._declared - {(one.name, one.revision) for one, _ in found}:
                 found.append((Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, NEW, None), 0.0))
             found.sort(key=lambda pair: (pair[0].name, pair[0].revision))
-            return Look(at, await asyncio.to_thread(self._compared, found))
+            compared = await asyncio.to_thread(self._compared, found)
+            return Look(at, [replace(one, parked=parked.get((one.name, one.revision), 0)) for one in compared])
         except BaseException:
             await self.close()
             raise
@@ -169,12 +173,12 @@ class Looker:
         if engine is not None:
             await engine.dispose()
 
-    async def _checkpoints(self) -> list[tuple[Checkpoint, float]]:
+    async def _checkpoints(self) -> tuple[list[tuple[Checkpoint, float]], dict[tuple[str, int], int]]:
         if self._engine is None:
             self._engine = self._where.engine("eventjet status")
         async with self._where.reaching(), self._engine.connect() as connection:
             await connection.execution_options(**{READ_ONLY: True})
-            return await connection.run_sync(checkpoint.read_all)
+            return await connection.run_sync(lambda sync: (checkpoint.read_all(sync), parked_counts(sync)))
 
     def _compared(self, found: list[tuple[Checkpoint, float]]) -> list[ProjectionStatus]:
         if self._link is None:

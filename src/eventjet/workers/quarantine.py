@@ -1,0 +1,148 @@
+"""What a worker does about the quarantine at the start of a term: it carries out retries, then loads what is held.
+
+While it holds the lease nobody else changes either: whoever decides about a parked event raises the epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy.exc import DBAPIError
+
+from eventjet.errors import HistoryBroken, ProjectionError
+from eventjet.projections import quarantine_rows
+from eventjet.projections.bound import BoundProjection
+from eventjet.projections.checkpoint import Checkpoint
+from eventjet.projections.database import is_about_data
+from eventjet.projections.quarantine import RETRIED, RETRY, Held, Offered, Offering, Parked, Place, Sorting
+from eventjet.projections.quarantine_rows import Waiting
+from eventjet.projections.writer import Batch, Writer, changes_of
+from eventjet.wire import Link, get_record
+from eventjet.workers.identity import check_log
+from eventjet.workers.session import Session
+from eventjet.workers.workplace import Workplace
+
+_log = logging.getLogger(__name__)
+
+_EVENTS_MAX = 200
+"""Events tried in one transaction: a lease lasts longer than that takes."""
+_BYTES_MAX = 16 * 1024 * 1024
+"""Their bodies; a single larger event still passes."""
+
+
+class StillHeld(ProjectionError):
+    """A projection that stops at bad events has aggregates that an earlier one, which quarantined, held back."""
+
+    def __init__(self, bound: BoundProjection, count: int) -> None:
+        self.projection = bound.name
+        super().__init__(
+            f"Projection {bound.name!r} stops at events it cannot take, and {count} aggregate(s) are held back in its "
+            f'quarantine. Declare it on_error="quarantine" again, or run `eventjet rebuild {bound.name}`.'
+        )
+
+
+async def carry_out(
+    session: Session, writer: Writer, place: Workplace, bound: BoundProjection, at: Checkpoint, stop: asyncio.Event
+) -> None:
+    """Try again what people asked to, until it is done or `stop` is set.
+
+    Raises `CheckpointFenced`, `LogRolledBack`, `HistoryBroken`, and `UnknownEvent` for a schema of a newer deploy.
+    """
+    if bound.quarantines:
+        retries = _Retries(session, writer, place, bound, at)
+        if await retries.waiting():
+            await asyncio.to_thread(check_log, place.endpoint, place.stream, at)
+            await retries.run(stop)
+
+
+async def load_held(session: Session, writer: Writer, bound: BoundProjection) -> None:
+    """Tell the writer what is held back; raises `StillHeld`."""
+    places = await session.read(lambda connection: quarantine_rows.places(connection, bound.name, bound.revision))
+    if places and not bound.quarantines:
+        raise StillHeld(bound, len(places))
+    writer.held = Held(places)
+
+
+class _Retries:
+    """Events that somebody asked to try again: aggregate by aggregate, a bounded number in one transaction."""
+
+    def __init__(
+        self, session: Session, writer: Writer, place: Workplace, bound: BoundProjection, at: Checkpoint
+    ) -> None:
+        self._session = session
+        self._writer = writer
+        self._place = place
+        self._bound = bound
+        self._at = at
+        self._size_max = min(place.options.batch_max, _EVENTS_MAX)
+        self._size = self._size_max
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Each round takes events out of the quarantine, parks them anew, or is halved."""
+        while not stop.is_set() and (waiting := await self.waiting()):
+            offers = await asyncio.to_thread(self._offers, waiting[: self._size])
+            try:
+                await self._try(waiting, offers)
+            except DBAPIError as error:
+                self._writer.recent.forget()
+                if not is_about_data(error) or (len(offers) == 1 and offers[0].error is not None):
+                    raise
+                if len(offers) == 1:
+                    await self._try(waiting, [offers[0].failed(error)])
+                self._size = max(1, len(offers) // 2)
+            else:
+                self._size = min(2 * self._size, self._size_max)
+
+    async def waiting(self) -> list[Waiting]:
+        """What is next, and one more."""
+        name, revision, limit = self._bound.name, self._bound.revision, self._size + 1
+        return await self._session.read(lambda sync: quarantine_rows.to_retry(sync, name, revision, limit))
+
+    async def _try(self, waiting: Sequence[Waiting], offers: Sequence[Offered]) -> None:
+        found = await self._session.read(lambda connection: self._writer.sort(connection, offers, Held()))
+        failed = {(one.aggregate, one.aggregate_id): one for one in reversed(found.parked)}
+        changes = changes_of(found.changed, _sorting(waiting, len(offers), failed))
+        at = self._at
+        unmoved = Batch(at.position, at.position, at.event_id, ())
+        await self._session.write(lambda connection: self._writer.commit(connection, at, unmoved, changes))
+        self._writer.committed()
+        for one in failed.values():
+            _log.warning("%s: the event at position %d is parked again", self._bound.name, one.position)
+
+    def _offers(self, waiting: Sequence[Waiting]) -> list[Offered]:
+        """Read them from the log; blocks. Fewer when they are large."""
+        stream = self._place.stream
+        offer = Offering(self._place.catalog, self._bound.events, [one.position for one in waiting])
+        found: list[Offered] = []
+        size = 0
+        with Link.open(self._place.endpoint.with_name(f"eventjet worker {self._bound.durable}")) as link:
+            for one in waiting:
+                record = get_record(link, stream, one.position)
+                if record is None:
+                    raise HistoryBroken(stream, one.position, "a parked event is to be tried again and is not there")
+                size += len(record[4])
+                if found and size > _BYTES_MAX:
+                    break
+                made = offer(record)
+                assert made is not None
+                found.append(made)
+        return found
+
+
+def _sorting(waiting: Sequence[Waiting], tried: int, failed: Mapping[Place, Parked]) -> Sorting:
+    """Of so many tried: what was parked and is taken stays as history, what waited behind it is forgotten.
+
+    `failed` is the first of each aggregate that was not taken; the rest of that stays behind it. Where an aggregate has
+    more than was tried, its next is to be.
+    """
+    taken = [one for one in waiting[:tried] if one.place not in failed or one.position < failed[one.place].position]
+    decided = [(one.position, RETRIED) for one in taken if one.has_failed]
+    last = waiting[tried - 1].place
+    decided += [(one.position, RETRY) for one in waiting[tried : tried + 1] if one.place == last and last not in failed]
+    return Sorting(
+        parked=list(failed.values()),
+        freed=[one.position for one in taken if not one.has_failed],
+        decided=decided,
+    )
