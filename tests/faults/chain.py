@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import islice
 
 from tests.faults.processes import FIRES_S, Fault, WorkerProcess, await_it
 from tests.faults.scene import NAMES, Scene
@@ -19,6 +20,9 @@ IN_TRANSACTION = ("worker.before_commit", "worker.rows_written")
 """Where a worker stopped on SQLite holds the database until it resumes or dies."""
 LEASE_S = 0.6
 FIRST_RATE = 100.0
+ARRANGES_S = 0.5
+WRITES_S = 0.3
+"""How long a revived worker may try to write before it is asked to end."""
 
 
 class Chain:
@@ -35,60 +39,73 @@ class Chain:
         self._stage = stage
         self._processes = processes
         self._events = events
-        self._rivals: list[WorkerProcess] = []
+        self._rivals: dict[WorkerProcess, float] = {}
+        """Who was revived, or stands in, and since when."""
         self._leaving: list[WorkerProcess] = []
         self._evictions = 0
 
     def run(self, plan: Sequence[Fault]) -> None:
-        """Every fault in turn; at the end one worker is left and works."""
+        """Every fault once, roughly in turn; at the end one worker is left and works."""
         began = time.monotonic()
         feed = self._stage.feed
         feed.rate = FIRST_RATE
         feed.allow(self._events)
-        current = self._start(plan[0]).ready()
-        for index, fault in enumerate(plan):
-            following = plan[index + 1] if index + 1 < len(plan) else None
-            standby = self._start(following)
+        to_come = iter(plan)
+        armed = [self._start(next(to_come)).ready()]
+        for left in range(len(plan) - 1, -1, -1):
+            armed += [self._start(fault) for fault in islice(to_come, 1)]
             feed.go_on()
-            self._dismiss_rivals()
-            self._drive(current)
-            self.done[Fault(fault.name, fault.action)] += 1
+            struck = self._drive(armed)
+            armed.remove(struck)
+            assert struck.fault is not None
+            self.done[Fault(struck.fault.name, struck.fault.action)] += 1
             self.under_load += feed.busy
-            self._succeed(current, standby)
+            self._succeed(struck, armed)
             self._stage.check()
-            current = standby
             # So that events arrive to the end.
-            step_s = (time.monotonic() - began) / (index + 1)
-            feed.rate = max(1.0, feed.left / (step_s * max(1, len(plan) - index - 1)))
+            step_s = (time.monotonic() - began) / (len(plan) - left)
+            feed.rate = max(1.0, feed.left / (step_s * max(1, left)))
         await_it(self._is_alone, lambda: "the others to end")
+        self._start(None).ready()
 
     def _start(self, fault: Fault | None) -> WorkerProcess:
         return self._processes.enter_context(
             WorkerProcess(self._stage.ledger, self._stage.folder, fault, lease_s=LEASE_S)
         )
 
-    def _drive(self, current: WorkerProcess) -> None:
-        """Bring the worker to where its fault is."""
-        fault, feed = current.fault, self._stage.feed
-        assert fault is not None
-        began = time.monotonic()
-        arranged = 0.0
-        while not current.reached():
+    def _drive(self, armed: Sequence[WorkerProcess]) -> WorkerProcess:
+        """Bring a worker to where its fault is: the one that owns a projection, so usually the first."""
+        began = arranged = time.monotonic()
+        while True:
+            for one in armed:
+                if one.reached():
+                    return one
+            self._dismiss_rivals()
             now = time.monotonic()
-            assert now - began < FIRES_S, f"{fault} was not reached: {self._stage.places()}\n{current.logged()}"
-            whole = len(self._stage.owned_by(current.pid)) == len(NAMES)
-            if fault.name in QUIET:
-                if whole:
-                    feed.pause()
-                if whole and fault.name == "idle" and self._is_idle():
-                    current.strike()
-                    return
-            elif not feed.busy:
-                feed.allow(10)
-            if whole and now - max(arranged, began) > 0.5:
-                arranged = now
-                self._arrange(current, fault)
+            shown = "\n".join(f"{one.fault}: {one.logged()}" for one in armed)
+            assert now - began < FIRES_S, f"no fault was reached: {self._stage.places()}\n{shown}"
+            owner = next((one for one in armed if self._stage.owned_by(one.pid)), None)
+            if owner is not None and owner.fault is not None:
+                if self._load(owner, owner.fault):
+                    return owner
+                if now - arranged > ARRANGES_S:
+                    arranged = now
+                    self._arrange(owner, owner.fault)
             time.sleep(0.02)
+
+    def _load(self, owner: WorkerProcess, fault: Fault) -> bool:
+        """Let events arrive, or not, as the fault needs it; True when the worker has been struck from outside."""
+        feed = self._stage.feed
+        if fault.name not in QUIET:
+            feed.go_on()
+            if not feed.left:
+                feed.allow(10)
+            return False
+        feed.pause()
+        if fault.name != "idle" or not self._is_idle():
+            return False
+        owner.strike()
+        return True
 
     def _arrange(self, current: WorkerProcess, fault: Fault) -> None:
         """What a term reaches only in its situation."""
@@ -109,22 +126,21 @@ class Chain:
     def _caught_up(self) -> bool:
         return all(place.position == self._stage.feed.stored for place in self._stage.places().values())
 
-    def _succeed(self, struck: WorkerProcess, standby: WorkerProcess) -> None:
+    def _succeed(self, struck: WorkerProcess, armed: Sequence[WorkerProcess]) -> None:
         """See a stopped worker replaced, and wake it."""
         assert struck.fault is not None
-        builds = standby.fault is not None and standby.fault.name in SETTLES
-        if builds:
+        if any(one.fault is not None and one.fault.name in SETTLES for one in armed):
             self._stage.begin_to_build()
         if struck.fault.action == "stop":
-            took_s = self._await_takeover(struck, standby)
+            took_s = self._await_takeover(struck, armed)
             if took_s is None:
                 self.held += 1
             else:
                 self.takeovers_s.append(took_s)
             struck.revive()
-            self._rivals.append(struck)
+            self._rivals[struck] = time.monotonic()
 
-    def _await_takeover(self, struck: WorkerProcess, standby: WorkerProcess) -> float | None:
+    def _await_takeover(self, struck: WorkerProcess, armed: Sequence[WorkerProcess]) -> float | None:
         """Returns the seconds it took, or None when stopped workers hold the database, so that there can be none."""
         before = self._stage.owned_by(struck.pid)
         spares: list[WorkerProcess] = []
@@ -136,27 +152,23 @@ class Chain:
             now = self._stage.places()
             if not before or any(now[name].epoch > epoch for name, epoch in before.items()):
                 return True
-            if not spares and standby.reached():
-                # Its own fault came first, with the other lease perhaps.
+            if not spares and all(one.reached() for one in armed):
+                # Their own faults came first, with the other lease perhaps.
                 spares.append(self._start(None))
             held = time.monotonic() - began > 3 * LEASE_S and self._stage.is_held()
             return held
 
         took_s = await_it(is_over, lambda: f"a takeover of {before}: {self._stage.places()}")
-        self._rivals += spares
+        self._rivals |= dict.fromkeys(spares, time.monotonic())
         return None if held else took_s
 
     def _dismiss_rivals(self) -> None:
         """Those revived have had a while to write; from here on they end in good order."""
-        if self._rivals:
-            time.sleep(0.3)
-        for rival in self._rivals:
-            if not rival.has_ended():
-                if not rival.is_ready():
-                    continue
+        for rival, since in list(self._rivals.items()):
+            if rival.has_ended() or (rival.is_ready() and time.monotonic() - since > WRITES_S):
                 rival.ask_to_end()
-            self._leaving.append(rival)
-        self._rivals = [one for one in self._rivals if one not in self._leaving]
+                self._leaving.append(rival)
+                del self._rivals[rival]
 
     def _is_alone(self) -> bool:
         self._dismiss_rivals()
