@@ -12,10 +12,9 @@ from uuid import uuid4
 
 from sqlalchemy import Engine, text
 
-from eventjet.errors import EventjetError
 from eventjet.projections.database import READ_ONLY, Database
 from eventjet.settings import Settings
-from eventjet.wire import Link
+from eventjet.wire import ApiRefused, Link
 from tests.faults import audit
 from tests.faults.feed import Feed
 from tests.faults.processes import await_it
@@ -24,6 +23,7 @@ from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import made
 
 NAMES = ("totals", "journal")
+NO_CONSUMER = 10014
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +139,15 @@ class Scene:
             for name in NAMES:
                 try:
                     link.api(f"CONSUMER.DELETE.{self.ledger.name}.{name}-r1")
-                except EventjetError:
-                    self.say(f"{name} had no durable to delete")
+                except ApiRefused as refusal:
+                    if refusal.err_code != NO_CONSUMER:
+                        raise
+
+    def waiting_for(self, durable: str) -> tuple[int, int]:
+        """Messages that a durable has not delivered, and not seen acknowledged."""
+        with Link.open(self.ledger.endpoint) as link:
+            found = link.api(f"CONSUMER.INFO.{self.ledger.name}.{durable}")
+        return found["num_pending"], found["num_ack_pending"]
 
     def say(self, line: str) -> None:
         self.said.append(line)

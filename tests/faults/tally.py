@@ -140,7 +140,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found in a read model, compared with the log up to its checkpoint."""
+    """What was found in the read models, compared with the log up to their checkpoints."""
 
     events: int
     lost: int
@@ -204,8 +204,8 @@ def judge(truth: Truth, seen: Seen) -> Verdict:
     pairs = [(expected.get(name, Total(name)), got.get(name, Total(name))) for name in expected.keys() | got.keys()]
     return Verdict(
         events=max(seen.totals_at, seen.journal_at),
-        lost=len(missing) + sum(max(0, right.additions - row.additions) for right, row in pairs),
-        twice=again + sum(max(0, row.additions - right.additions) for right, row in pairs),
+        lost=max(len(missing), sum(max(0, right.additions - row.additions) for right, row in pairs)),
+        twice=max(again, sum(max(0, row.additions - right.additions) for right, row in pairs)),
         disordered=sum(row.disordered for row in got.values()),
         wrong_rows=sum(right != row for right, row in pairs),
     )
