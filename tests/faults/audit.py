@@ -114,4 +114,6 @@ class Audit:
         return [pair for name in names for pair in pairwise([one for one in self.commits if one.name == name])]
 
     def __str__(self) -> str:
-        return f"{self.zombies} zombie commits and {self.breaks} gaps between commits, over {len(self.commits):,} commits"
+        return (
+            f"{self.zombies} zombie commits and {self.breaks} gaps between commits, over {len(self.commits):,} commits"
+        )

@@ -5,7 +5,7 @@ The fold is not idempotent and depends on the order: an event lost, applied twic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
@@ -38,6 +38,9 @@ class Tally:
 
     def add(self, amount: Decimal) -> Added:
         return Added(number=self.additions + 1, amount=amount)
+
+    def add_two(self, amount: Decimal) -> list[Added]:
+        return [Added(number=self.additions + 1, amount=amount), Added(number=self.additions + 2, amount=-amount)]
 
     def evolve(self, event: Added | Noted) -> Tally:
         return replace(self, additions=event.number) if isinstance(event, Added) else self
@@ -215,13 +218,3 @@ def _readable(connection: Connection, table: Table) -> Table:
     from eventjet.projections.tables import storage_table
 
     return storage_table(table, connection.dialect.name)
-
-
-def numbered(entities: Iterable[str], amounts: Iterable[Decimal]) -> list[tuple[str, Added | Noted]]:
-    """Additions in this order, each with its entity's next number."""
-    last: dict[str, int] = {}
-    found: list[tuple[str, Added | Noted]] = []
-    for entity, amount in zip(entities, amounts, strict=True):
-        last[entity] = last.get(entity, 0) + 1
-        found.append((entity, Added(number=last[entity], amount=amount)))
-    return found

@@ -15,7 +15,7 @@ from tests.faults.processes import Fault, WorkerProcess, await_it
 from tests.faults.scene import Scene
 from tests.faults.tally import Line, Seen, Truth, judge, snapshot
 
-KILLS = int(os.environ.get("EVENTJET_TEST_NAIVE_KILLS", "4"))
+KILLS = int(os.environ.get("EVENTJET_TEST_CONTROL_KILLS", "4"))
 STEPS = ("worker.batch_taken", "worker.before_commit", "worker.rows_written", "worker.after_commit")
 EVENTS = 150
 """Between two kills."""
