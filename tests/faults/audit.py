@@ -17,21 +17,31 @@ from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import READ_ONLY, Database
 
 _POSTGRES = (
-    "create table audit (id bigserial primary key, name text, worker text, owner text, epoch bigint, before bigint, "
-    "after bigint)",
-    "create function note_commit() returns trigger language plpgsql as $$ begin "
-    "insert into audit (name, worker, owner, epoch, before, after) values (new.name, "
-    "current_setting('faults.worker', true), new.owner, new.epoch, old.position, new.position); "
-    "return null; end $$",
-    "create trigger audit_commit after update of position on eventjet_projection "
-    "for each row execute function note_commit()",
+    (
+        "create table audit (id bigserial primary key, name text, worker text, owner text, epoch bigint, before bigint, "
+        "after bigint)"
+    ),
+    (
+        "create function note_commit() returns trigger language plpgsql as $$ begin "
+        "insert into audit (name, worker, owner, epoch, before, after) values (new.name, "
+        "current_setting('faults.worker', true), new.owner, new.epoch, old.position, new.position); "
+        "return null; end $$"
+    ),
+    (
+        "create trigger audit_commit after update of position on eventjet_projection "
+        "for each row execute function note_commit()"
+    ),
 )
 _SQLITE = (
-    "create table audit (id integer primary key, name text, worker text, owner text, epoch integer, before integer, "
-    "after integer)",
-    "create trigger audit_commit after update of position on eventjet_projection begin "
-    "insert into audit (name, worker, owner, epoch, before, after) values "
-    "(new.name, faults_worker(), new.owner, new.epoch, old.position, new.position); end",
+    (
+        "create table audit (id integer primary key, name text, worker text, owner text, epoch integer, before integer, "
+        "after integer)"
+    ),
+    (
+        "create trigger audit_commit after update of position on eventjet_projection begin "
+        "insert into audit (name, worker, owner, epoch, before, after) values "
+        "(new.name, faults_worker(), new.owner, new.epoch, old.position, new.position); end"
+    ),
 )
 
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from itertools import islice
 
 from tests.faults.processes import FIRES_S, Fault, WorkerProcess, await_it
-from tests.faults.scene import NAMES, Scene
+from tests.faults.scene import Scene
 
 SETTLES = ("worker.before_settle", "worker.after_settle")
 QUIET = ("idle", "worker.lease_renewed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,7 +165,7 @@ class Scene:
 
 
 @contextmanager
-def scene(server: str, database: str, folder: Path, entities: int = 1_000) -> Iterator[Scene]:
+def scene(server: str, database: str, folder: Path, entities: int = 1_000) -> Generator[Scene]:
     """A log of its own on the server, with read models in the database, audited."""
     app = tally_app(f"tally_{uuid4().hex[:12]}")
     ledger = Ledger(Settings(servers=(server,), database=database), app.name, app.catalog, dict(app.projections))

@@ -86,7 +86,7 @@ def check(ledger: Ledger, found: Sequence[str], kind: str) -> None:
     log: list[tuple[str, Added | Noted]] = [(one.aggregate_id, one.data) for one in recorded]
     assert len(log) == EVENTS
     for database, how in zip(found, ("with a live worker", "by a later catch-up"), strict=True):
-        await_it(lambda database=database: applied(database, EVENTS), lambda: how, CATCH_UP_S)
+        await_it(lambda database=database: applied(database, EVENTS), lambda how=how: how, CATCH_UP_S)
         seen = snapshot(database)
         verdict = judge(Truth(log), seen)
         print(f"\n{kind}: {EVENTS:,} events appended {WRITERS}-way, applied {how}: {verdict}")  # noqa: T201

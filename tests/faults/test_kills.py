@@ -21,8 +21,13 @@ KILLS = int(os.environ.get("EVENTJET_TEST_KILLS", "14"))
 """How many times a worker is killed or stopped, on each database; 28 reach every failpoint in both ways."""
 EVENTS = int(os.environ.get("EVENTJET_TEST_EVENTS", "100")) * KILLS
 PLACES = ("idle", *failpoints.NAMES)
-OFTEN = ("worker.batch_taken", "worker.batch_folded", "worker.before_commit", "worker.rows_written")
-OFTEN += ("worker.after_commit",)
+OFTEN = (
+    "worker.batch_taken",
+    "worker.batch_folded",
+    "worker.before_commit",
+    "worker.rows_written",
+    "worker.after_commit",
+)
 """Reached with every batch, so they are armed for a later one."""
 
 
@@ -57,9 +62,9 @@ def test_workers_killed_and_stopped_at_every_step_lose_and_repeat_nothing(stage:
     stage.say(f"{chain.done.total()} kills, {chain.under_load} of them while events were arriving: {verdict}")
     stage.say(f"rows equal to the fold of the log at each of {stage.checks} looks in between; {audit}")
     stage.say(
-        f"takeovers from a stopped worker with leases of {LEASE_S} s: median {median(chain.takeovers_s):.2f} s, longest "
-        f"{max(chain.takeovers_s):.2f} s, over {len(chain.takeovers_s)}; {chain.held} more held the database meanwhile; "
-        f"{chain.refused} of those revived were refused a write"
+        f"{len(chain.takeovers_s)} takeovers from stopped workers with leases of {LEASE_S} s took "
+        f"{median(chain.takeovers_s):.2f} s in the middle, {max(chain.takeovers_s):.2f} s at most; {chain.held} more held "
+        f"the database meanwhile; {chain.refused} of those revived were refused a write"
     )
     stage.said.extend(coverage(chain.done))
     assert verdict.right

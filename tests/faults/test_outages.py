@@ -6,7 +6,7 @@ import os
 import random
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
@@ -28,7 +28,7 @@ LEASE_S = 1.0
 
 
 @contextmanager
-def servers(kind: str, folder: Path) -> Iterator[tuple[NatsServer, PostgresServer | None, str]]:
+def servers(kind: str, folder: Path) -> Generator[tuple[NatsServer, PostgresServer | None, str]]:
     """Servers of this test's own, since they are killed."""
     with ExitStack() as stack:
         nats = stack.enter_context(NatsServer())
