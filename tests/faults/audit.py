@@ -18,8 +18,8 @@ from eventjet.projections.database import READ_ONLY, Database
 
 _POSTGRES = (
     (
-        "create table audit (id bigserial primary key, name text, worker text, owner text, epoch bigint, before bigint, "
-        "after bigint)"
+        "create table audit (id bigserial primary key, name text, worker text, owner text, epoch bigint, "
+        "before bigint, after bigint)"
     ),
     (
         "create function note_commit() returns trigger language plpgsql as $$ begin "
@@ -34,8 +34,8 @@ _POSTGRES = (
 )
 _SQLITE = (
     (
-        "create table audit (id integer primary key, name text, worker text, owner text, epoch integer, before integer, "
-        "after integer)"
+        "create table audit (id integer primary key, name text, worker text, owner text, epoch integer, "
+        "before integer, after integer)"
     ),
     (
         "create trigger audit_commit after update of position on eventjet_projection begin "

@@ -63,8 +63,8 @@ def test_workers_killed_and_stopped_at_every_step_lose_and_repeat_nothing(stage:
     stage.say(f"rows equal to the fold of the log at each of {stage.checks} looks in between; {audit}")
     stage.say(
         f"{len(chain.takeovers_s)} takeovers from stopped workers with leases of {LEASE_S} s took "
-        f"{median(chain.takeovers_s):.2f} s in the middle, {max(chain.takeovers_s):.2f} s at most; {chain.held} more held "
-        f"the database meanwhile; {chain.refused} of those revived were refused a write"
+        f"{median(chain.takeovers_s):.2f} s in the middle, {max(chain.takeovers_s):.2f} s at most; {chain.held} more "
+        f"held the database meanwhile; {chain.refused} of those revived were refused a write"
     )
     stage.said.extend(coverage(chain.done))
     assert verdict.right
