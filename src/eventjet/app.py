@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -52,6 +52,8 @@ class App:
         if not faults:
             _check_snapshots(self.aggregates, faults)
         self.projections: Mapping[str, BoundProjection] = _projections(projections, self.catalog, faults)
+        if not faults:
+            faults += _quarantine_faults(self.aggregates, self.projections.values())
         if faults:
             raise DefinitionError(faults)
 
@@ -180,4 +182,17 @@ def _projections(
             found[one.name] = bind(one, catalog)
         except DefinitionError as error:
             faults.extend(error.faults)
+    return found
+
+
+def _quarantine_faults(aggregates: Mapping[Any, AggregateInfo], bound: Iterable[BoundProjection]) -> list[str]:
+    """A row of several aggregates would come out otherwise when one of them was held back for a while."""
+    found: list[str] = []
+    for one in bound:
+        of = sorted({info.name for cls, info in aggregates.items() if set(folded_events(cls)) & set(one.events)})
+        if one.quarantines and len(of) > 1:
+            found.append(
+                f'projection {one.name!r}: on_error="quarantine" takes events of one aggregate, and it takes those of '
+                f"{', '.join(of)}: order behind a parked event can only be kept by aggregate"
+            )
     return found

@@ -14,6 +14,7 @@ from eventjet.cli.demo import demo
 from eventjet.cli.dev import dev
 from eventjet.cli.history import history
 from eventjet.cli.init import init
+from eventjet.cli.quarantine import commands as quarantine
 from eventjet.cli.rebuild import rebuild
 from eventjet.cli.status import status
 from eventjet.cli.tail import tail
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 for command in (init, worker, rebuild, verify, status, history, tail, dev, demo):
     app.command()(command)
+app.add_typer(quarantine, name="quarantine")
 
 
 @app.callback(invoke_without_command=True)

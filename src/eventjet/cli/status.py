@@ -20,7 +20,7 @@ def status(
     database: DatabaseOption = None,
 ) -> None:
     """Show each projection's state, position, lag in events and in seconds, and the worker that keeps it."""
-    from eventjet.cli.terminal import print_json, print_table, say
+    from eventjet.cli.terminal import counted, print_json, print_table, say
     from eventjet.workers.status import status as read
 
     at = target(app, app_dir, servers, database)
@@ -33,6 +33,8 @@ def status(
         return
     print_table(("projection", "rev", "state", "position", "lag", "lag s", "worker"), list(map(_row, found)))
     for one in found:
+        if one.parked:
+            say(f"{one.name}: {counted(one.parked, 'event')} parked; see `eventjet quarantine list {one.name}`")
         if one.reason:
             say(f"{one.name}: {one.reason}")
         if not one.declared:

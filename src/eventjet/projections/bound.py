@@ -19,7 +19,7 @@ from eventjet.domain.recorded import Recorded
 from eventjet.domain.subscription import events_of, resolved_hint, union_members
 from eventjet.errors import DefinitionError
 from eventjet.projections.columns import unsupported
-from eventjet.projections.projection import Entries, Projection
+from eventjet.projections.projection import Entries, OnError, Projection
 from eventjet.projections.storage import make_readable
 from eventjet.projections.tables import key_check
 from eventjet.projections.values import Convert
@@ -55,11 +55,17 @@ class BoundProjection:
     """Whether the key is the aggregate id, which the subject tells without decoding."""
     reads: bool
     """Whether rows are read before they are folded; entries are only appended."""
+    on_error: OnError = "stop"
 
     @property
     def durable(self) -> str:
         """Name of its consumer."""
         return f"{self.name}-r{self.revision}"
+
+    @property
+    def quarantines(self) -> bool:
+        """Whether an event that cannot be taken is parked, instead of stopping the projection."""
+        return self.on_error == "quarantine"
 
     def apply(self, row: Any, event: Recorded[Any], key: tuple[Any, ...]) -> Any:
         """The row after one event for one key, as the projection's own function says; not normalised."""
@@ -111,6 +117,7 @@ class _Binding:
         if row_type is not None:
             self._check_fields(row_type)
         self._check_keys(events)
+        self._check_on_error()
         if row_type is None or self.faults:
             return None
         key_of, keys_of = self._keys()
@@ -127,6 +134,7 @@ class _Binding:
             keys_of=keys_of,
             keyed_by_aggregate=isinstance(declared, Projection) and declared.key is None and declared.keys is None,
             reads=isinstance(declared, Projection),
+            on_error=declared.on_error,
         )
 
     def _events(self) -> tuple[type, ...]:
@@ -196,6 +204,19 @@ class _Binding:
         expected = self._declared_key(events)
         if expected is not None and expected != types:
             self.faults.append(f"{where} is ({_shown(types)}), and the projection's key is ({_shown(expected)})")
+
+    def _check_on_error(self) -> None:
+        declared = self.declared
+        if declared.on_error not in ("stop", "quarantine"):
+            self.faults.append(f'on_error is {declared.on_error!r}; give "stop" or "quarantine"')
+        elif declared.on_error == "quarantine" and (
+            isinstance(declared, Entries) or declared.key is not None or declared.keys is not None
+        ):
+            what = "entries" if isinstance(declared, Entries) else "a key of its own"
+            self.faults.append(
+                f'on_error="quarantine" does not go with {what}: order behind a parked event can only be kept by '
+                "aggregate, so the key must be the aggregate id"
+            )
 
     def _declared_key(self, events: Sequence[type]) -> list[Any] | None:
         """The types of the key's parts; None when they are not told."""

@@ -75,13 +75,13 @@ class Fold:
                 if after is not None:
                     after = normalise(after, before)
                     if key_in(after) != key:
-                        raise ValueError(_stranger(key_in(after), key))
+                        raise ValueError(stranger(key_in(after), key))
                 changed[key] = after
         except _PASSED_ON:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises names its event
             self._fail(event, error)
-        return _without_ghosts(changed, rows)
+        return without_ghosts(changed, rows)
 
     def _fold_several(self, rows: Mapping[RowKey, Any], events: Iterable[Recorded[Any]]) -> Rows:
         apply = self._bound.apply
@@ -98,13 +98,13 @@ class Fold:
                     if after is not None:
                         after = codec.normalise(after, before)
                         if codec.key(after) != key:
-                            raise ValueError(_stranger(codec.key(after), key))
+                            raise ValueError(stranger(codec.key(after), key))
                     changed[key] = after
         except _PASSED_ON:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises names its event
             self._fail(event, error)
-        return _without_ghosts(changed, rows)
+        return without_ghosts(changed, rows)
 
     def _append(self, rows: Mapping[RowKey, Any], events: Iterable[Recorded[Any]]) -> Rows:  # noqa: ARG002 - reads none
         codec = self._codec
@@ -117,7 +117,7 @@ class Fold:
                     fitted = codec.normalise(row)
                     key = (event.position,) if alone else (event.position, index)
                     if codec.key(fitted) != key or (alone and index):
-                        raise ValueError(_stranger(codec.key(fitted), (event.position, index)))
+                        raise ValueError(stranger(codec.key(fitted), (event.position, index)))
                     made[key] = fitted
         except _PASSED_ON:
             raise
@@ -130,14 +130,15 @@ class Fold:
         raise HandlerFailed(self._bound.name, position, aggregate_id, _reason(error)) from error
 
 
-def _without_ghosts(changed: Rows, rows: Mapping[RowKey, Any]) -> Rows:
+def without_ghosts(changed: Rows, rows: Mapping[RowKey, Any]) -> Rows:
     """Leave out rows that came and went within these events."""
     if None not in changed.values():
         return changed
     return {key: row for key, row in changed.items() if row is not None or rows.get(key) is not None}
 
 
-def _stranger(got: RowKey, key: RowKey) -> str:
+def stranger(got: RowKey, key: RowKey) -> str:
+    """What is wrong with a row of another key."""
     return f"it returned a row with the key {got!r} for the key {key!r}"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, overload
 from uuid import UUID
 
 from sqlalchemy import Table
@@ -22,6 +22,9 @@ K_co = TypeVar("K_co", covariant=True)
 KeyPart: TypeAlias = str | int | UUID | date
 Key: TypeAlias = KeyPart | tuple[KeyPart, ...]
 """What names a row: one value, or one for each column of the primary key."""
+
+OnError: TypeAlias = Literal["stop", "quarantine"]
+"""What becomes of an event that cannot be taken: it stops the projection, or it is parked and the others go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,8 @@ class Projection(Generic[R, E]):
     """The row an event touches; the aggregate id when there is neither `key` nor `keys`."""
     keys: Callable[[Recorded[E]], Sequence[Any]] | None = None
     """The rows an event touches; the fold is called once for each."""
+    on_error: OnError = "stop"
+    """`quarantine` only where the key is the aggregate id."""
 
     def __call__(self, row: R | None, event: Recorded[E], /, *key: Any) -> R | None:
         return self.fold(row, event, *key)
@@ -62,12 +67,26 @@ class ByKeys(Protocol[E, K_co]):
 
 
 @overload
-def projection(name: str, /, *, table: Table, revision: int = 1) -> ByAggregate: ...
-@overload
-def projection(name: str, /, *, table: Table, revision: int = 1, key: Callable[[Recorded[E]], Key]) -> ByKey[E]: ...
+def projection(name: str, /, *, table: Table, revision: int = 1, on_error: OnError = "stop") -> ByAggregate: ...
 @overload
 def projection(
-    name: str, /, *, table: Table, revision: int = 1, keys: Callable[[Recorded[E]], Sequence[K_co]]
+    name: str,
+    /,
+    *,
+    table: Table,
+    revision: int = 1,
+    key: Callable[[Recorded[E]], Key],
+    on_error: Literal["stop"] = "stop",
+) -> ByKey[E]: ...
+@overload
+def projection(
+    name: str,
+    /,
+    *,
+    table: Table,
+    revision: int = 1,
+    keys: Callable[[Recorded[E]], Sequence[K_co]],
+    on_error: Literal["stop"] = "stop",
 ) -> ByKeys[E, K_co]: ...
 def projection(
     name: str,
@@ -77,14 +96,17 @@ def projection(
     revision: int = 1,
     key: Callable[[Recorded[Any]], Any] | None = None,
     keys: Callable[[Recorded[Any]], Sequence[Any]] | None = None,
+    on_error: OnError = "stop",
 ) -> Any:
     """Declare a fold of one row, kept in `table`; the fold's annotation is its subscription.
 
-    `key` and `keys` are named, annotated functions: a lambda inside the decorator defeats the type checkers.
+    `key` and `keys` are named, annotated functions: a lambda inside the decorator defeats the type checkers. With
+    `on_error="quarantine"` an event that cannot be taken is parked with its reason, later events of its aggregate wait
+    behind it, and all others go on; only where the key is the aggregate id.
     """
 
     def declare(fold: Callable[..., Any], /) -> Projection[Any, Any]:
-        return Projection(name, table, fold, revision, key, keys)
+        return Projection(name, table, fold, revision, key, keys, on_error)
 
     return declare
 
@@ -101,6 +123,8 @@ class Entries(Generic[R, E]):
     table: Table
     rows: Callable[[Recorded[E]], R | Sequence[R] | None]
     revision: int = 1
+    on_error: OnError = "stop"
+    """Always `stop`; another one is refused when an `App` is built."""
 
     def __call__(self, event: Recorded[E], /) -> R | Sequence[R] | None:
         return self.rows(event)
@@ -112,10 +136,10 @@ class Entering(Protocol):
     def __call__(self, rows: Callable[[Recorded[E]], R | list[R] | None], /) -> Entries[R, E]: ...
 
 
-def entries(name: str, /, *, table: Table, revision: int = 1) -> Entering:
+def entries(name: str, /, *, table: Table, revision: int = 1, on_error: Literal["stop"] = "stop") -> Entering:
     """Declare rows out of one event, kept in `table`; the function's annotation is its subscription."""
 
     def declare(rows: Callable[[Recorded[E]], R | list[R] | None], /) -> Entries[R, E]:
-        return Entries(name, table, rows, revision)
+        return Entries(name, table, rows, revision, on_error)
 
     return declare

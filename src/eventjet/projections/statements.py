@@ -16,6 +16,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from eventjet.projections.arrays import element_type, literal
 from eventjet.projections.checkpoint import clock
 from eventjet.projections.columns import POSTGRESQL, dumper
+from eventjet.projections.quarantine import Sorting
+from eventjet.projections.quarantine_rows import postgres_parts, sqlite_write
 from eventjet.projections.storage import SQLITE
 from eventjet.projections.tables import RowCodec
 
@@ -39,6 +41,8 @@ class Changes:
     """Rows to insert; one of the same key is an `IntegrityError`."""
     gone: Sequence[Key] = ()
     """Keys of rows to delete."""
+    sorting: Sorting | None = None
+    """What it does to the quarantine."""
 
 
 class Statements(Protocol):
@@ -103,6 +107,10 @@ class PostgresStatements:
         if changes.gone:
             parts.append(self._gone)
             values += _arrays(changes.gone, self._key_literals)
+        if changes.sorting is not None:
+            own, its = postgres_parts(advance[3], advance[4], changes.sorting)
+            parts += own
+            values += its
         parts.append(" select count(*) from held")
         return connection.exec_driver_sql("".join(parts), tuple(values)).scalar_one() == 1
 
@@ -140,6 +148,8 @@ class SqliteStatements:
         for statement, rows in ((self._insert, changes.made), (self._upsert, changes.kept)):
             if rows:
                 connection.exec_driver_sql(statement, [dump(row) for row in rows])
+        if changes.sorting is not None:
+            sqlite_write(connection, advance[3], advance[4], changes.sorting)
         return True
 
     def _dumped(self, keys: Sequence[Key]) -> list[Key]:

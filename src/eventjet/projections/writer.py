@@ -7,9 +7,9 @@ it commits, nobody has written since. A worker that is stopped or slow while it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import JSON, Connection, LargeBinary, Table
 
@@ -18,7 +18,8 @@ from eventjet.domain.recorded import Recorded
 from eventjet.errors import CheckpointFenced
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import Checkpoint, read
-from eventjet.projections.fold import Fold
+from eventjet.projections.fold import Fold, Rows
+from eventjet.projections.quarantine import Held, Offered, ParkingFold, Place, Sorted, Sorting
 from eventjet.projections.recent import ROWS_MAX, RecentRows
 from eventjet.projections.statements import Changes, statements
 from eventjet.projections.tables import RowCodec, storage_table
@@ -35,7 +36,7 @@ class Batch:
     event_id: str
     """Id of the event at `last`."""
     events: Sequence[Recorded[Any]]
-    """Those of the subscription, in order."""
+    """Those of the subscription, in order; `Offered` ones where the projection quarantines."""
 
     def before(self, position: int) -> Batch | None:
         """The part that ends with the last event before `position`; None when there is none."""
@@ -62,8 +63,12 @@ class Writer:
         # Rows of values that may be large, or changed in place, are read anew for every batch.
         heavy = any(isinstance(column.type, JSON | LargeBinary) for column in bound.table.columns)
         self.recent = RecentRows(0 if heavy else ROWS_MAX)
+        self.held = Held()
+        """What is held back at the checkpoint, as long as nobody else writes."""
         self._bound = bound
         self._fold = Fold(bound, codec)
+        self._parking = ParkingFold(bound, codec) if bound.quarantines else None
+        self._newly_held: Collection[Place] = ()
         self._lease_s = lease_s
         self._statements = statements(storage_table(bound.table, dialect) if table is None else table, codec)
 
@@ -78,6 +83,8 @@ class Writer:
             raise CheckpointFenced(held.name, f"a batch after position {batch.after} ends at {batch.last}")
         if not events:
             return Changes()
+        if self._parking is not None:
+            return self._parked_apart(connection, cast("Sequence[Any]", events))
         if not self._bound.reads:
             return Changes(made=list(self._fold({}, events).values()))
         rows, missing = self.recent.find(self._fold.keys(events))
@@ -85,10 +92,35 @@ class Writer:
             rows.update(self._statements.read(connection, missing))
         changed = self._fold(rows, events)
         self.recent.write(changed)
-        if None in changed.values():
-            kept = [row for row in changed.values() if row is not None]
-            return Changes(kept, gone=[key for key, row in changed.items() if row is None])
-        return Changes(list(changed.values()))
+        return changes_of(changed)
+
+    def sort(self, connection: Connection, offers: Sequence[Offered], held: Held) -> Sorted:
+        """Read and fold, and park what cannot be taken. Only for a projection that quarantines."""
+        assert self._parking is not None
+        rows, missing = self.recent.find(self._parking.keys(offers))
+        if missing:
+            rows.update(self._statements.read(connection, missing))
+        found = self._parking(rows, offers, held)
+        self.recent.write(found.changed)
+        return found
+
+    def committed(self) -> None:
+        """What was prepared last is in the database."""
+        self.recent.committed()
+        if self._newly_held:
+            self.held.places.update(self._newly_held)
+            self._newly_held = ()
+
+    def forget(self) -> None:
+        """Begin anew: somebody else may have written since."""
+        self.recent.forget()
+        self._newly_held = ()
+        self.held = Held()
+
+    def _parked_apart(self, connection: Connection, offers: Sequence[Offered]) -> Changes:
+        found = self.sort(connection, offers, self.held)
+        self._newly_held = found.held
+        return changes_of(found.changed, Sorting(found.parked) if found.parked else None)
 
     def commit(self, connection: Connection, held: Checkpoint, batch: Batch, changes: Changes) -> None:
         """Rows and checkpoint together, or `CheckpointFenced` and neither."""
@@ -111,3 +143,11 @@ class Writer:
         return CheckpointFenced(
             held.name, f"its checkpoint is at position {found.position} and the batch starts after {batch.after}"
         )
+
+
+def changes_of(changed: Rows, sorting: Sorting | None = None) -> Changes:
+    """What a fold did to rows that are read."""
+    if None in changed.values():
+        kept = [row for row in changed.values() if row is not None]
+        return Changes(kept, gone=[key for key, row in changed.items() if row is None], sorting=sorting)
+    return Changes(list(changed.values()), sorting=sorting)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 from sqlalchemy import Connection, insert
+from sqlalchemy.exc import DBAPIError
 
-from eventjet.codec.envelope import MSG_ID, Decoder, RawRecord, header
+from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.errors import VerificationFailed
+from eventjet.projections import quarantine_rows
 from eventjet.projections.checkpoint import BUILDING, Checkpoint
+from eventjet.projections.database import is_about_data
 from eventjet.projections.own_tables import projections
+from eventjet.projections.quarantine import Held, Parked, reader
 from eventjet.projections.writer import Batch, Writer
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.shadow import Shadow
@@ -33,8 +39,13 @@ class CatchUp:
         self._stream = app.name
         self._connection = connection
         self._held = held
-        self._decode = Decoder(app.catalog, shadow.bound.events)
+        self._bound = shadow.bound
+        self._decode = reader(app.catalog, shadow.bound, shadow.target.known)
         self._writer = Writer(shadow.bound, connection.dialect.name, lease_s=0, table=shadow.table)
+        if shadow.bound.quarantines:
+            held_back = quarantine_rows.places(connection, held.name, held.revision, held.position)
+            self._writer.held = Held(held_back, shadow.target.known)
+            connection.rollback()
         self.position = held.position
 
     def to(self, position: int, watch: Watch | None = None) -> None:
@@ -50,16 +61,38 @@ class CatchUp:
         events = [event for record in records if (event := self._decode(record)) is not None]
         last = records[-1]
         batch = Batch(self.position, last[0], header(last[3], MSG_ID) or "", events)
-        with self._connection.begin():
-            self._writer.write(self._connection, self._held, batch)
+        self._commit(batch)
         self.position = last[0]
+
+    def _commit(self, batch: Batch) -> None:
+        """One transaction; as a worker does, halves where an event is to be found that the database refuses."""
+        try:
+            with self._connection.begin():
+                self._writer.write(self._connection, self._held, batch)
+            self._writer.committed()
+        except DBAPIError as error:
+            if not (self._bound.quarantines and batch.events and is_about_data(error)):
+                raise
+            self._writer.recent.forget()
+            first, second = batch.cut(max(1, len(batch.events) // 2))
+            if second is not None:
+                self._commit(first)
+                self._commit(second)
+                return
+            only: Any = batch.events[0]
+            if only.error is not None:
+                raise
+            self._commit(replace(batch, events=[only.failed(error)]))
 
 
 @contextmanager
 def catching_up(
-    shadow: Shadow, app: Wired, endpoint: Endpoint, first: int, position: int, log: str
+    shadow: Shadow, app: Wired, endpoint: Endpoint, first: int, position: int, log: str, parked: Sequence[Parked] = ()
 ) -> Generator[CatchUp]:
-    """Give the loaded shadow its checkpoint and a writer. `first` is the log's, `position` the pinned one."""
+    """Give the loaded shadow its checkpoint, its quarantine and a writer.
+
+    `first` is the log's, `position` the pinned one; `parked` is what could not be taken up to there.
+    """
     held = Checkpoint(
         name=shadow.bound.name,
         revision=shadow.bound.revision,
@@ -77,6 +110,7 @@ def catching_up(
         with connection.begin():
             values = {column.name: getattr(held, column.name) for column in projections.columns}
             connection.execute(insert(projections).values(**values))
+            quarantine_rows.park(connection, held.name, held.revision, parked)
         yield CatchUp(shadow, app, endpoint, first, connection, held)
 
 

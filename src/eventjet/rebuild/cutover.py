@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from eventjet.errors import LogRolledBack, RebuildError, VerificationFailed
 from eventjet.projections.checkpoint import Checkpoint
+from eventjet.projections.quarantine import Parked
 from eventjet.rebuild.catchup import catching_up
 from eventjet.rebuild.load import Part
 from eventjet.rebuild.plan import Plan
@@ -36,9 +37,14 @@ def check_loaded(shadow: Shadow, plan: Plan, parts: Sequence[Part]) -> int:
     return rows
 
 
-def cut_over(shadow: Shadow, app: Wired, endpoint: Endpoint, plan: Plan, log: str, watch: Watch) -> Swapped:
-    """Catch the finished shadow up and swap it in; raises `RebuildError` when that could not be done in time."""
-    with catching_up(shadow, app, endpoint, plan.first, plan.last, log) as follower:
+def cut_over(
+    shadow: Shadow, app: Wired, endpoint: Endpoint, plan: Plan, log: str, watch: Watch, parked: Sequence[Parked] = ()
+) -> Swapped:
+    """Catch the finished shadow up and swap it in; raises `RebuildError` when that could not be done in time.
+
+    `parked` is what could not be taken when it was loaded.
+    """
+    with catching_up(shadow, app, endpoint, plan.first, plan.last, log, parked) as follower:
         deadline = time.monotonic() + PATIENCE_S
         backoff_s = _BACKOFF_S[0]
         same_past = is_our_past(endpoint, app.name, shadow.live_checkpoint())

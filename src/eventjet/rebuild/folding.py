@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,30 +12,41 @@ from eventjet.codec.envelope import Decoder, RawRecord
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.fold import Fold, RowKey, Rows
+from eventjet.projections.quarantine import Held, Offered, Offering, Parked, ParkingFold, reader
 from eventjet.projections.tables import RowCodec
 from eventjet.spark.ship import Wired
 
 
 class Folding:
-    """One projection over the events of one partition, in the order of the log. Holds the partition's rows."""
+    """One projection over the events of one partition, in the order of the log. Holds the partition's rows.
 
-    def __init__(self, bound: BoundProjection, dialect: str) -> None:
+    Where the projection quarantines, `known` is what was decided about events of it, and `parked` what is held back
+    beyond that.
+    """
+
+    def __init__(self, bound: BoundProjection, dialect: str, known: Mapping[int, str] | None = None) -> None:
         self.bound = bound
+        self.parked: list[Parked] = []
         self.codec = RowCodec(bound.table, bound.row_type, dialect)
         self.events = frozenset(bound.events)
         self._rows: Rows = {}
         self._own_key: str | None = None
+        self.held = Held(known=known or {})
+        self._parking = ParkingFold(bound, self.codec) if bound.quarantines else None
         several = bound.reads and bound.key_of is None
         self._fold = Fold(replace(bound, keys_of=self._keys_of) if several else bound, self.codec)
 
     def take(self, events: Iterable[Recorded[Any]]) -> None:
         """Fold the next events; raises `HandlerFailed` and `RowRefused`."""
-        rows = self._rows
-        for key, row in self._fold(rows, events).items():
-            if row is None:
-                rows.pop(key, None)
-            else:
-                rows[key] = row
+        self._keep(self._fold(self._rows, events))
+
+    def take_offers(self, offers: Iterable[Offered]) -> None:
+        """Fold the next events and park those that cannot be taken; for a projection that quarantines."""
+        assert self._parking is not None
+        found = self._parking(self._rows, offers, self.held)
+        self.held.places.update(found.held)
+        self.parked += found.parked
+        self._keep(found.changed)
 
     def take_keyed(self, events: Iterable[tuple[str, Recorded[Any]]]) -> None:
         """Fold events that come once for each key they touch, with that key's token: a partition sees its own only."""
@@ -54,6 +65,14 @@ class Folding:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def _keep(self, changed: Rows) -> None:
+        rows = self._rows
+        for key, row in changed.items():
+            if row is None:
+                rows.pop(key, None)
+            else:
+                rows[key] = row
+
     def _one_key_each(self, events: Iterable[tuple[str, Recorded[Any]]]) -> Iterator[Recorded[Any]]:
         for self._own_key, event in events:
             yield event
@@ -70,13 +89,22 @@ class Folding:
 class Foldings:
     """Several projections over one reading of the log: each record is decoded once."""
 
-    def __init__(self, app: Wired, names: Sequence[str], dialect: str) -> None:
-        self.each = [Folding(app.projections[name], dialect) for name in names]
+    def __init__(self, app: Wired, names: Sequence[str], dialect: str, known: Sequence[Mapping[int, str]]) -> None:
+        pairs = zip(names, known, strict=True)
+        self.each = [Folding(app.projections[name], dialect, decided) for name, decided in pairs]
         wanted = {one for folding in self.each for one in folding.events}
         self._decode = Decoder(app.catalog, wanted)
+        self._offer: Offering | None = None
+        if any(folding.bound.quarantines for folding in self.each):
+            self._offer = Offering(app.catalog, wanted, {one for decided in known for one in decided})
+            self._own = [reader(app.catalog, one.bound, one.held.known) for one in self.each]
 
     def take(self, records: Iterable[RawRecord]) -> None:
         """Fold the next records; raises `CodecError` and `ProjectionError`."""
+        if self._offer is not None:
+            offer = self._offer
+            self._take_offers([offered for record in records if (offered := offer(record)) is not None])
+            return
         decode = self._decode
         events = [event for record in records if (event := decode(record)) is not None]
         if len(self.each) == 1:
@@ -91,6 +119,21 @@ class Foldings:
         (folding,) = self.each
         decoded = ((token, decode(record)) for token, record in records)
         folding.take_keyed((token, event) for token, event in decoded if event is not None)
+
+    def _take_offers(self, offers: Sequence[Offered]) -> None:
+        """Each projection's own: what has no event is looked at again with its eyes, and may raise."""
+        for folding, own in zip(self.each, self._own, strict=True):
+            wanted, known = folding.events, folding.held.known
+            mine = [
+                one
+                for one in offers
+                if one.position in known
+                or (type(one.event.data) in wanted if one.event is not None else own(one.record) is not None)
+            ]
+            if folding.bound.quarantines:
+                folding.take_offers(mine)
+            else:
+                folding.take([one.event for one in mine if one.event is not None])
 
 
 class Tokens:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -12,6 +12,7 @@ from psycopg import sql
 
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import Database
+from eventjet.projections.quarantine import Parked
 
 SQLITE_CHUNK = 5_000
 """Rows a transaction of SQLite: a larger one would keep a live writer waiting."""
@@ -34,6 +35,8 @@ class Target:
     """The run's schema; None on SQLite."""
     table: str
     columns: tuple[str, ...]
+    known: Mapping[int, str] = field(default_factory=dict[int, str], repr=False, hash=False)
+    """Positions that are in the live quarantine, with what was decided; empty where nothing is quarantined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class Part:
     number: int
     events: int
     rows: int
+    parked: Sequence[Parked] = ()
+    """What it could not take."""
 
 
 def load_part(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int:

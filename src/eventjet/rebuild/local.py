@@ -44,7 +44,8 @@ class _Loads:
 
     def __init__(self, app: Wired, targets: Sequence[Target]) -> None:
         self._targets = targets
-        self._foldings = Foldings(app, [target.projection for target in targets], targets[0].database.dialect)
+        names = [target.projection for target in targets]
+        self._foldings = Foldings(app, names, targets[0].database.dialect, [target.known for target in targets])
         self._numbers = [count() for _ in targets]
         self._events = 0
         self._parts: list[Part] = []
@@ -67,7 +68,7 @@ class _Loads:
         target = self._targets[index]
         number = next(self._numbers[index])
         rows = load_part(target, number, folding.rows() if folding.bound.reads else folding.drain())
-        self._parts.append(Part(target.projection, number, events, rows))
+        self._parts.append(Part(target.projection, number, events, rows, folding.parked))
 
 
 def _read_ahead(batches: Iterator[list[RawRecord]]) -> Generator[list[RawRecord]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import (
@@ -32,7 +33,8 @@ from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import Database
 from eventjet.projections.own_tables import projections
 from eventjet.projections.tables import storage_table
-from eventjet.rebuild import runs
+from eventjet.rebuild import decided, runs
+from eventjet.rebuild.decided import Remembered, remembered
 from eventjet.rebuild.load import LEDGER, Target
 from eventjet.rebuild.obstacles import check_obstacles
 from eventjet.rebuild.shadow import LOCK_TIMEOUT_MS, TAIL_MAX, NotYet, Swapped
@@ -53,6 +55,7 @@ class PostgresShadow:
         self._database = database
         self._purpose = f"eventjet rebuild {run}"
         self._engine = database.sync_engine(self._purpose)
+        self._remembered: Remembered | None = None
         self._quote = self._engine.dialect.identifier_preparer.quote_identifier
         self.table = _shadow_of(bound.table, self.schema)
         self.target = Target(
@@ -78,10 +81,18 @@ class PostgresShadow:
             for schema in (self.schema, self._old):
                 connection.execute(text(f"create schema {self._quote(schema)}"))
             connection.execute(CreateTable(_bare(self.table)))
-            for own in ("eventjet_projection", LEDGER):
+            for own in ("eventjet_projection", LEDGER, decided.TABLE):
                 connection.execute(
                     text(f"create unlogged table {self._quote(self.schema)}.{own} (like {own} including all)")
                 )
+
+    def remember(self) -> None:
+        engine = self._engine.execution_options(isolation_level="REPEATABLE READ")
+        with engine.begin() as connection:
+            run = _running(connection)
+            decided.copy(run, decided.TABLE, self._own_quarantine(), self.bound)
+            self._remembered = remembered(run, decided.TABLE, self.bound)
+        self.target = replace(self.target, known=self._remembered.known)
 
     def copy_live(self) -> Checkpoint | None:
         engine = self._engine.execution_options(isolation_level="REPEATABLE READ")
@@ -93,6 +104,9 @@ class PostgresShadow:
             live = f"{self._quote(place)}.{self._quote(self.table.name)}"
             columns = ", ".join(map(self._quote, self.target.columns))
             connection.execute(text(f"create unlogged table {self.copied()} as select {columns} from {live}"))
+            if self.bound.quarantines:
+                found_there = remembered(_running(connection), decided.TABLE, self.bound)
+                self.target = replace(self.target, known=found_there.known)
             return found
 
     def copied(self) -> str:
@@ -165,6 +179,8 @@ class PostgresShadow:
             tail(position)
             own = self._own_checkpoint(connection)
         assert tail is None or own.position >= position
+        before = None if tail is None else self._remembered
+        decided.give_back(_running(connection), self._own_quarantine(), decided.TABLE, self.bound, before)
         if oid is not None:
             check_obstacles(connection, self.bound, self.table, oid)
             connection.execute(text(f"lock table {live_table} in access exclusive mode"))
@@ -208,6 +224,9 @@ class PostgresShadow:
             select(own).where(own.c.name == self.bound.name, own.c.revision == self.bound.revision)
         ).one()
         return Checkpoint(*row)
+
+    def _own_quarantine(self) -> str:
+        return f"{self._quote(self.schema)}.{decided.TABLE}"
 
     def _inherited(self, connection: Connection, oid: int) -> list[str]:
         """Statements that give the shadow the owner, the rights and the storage parameters of the live table."""
@@ -274,6 +293,10 @@ def clear_abandoned(database: Database) -> list[str]:
                 runs.close_run(connection, run)
                 cleared.append(run)
     return cleared
+
+
+def _running(connection: Connection) -> decided.Run:
+    return lambda statement, values: connection.execute(text(statement), values)
 
 
 def _end_sessions(connection: Connection, purpose: str) -> None:

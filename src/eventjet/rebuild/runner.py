@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlch
 from eventjet.errors import RebuildError, UsageError
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.database import Database
-from eventjet.rebuild.cutover import check_loaded, cut_over
+from eventjet.rebuild.cutover import check_loaded, cut_over, is_our_past
 from eventjet.rebuild.load import Part
 from eventjet.rebuild.local import load_locally
 from eventjet.rebuild.places import clear_abandoned, shadow_of
@@ -106,13 +106,18 @@ def _rebuild(
             shadows = [
                 stack.enter_context(shadow_of(database, one, run, watch)) for one, run in zip(bound, runs, strict=True)
             ]
+            for shadow in shadows:
+                # What was decided about another past says nothing about this one.
+                if shadow.bound.quarantines and is_our_past(endpoint, app.name, shadow.live_checkpoint()):
+                    shadow.remember()
         parts = load(plan, ref, app, settings, shadows, master, ship, watch)
         made: list[Rebuilt] = []
         for shadow in shadows:
             with watch.phase("index", 1):
                 shadow.finish()
                 rows = check_loaded(shadow, plan, parts)
-            swapped = cut_over(shadow, app, endpoint, plan, log, watch)
+            parked = [one for part in parts if part.projection == shadow.bound.name for one in part.parked]
+            swapped = cut_over(shadow, app, endpoint, plan, log, watch, parked)
             made.append(Rebuilt(shadow.bound.name, shadow.bound.revision, rows, swapped.position, swapped.generation))
     return RebuildReport(engine, plan.last, plan.events, tuple(made), watch.seconds)
 

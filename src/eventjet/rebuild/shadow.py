@@ -52,8 +52,15 @@ class Shadow(Protocol):
         """Announce the run and make the empty shadow; raises `RebuildRefused` for what a swap could not carry."""
         ...
 
+    def remember(self) -> None:
+        """Take the live quarantine over, for `target.known`; the swap makes sure that no other decisions were made."""
+        ...
+
     def copy_live(self) -> Checkpoint | None:
-        """Copy the live rows as one snapshot shows them; return the checkpoint of that snapshot."""
+        """Copy the live rows as one snapshot shows them; return the checkpoint of that snapshot.
+
+        `target.known` is the quarantine of that snapshot.
+        """
         ...
 
     def count(self) -> int:

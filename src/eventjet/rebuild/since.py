@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from eventjet.codec.envelope import Decoder, RawRecord
+from eventjet.codec.envelope import RawRecord
 from eventjet.domain.identity import encode_id
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.columns import POSTGRESQL
-from eventjet.projections.fold import Fold, RowKey
+from eventjet.projections.fold import Fold, RowKey, Rows
+from eventjet.projections.quarantine import Held, ParkingFold, reader
 from eventjet.projections.tables import RowCodec
 from eventjet.spark.ship import Wired
 from eventjet.wire import Endpoint, read_range
@@ -20,15 +21,26 @@ NEVER = "never equal"
 
 
 def since_when(
-    app: Wired, bound: BoundProjection, endpoint: Endpoint, first: int, last: int, live: Mapping[RowKey, Any]
+    app: Wired,
+    bound: BoundProjection,
+    endpoint: Endpoint,
+    first: int,
+    last: int,
+    live: Mapping[RowKey, Any],
+    known: Mapping[int, str],
 ) -> dict[RowKey, str]:
-    """For each key: `missed since N`, where N is the first event the live row does not show, or `never equal`."""
-    fold = Fold(_only(bound, live), RowCodec(bound.table, bound.row_type, POSTGRESQL))
+    """For each key: `missed since N`, where N is the first event the live row does not show, or `never equal`.
+
+    `known` is what was decided about events in the quarantine.
+    """
+    fold = _fold(bound, live, known)
     rows: dict[RowKey, Any] = {}
     equal: dict[RowKey, bool] = {key: row is None for key, row in live.items()}
     missed: dict[RowKey, int] = {}
-    for event in _events(app, bound, endpoint, first, last, live):
-        for key, row in fold(rows, [event]).items():
+    decode = reader(app.catalog, bound, known)
+    records = (record for batch in _records(app, bound, endpoint, first, last, live) for record in batch)
+    for event in filter(None, map(decode, records)):
+        for key, row in fold(rows, event).items():
             if key not in live:
                 continue
             was_equal, equal[key] = equal[key], row == live[key]
@@ -40,6 +52,23 @@ def since_when(
     return {key: f"missed since {missed[key]}" if key in missed else NEVER for key in live}
 
 
+def _fold(bound: BoundProjection, live: Mapping[RowKey, Any], known: Mapping[int, str]) -> Callable[[Rows, Any], Rows]:
+    """The fold of one event, for these keys."""
+    codec = RowCodec(bound.table, bound.row_type, POSTGRESQL)
+    if not bound.quarantines:
+        fold = Fold(_only(bound, live), codec)
+        return lambda rows, event: fold(rows, [event])
+    parking = ParkingFold(bound, codec)
+    held = Held(known=known)
+
+    def parked_apart(rows: Rows, event: Any) -> Rows:
+        found = parking(rows, [event], held)
+        held.places.update(found.held)
+        return found.changed
+
+    return parked_apart
+
+
 def _only(bound: BoundProjection, live: Mapping[RowKey, Any]) -> BoundProjection:
     """The projection with an eye for these keys alone: of the rows of others nothing is known here."""
 
@@ -49,21 +78,10 @@ def _only(bound: BoundProjection, live: Mapping[RowKey, Any]) -> BoundProjection
     return replace(bound, key_of=None, keys_of=keys_of) if bound.reads else bound
 
 
-def _events(
-    app: Wired, bound: BoundProjection, endpoint: Endpoint, first: int, last: int, live: Mapping[RowKey, Any]
-) -> Iterator[Recorded[Any]]:
-    """What could have touched the keys, in order: their own aggregates' events, or everything."""
-    decode = Decoder(app.catalog, bound.events)
-    for records in _records(app, bound, endpoint, first, last, live):
-        for record in records:
-            event = decode(record)
-            if event is not None:
-                yield event
-
-
 def _records(
     app: Wired, bound: BoundProjection, endpoint: Endpoint, first: int, last: int, live: Mapping[RowKey, Any]
 ) -> Iterator[list[RawRecord]]:
+    """What could have touched the keys, in order: their own aggregates' records, or everything."""
     if not bound.keyed_by_aggregate:
         yield from read_range(endpoint, app.name, first, last + 1)
         return

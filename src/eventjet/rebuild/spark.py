@@ -21,10 +21,11 @@ from sqlalchemy import URL, make_url
 from eventjet.errors import RebuildError
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import Database
+from eventjet.projections.quarantine import Parked
 from eventjet.rebuild.load import Part, Target, load_part
 from eventjet.rebuild.plan import Pass, Plan, Route
 from eventjet.rebuild.progress import Stopped, Watch
-from eventjet.rebuild.tasks import KEYED, RESULT, FoldTask, KeyTask, unpack_rows
+from eventjet.rebuild.tasks import KEYED, RESULT, FoldTask, KeyTask, unpack_parked, unpack_rows
 from eventjet.settings import Settings
 from eventjet.spark.scratch import scratch_folder
 from eventjet.spark.session import Started
@@ -123,6 +124,7 @@ class _Job:
 def _accounted(rows: Iterator[Any] | Sequence[Any], inserted_here: Mapping[str, Target]) -> Iterator[Part]:
     """The parts that tasks told of, after the rows they handed back are inserted."""
     held: dict[tuple[str, int], list[bytes]] = {}
+    parked: dict[tuple[str, int], list[Parked]] = {}
     for row in rows:
         if row.fault is not None:
             raise RebuildError(row.fault)
@@ -130,13 +132,16 @@ def _accounted(rows: Iterator[Any] | Sequence[Any], inserted_here: Mapping[str, 
         if row.payload is not None:
             held.setdefault(key, []).append(bytes(row.payload))
             continue
+        if row.parked is not None:
+            parked.setdefault(key, []).extend(unpack_parked(bytes(row.parked)))
+            continue
         target = inserted_here.get(row.projection)
         if target is not None:
             handed = chain.from_iterable(map(unpack_rows, held.pop(key, [])))
             loaded = load_part(target, row.part, handed)
             if loaded != row.rows:
                 raise RebuildError(f"A task folded {row.rows} rows and {loaded} arrived. Run the rebuild again.")
-        yield Part(row.projection, row.part, row.events, row.rows)
+        yield Part(row.projection, row.part, row.events, row.rows, parked.pop(key, ()))
 
 
 def passwordless(database: Database, secrets: Path) -> Database:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -21,11 +22,13 @@ from eventjet.projections.checkpoint import Checkpoint, create_tables
 from eventjet.projections.database import Database
 from eventjet.projections.storage import SQLITE
 from eventjet.projections.tables import storage_table
-from eventjet.rebuild import runs
+from eventjet.rebuild import decided, runs
+from eventjet.rebuild.decided import Remembered, remembered
 from eventjet.rebuild.load import Target
 from eventjet.rebuild.obstacles import check_obstacles
 from eventjet.rebuild.shadow import NotYet, Swapped
 
+_LIVE, _OWN = f"main.{decided.TABLE}", f"shadow.{decided.TABLE}"
 _SUFFIXES = ("", "-wal", "-shm", "-journal", ".lock")
 
 
@@ -39,6 +42,7 @@ class SqliteShadow:
         self._database = database
         self._engine = database.sync_engine("eventjet rebuild")
         self._own = Database(make_url(database.url).set(database=str(self.path)).render_as_string(hide_password=False))
+        self._remembered: Remembered | None = None
         self.table = storage_table(bound.table, SQLITE)
         self.target = Target(
             run=run,
@@ -63,6 +67,15 @@ class SqliteShadow:
             # The live table has the indexes; here they would only be in the way.
             connection.execute(CreateTable(self.table))
 
+    def remember(self) -> None:
+        with closing(self._database.connect_sqlite()) as connection:
+            connection.execute("attach database ? as shadow", (str(self.path),))
+            connection.execute("begin")
+            decided.copy(connection.execute, _LIVE, _OWN, self.bound)
+            self._remembered = remembered(connection.execute, _LIVE, self.bound)
+            connection.execute("commit")
+        self.target = replace(self.target, known=self._remembered.known)
+
     def copy_live(self) -> Checkpoint | None:
         """Only the run's file is written to, so nobody waits."""
         name = _quoted(self.table.name)
@@ -75,6 +88,9 @@ class SqliteShadow:
                 return None
             columns = ", ".join(map(_quoted, self.target.columns))
             connection.execute(f"create table shadow.eventjet_live as select {columns} from main.{name}")
+            if self.bound.quarantines:
+                known = remembered(connection.execute, _LIVE, self.bound).known
+                self.target = replace(self.target, known=known)
             connection.execute("commit")
             return Checkpoint(*found)
 
@@ -129,6 +145,8 @@ class SqliteShadow:
         ).fetchone()
         if bound_to_live and position < live_position:
             return NotYet(f"the live read model is {live_position - position} events ahead")
+        before = self._remembered if bound_to_live else None
+        decided.give_back(connection.execute, _OWN, _LIVE, self.bound, before)
         self._replace_rows(connection)
         connection.execute(
             "update main.eventjet_projection set position = ?, event_id = ?, log = ?, generation = generation + 1, "

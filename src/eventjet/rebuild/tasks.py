@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -16,6 +16,7 @@ from eventjet.codec.envelope import Decoder, RawRecord
 from eventjet.errors import CodecError, ProjectionError
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import Database
+from eventjet.projections.quarantine import Parked
 from eventjet.rebuild.folding import Folding, Foldings, Tokens, uncollected
 from eventjet.rebuild.load import SQLITE_CHUNK, Target, load_part
 from eventjet.spark.session import partition_id, session_file
@@ -24,12 +25,14 @@ from eventjet.spark.ship import AppRef
 KEYED = "token string, position bigint, time_ns bigint, subject string, headers binary, body binary"
 """A record with the token of one key it touches; without a subject it tells what a task read, or why it could not."""
 
-RESULT = "projection string, part int, events bigint, rows bigint, payload binary, fault string"
-"""What became of a part; rows that the driver has to insert come before it as `payload`."""
+RESULT = "projection string, part int, events bigint, rows bigint, payload binary, parked binary, fault string"
+"""What became of a part; rows that the driver has to insert come before it as `payload`, and so do `parked` events."""
 
 PARTS_STRIDE = 100_000
 """A task that loads entries in several transactions numbers them this far apart."""
 ENTRIES_HELD_MAX = 50_000
+PARKED_CHUNK = 500
+"""Parked events in one message to the driver."""
 
 _TOKENS_HELD_MAX = 2_000
 
@@ -84,7 +87,8 @@ class FoldTask:
 
     def _fold(self, batches: Iterator[Any], part: int) -> Iterator[Any]:
         names = [target.projection for target in self.targets]
-        foldings = Foldings(self.app.load(), names, self.targets[0].database.dialect)
+        known = [target.known for target in self.targets]
+        foldings = Foldings(self.app.load(), names, self.targets[0].database.dialect, known)
         outlets = [_Outlet(target, folding, part) for target, folding in zip(self.targets, foldings.each, strict=True)]
         events = 0
         for batch in batches:
@@ -116,6 +120,9 @@ class _Outlet:
             yield from self._load(self._folding.drain(), 0)
 
     def finish(self, events: int) -> Iterator[Any]:
+        parked = iter(self._folding.parked)
+        while chunk := list(islice(parked, PARKED_CHUNK)):
+            yield _result(self._target.projection, self._part, parked=pack_parked(chunk))
         yield from self._load(self._folding.rows(), events)
 
     def _load(self, rows: Iterable[Sequence[Any]], events: int) -> Iterator[Any]:
@@ -165,6 +172,16 @@ def unpack_rows(payload: bytes) -> Iterator[tuple[Any, ...]]:
     with _arrow().ipc.open_stream(payload) as reader:
         for batch in reader:
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+def pack_parked(parked: Sequence[Parked]) -> bytes:
+    """Parked events as bytes."""
+    return pack_rows([astuple(one) for one in parked])
+
+
+def unpack_parked(packed: bytes) -> Iterator[Parked]:
+    """The events of `pack_parked`."""
+    return (Parked(*row) for row in unpack_rows(packed))
 
 
 def _records(batch: Any) -> Iterator[RawRecord]:
@@ -217,6 +234,7 @@ def _result(
     rows: int | None = None,
     *,
     payload: bytes | None = None,
+    parked: bytes | None = None,
     fault: str | None = None,
 ) -> Any:
     arrow = _arrow()
@@ -227,9 +245,10 @@ def _result(
             arrow.array([events], arrow.int64()),
             arrow.array([rows], arrow.int64()),
             arrow.array([payload], arrow.binary()),
+            arrow.array([parked], arrow.binary()),
             arrow.array([fault], arrow.string()),
         ],
-        names=["projection", "part", "events", "rows", "payload", "fault"],
+        names=["projection", "part", "events", "rows", "payload", "parked", "fault"],
     )
 
 

@@ -11,7 +11,6 @@ from typing import Any
 from sqlalchemy import String
 
 from eventjet.errors import RebuildError
-from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import Checkpoint
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import READ_ONLY, Database
@@ -110,7 +109,7 @@ def _verify(
         check_loaded(shadow, plan, parts)
         with watch.phase("compare"):
             rows, differences, first = _compare(shadow, watch)
-            examples = _looked_into(app, bound, endpoint, plan.first, at.position, first)
+            examples = _looked_into(app, shadow, endpoint, plan.first, at.position, first)
     return VerifyReport(
         name, bound.revision, engine, at.position, plan.events, rows, differences, examples, watch.seconds
     )
@@ -191,12 +190,13 @@ def _equal(one: Any, other: Any, codec: RowCodec) -> bool:
 
 
 def _looked_into(
-    app: Wired, bound: BoundProjection, endpoint: Endpoint, first: int, last: int, pairs: list[tuple[Any, Any]]
+    app: Wired, shadow: Shadow, endpoint: Endpoint, first: int, last: int, pairs: list[tuple[Any, Any]]
 ) -> tuple[Difference, ...]:
     """Say since when each differs."""
     if not pairs:
         return ()
+    bound = shadow.bound
     codec = RowCodec(bound.table, bound.row_type, POSTGRESQL)
     live = {codec.key(one if one is not None else other): one for one, other in pairs}
-    since = since_when(app, bound, endpoint, first, last, live)
+    since = since_when(app, bound, endpoint, first, last, live, shadow.target.known)
     return tuple(Difference(key, one, other, since[key]) for (one, other), key in zip(pairs, live, strict=True))

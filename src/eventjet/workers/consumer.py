@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from eventjet.codec.envelope import MSG_ID, Decoder, RawRecord, header
+from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError
 from eventjet.projections.bound import BoundProjection
+from eventjet.projections.quarantine import reader
 from eventjet.projections.writer import Batch
 from eventjet.wire import DurablePull
 from eventjet.workers.inbox import Inbox, Piece
@@ -25,7 +26,9 @@ _JOIN_S = 5.0
 class Consumer:
     """Made by `Consumer.open`; raises from `take` whatever ended the reading, after the events before it."""
 
-    def __init__(self, pull: DurablePull, inbox: Inbox, decode: Decoder, position: int, name: str) -> None:
+    def __init__(
+        self, pull: DurablePull, inbox: Inbox, decode: Callable[[RawRecord], Any], position: int, name: str
+    ) -> None:
         self._pull = pull
         self._inbox = inbox
         self._decode = decode
@@ -44,7 +47,7 @@ class Consumer:
             batch_max=place.options.batch_max,
         )
         inbox = Inbox(place.options.batch_max)
-        return cls(pull, inbox, Decoder(place.catalog, bound.events), position, bound.durable)
+        return cls(pull, inbox, reader(place.catalog, bound), position, bound.durable)
 
     def start(self) -> None:
         """Begin to read."""

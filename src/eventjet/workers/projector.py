@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -28,16 +29,18 @@ from eventjet.errors import (
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import ACTIVE, BUILDING, FAILED, Checkpoint
 from eventjet.projections.database import is_about_data
+from eventjet.projections.quarantine import Offered, is_newer
 from eventjet.projections.writer import Batch, Writer
 from eventjet.workers.consumer import Consumer
 from eventjet.workers.identity import check_log
 from eventjet.workers.lease import Lease, TableOccupied, pause
+from eventjet.workers.quarantine import StillHeld, begin_term
 from eventjet.workers.session import Session
 from eventjet.workers.workplace import Workplace
 
 _log = logging.getLogger(__name__)
 
-_STOPS = (HandlerFailed, CodecError, LogRolledBack, HistoryBroken, TableOccupied)
+_STOPS = (HandlerFailed, CodecError, LogRolledBack, HistoryBroken, TableOccupied, StillHeld)
 _PASSES = (EventjetError, SQLAlchemyError, OSError, TimeoutError)
 
 
@@ -70,7 +73,7 @@ class Projector:
         """One lease, on connections of its own."""
         async with Session.open(self._place, f"worker {self.bound.durable}") as session:
             lease = Lease(session, self.bound, self._place)
-            self._writer.recent.forget()
+            self._writer.forget()
             held = await lease.acquire(stop, self._on_ready, self._stumbled_at)
             if held is not None:
                 failpoints.reach("worker.lease_taken")
@@ -98,6 +101,7 @@ class Projector:
             if held.log != log:
                 await lease.adopt_log(held, log)
             failpoints.reach("worker.log_checked")
+            await begin_term(session, self._writer, self._place, self.bound, held)
             consumer.start()
             self._on_ready()
             building = held.state == BUILDING
@@ -140,7 +144,7 @@ class Projector:
             failpoints.reach("worker.batch_folded")
             await session.write(lambda connection: self._writer.commit(connection, held, part, changes))
             failpoints.reach("worker.after_commit")
-            self._writer.recent.committed()
+            self._writer.committed()
         except CheckpointFenced:
             # Perhaps the lease ran out over a slow fold: fewer events then.
             self._batch_max = max(1, len(part.events) // 2)
@@ -154,28 +158,31 @@ class Projector:
                 raise
             first, second = part.cut(max(1, len(part.events) // 2))
             if second is None:
-                only = part.events[0]
-                raise HandlerFailed(self.bound.name, only.position, only.aggregate_id, _first_line(error)) from error
+                only: Any = part.events[0]
+                if isinstance(only, Offered) and only.error is None:
+                    await self._commit(session, held, replace(part, events=[only.failed(error)]))
+                    return
+                raise HandlerFailed(self.bound.name, only.position, _id_of(only), _first_line(error)) from error
             await self._commit(session, held, first)
             await self._commit(session, held, second)
 
     async def _stumble(self, lease: Lease, held: Checkpoint, error: EventjetError) -> None:
         """Stop the projection with its reason; a schema that only a newer deploy knows is left to that one."""
-        if isinstance(error, UnknownEvent) and self._is_newer(error):
+        if isinstance(error, UnknownEvent) and is_newer(self._place.catalog, error):
             self._pause_s = self._place.options.backoff_s[1]
             await lease.settle(held, None, str(error))
             raise error
         _log.error("%s is stopped: %s", self.bound.name, error)
         self._stumbled_at = await lease.settle(held, FAILED, str(error))
 
-    def _is_newer(self, error: UnknownEvent) -> bool:
-        older = range(1, min(error.schema, 1_000))
-        return any(self._place.catalog.resolve(error.type_name, schema) is not None for schema in older)
-
 
 async def _wake_at(stop: asyncio.Event, consumer: Consumer) -> None:
     await stop.wait()
     consumer.wake()
+
+
+def _id_of(event: Any) -> str:
+    return event.place[1] if isinstance(event, Offered) else event.aggregate_id
 
 
 def _first_line(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from eventjet.codec.catalog import Catalog
@@ -13,6 +13,7 @@ from eventjet.projections import checkpoint
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import NEW, Checkpoint
 from eventjet.projections.database import READ_ONLY, Database
+from eventjet.projections.quarantine_rows import parked_counts
 from eventjet.settings import Settings
 from eventjet.wire import Endpoint, Link, next_record
 from eventjet.workers.identity import state_of_log
@@ -55,24 +56,27 @@ class ProjectionStatus:
     """Why it failed or waits."""
     declared: bool
     """Whether the app still declares this revision; nobody advances one that no process declares."""
+    parked: int = 0
+    """Events it could not take, which wait for a decision or for a worker that tries them again."""
 
 
 async def status(app: Projecting, settings: Settings) -> list[ProjectionStatus]:
     """Every projection that is declared or has a checkpoint, by name and revision. Raises `Unreachable`."""
-    found = await _checkpoints(Database(settings.database))
+    found, parked = await _checkpoints(Database(settings.database))
     declared = {(bound.name, bound.revision) for bound in app.projections.values()}
     for name, revision in declared - {(one.name, one.revision) for one, _ in found}:
         found.append((Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, NEW, None), 0.0))
     found.sort(key=lambda pair: (pair[0].name, pair[0].revision))
-    return await asyncio.to_thread(_compared, Endpoint.of(settings), app.name, found, declared)
+    compared = await asyncio.to_thread(_compared, Endpoint.of(settings), app.name, found, declared)
+    return [replace(one, parked=parked.get((one.name, one.revision), 0)) for one in compared]
 
 
-async def _checkpoints(where: Database) -> list[tuple[Checkpoint, float]]:
+async def _checkpoints(where: Database) -> tuple[list[tuple[Checkpoint, float]], dict[tuple[str, int], int]]:
     engine = where.engine("eventjet status")
     try:
         async with where.reaching(), engine.connect() as connection:
             await connection.execution_options(**{READ_ONLY: True})
-            return await connection.run_sync(checkpoint.read_all)
+            return await connection.run_sync(lambda sync: (checkpoint.read_all(sync), parked_counts(sync)))
     finally:
         await engine.dispose()
 

@@ -1,0 +1,258 @@
+"""`eventjet quarantine`: what projections could not take, and what is to become of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json as jsonlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from eventjet.cli.failure import ANSWER_IS_NO, printable
+from eventjet.cli.target import AppDirOption, AppOption, DatabaseOption, JsonOption, ServersOption, Target, target
+from eventjet.errors import UsageError
+
+if TYPE_CHECKING:
+    from eventjet.projections.decisions import Listed, Outcome, Shown
+
+T = TypeVar("T")
+
+_POLL_S = 0.2
+
+commands = typer.Typer(help="Show and decide about events that a projection could not take.", no_args_is_help=True)
+
+ProjectionArgument = Annotated[str, typer.Argument(metavar="PROJECTION", help="Whose quarantine.")]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", min=0, max=3600, help="How long to wait for a worker.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class _Quarantine:
+    """One projection's, in its database."""
+
+    at: Target
+    name: str
+    revision: int
+
+    def read(self, look: Callable[[Any], T]) -> T:
+        return asyncio.run(_run(self.at, look, read_only=True))
+
+    def change(self, change: Callable[[Any], T]) -> T:
+        return asyncio.run(_run(self.at, change, read_only=False))
+
+
+@commands.command("list")
+def list_(
+    projection: Annotated[str | None, typer.Argument(metavar="PROJECTION", help="Default: all of the app.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also those that were retried or dropped.")] = False,
+    json: JsonOption = False,
+    app: AppOption = None,
+    app_dir: AppDirOption = None,
+    servers: ServersOption = None,
+    database: DatabaseOption = None,
+) -> None:
+    """List parked events, with the number of events that wait behind each."""
+    from eventjet.cli.terminal import print_json, print_table, say
+    from eventjet.projections.decisions import listed
+
+    at = target(app, app_dir, servers, database)
+    names = at.chosen([projection] if projection else [])
+    found = asyncio.run(_run(at, lambda connection: listed(connection, names, decided=everything), read_only=True))
+    if json:
+        print_json([_as_json(one) for one in found])
+    elif not found:
+        say("Nothing is parked." if not everything else "Nothing was ever parked.")
+    else:
+        columns = ("projection", "position", "aggregate", "type", "behind", "reason")
+        print_table((*columns, "decision") if everything else columns, [_row(one, everything) for one in found])
+
+
+@commands.command()
+def show(
+    projection: ProjectionArgument,
+    position: Annotated[int, typer.Argument(help="Of the event.")],
+    json: JsonOption = False,
+    app: AppOption = None,
+    app_dir: AppDirOption = None,
+    servers: ServersOption = None,
+    database: DatabaseOption = None,
+) -> None:
+    """Show one event of the quarantine: its reason, the traceback, and what is stored of it."""
+    from eventjet.cli.terminal import print_json
+    from eventjet.projections.decisions import shown
+
+    of = _quarantine(target(app, app_dir, servers, database), projection)
+    found = of.read(lambda connection: shown(connection, of.name, of.revision, position))
+    if found is None:
+        raise UsageError(
+            f"The event at position {position} is not in the quarantine of {projection!r}. "
+            f"Look at `eventjet quarantine list {projection} --all`."
+        )
+    if json:
+        told = {"traceback": found.traceback, "payload": _payload(found.payload), "held_by": found.held_by}
+        print_json(_as_json(found.event) | told)
+        return
+    for line in _lines(found):
+        print(line)
+
+
+@commands.command()
+def retry(
+    projection: ProjectionArgument,
+    positions: Annotated[list[int] | None, typer.Argument(metavar="[POSITION]...", help="Parked events.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All parked events.")] = False,
+    timeout_s: TimeoutOption = 10.0,
+    json: JsonOption = False,
+    app: AppOption = None,
+    app_dir: AppDirOption = None,
+    servers: ServersOption = None,
+    database: DatabaseOption = None,
+) -> None:
+    """Have a worker try parked events again, and those behind them; exit status 1 when one fails again."""
+    from eventjet.projections import decisions
+
+    if bool(positions) == everything:
+        raise UsageError("Name the positions of the events to try again, or give --all for every parked one.")
+    of = _quarantine(target(app, app_dir, servers, database), projection)
+    chosen = of.change(lambda sync: decisions.retry(sync, of.name, of.revision, None if everything else positions))
+    _tell(_awaited(of, chosen, timeout_s), of, json=json)
+
+
+@commands.command()
+def drop(
+    projection: ProjectionArgument,
+    positions: Annotated[list[int], typer.Argument(metavar="POSITION...", help="Parked events.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    timeout_s: TimeoutOption = 10.0,
+    json: JsonOption = False,
+    app: AppOption = None,
+    app_dir: AppDirOption = None,
+    servers: ServersOption = None,
+    database: DatabaseOption = None,
+) -> None:
+    """Give parked events up for good: no engine will take them, and a worker goes on with those behind them."""
+    from eventjet.projections import decisions
+
+    of = _quarantine(target(app, app_dir, servers, database), projection)
+    listed = ", ".join(map(str, positions))
+    if not yes:
+        question = f"Never show position {listed} in {projection}? A rebuild will leave it out too."
+        typer.confirm(question, abort=True, err=True)
+    chosen = of.change(lambda sync: decisions.drop(sync, of.name, of.revision, positions))
+    _tell(_awaited(of, chosen, timeout_s), of, json=json)
+
+
+def _quarantine(at: Target, name: str) -> _Quarantine:
+    at.chosen([name])
+    return _Quarantine(at, name, at.app().projections[name].revision)
+
+
+async def _run(at: Target, work: Callable[[Any], T], *, read_only: bool) -> T:
+    from eventjet.projections.database import READ_ONLY, Database
+
+    where = Database(at.settings.database)
+    engine = where.engine("eventjet quarantine")
+    try:
+        async with where.reaching(), engine.connect() as connection:
+            await connection.execution_options(**{READ_ONLY: read_only})
+            async with connection.begin():
+                return await connection.run_sync(work)
+    finally:
+        await engine.dispose()
+
+
+def _awaited(of: _Quarantine, chosen: Sequence[int], timeout_s: float) -> list[Outcome]:
+    """What became of the decisions, as soon as no worker has anything to do about them."""
+    from eventjet.projections.decisions import outcomes
+
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = of.read(lambda connection: outcomes(connection, of.name, of.revision, chosen))
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not any(one.is_open for one in found):
+            return found
+        time.sleep(min(_POLL_S, left_s))
+
+
+def _tell(found: Sequence[Outcome], of: _Quarantine, *, json: bool) -> None:
+    from eventjet.cli.terminal import print_json, say
+
+    if json:
+        print_json([asdict(one) for one in found])
+    elif not found:
+        say("Nothing is parked.")
+    else:
+        for one in found:
+            say(_told(one))
+        if any(one.is_open for one in found):
+            say(f"No worker has carried it out yet. One of {of.name} will: as soon as it runs, or gets to it.")
+    if any(one.next_decision == "parked" for one in found):
+        raise typer.Exit(ANSWER_IS_NO)
+
+
+def _told(one: Outcome) -> str:
+    if one.decision == "parked":
+        return f"{one.position}: failed again: {one.reason}"
+    if one.decision == "retry":
+        return f"{one.position}: to be tried again"
+    done = {"retried": "taken", "dropped": "dropped"}.get(one.decision, one.decision)
+    if one.next is None:
+        return f"{one.position}: {done}, and nothing waits behind it any more"
+    if one.next_decision == "retry":
+        return f"{one.position}: {done}; position {one.next} behind it is to be tried"
+    return f"{one.position}: {done}; position {one.next} behind it failed: {one.next_reason}"
+
+
+def _row(one: Listed, everything: bool) -> tuple[object, ...]:
+    whose = f"{one.aggregate} {one.aggregate_id}"
+    row = (one.projection, one.position, whose, one.event_type or "?", one.behind, one.reason)
+    return (*row, one.decision) if everything else row
+
+
+def _lines(found: Shown) -> list[str]:
+    one = found.event
+    decided = "" if one.decided_at is None else f", decided {_time(one.decided_at)}"
+    lines = [
+        f"position   {one.position} of {one.projection} revision {one.revision}",
+        f"event      {one.event_type or '?'} {one.event_id}".rstrip(),
+        f"aggregate  {one.aggregate} {one.aggregate_id}",
+        f"decision   {one.decision}, parked {_time(one.parked_at)}{decided}",
+    ]
+    if found.held_by is not None:
+        lines.append(f"waits      behind the parked event at position {found.held_by}")
+    if one.behind:
+        lines.append(f"behind it  {one.behind}")
+    if one.reason:
+        lines.append(f"reason     {one.reason}")
+    lines = [printable(line) for line in lines]
+    if found.payload is not None:
+        body = _payload(found.payload)
+        text = body if isinstance(body, str) else jsonlib.dumps(body, ensure_ascii=False)
+        lines += ["", printable(text)]
+    if found.traceback:
+        lines += ["", *map(printable, found.traceback.rstrip().splitlines())]
+    return lines
+
+
+def _as_json(one: Listed) -> dict[str, Any]:
+    times = {"parked_at": _time(one.parked_at), "decided_at": one.decided_at and _time(one.decided_at)}
+    return asdict(one) | times
+
+
+def _payload(payload: bytes | None) -> Any:
+    """The JSON that is stored, else text."""
+    if payload is None:
+        return None
+    try:
+        return jsonlib.loads(payload)
+    except ValueError:
+        return payload.decode("utf-8", "backslashreplace")
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,0 +1,295 @@
+"""A rebuild and a verification obey the quarantine: what is parked, dropped or waits is left out, as it is live."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from sqlalchemy import Connection, text
+
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import CodecError, RebuildError
+from eventjet.projections import decisions as decide
+from eventjet.projections.database import READ_ONLY
+from eventjet.rebuild import AppRef, Progress, rebuild, verify
+from eventjet.settings import Settings
+from eventjet.spark.session import spark_session
+from tests.integration.ledger_log import block, eventually
+from tests.integration.quarantined import Kept, decisions, kept_of
+from tests.integration.rebuild_log import Book, remains
+
+T = TypeVar("T")
+PARKS = (
+    '@projection("balances", table=balances_table)',
+    '@projection("balances", table=balances_table, on_error="quarantine")',
+)
+FIRST = "    row = replace(row, events=row.events + 1,"
+REFUSING = '    if isinstance(event.data, Deposited) and event.data.amount == 666:\n        raise ValueError("no")\n'
+POISON = (FIRST, REFUSING + FIRST)
+BAD = b'{"amount":"666"}'
+
+
+@pytest.fixture(scope="module")
+def nats() -> Iterator[NatsServer]:
+    with NatsServer(sync_interval="1m") as server:
+        yield server
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def book(request: pytest.FixtureRequest, nats: NatsServer, tmp_path: Path) -> Book:
+    """An app whose balances quarantine, with its tables and an empty log."""
+    database = f"sqlite:///{tmp_path}/read.db"
+    if request.param == "postgresql":
+        database = request.getfixturevalue("eventjet_database")
+    book = Book(Settings.load({"servers": nats.url, "database": database}, {}), tmp_path)
+    deployed(book, book.altered(PARKS, POISON))
+    book.init()
+    return book
+
+
+def deployed(book: Book, ref: AppRef) -> None:
+    wired: Any = ref.load()
+    book.ref, book.catalog, book.projections = ref, wired.catalog, dict(wired.projections)
+
+
+def mixed(book: Book, count: int, *, seed: int = 1, accounts: int = 100, every: int = 25) -> int:
+    """Random histories with bad events among them; returns the last position."""
+    chance = random.Random(seed)
+    kinds = [
+        ("account.deposited", BAD),
+        ("account.stranger", b"{}"),
+        ("account.deposited", b"{"),
+        ("account.opened", b'{"owner":"%s"}' % (b"x" * 61)),
+        ("account.opened", b'{"owner":"\xff"}'),
+    ]
+    records: list[tuple[str, bytes, bytes]] = []
+    for number, (aggregate_id, data) in enumerate(book._history(count, accounts, seed)):
+        encoded = book.catalog.encode(data)
+        records.append((aggregate_id, block(encoded.type_name, encoded.schema), encoded.body))
+        if number % every == 0:
+            type_name, body = kinds[number // every % len(kinds)]
+            records.append((f"a-{chance.randrange(accounts)}", block(type_name), body))
+    return book.append_raw(records)
+
+
+def changed(book: Book, change: Callable[[Connection], T]) -> T:
+    with book.where.sync_engine().begin() as connection:
+        return change(connection)
+
+
+def kept(book: Book) -> list[Kept]:
+    with book.where.sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
+        return kept_of(connection)
+
+
+def parked(book: Book) -> list[int]:
+    return [one.position for one in kept(book) if one.decision == "parked"]
+
+
+async def made(book: Book, *names: str, engine: Any = "local", **options: Any) -> Any:
+    return await rebuild(book.ref, names or ["balances"], book.settings, engine=engine, **options)
+
+
+async def live(book: Book, last: int) -> tuple[list[Any], list[Kept]]:
+    """(rows, quarantine) as a worker makes them."""
+    async with book.working("balances"):
+        await book.caught_up(last, book.projections["balances"], timeout_s=60)
+    return book.rows(), kept(book)
+
+
+async def decided(book: Book) -> None:
+    """Some of what is parked is dropped, some tried again with a function that takes it."""
+    positions = parked(book)
+    deployed(book, book.altered((POISON[1], POISON[0])))
+    changed(book, lambda connection: decide.drop(connection, "balances", 1, positions[1::3]))
+    changed(book, lambda connection: decide.retry(connection, "balances", 1, positions[::3]))
+    async with book.working("balances"):
+
+        async def is_settled() -> bool:
+            return "retry" not in decisions(kept(book)).values()
+
+        await eventually(is_settled, "the decisions to be carried out")
+
+
+async def test_a_rebuild_makes_the_same_rows_and_the_same_quarantine_as_a_worker(book: Book) -> None:
+    last = mixed(book, 2_000)
+    rows, quarantine = await live(book, last)
+    await made(book)
+    assert (book.rows(), kept(book)) == (rows, quarantine)
+    assert len(parked(book)) > 20
+    assert (await verify(book.ref, "balances", book.settings)).differences == 0
+    changed(book, lambda connection: connection.execute(text("delete from eventjet_quarantine")))
+    await made(book)
+    # Nothing was decided, so it parks by itself what a worker would.
+    assert (book.rows(), kept(book)) == (rows, quarantine)
+    assert remains(book.where) == []
+
+
+async def test_decisions_are_obeyed_and_a_worker_goes_on_from_there(book: Book) -> None:
+    last = mixed(book, 1_000)
+    await live(book, last)
+    await decided(book)
+    rows, quarantine = book.rows(), kept(book)
+    assert {"parked", "dropped", "retried", "behind"} == set(decisions(quarantine).values())
+    assert (await verify(book.ref, "balances", book.settings)).differences == 0
+    await made(book)
+    assert (book.rows(), kept(book)) == (rows, quarantine)
+    last = mixed(book, 300, seed=2)
+    rows, quarantine = await live(book, last)
+    assert (await verify(book.ref, "balances", book.settings)).differences == 0
+    await made(book)
+    assert (book.rows(), kept(book)) == (rows, quarantine)
+
+
+async def test_what_comes_while_a_rebuild_runs_is_parked_too(book: Book) -> None:
+    first = mixed(book, 300)
+    told: list[int] = []
+
+    def report(step: Progress) -> None:
+        if step.phase == "index" and not told:
+            told.append(mixed(book, 300, seed=3))
+
+    await live(book, first)
+    await made(book, progress=report)
+    rows, quarantine = book.rows(), kept(book)
+    assert max(one.position for one in quarantine) > first
+    changed(book, lambda connection: connection.execute(text("delete from eventjet_quarantine")))
+    await made(book)
+    assert (book.rows(), kept(book)) == (rows, quarantine)
+
+
+async def test_an_event_that_the_database_refuses_while_a_rebuild_catches_up_is_parked(book: Book) -> None:
+    deployed(book, book.altered(('Index("ix_balances_owner", "owner")', 'Index("one", "owner", unique=True)')))
+    changed(book, lambda connection: connection.execute(text("drop table balances")))
+    book.init()
+    opened = next(one for one in book.projections["balances"].events if one.__name__ == "Opened")
+    first = book.append([("a-1", opened(owner="ada"))])
+    told: list[int] = []
+
+    def report(step: Progress) -> None:
+        if step.phase == "catch up" and not told:
+            told.append(book.append([("a-2", opened(owner="bob")), ("a-3", opened(owner="ada"))]))
+
+    await live(book, first)
+    if book.where.dialect == "sqlite":
+        # Its shadow has no indexes before the swap: the live table's own index says no.
+        with pytest.raises(RebuildError, match="UNIQUE"):
+            await made(book, progress=report)
+        return
+    await made(book, progress=report)
+    assert [row.owner for row in book.rows()] == ["ada", "bob"]
+    assert decisions(kept(book)) == {3: "parked"}
+
+
+async def test_a_decision_made_meanwhile_ends_the_rebuild_with_nothing_changed(book: Book) -> None:
+    last = mixed(book, 300)
+    rows, quarantine = await live(book, last)
+
+    def report(step: Progress) -> None:
+        if step.phase == "index" and step.done == 0:
+            changed(book, lambda connection: decide.drop(connection, "balances", 1, parked(book)[:1]))
+
+    with pytest.raises(RebuildError, match="decided about parked events of 'balances' while it was rebuilt"):
+        await made(book, progress=report)
+    assert book.rows() == rows
+    assert [one.position for one in kept(book)] == [one.position for one in quarantine]
+    assert "dropped" in decisions(kept(book)).values()
+    assert remains(book.where) == []
+    await live(book, last)
+    await made(book)
+    assert (await verify(book.ref, "balances", book.settings)).differences == 0
+
+
+async def test_an_earlier_event_that_fails_newly_comes_before_what_was_parked(book: Book) -> None:
+    opened = next(one for one in book.projections["balances"].events if one.__name__ == "Opened")
+    book.append([("a-1", opened(owner="ada"))])
+    last = book.append_raw([("a-1", block("account.deposited"), BAD)])
+    last = book.append([("a-1", opened(owner="eve"))])
+    await live(book, last)
+    assert decisions(kept(book)) == {2: "parked", 3: "behind"}
+    deployed(
+        book,
+        book.altered(
+            ("amount == 666:", "amount == 666 or isinstance(event.data, Opened):"),
+            ("isinstance(event.data, Deposited) and event.data.amount", "getattr(event.data, 'amount', 0)"),
+        ),
+    )
+    await made(book)
+    assert decisions(kept(book)) == {1: "parked", 2: "behind", 3: "behind"}
+    assert book.rows() == []
+
+
+async def test_projections_that_stop_and_that_quarantine_share_a_reading_of_the_log(book: Book) -> None:
+    book.fill(200)
+    book.append_raw([("a-1", block("account.deposited"), BAD)])
+    last = book.append_raw([("a-2", block("account.deposited"), b"{")])
+    rows, quarantine = await live(book, last)
+    # Owners take no deposits, so a bad one is nothing to them.
+    await made(book, "balances", "owners")
+    assert (book.rows(), kept(book)) == (rows, quarantine)
+    with pytest.raises(CodecError, match=f"position {last}"):
+        await made(book, "balances", "movements")
+    book.append_raw([("a-3", block("account.stranger"), b"{}")])
+    with pytest.raises(CodecError, match=r"account\.stranger"):
+        await made(book, "balances", "owners")
+
+
+async def test_a_projection_that_stops_from_now_on_is_rebuilt_without_a_quarantine(book: Book) -> None:
+    book.fill(100)
+    last = book.append_raw([("a-1", block("account.deposited"), BAD)])
+    await live(book, last)
+    deployed(book, book.altered((POISON[1], POISON[0]), (PARKS[1], PARKS[0])))
+    await made(book)
+    assert kept(book) == []
+    assert book.rows() == book.folded(last)
+
+
+async def test_decisions_about_another_past_are_not_obeyed(book: Book) -> None:
+    book.append_raw([("a-1", block("account.deposited"), BAD)])
+    await live(book, 1)
+    changed(book, lambda connection: decide.drop(connection, "balances", 1, [1]))
+    book.delete()
+    book.create()
+    last = book.fill(50)
+    await made(book)
+    assert book.rows() == book.folded(last)
+    assert kept(book) == []
+
+
+async def test_a_verification_names_the_row_that_differs_and_since_when(book: Book) -> None:
+    sent = next(one for one in book.projections["balances"].events if one.__name__ == "Deposited")
+    book.append([("a-1", sent(amount=Decimal(1))), ("a-1", sent(amount=Decimal(2)))])
+    book.append_raw([("a-1", block("account.deposited"), BAD)])
+    last = book.append([("a-1", sent(amount=Decimal(4))), ("a-2", sent(amount=Decimal(4)))])
+    await live(book, last)
+    assert [row.amount for row in book.rows()] == [3, 4]
+    changed(
+        book,
+        lambda connection: connection.execute(
+            text("update balances set amount = '1.00', events = 1 where account_id = 'a-1'")
+        ),
+    )
+    report = await verify(book.ref, "balances", book.settings)
+    assert report.differences == 1
+    assert report.examples[0].since == "missed since 2"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_rebuild_on_spark_makes_the_same_rows_and_the_same_quarantine(book: Book) -> None:
+    last = mixed(book, 1_500)
+    rows, quarantine = await live(book, last)
+    changed(book, lambda connection: connection.execute(text("delete from eventjet_quarantine")))
+    with spark_session("local[2]"):
+        await made(book, "balances", engine="spark")
+        assert (book.rows(), kept(book)) == (rows, quarantine)
+        await decided(book)
+        last = mixed(book, 300, seed=4)
+        rows, quarantine = await live(book, last)
+        await made(book, engine="spark")
+        assert (book.rows(), kept(book)) == (rows, quarantine)
+        assert (await verify(book.ref, "balances", book.settings, engine="spark")).differences == 0

@@ -1,0 +1,356 @@
+"""The fold that parks: any batches give the same rows and the same quarantine, and every event is in one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import Column, Integer, MetaData, Numeric, String, Table
+
+from eventjet import App, aggregate
+from eventjet.codec.catalog import Catalog
+from eventjet.codec.envelope import RawRecord, header_block
+from eventjet.domain.event import event
+from eventjet.domain.recorded import Recorded
+from eventjet.errors import DefinitionError, UnknownEvent
+from eventjet.projections.bound import bind
+from eventjet.projections.fold import Rows
+from eventjet.projections.projection import entries, projection
+from eventjet.projections.quarantine import (
+    TRACEBACK_MAX,
+    Held,
+    Offered,
+    Offering,
+    Parked,
+    ParkingFold,
+    parked_for,
+    place_of,
+)
+from eventjet.projections.tables import RowCodec
+
+
+@event("account.added")
+class Added:
+    amount: Decimal
+
+
+@event("account.closed")
+class Closed:
+    pass
+
+
+@event("account.noted")
+class Noted:
+    """Nobody's."""
+
+
+CATALOG = Catalog([Added, Closed, Noted])
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    account_id: str
+    amount: Decimal = Decimal(0)
+    seen: int = 0
+
+
+TABLE = Table(
+    "balances",
+    MetaData(),
+    Column("account_id", String(10), primary_key=True),
+    Column("amount", Numeric(6, 2), nullable=False),
+    Column("seen", Integer, nullable=False),
+)
+
+
+def by_account(row: Balance | None, event: Recorded[Added | Closed]) -> Balance | None:
+    match event.data:
+        case Added(amount=amount):
+            if amount == 666:
+                raise ArithmeticError("poison")
+            row = row or Balance(event.aggregate_id)
+            return replace(row, amount=row.amount + amount, seen=row.seen + 1)
+        case Closed():
+            return None
+
+
+def mended(row: Balance | None, event: Recorded[Added | Closed]) -> Balance | None:
+    if event.data == Added(amount=Decimal(666)):
+        return row
+    return by_account(row, event)
+
+
+declared = projection("balances", table=TABLE, on_error="quarantine")(by_account)
+BOUND = bind(declared, CATALOG)
+MENDED = bind(projection("balances", table=TABLE, on_error="quarantine")(mended), CATALOG)
+CODEC = RowCodec(TABLE, Balance, "sqlite")
+
+BODIES = {
+    "good": ("account.added", "1", b'{"amount":"1"}'),
+    "closed": ("account.closed", "1", b"{}"),
+    "nobody's": ("account.noted", "1", b"{}"),
+    "poison": ("account.added", "1", b'{"amount":"666"}'),
+    "wide": ("account.added", "1", b'{"amount":"0.005"}'),
+    "unknown": ("account.stranger", "1", b"{}"),
+    "json": ("account.added", "1", b"{"),
+    "utf-8": ("account.added", "1", b'{"amount":"\xff"}'),
+    "version": ("account.added", "one", b'{"amount":"1"}'),
+}
+TAKEN = ("good", "closed", "nobody's")
+
+
+def record(position: int, kind: str = "good", subject: str = "bank.account.a-1") -> RawRecord:
+    type_name, version, body = BODIES[kind]
+    pairs = [("Nats-Msg-Id", f"id-{position}"), ("Ej-Type", type_name), ("Ej-Schema", "1"), ("Ej-Version", version)]
+    return position, 10**18 + position, subject.encode(), header_block(pairs), body
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[RawRecord]:
+    """A few aggregates, two of which share their id, with good and bad events."""
+    subjects = st.sampled_from(["bank.account.a-1", "bank.account.a-2", "bank.other.a-3", "bank.account.a=zz"])
+    kinds = st.sampled_from([*TAKEN, *TAKEN, *BODIES])
+    found = draw(st.lists(st.tuples(subjects, kinds), max_size=40))
+    return [record(position, kind, subject) for position, (subject, kind) in enumerate(found, 1)]
+
+
+class Model:
+    """A read model in memory, kept by a worker that takes batches."""
+
+    def __init__(self, bound: Any = BOUND, held: Held | None = None) -> None:
+        self.fold = ParkingFold(bound, CODEC)
+        self.held = held or Held()
+        self.rows: Rows = {}
+        self.kept: dict[int, Parked] = {}
+        self.offer = Offering(CATALOG, bound.events, self.held.known)
+
+    def take(self, records: Iterable[RawRecord]) -> None:
+        offers = [offer for one in records if (offer := self.offer(one)) is not None]
+        found = self.fold({key: self.rows.get(key) for key in self.fold.keys(offers)}, offers, self.held)
+        self.held.places.update(found.held)
+        self.rows.update(found.changed)
+        self.kept.update({one.position: one for one in found.parked})
+
+    @property
+    def live(self) -> Rows:
+        return {key: row for key, row in self.rows.items() if row is not None}
+
+    @property
+    def decisions(self) -> dict[int, str]:
+        return {position: one.decision for position, one in self.kept.items()}
+
+
+def by_hand(records: Sequence[RawRecord]) -> tuple[dict[str, Any], dict[int, str]]:
+    """One event at a time, told from the kind alone."""
+    rows: dict[str, Any] = {}
+    held: set[bytes] = set()
+    kept: dict[int, str] = {}
+    for position, _, subject, block, body in records:
+        kind = next(k for k, (t, v, b) in BODIES.items() if b == body and f": {t}\r".encode() in block
+                    and f"Version: {v}\r".encode() in block)  # fmt: skip
+        key = subject.decode().rpartition(".")[2]
+        if kind == "nobody's":
+            continue
+        if subject in held:
+            kept[position] = "behind"
+        elif kind not in TAKEN or "=" in key:
+            kept[position] = "parked"
+            held.add(subject)
+        elif kind == "closed":
+            rows.pop(key, None)
+        else:
+            row = rows.get(key, Balance(key, Decimal("0.00")))
+            rows[key] = replace(row, amount=row.amount + 1, seen=row.seen + 1)
+    return rows, kept
+
+
+def cut(records: Sequence[RawRecord], sizes: Sequence[int]) -> Iterable[Sequence[RawRecord]]:
+    start = 0
+    for size in sizes:
+        yield records[start : start + size]
+        start += size
+    yield records[start:]
+
+
+@given(logs(), st.lists(st.integers(1, 9), max_size=20))
+def test_batches_of_any_sizes_give_what_one_event_at_a_time_gives(log: list[RawRecord], sizes: list[int]) -> None:
+    model = Model()
+    for batch in cut(log, sizes):
+        model.take(batch)
+    rows, kept = by_hand(log)
+    assert {key[0]: row for key, row in model.live.items()} == rows
+    assert model.decisions == kept
+    assert list(model.kept) == sorted(model.kept)
+
+
+@given(logs())
+def test_every_event_is_taken_or_kept_and_never_both(log: list[RawRecord]) -> None:
+    tried: list[int] = []
+
+    def watched(row: Any, event: Any) -> Any:
+        after = by_account(row, event)
+        CODEC.normalise(after) if after is not None else None
+        tried.append(event.position)
+        return after
+
+    model = Model(replace(BOUND, declared=replace(declared, fold=watched)))  # type: ignore[arg-type]
+    model.take(log)
+    subscribed = [one[0] for one in log if b"account.noted" not in one[3]]
+    assert sorted([*tried, *model.kept]) == subscribed
+
+
+@given(logs(), st.integers(0, 40))
+def test_a_fold_from_the_beginning_that_knows_the_quarantine_makes_the_same(log: list[RawRecord], pinned: int) -> None:
+    live = Model()
+    live.take(log[:pinned])
+    again = Model(held=Held(known=dict(live.decisions)))
+    again.take(log)
+    live.take(log[pinned:])
+    assert again.live == live.live
+    assert {**dict.fromkeys(again.held.known, ""), **again.decisions}.keys() == live.kept.keys()
+
+
+@given(logs(), st.data())
+def test_a_dropped_event_is_as_if_it_were_not_there(log: list[RawRecord], data: st.DataObject) -> None:
+    whole = Model()
+    whole.take(log)
+    dropped = data.draw(st.sets(st.sampled_from(sorted(whole.kept) or [0])))
+    without = Model()
+    without.take([one for one in log if one[0] not in dropped])
+    knowing = Model(held=Held(known=dict.fromkeys(dropped, "dropped")))
+    knowing.take(log)
+    assert (knowing.live, knowing.decisions) == (without.live, without.decisions)
+
+
+@given(logs())
+def test_what_is_tried_again_in_order_gives_what_a_mended_fold_gives_at_once(log: list[RawRecord]) -> None:
+    model = Model()
+    model.take(log)
+    at_once = Model(MENDED)
+    at_once.take(log)
+    retried = Model(MENDED)
+    retried.rows = dict(model.rows)
+    retried.take([one for one in log if one[0] in model.kept])
+    assert retried.live == at_once.live
+    assert retried.decisions == at_once.decisions
+
+
+def test_a_newer_schema_of_a_known_event_is_not_an_offer() -> None:
+    newer = header_block([("Ej-Type", "account.added"), ("Ej-Schema", "2"), ("Ej-Version", "1")])
+    with pytest.raises(UnknownEvent):
+        Offering(CATALOG, BOUND.events)((1, 1, b"bank.account.a-1", newer, b"{}"))
+
+
+@pytest.mark.parametrize(
+    ("subject", "place"),
+    [
+        (b"bank.account.a-1", ("account", "a-1")),
+        (b"bank.account.=C3=A9", ("account", "é")),
+        (b"bank.account.=00", ("?", "bank.account.=00")),
+        (b"bank.account.=zz", ("?", "bank.account.=zz")),
+        (b"bank", ("?", "bank")),
+        (b"bank.a.b.c", ("?", "bank.a.b.c")),
+        (b"bank.\xff.a", ("\\xff", "a")),
+        (b"", ("?", "")),
+    ],
+)
+def test_every_subject_has_a_place_that_a_database_takes(subject: bytes, place: tuple[str, str]) -> None:
+    assert place_of(subject) == place
+
+
+@given(st.binary(max_size=3_000))
+def test_no_subject_is_too_much(subject: bytes) -> None:
+    for text in place_of(subject):
+        assert "\0" not in text
+        assert len(text.encode()) <= 900
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("a\nb"), "ValueError: a"),
+        (ValueError(""), "ValueError"),
+        (ValueError("x" * 100_000), "ValueError: " + "x" * 488),
+        (ValueError("nul \0 and \ud800"), "ValueError: nul \\x00 and \\ud800"),
+        (Unprintable(), "Unprintable: it cannot be printed"),
+        (RecursionError("deep"), "RecursionError: deep"),
+    ],
+)
+def test_a_reason_is_one_line_and_a_traceback_is_bounded(error: Exception, reason: str) -> None:
+    def deep(left: int) -> None:
+        if left:
+            deep(left - 1)
+        raise error
+
+    try:
+        deep(200)
+    except Exception as raised:  # noqa: BLE001 - it is what is parked
+        kept = parked_for(Offered(record(7), None), raised)
+    assert (kept.reason, kept.decision, kept.payload) == (reason, "parked", b'{"amount":"1"}')
+    assert (kept.event_id, kept.event_type, kept.aggregate_id) == ("id-7", "account.added", "a-1")
+    assert 0 < len(kept.traceback) <= TRACEBACK_MAX
+    kept.traceback.encode()
+
+
+def test_only_a_fold_by_aggregate_may_quarantine() -> None:
+    def key(event: Recorded[Added | Closed]) -> str:
+        return event.aggregate_id
+
+    def keys(event: Recorded[Added | Closed]) -> list[str]:
+        return [event.aggregate_id]
+
+    def rows(event: Recorded[Added]) -> Balance | None:
+        return None
+
+    every: Any = projection
+    some: Any = entries
+    for refused in (
+        every("balances", table=TABLE, key=key, on_error="quarantine")(by_account),
+        every("balances", table=TABLE, keys=keys, on_error="quarantine")(by_account),
+        some("balances", table=TABLE, on_error="quarantine")(rows),
+    ):
+        with pytest.raises(DefinitionError, match="order behind a parked event can only be kept by aggregate"):
+            bind(refused, CATALOG)
+    with pytest.raises(DefinitionError, match="on_error is 'skip'"):
+        bind(every("balances", table=TABLE, on_error="skip")(by_account), CATALOG)
+    assert bind(every("balances", table=TABLE)(by_account), CATALOG).on_error == "stop"
+
+
+@aggregate("account")
+class Account:
+    def evolve(self, event: Added | Closed) -> Account:
+        return self
+
+
+@event("customer.moved")
+class Moved:
+    pass
+
+
+@aggregate("customer")
+class Customer:
+    def evolve(self, event: Moved) -> Customer:
+        return self
+
+
+def test_a_row_of_two_aggregates_cannot_be_held_back() -> None:
+    def both(row: Balance | None, event: Recorded[Added | Moved]) -> Balance | None:
+        return row
+
+    with pytest.raises(DefinitionError, match="takes those of account, customer"):
+        App(
+            "bank",
+            aggregates=[Account, Customer],
+            projections=[projection("balances", table=TABLE, on_error="quarantine")(both)],
+        )
+    App("bank", aggregates=[Account, Customer], projections=[declared])
