@@ -130,6 +130,11 @@ class WorkerProcess:
     def logged(self) -> str:
         return self._log.read_text(errors="replace")
 
+    def peak_mb(self) -> float:
+        """The most memory it has had."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+
     @property
     def refusals(self) -> int:
         """How often it was told that a projection is no longer its own."""

@@ -19,7 +19,8 @@ from tests.faults.scene import Scene
 
 KILLS = int(os.environ.get("EVENTJET_TEST_KILLS", "14"))
 """How many times a worker is killed or stopped, on each database; 28 reach every failpoint in both ways."""
-EVENTS = int(os.environ.get("EVENTJET_TEST_EVENTS", "100")) * KILLS
+EVENTS = int(os.environ.get("EVENTJET_TEST_EVENTS", str(100 * KILLS)))
+"""That arrive meanwhile."""
 PLACES = ("idle", *failpoints.NAMES)
 OFTEN = (
     "worker.batch_taken",

@@ -16,6 +16,7 @@ from eventjet.settings import Settings
 from eventjet.workers.supervisor import run_workers
 from eventjet.workers.workplace import WorkerOptions
 from tests.faults.audit import sessions_of
+from tests.faults.bad_events import wary_app
 from tests.faults.tally import tally_app
 
 
@@ -25,7 +26,7 @@ async def main(server: str, database: str, name: str, options: WorkerOptions, pr
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await run_workers(
-        tally_app(name),
+        wary_app(name) if projections == ["wary"] else tally_app(name),
         settings,
         projections,
         stop=stop,
