@@ -1,4 +1,4 @@
-"""Logs in which one event of a hundred cannot be taken, made as fast as they are stored, and what must become of them."""
+"""Logs in which one event of a hundred cannot be taken, made as they are stored, and what must become of them."""
 
 from __future__ import annotations
 
