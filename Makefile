@@ -11,6 +11,11 @@ installed := $(VENV)/.installed
 # What `make simulate` runs: seeds 0 to this.
 SCHEDULES ?= 1000000
 
+# How many of each kind `make faults` tries; the tests' own figures are for every day.
+FAULTS ?= EVENTJET_TEST_UNKNOWNS=1000 EVENTJET_TEST_IDS=100000 EVENTJET_TEST_KILLS=200 EVENTJET_TEST_EVENTS=50000 \
+	EVENTJET_TEST_TAKEOVERS=50 EVENTJET_TEST_OUTAGES=20 EVENTJET_TEST_CONTROL_KILLS=20 \
+	EVENTJET_TEST_CONCURRENT=10000 EVENTJET_TEST_BAD=10000
+
 .PHONY: setup test simulate faults demo lint format types contract bench clean
 
 setup: $(installed)
@@ -31,7 +36,7 @@ simulate: setup
 	$(bin)/python -m tests.simulation --schedules $(SCHEDULES)
 
 faults: setup
-	EVENTJET_TEST_UNKNOWNS=1000 EVENTJET_TEST_IDS=100000 $(bin)/python -m pytest --timeout 600 \
+	$(FAULTS) $(bin)/python -m pytest --timeout 1800 --durations 20 -s tests/faults \
 		tests/integration/test_unknown_outcomes.py tests/integration/test_hostile_ids.py
 
 demo: setup

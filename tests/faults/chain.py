@@ -1,0 +1,178 @@
+"""`Chain`: one worker after another is killed or stopped where its fault says, each while the next one stands by.
+
+Every worker is armed before it starts, so the one that takes over meets its own fault in the midst of taking over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import islice
+
+from tests.faults.processes import FIRES_S, Fault, WorkerProcess, await_it
+from tests.faults.scene import Scene
+
+SETTLES = ("worker.before_settle", "worker.after_settle")
+QUIET = ("idle", "worker.lease_renewed")
+IN_TRANSACTION = ("worker.before_commit", "worker.rows_written")
+"""Where a worker stopped on SQLite holds the database until it resumes or dies."""
+LEASE_S = 0.6
+FIRST_RATE = 100.0
+ARRANGES_S = 0.5
+WRITES_S = 0.3
+"""How long a revived worker may try to write before it is asked to end."""
+
+
+class Chain:
+    """Runs a plan of faults; `done` counts them."""
+
+    def __init__(self, stage: Scene, processes: ExitStack, events: int) -> None:
+        self.done: Counter[Fault] = Counter()
+        self.under_load = 0
+        self.held = 0
+        """Times that a stopped worker held SQLite, so that nobody could take over."""
+        self.refused = 0
+        """Revived workers that were told that they were deposed."""
+        self.takeovers_s: list[float] = []
+        self._stage = stage
+        self._processes = processes
+        self._events = events
+        self._rivals: dict[WorkerProcess, float] = {}
+        """Who was revived, or stands in, and since when."""
+        self._leaving: list[WorkerProcess] = []
+        self._evictions = 0
+
+    def run(self, plan: Sequence[Fault]) -> None:
+        """Every fault once, roughly in turn; at the end one worker is left and works."""
+        began = time.monotonic()
+        feed = self._stage.feed
+        feed.rate = FIRST_RATE
+        feed.allow(self._events)
+        to_come = iter(plan)
+        armed = [self._start(next(to_come)).ready()]
+        for left in range(len(plan) - 1, -1, -1):
+            armed += [self._start(fault) for fault in islice(to_come, 1)]
+            feed.go_on()
+            struck = self._drive(armed)
+            armed.remove(struck)
+            assert struck.fault is not None
+            self.done[Fault(struck.fault.name, struck.fault.action)] += 1
+            self.under_load += feed.busy
+            self._succeed(struck, armed)
+            self._stage.check()
+            # So that events arrive to the end.
+            step_s = (time.monotonic() - began) / (len(plan) - left)
+            feed.rate = max(1.0, feed.left / (step_s * max(1, left)))
+        await_it(self._is_alone, lambda: "the others to end")
+        self._start(None).ready()
+
+    def _start(self, fault: Fault | None) -> WorkerProcess:
+        return self._processes.enter_context(
+            WorkerProcess(self._stage.ledger, self._stage.folder, fault, lease_s=LEASE_S)
+        )
+
+    def _drive(self, armed: Sequence[WorkerProcess]) -> WorkerProcess:
+        """Bring a worker to where its fault is: the one that owns a projection, so usually the first."""
+        began = arranged = time.monotonic()
+        while True:
+            for one in armed:
+                if one.reached():
+                    return one
+            self._dismiss_rivals()
+            now = time.monotonic()
+            shown = "\n".join(f"{one.fault}: {one.logged()}" for one in armed)
+            assert now - began < FIRES_S, f"no fault was reached: {self._stage.places()}\n{shown}"
+            owner = next((one for one in armed if self._stage.owned_by(one.pid)), None)
+            if owner is not None and owner.fault is not None:
+                if self._load(owner, owner.fault):
+                    return owner
+                if now - arranged > ARRANGES_S:
+                    arranged = now
+                    self._arrange(owner, owner.fault)
+            time.sleep(0.02)
+
+    def _load(self, owner: WorkerProcess, fault: Fault) -> bool:
+        """Let events arrive, or not, as the fault needs it; True when the worker has been struck from outside."""
+        feed = self._stage.feed
+        if fault.name not in QUIET:
+            feed.go_on()
+            if not feed.left:
+                feed.allow(10)
+            return False
+        feed.pause()
+        if fault.name != "idle" or not self._is_idle():
+            return False
+        owner.strike()
+        return True
+
+    def _arrange(self, current: WorkerProcess, fault: Fault) -> None:
+        """What a term reaches only in its situation."""
+        if fault.name == "worker.before_release":
+            self._evictions += 1
+            if self._evictions % 2:
+                current.ask_to_end()
+            else:
+                self._stage.evict()
+        elif fault.name in SETTLES:
+            self._stage.begin_to_build()
+            self._stage.evict()
+
+    def _is_idle(self) -> bool:
+        """All is applied, and for so long that pulls wait at the server."""
+        return self._caught_up() and (time.sleep(0.1) is None) and self._caught_up()
+
+    def _caught_up(self) -> bool:
+        return all(place.position == self._stage.feed.stored for place in self._stage.places().values())
+
+    def _succeed(self, struck: WorkerProcess, armed: Sequence[WorkerProcess]) -> None:
+        """See a stopped worker replaced, and wake it."""
+        assert struck.fault is not None
+        if any(one.fault is not None and one.fault.name in SETTLES for one in armed):
+            self._stage.begin_to_build()
+        if struck.fault.action == "stop":
+            took_s = self._await_takeover(struck, armed)
+            if took_s is None:
+                self.held += 1
+            else:
+                self.takeovers_s.append(took_s)
+            struck.revive()
+            self._rivals[struck] = time.monotonic()
+
+    def _await_takeover(self, struck: WorkerProcess, armed: Sequence[WorkerProcess]) -> float | None:
+        """Returns the seconds it took, or None when stopped workers hold the database, so that there can be none."""
+        before = self._stage.owned_by(struck.pid)
+        spares: list[WorkerProcess] = []
+        began = time.monotonic()
+        held = False
+
+        def is_over() -> bool:
+            nonlocal held
+            now = self._stage.places()
+            if not before or any(now[name].epoch > epoch for name, epoch in before.items()):
+                return True
+            if not spares and all(one.reached() for one in armed):
+                # Their own faults came first, with the other lease perhaps.
+                spares.append(self._start(None))
+            held = time.monotonic() - began > 3 * LEASE_S and self._stage.is_held()
+            return held
+
+        took_s = await_it(is_over, lambda: f"a takeover of {before}: {self._stage.places()}")
+        self._rivals |= dict.fromkeys(spares, time.monotonic())
+        return None if held else took_s
+
+    def _dismiss_rivals(self) -> None:
+        """Those revived have had a while to write; from here on they end in good order."""
+        for rival, since in list(self._rivals.items()):
+            if rival.has_ended() or (rival.is_ready() and time.monotonic() - since > WRITES_S):
+                rival.ask_to_end()
+                self._leaving.append(rival)
+                del self._rivals[rival]
+
+    def _is_alone(self) -> bool:
+        self._dismiss_rivals()
+        for rival in [one for one in self._leaving if one.has_ended()]:
+            self.refused += rival.refusals > 0
+            self._leaving.remove(rival)
+        return not self._rivals and not self._leaving

@@ -1,0 +1,158 @@
+"""Worker processes as the fault tests handle them: armed, stopped, revived, killed, and asked what they did."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from tests.integration.ledger_log import Ledger
+
+ROOT = Path(__file__).parents[2]
+FIRES_S = 45.0
+ENDS_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is done to a worker, and where: at a failpoint, or from outside while it is `idle`."""
+
+    name: str
+    action: str
+    """`kill` or `stop`."""
+    count: int = 1
+    """At which time the failpoint is reached."""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.action}"
+
+
+class WorkerProcess:
+    """One process of `tests.faults.worker` (or another module with the same arguments)."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        folder: Path,
+        fault: Fault | None = None,
+        *,
+        batch_max: int = 25,
+        lease_s: float = 0.8,
+        names: tuple[str, ...] = (),
+        module: str = "tests.faults.worker",
+    ) -> None:
+        self.fault = fault
+        self._asked = False
+        stem = folder / f"worker-{time.monotonic_ns()}"
+        self._log, self._fired = stem.with_suffix(".log"), stem.with_suffix(".fired")
+        place = (ledger.settings.servers[0], ledger.settings.database, ledger.name, str(batch_max), str(lease_s))
+        environ = {**os.environ, "EVENTJET_FAILPOINT_LOG": str(self._fired)}
+        if fault is not None and fault.name != "idle":
+            environ["EVENTJET_FAILPOINT"] = f"{fault.name}:{fault.action}:{fault.count}"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, *place, *names], cwd=ROOT, env=environ, stdout=log, stderr=log
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(ENDS_S)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def ready(self) -> Self:
+        """Once it works or stands by; a fault may come first."""
+        self._await(lambda: self.is_ready() or self.reached(), "to be ready")
+        return self
+
+    def is_ready(self) -> bool:
+        return "ready\n" in self.logged()
+
+    def reached(self) -> bool:
+        """Whether its failpoint was reached and has had its effect."""
+        if not self._fired.exists():
+            return False
+        assert self.fault is not None
+        assert self._fired.read_text() == f"{self.fault.name}:{self.fault.action}\n"
+        if self.fault.action == "kill":
+            return self.process.poll() == -signal.SIGKILL
+        return self.is_stopped()
+
+    def strike(self) -> None:
+        """Do from outside what its fault says."""
+        assert self.fault is not None
+        self.process.send_signal(signal.SIGKILL if self.fault.action == "kill" else signal.SIGSTOP)
+        self._await(lambda: self.process.poll() is not None or self.is_stopped(), "to be struck")
+
+    def is_stopped(self) -> bool:
+        if self.process.poll() is not None:
+            return False
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    def stop(self) -> None:
+        """SIGSTOP, and be sure of it."""
+        self.process.send_signal(signal.SIGSTOP)
+        self._await(self.is_stopped, "to stop")
+
+    def revive(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def ask_to_end(self) -> None:
+        """SIGTERM, once: a second one could find it where nothing listens any more."""
+        if not self._asked:
+            self._asked = True
+            self.process.send_signal(signal.SIGTERM)
+
+    def ended_well(self) -> None:
+        """It ends by itself, with status 0."""
+        status = self.process.wait(ENDS_S)
+        assert status == 0, f"{self.fault}: it ended with {status}:\n{self.logged()}"
+
+    def has_ended(self) -> bool:
+        """Whether it has ended by itself, with status 0."""
+        if self.process.poll() is None:
+            return False
+        self.ended_well()
+        return True
+
+    def logged(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def peak_mb(self) -> float:
+        """The most memory it has had."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+
+    @property
+    def refusals(self) -> int:
+        """How often it was told that a projection is no longer its own."""
+        return self.logged().count("is no longer this worker's")
+
+    def _await(self, found: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + FIRES_S
+        while not found():
+            alive = self.process.poll() is None
+            assert alive or found(), f"it ended with {self.process.returncode}:\n{self.logged()}"
+            assert time.monotonic() < deadline, f"not within {FIRES_S} s: {what}\n{self.logged()}"
+            time.sleep(0.01)
+
+
+def await_it(found: Callable[[], bool], what: Callable[[], str], timeout_s: float = FIRES_S) -> float:
+    """Wait until it holds; returns the seconds it took."""
+    started = time.monotonic()
+    while not found():
+        assert time.monotonic() - started < timeout_s, f"not within {timeout_s} s: {what()}"
+        time.sleep(0.02)
+    return time.monotonic() - started

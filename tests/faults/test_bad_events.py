@@ -1,0 +1,110 @@
+"""One event of a hundred cannot be taken: each is parked once, what waits behind it too, and all others are applied."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import select, text
+
+from eventjet.dev.nats import NatsServer
+from eventjet.projections.database import READ_ONLY, Database
+from eventjet.projections.own_tables import quarantine
+from eventjet.projections.tables import storage_table
+from eventjet.settings import Settings
+from tests.faults.bad_events import Mixture, wary_app, wary_table
+from tests.faults.processes import WorkerProcess, await_it
+from tests.faults.tally import Total
+from tests.integration.ledger_log import Ledger
+from tests.integration.projecting import made
+
+BAD = int(os.environ.get("EVENTJET_TEST_BAD", "200"))
+EVENTS = 100 * BAD
+ENTITIES = EVENTS // 5
+MEMORY_MAX_MB = 300
+CATCH_UP_S = 60 + EVENTS / 2_000
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ledger, Mixture]]:
+    """The log, on a server of its own that does not wait for the disk."""
+    with NatsServer(sync_interval="1m") as nats:
+        app = wary_app(f"wary_{uuid4().hex[:12]}")
+        settings = Settings(servers=(nats.url,))
+        ledger = Ledger(settings, app.name, app.catalog, dict(app.projections))
+        ledger.create()
+        mixture = Mixture(EVENTS, BAD, ENTITIES)
+        assert mixture.store(ledger) == EVENTS
+        yield ledger, mixture
+
+
+def position(database: str) -> int:
+    engine = Database(database).sync_engine()
+    try:
+        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
+            row = connection.execute(text("select position, state, reason from eventjet_projection")).one_or_none()
+    finally:
+        engine.dispose()
+    assert row is None or row[1] != "failed", row
+    return 0 if row is None else int(row[0])
+
+
+def found(database: str) -> tuple[dict[str, Total], list[tuple[int, str, str]]]:
+    """(rows by entity; position, decision and reason of everything in quarantine)."""
+    engine = Database(database).sync_engine()
+    columns = quarantine.c
+    try:
+        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
+            rows = [Total(*row) for row in connection.execute(select(storage_table(wary_table, engine.dialect.name)))]
+            kept = connection.execute(select(columns.position, columns.decision, columns.reason))
+            return {row.entity: row for row in rows}, [(row[0], row[1], row[2]) for row in kept]
+    finally:
+        engine.dispose()
+
+
+@pytest.mark.slow
+def test_bad_events_are_parked_once_and_all_others_applied(
+    stored: tuple[Ledger, Mixture], database: str, tmp_path: Path, processes: ExitStack
+) -> None:
+    ledger, mixture = stored
+    made(database, *ledger.projections.values())
+    ledger = replace(ledger, settings=replace(ledger.settings, database=database))
+
+    def start() -> WorkerProcess:
+        started = WorkerProcess(ledger, tmp_path, batch_max=1_000, lease_s=2.0, names=("wary",))
+        return processes.enter_context(started).ready()
+
+    began = time.monotonic()
+    doomed = start()
+    await_it(lambda: position(database) > EVENTS // 5, doomed.logged, CATCH_UP_S)
+    peaks = [doomed.peak_mb()]
+    doomed.process.kill()
+    worker = start()
+    await_it(lambda: position(database) >= EVENTS, worker.logged, CATCH_UP_S)
+    seconds = time.monotonic() - began
+    peaks.append(worker.peak_mb())
+    assert worker.process.poll() is None, worker.logged()
+    worker.ask_to_end()
+    worker.ended_well()
+    rows, kept = found(database)
+    decisions = {where: decision for where, decision, _ in kept}
+    kinds = Counter(mixture.parked.values())
+    sys.stdout.write(
+        f"\n{database.partition(':')[0]}: {EVENTS:,} events, {BAD:,} of them bad ({kinds}): "
+        f"{sum(one == 'parked' for one in decisions.values()):,} parked, {len(kept) - len(decisions)} twice, "
+        f"{len(mixture.behind):,} behind them, {len(mixture.rows):,} rows right; in {seconds:.0f} s with one worker "
+        f"killed on the way; memory at most {max(peaks):.0f} MB\n"
+    )
+    assert len(kept) == len(decisions)
+    assert decisions == dict.fromkeys(mixture.parked, "parked") | dict.fromkeys(mixture.behind, "behind")
+    assert all(reason for _, decision, reason in kept if decision == "parked")
+    assert rows == mixture.rows
+    assert max(peaks) < MEMORY_MAX_MB

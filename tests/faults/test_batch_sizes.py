@@ -1,0 +1,104 @@
+"""Batches of 1, 7 and 1,000 give the same rows, and refuse the same event for the same reason after the same rows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import text
+
+from eventjet.dev.nats import NatsServer
+from eventjet.dev.postgres import PostgresServer
+from eventjet.projections.database import READ_ONLY, Database
+from eventjet.settings import Settings
+from eventjet.workers.status import status
+from eventjet.workers.workplace import WorkerOptions
+from tests.integration.ledger_log import Ledger, eventually, history
+from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Opened, folded, made, rows_of
+
+SIZES = (1, 7, 1_000)
+LARGEST = Decimal("9999999999.99")
+MISFITS: dict[str, list[tuple[str, Any]]] = {
+    "nothing": [],
+    "a fraction of a cent": [("a-1", Added(amount=Decimal("0.005")))],
+    "an amount of eleven digits": [("b-1", Added(amount=LARGEST + 1))],
+    "a sum of eleven digits": [("b-1", Added(amount=LARGEST)), ("b-1", Added(amount=Decimal(1)))],
+    "a name of 21 characters": [("a-1", Opened(owner="x" * 21))],
+    "a NUL in a name": [("a-1", Opened(owner="a\0b"))],
+    "a name that a unique index holds": [("u-1", Opened(owner="u")), ("u-2", Opened(owner="u"))],
+}
+"""Events of which the last one cannot be taken."""
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
+    """Makes another empty database on each call."""
+
+    def make() -> str:
+        name = f"test_{uuid4().hex}"
+        if request.param == "sqlite":
+            return f"sqlite:///{tmp_path}/{name}.db"
+        server: PostgresServer = request.getfixturevalue("eventjet_postgres")
+        request.addfinalizer(lambda: server.drop_database(name))
+        return server.create_database(name)
+
+    return make
+
+
+async def worked(ledger: Ledger, size: int, last: int) -> tuple[Any, ...]:
+    """Let a worker take the log in such batches, to its end or to where it stops; what there is then."""
+
+    async def is_over() -> bool:
+        found = next((one for one in await status(ledger, ledger.settings) if one.name == "balances"), None)
+        return found is not None and (found.state == "failed" or (found.state, found.position) == ("active", last))
+
+    options = WorkerOptions(batch_max=size, lease_s=2.0, poll_s=0.1)
+    async with ledger.working("balances", options=options):
+        await eventually(is_over, f"the end of the log in batches of {size}")
+    found = next(one for one in await status(ledger, ledger.settings) if one.name == "balances")
+    return found.state, found.position, found.reason, await asyncio.to_thread(rows, ledger)
+
+
+def rows(ledger: Ledger) -> list[Any]:
+    engine = Database(ledger.settings.database).sync_engine()
+    try:
+        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
+            return rows_of(connection, BALANCES)
+    finally:
+        engine.dispose()
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+async def test_batches_of_any_size_end_alike(
+    misfit: str, eventjet_nats: NatsServer, new_database: Callable[[], str]
+) -> None:
+    ledger = Ledger(Settings(servers=(eventjet_nats.url,)))
+    ledger.create()
+    ledger.append(history(150, accounts=10))
+    # A position is stored with its event's id, so events that nobody takes right before a bad one are not counted.
+    last = bad = ledger.append([("a-1", Added(amount=Decimal(1))), *MISFITS[misfit]])
+    if not MISFITS[misfit]:
+        bad += 1
+    last = ledger.append(history(20, seed=8))
+    found: list[tuple[Any, ...]] = []
+    for size in SIZES:
+        url = new_database()
+        engine = made(url, BALANCES, MOVEMENTS).sync_engine()
+        with engine.begin() as connection:
+            connection.execute(text("create unique index one_u on balances (owner) where owner = 'u'"))
+        engine.dispose()
+        found.append(await worked(replace(ledger, settings=replace(ledger.settings, database=url)), size, last))
+    assert found[0] == found[1] == found[2]
+    state, position, reason, table = found[0]
+    if misfit == "nothing":
+        assert (state, position) == ("active", last)
+    else:
+        assert (state, position) == ("failed", bad - 1)
+        assert f"position {bad} of " in reason
+    assert table == folded(ledger.recorded(position))

@@ -1,0 +1,94 @@
+"""Ten writers at once over the same entities: a live worker and a later catch-up each apply every event once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from eventjet.dev.nats import NatsServer
+from eventjet.dev.postgres import PostgresServer
+from eventjet.settings import Settings
+from tests.faults.processes import WorkerProcess, await_it
+from tests.faults.tally import Added, Noted, Tally, Truth, judge, snapshot, tally_app
+from tests.integration.ledger_log import Ledger
+from tests.integration.projecting import made
+
+WRITERS = 10
+EVENTS = int(os.environ.get("EVENTJET_TEST_CONCURRENT", "600"))
+ENTITIES = 40
+CATCH_UP_S = 60.0
+
+
+async def write(ledger: Ledger, seed: int, events: int) -> None:
+    """One writer with a connection of its own; some of its commands record two events."""
+    chance = random.Random(seed)
+    async with tally_app(ledger.name).connect(servers=ledger.settings.servers[0]) as jet:
+        tallies = jet.repository(Tally)
+        while events:
+            decide = Tally.add_two if events > 1 and chance.random() < 0.2 else Tally.add
+            amount = Decimal(chance.randrange(1, 10_000)) / 100
+            done = await tallies.execute(f"e-{chance.randrange(ENTITIES)}", decide, amount)
+            events -= len(done.events)
+
+
+async def written(ledger: Ledger) -> None:
+    """All writers at once."""
+    async with asyncio.TaskGroup() as writers:
+        for seed in range(WRITERS):
+            writers.create_task(write(ledger, seed, EVENTS // WRITERS))
+
+
+def databases(kind: str, request: pytest.FixtureRequest, folder: Path) -> list[str]:
+    """Two empty ones."""
+    if kind == "sqlite":
+        return [f"sqlite:///{folder}/{name}.db" for name in ("live", "later")]
+    server: PostgresServer = request.getfixturevalue("eventjet_postgres")
+    return [server.create_database(f"test_{uuid4().hex}") for _ in range(2)]
+
+
+def applied(database: str, last: int) -> bool:
+    seen = snapshot(database)
+    return min(seen.totals_at, seen.journal_at) >= last
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
+async def test_what_ten_writers_append_is_applied_once(
+    kind: str, request: pytest.FixtureRequest, eventjet_nats: NatsServer, tmp_path: Path, processes: ExitStack
+) -> None:
+    app = tally_app(f"tally_{uuid4().hex[:12]}")
+    live, later = databases(kind, request, tmp_path)
+    settings = Settings(servers=(eventjet_nats.url,), database=live)
+    ledger = Ledger(settings, app.name, app.catalog, dict(app.projections))
+    for database in (live, later):
+        made(database, *app.projections.values())
+    # The stream must exist before its workers.
+    async with tally_app(ledger.name).connect(servers=settings.servers[0]) as jet:
+        await jet.init()
+    processes.enter_context(WorkerProcess(ledger, tmp_path, batch_max=1_000).ready())
+    await written(ledger)
+    other = Ledger(replace(settings, database=later), app.name, app.catalog, ledger.projections)
+    processes.enter_context(WorkerProcess(other, tmp_path, batch_max=1_000).ready())
+    await asyncio.to_thread(check, ledger, [live, later], kind)
+
+
+def check(ledger: Ledger, found: Sequence[str], kind: str) -> None:
+    """Each holds exactly what was appended."""
+    recorded = ledger.recorded(EVENTS)
+    log: list[tuple[str, Added | Noted]] = [(one.aggregate_id, one.data) for one in recorded]
+    assert len(log) == EVENTS
+    for database, how in zip(found, ("with a live worker", "by a later catch-up"), strict=True):
+        await_it(lambda database=database: applied(database, EVENTS), lambda how=how: how, CATCH_UP_S)
+        seen = snapshot(database)
+        verdict = judge(Truth(log), seen)
+        print(f"\n{kind}: {EVENTS:,} events appended {WRITERS}-way, applied {how}: {verdict}")  # noqa: T201
+        assert seen.journal_count == EVENTS == sum(row.additions for row in seen.totals)
+        assert verdict.right

@@ -1,0 +1,76 @@
+"""Workers killed and stopped at every failpoint while events arrive: nothing lost, repeated or out of order."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from contextlib import ExitStack
+from itertools import product
+from statistics import median
+
+import pytest
+
+from eventjet import failpoints
+from tests.faults.audit import Audit
+from tests.faults.chain import LEASE_S, Chain
+from tests.faults.processes import Fault
+from tests.faults.scene import Scene
+
+KILLS = int(os.environ.get("EVENTJET_TEST_KILLS", "14"))
+"""How many times a worker is killed or stopped, on each database; 28 reach every failpoint in both ways."""
+EVENTS = int(os.environ.get("EVENTJET_TEST_EVENTS", str(100 * KILLS)))
+"""That arrive meanwhile."""
+PLACES = ("idle", *failpoints.NAMES)
+OFTEN = (
+    "worker.batch_taken",
+    "worker.batch_folded",
+    "worker.before_commit",
+    "worker.rows_written",
+    "worker.after_commit",
+)
+"""Reached with every batch, so they are armed for a later one."""
+
+
+def plan(kills: int, first: str) -> list[Fault]:
+    """Every place in both ways, again and again, shuffled; a short plan has half of them in the `first` way."""
+    chance = random.Random(kills)
+    actions = (first, "stop" if first == "kill" else "kill")
+    every = [(name, actions[(index + turn) % 2]) for turn, (index, name) in product((0, 1), enumerate(PLACES))]
+    found: list[Fault] = []
+    while len(found) < kills:
+        part = every[: kills - len(found)]
+        chance.shuffle(part)
+        found += [Fault(name, action, chance.randrange(1, 9) if name in OFTEN else 1) for name, action in part]
+    return found
+
+
+def coverage(done: Counter[Fault]) -> list[str]:
+    """One line a place: how often it was reached in each way."""
+    return [
+        f"  {name:24} killed {done[Fault(name, 'kill')]:3}, stopped and revived {done[Fault(name, 'stop')]:3}"
+        for name in PLACES
+    ]
+
+
+@pytest.mark.slow
+def test_workers_killed_and_stopped_at_every_step_lose_and_repeat_nothing(stage: Scene, processes: ExitStack) -> None:
+    faults = plan(KILLS, "stop" if stage.is_sqlite else "kill")
+    chain = Chain(stage, processes, EVENTS)
+    chain.run(faults)
+    verdict = stage.finish()
+    audit = Audit.read(stage.ledger.settings.database)
+    stage.say(f"{chain.done.total()} kills, {chain.under_load} of them while events were arriving: {verdict}")
+    stage.say(f"rows equal to the fold of the log at each of {stage.checks} looks in between; {audit}")
+    stage.say(
+        f"{len(chain.takeovers_s)} takeovers from stopped workers with leases of {LEASE_S} s took "
+        f"{median(chain.takeovers_s):.2f} s in the middle, {max(chain.takeovers_s):.2f} s at most; {chain.held} more "
+        f"held the database meanwhile; {chain.refused} of those revived were refused a write"
+    )
+    stage.said.extend(coverage(chain.done))
+    assert verdict.right
+    assert not audit.zombies
+    assert not audit.breaks
+    assert chain.done.total() == KILLS
+    assert {fault.name for fault in chain.done} == set(PLACES)
+    assert chain.under_load > KILLS / 3

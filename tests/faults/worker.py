@@ -1,0 +1,42 @@
+"""A worker process for the fault tests: `python -m tests.faults.worker <nats> <database> <app> <batch_max> <lease_s>
+<projection>…`.
+
+Prints `ready` once it works or stands by; ends in good order on SIGTERM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+
+from eventjet.settings import Settings
+from eventjet.workers.supervisor import run_workers
+from eventjet.workers.workplace import WorkerOptions
+from tests.faults.audit import sessions_of
+from tests.faults.bad_events import wary_app
+from tests.faults.tally import tally_app
+
+
+async def main(server: str, database: str, name: str, options: WorkerOptions, projections: list[str]) -> None:
+    """Work until SIGTERM."""
+    settings = Settings(servers=(server,), database=sessions_of(str(os.getpid()), database))
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await run_workers(
+        wary_app(name) if projections == ["wary"] else tally_app(name),
+        settings,
+        projections,
+        stop=stop,
+        on_ready=lambda: print("ready", flush=True),  # noqa: T201
+        options=options,
+    )
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
+    server, database, name, batch_max, lease_s, *projections = sys.argv[1:]
+    options = WorkerOptions(batch_max=int(batch_max), lease_s=float(lease_s), poll_s=0.1)
+    asyncio.run(main(server, database, name, options, projections))
