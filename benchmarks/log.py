@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from decimal import Decimal
 from itertools import islice
 
-from benchmarks.bank import CURRENCY, Deposited, Posting, Withdrawn, bank, postings
+from benchmarks.bank import Deposited, Withdrawn, bank
+from benchmarks.postings import CURRENCY, Posting, postings
 from eventjet.codec.envelope import header_block
 from eventjet.domain.identity import encode_id
 from eventjet.settings import Settings
@@ -62,8 +63,8 @@ def _records(count: int) -> Iterator[tuple[str, bytes, bytes]]:
 
 
 def _event(posting: Posting) -> Deposited | Withdrawn:
-    _, kind, tx_id, amount, memo = posting
-    made = Deposited if kind == "deposited" else Withdrawn
+    _, is_deposit, tx_id, amount, memo = posting
+    made = Deposited if is_deposit else Withdrawn
     return made(tx_id=tx_id, amount=Decimal(amount), currency=CURRENCY, memo=memo)
 
 
@@ -76,5 +77,3 @@ def _await_acks(link: Link, sid: bytes, expected: int) -> None:
             if "error" in (answer := json.loads(body)):
                 raise RuntimeError(f"the server refused an event: {answer}")
         expected -= len(answers)
-
-
