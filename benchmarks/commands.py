@@ -168,7 +168,7 @@ class Peer:
         return account.id
 
     def load(self, account_id: object) -> None:
-        assert self.application.repository.get(account_id).balance  # type: ignore[arg-type, attr-defined]
+        assert self.application.repository.get(account_id).balance  # type: ignore[arg-type, attr-defined]  the peer is untyped
 
     def executes(self, count: int) -> float:
         account = self._aggregate(owner="ada")
@@ -176,7 +176,7 @@ class Peer:
         started = time.perf_counter()
         for _ in range(count):
             found = self.application.repository.get(account.id)
-            found.deposit(amount=Decimal("12.50"))  # type: ignore[attr-defined]
+            found.deposit(amount=Decimal("12.50"))  # type: ignore[attr-defined]  the peer is untyped
             self.application.save(found)
         return count / (time.perf_counter() - started)
 
@@ -202,7 +202,7 @@ def _history(name: str, length: int) -> list[Imported]:
 async def main(runs: int, count: int) -> None:
     app = App("bench", aggregates=[Account], upcasters=[withdrawn_has_a_reason])
     try:
-        import eventsourcing  # noqa: F401
+        import eventsourcing  # noqa: F401  is it installed?
 
         postgres: PostgresServer | None = PostgresServer()
     except ModuleNotFoundError:

@@ -92,7 +92,7 @@ def _message(error: BaseException) -> str:
     if isinstance(error, EventjetError):
         return " ".join(str(error).split())
     if _is_usage(error):
-        text = str(error.format_message())  # type: ignore[attr-defined]
+        text = str(error.format_message())  # type: ignore[attr-defined]  known by its name only
         text = text if text.endswith((".", "?")) else f"{text}."
         return f"{text} See `eventjet --help`, or `--help` after the command."
     said = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": .")

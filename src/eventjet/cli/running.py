@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -46,7 +47,12 @@ async def _work(at: Target, names: Sequence[str], stop: asyncio.Event, on_ready:
     from eventjet.workers.supervisor import run_workers
 
     if names:
-        await run_workers(at.app(), at.settings, names, stop=stop, on_ready=on_ready)
+        app = at.app()
+        # Batches of thousands of events live for a moment and make no cycles: looked for at the usual rate, they
+        # cost an eighth of a worker's time.
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 20)
+        await run_workers(app, at.settings, names, stop=stop, on_ready=on_ready)
     else:
         on_ready()
         await stop.wait()

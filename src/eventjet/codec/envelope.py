@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 from eventjet.codec.catalog import Catalog, Resolved
 from eventjet.domain.history import Link
 from eventjet.domain.identity import decode_id
-from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
+from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, recorded
 from eventjet.errors import Refused, UndecodableEvent, UnknownEvent
 
 RawRecord: TypeAlias = tuple[int, int, bytes, bytes, bytes]
@@ -112,12 +112,14 @@ class Decoder:
     `UndecodableEvent`, which carry position and bytes.
     """
 
-    __slots__ = ("_catalog", "_known", "_only")
+    __slots__ = ("_catalog", "_known", "_only", "_second", "_second_at")
 
     def __init__(self, catalog: Catalog, only: Collection[type] | None = None) -> None:
         self._catalog = catalog
         self._only = None if only is None else frozenset(only)
         self._known: dict[bytes, Resolved | None] = {}
+        self._second = 0
+        self._second_at = _EPOCH
 
     def __call__(self, record: RawRecord) -> Recorded[Any] | None:
         position, time_ns, subject, block, body = record
@@ -132,18 +134,21 @@ class Decoder:
             aggregate, aggregate_id = _place(subject)
             version = int(number)
             data = resolved.decode(body)
-            start = block.find(b"Nats-Msg-Id: ")
-            event_id = block[start + 13 : block.index(b"\r\n", start)].decode() if start >= 0 else ""
+            start = block.find(b"\r\nNats-Msg-Id: ")
+            event_id = block[start + 15 : block.index(b"\r\n", start + 15)].decode() if start >= 0 else ""
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             raise UndecodableEvent(resolved.event.info.name, position, body, reason) from error
-        recorded_at = _EPOCH + timedelta(microseconds=time_ns // 1000)
-        if block.find(b"\r\nEj-", end) < 0 and block.find(b"\r\ntraceparent", end) < 0:
-            return Recorded(data, aggregate_id, version, position, recorded_at, event_id, aggregate)
+        second, rest = divmod(time_ns, 1_000_000_000)
+        if second != self._second:
+            self._second, self._second_at = second, _EPOCH + timedelta(seconds=second)
+        recorded_at = self._second_at + timedelta(0, 0, rest // 1000)
+        if end + 4 >= len(block) or (block.find(b"\r\nEj-", end) < 0 and block.find(b"\r\ntraceparent", end) < 0):
+            return recorded(data, aggregate_id, version, position, recorded_at, event_id, aggregate)
         command_id, metadata = metadata_of(block, end)
         if block.find(b"\r\nEj-Recorded-At: ", end) >= 0:
             recorded_at = _told_time(block, recorded_at, record)
-        return Recorded(data, aggregate_id, version, position, recorded_at, event_id, aggregate, command_id, metadata)
+        return recorded(data, aggregate_id, version, position, recorded_at, event_id, aggregate, command_id, metadata)
 
     def link(self, record: RawRecord) -> Link:
         """As a call, but only what folding one aggregate's history takes: half the work."""
@@ -204,7 +209,10 @@ def _kind(block: bytes) -> tuple[bytes, bytes, int]:
     if start < 0 or middle < 0:
         return b"", b"", 0
     end = block.find(b"\r\n", middle + 14)
-    return block[start:middle] if b"Ej-Encoding" not in block else b"", block[middle + 14 : end], end
+    # An encoding between the two is part of the key.
+    if block.find(b"\r\nEj-E", 0, start) >= 0 or (end + 4 < len(block) and block.find(b"\r\nEj-E", end) >= 0):
+        return b"", block[middle + 14 : end], end
+    return block[start:middle], block[middle + 14 : end], end
 
 
 def _told_time(block: bytes, default: datetime, record: RawRecord) -> datetime:

@@ -37,7 +37,7 @@ class BodyCodec:
     __slots__ = ("_serializer", "_validator", "decode", "event_type")
 
     def __init__(self, event_type: type, core: core_schema.CoreSchema | None = None) -> None:
-        schema = _wired(core or event_type.__pydantic_core_schema__)  # type: ignore[attr-defined]
+        schema = _wired(core or event_type.__pydantic_core_schema__)  # type: ignore[attr-defined]  pydantic gives it
         self.event_type = event_type
         self._validator = SchemaValidator(schema, _use_prebuilt=False)
         self.decode: Callable[[bytes], Any] = self._validator.validate_json
@@ -95,7 +95,7 @@ _OPAQUE = frozenset({"default", "metadata", "expected", "serialization", "keys_s
 
 
 def _decimal(schema: dict[str, Any]) -> Any:
-    return core_schema.no_info_before_validator_function(_only_text, {**schema, "strict": False})  # type: ignore[typeddict-item]
+    return core_schema.no_info_before_validator_function(_only_text, {**schema, "strict": False})  # type: ignore[typeddict-item]  of any kind
 
 
 def _integer(schema: dict[str, Any]) -> Any:

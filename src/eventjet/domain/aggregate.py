@@ -24,7 +24,7 @@ class AggregateInfo:
     revision: int
 
 
-class AggregateType(Protocol[S, E]):  # type: ignore[misc]  # pyright: ignore[reportInvalidTypeVarUse]
+class AggregateType(Protocol[S, E]):  # type: ignore[misc]  # pyright: ignore[reportInvalidTypeVarUse]  variance is of the class object
     """The class object of an aggregate: ties a state to its events by the signature of `evolve`.
 
     Matched on the class itself, so that `Repository[Account, Opened | Deposited]` is inferred from `Account`.

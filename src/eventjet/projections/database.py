@@ -190,14 +190,14 @@ _DATA_CLASSES = frozenset({"21", "22", "23", "44", "54"})
 
 def _prepare_sqlite(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
-    def on_connect(connection: Any, _record: Any) -> None:  # pyright: ignore[reportUnusedFunction]
+    def on_connect(connection: Any, _record: Any) -> None:  # pyright: ignore[reportUnusedFunction]  a listener
         # The driver must not begin transactions by itself: it would begin them deferred, and a writer that
         # read first could then find the database locked with no way to wait.
         connection.isolation_level = None
         _set_pragmas(connection)
 
     @event.listens_for(engine, "begin")
-    def on_begin(connection: Any) -> None:  # pyright: ignore[reportUnusedFunction]
+    def on_begin(connection: Any) -> None:  # pyright: ignore[reportUnusedFunction]  a listener
         read_only = connection.get_execution_options().get(READ_ONLY, False)
         connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
 

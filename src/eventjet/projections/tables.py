@@ -7,7 +7,7 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import JSON, Column, MetaData, Table
+from sqlalchemy import JSON, Column, Enum, MetaData, String, Table
 from sqlalchemy.sql import quoted_name
 from sqlalchemy.sql.schema import SchemaConst
 
@@ -111,8 +111,13 @@ def key_check(column: Column[Any], parts: int) -> Convert:
     check = normaliser(column.type)
     most = _KEY_BYTES // parts
     short = most // 4
+    length = column.type.length if isinstance(column.type, String) and not isinstance(column.type, Enum) else 0
+    plain = short if length is None else min(short, length)
 
     def check_key(value: Any) -> Any:
+        # What nearly every key is; the checks below would pass it.
+        if type(value) is str and len(value) <= plain and value.isascii() and "\0" not in value:
+            return value
         if value is None:
             raise ValueError("a key cannot be None")
         fitted = check(value)

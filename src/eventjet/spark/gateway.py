@@ -100,7 +100,7 @@ def end_jvm(process: subprocess.Popen[bytes]) -> None:
 
 
 def _command(java: Java, conf: Mapping[str, str], conf_dir: str) -> list[str]:
-    from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]
+    from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]  as its scripts do
 
     jars = Path(_find_spark_home()) / "jars" / "*"
     settings = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
+from typing import Any
 
 from eventjet.codec.envelope import RawRecord
 from eventjet.errors import StoreUnavailable
@@ -55,9 +56,9 @@ class LongReads:
             # Bounded by what one request may bring.
             handed: asyncio.Queue[list[RawRecord] | int | BaseException | None] = asyncio.Queue()
 
-            def hand(item: list[RawRecord] | int | BaseException | None, into: object = handed) -> None:
+            def hand(item: list[RawRecord] | int | BaseException | None, into: Any = handed) -> None:
                 with suppress(RuntimeError):  # the loop has ended, and who waited with it
-                    loop.call_soon_threadsafe(into.put_nowait, item)  # type: ignore[attr-defined]
+                    loop.call_soon_threadsafe(into.put_nowait, item)
 
             self._submit(subject, position, hand)
             while isinstance(item := await handed.get(), list):

@@ -86,7 +86,7 @@ class MemoryStore:
             if not follow:
                 return
             async with self._grown:
-                await self._grown.wait_for(lambda: len(self._records) >= position)  # noqa: B023
+                await self._grown.wait_for(lambda: len(self._records) >= position)  # noqa: B023  called within the turn
 
     def event_ids(self) -> list[str | None]:
         """The ids in the log, in order."""
