@@ -34,7 +34,11 @@ class Account:
     balance: Decimal = Decimal(0)
 
     def evolve(self, event: AccountEvent) -> Account:
-        return self
+        match event:
+            case Deposited(amount=amount):
+                return Account(self.balance + amount)
+            case Withdrawn(amount=amount):
+                return Account(self.balance - amount)
 
 
 metadata = MetaData()

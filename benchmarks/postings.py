@@ -1,7 +1,7 @@
 """The workload "bank", in plain Python: 10,000 accounts, chosen by zipf 0.8, and what their balances must come to.
 
-The same facts for every subject. Who, when and in which account is each library's own business; the rest is the event's,
-written so that eventjet's bodies are 240 to 264 bytes.
+The same facts for every subject. Who, when and in which account is each library's own business; the rest is the
+event's, so long that eventjet's bodies are 240 to 264 bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 ACCOUNTS = 10_000
 SKEW = 0.8
 CURRENCY = "EUR"
-_REMARK = "Standing order 4711/2026: rent, heating and utilities for the flat in the back building, third floor left, ref. "
+_REMARK = (
+    "Standing order 4711/2026: rent, heating and utilities for the flat in the back building, third floor left, no. "
+)
 _NAMES = ("Ada", "Grace", "Barbara", "Katherine", "Margaret H. Hamilton")
 
 Posting: TypeAlias = tuple[UUID, bool, str, str, str]

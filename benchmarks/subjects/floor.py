@@ -150,9 +150,8 @@ class Records(Bodies):
                 raise RuntimeError(f"after position {position - 1} came {fields[5]}")
             assert message.headers is not None
             block = "".join([f"{name}: {value}\r\n" for name, value in message.headers.items()])
-            event = decode(
-                (position, int(fields[7]), message.subject.encode(), b"NATS/1.0\r\n%b\r\n" % block.encode(), message.data)
-            )
+            headers = b"NATS/1.0\r\n%b\r\n" % block.encode()
+            event = decode((position, int(fields[7]), message.subject.encode(), headers, message.data))
             assert event is not None
             amount = event.data.amount if type(event.data) is Deposited else -event.data.amount
             before = rows.get(event.aggregate_id)

@@ -127,7 +127,8 @@ async def fill(store_url: str, count: int) -> None:
         account = event.aggregate_id
         versions[account] = versions.get(account, 0) + 1
         if number < BY_STORE:
-            await store.append(StreamId(aggregate_id=account, category="Account"), [event], ExpectedVersion.exact(versions[account] - 1))
+            expected = ExpectedVersion.exact(versions[account] - 1)
+            await store.append(StreamId(aggregate_id=account, category="Account"), [event], expected)
         else:
             rows.append(_row(event, versions[account], lite=engine is None))
     created = "now()" if engine is not None else "strftime('%Y-%m-%dT%H:%M:%f+00:00')"

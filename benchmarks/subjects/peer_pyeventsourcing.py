@@ -1,7 +1,7 @@
 """pyeventsourcing: `python -m benchmarks.subjects.peer_pyeventsourcing fill|run <store> <read model> <count>`.
 
-As its documentation writes it. On PostgreSQL a `Projection` run by a `ProjectionRunner`; on SQLite, whose recorder has no
-subscriptions, a `ProcessApplication` that pulls. Both commit rows and tracking together, once for every event.
+As its documentation writes it. On PostgreSQL a `Projection` run by a `ProjectionRunner`; on SQLite, whose recorder has
+no subscriptions, a `ProcessApplication` that pulls. Both commit rows and tracking together, once for every event.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def run_postgres(store: str, view: str, count: int) -> None:
         Balances.clock.stop(count)
 
 
-def run_sqlite(store: str, view: str, count: int) -> None:
+def run_sqlite(store: str, view: str) -> None:
     upstream = Bank(_environment(store))
     upstream.notification_log.section_size = SECTION
     recorder = {"PROCESS_RECORDER_TOPIC": get_topic(BalancesRecorder)}
@@ -199,6 +199,6 @@ if __name__ == "__main__":
     if command == "fill":
         fill(store, int(count))
     elif view.startswith("sqlite"):
-        run_sqlite(store, view, int(count))
+        run_sqlite(store, view)
     else:
         run_postgres(store, view, int(count))
