@@ -9,7 +9,7 @@ bin := $(VENV)/bin
 installed := $(VENV)/.installed
 
 # The environment of a peer that `make bench` compares with.
-peer := benchmarks/out/peer
+peer := $(VENV)/peer
 PEER_PYTHON ?= $(shell for each in python3.13 python3.14 python3 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.1[3-9]*/bin/python; do \
 	$$each -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 13))' 2>/dev/null && echo $$each && break; done)
 

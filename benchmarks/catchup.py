@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.bank import bank
 from benchmarks.laps import Lap, lap, python, worker_lap
 from benchmarks.log import fill
-from benchmarks.measure import RESULTS, Comparison, Figures, keep, show
+from benchmarks.measure import Comparison, Figures, keep, show
 from benchmarks.postings import balances
 from benchmarks.readmodel import check
 from eventjet.dev import NatsServer, PostgresServer
@@ -100,8 +100,8 @@ class Job:
     def lap(self, subject: Subject, databases: Databases) -> None:
         url = databases.new(self.database)
         done = subject.run(url)
-        if done.count != subject.count:
-            raise RuntimeError(f"{subject.name} took {done.count} of {subject.count} events")
+        if done.last != subject.count:
+            raise RuntimeError(f"{subject.name} took {done.last} of {subject.count} events")
         try:
             check(url, _truth(subject.count), in_cents=subject.in_cents)
         except RuntimeError as error:
@@ -170,7 +170,7 @@ def _eventsource_python() -> str | None:
     """It asks for a newer Python than eventjet, so it may be in an environment of its own."""
     if find_spec("eventsource") is not None:
         return sys.executable
-    own = RESULTS.parent / "peer" / "bin" / "python"
+    own = Path(sys.prefix) / "peer" / "bin" / "python"
     return str(own) if own.exists() else None
 
 

@@ -19,6 +19,7 @@ import psycopg
 from benchmarks.readmodel import libpq, path_of
 
 ROOT = Path(__file__).parent.parent
+APP = "benchmarks.bank:bank"
 _POLL_S = 0.01
 _LIMIT_S = 600.0
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -26,9 +27,12 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Lap:
-    """What one lap took, from the first event on."""
+    """What one lap took."""
 
+    last: int
+    """Events it had taken at the end."""
     count: int
+    """Those of them that were measured."""
     wall_s: float
     client_cpu_s: float
     startup_s: float
@@ -42,7 +46,7 @@ def lap(command: list[str]) -> Lap:
     started = time.monotonic()
     told = json.loads(_run(command).splitlines()[-1])
     startup_s = time.monotonic() - started - told["wall_s"]
-    return Lap(told["count"], told["wall_s"], told["cpu_s"], startup_s)
+    return Lap(told["count"], told["count"], told["wall_s"], told["cpu_s"], startup_s)
 
 
 def python(module: str, *arguments: str, executable: str = sys.executable) -> list[str]:
@@ -50,29 +54,42 @@ def python(module: str, *arguments: str, executable: str = sys.executable) -> li
 
 
 def worker_lap(server: str, database: str, count: int) -> Lap:
-    """eventjet's worker, from the moment it reads until the last position is committed."""
+    """`eventjet worker`, from the first look at its position once it says it is ready until the last is committed."""
     started = time.monotonic()
+    settings = {"EVENTJET_APP": APP, "EVENTJET_SERVERS": server, "EVENTJET_DATABASE": database}
     process = subprocess.Popen(
-        python("worker", server, database), stdout=subprocess.PIPE, text=True, cwd=ROOT, env=_environment()
+        [sys.executable, "-m", "eventjet.cli", "worker"],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**_environment(), **settings},
     )
     try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise RuntimeError("the worker ended before it was ready; see above")
-        ready = json.loads(line)
+        told = _until_ready(process)
         with _position(database) as position:
+            first, ready, ready_cpu_s = position(), time.monotonic(), _cpu_s(process.pid)
             deadline = time.monotonic() + _LIMIT_S
             while (at := position()) < count:
                 if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"the worker stopped at position {at} of {count}")
+                    raise RuntimeError(f"the worker stopped at position {at} of {count}; it had said {told}")
                 time.sleep(_POLL_S)
         ended = time.monotonic()
-        cpu_s = _cpu_s(process.pid) - ready["cpu"]
-        return Lap(count, ended - ready["ready"], cpu_s, ready["ready"] - started, _memory_mb(process.pid))
+        cpu_s = _cpu_s(process.pid) - ready_cpu_s
+        return Lap(at, at - first, ended - ready, cpu_s, ready - started, _memory_mb(process.pid))
     finally:
         process.terminate()
-        process.wait(30)
+        process.communicate(timeout=30)
+
+
+def _until_ready(process: subprocess.Popen[str]) -> list[str]:
+    """What it says up to and including that it is ready."""
+    assert process.stderr is not None
+    told: list[str] = []
+    for line in process.stderr:
+        told.append(line.rstrip())
+        if line.startswith("ready:"):
+            return told
+    raise RuntimeError(f"the worker ended before it was ready: {' '.join(told)}")
 
 
 @contextmanager
