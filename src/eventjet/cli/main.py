@@ -14,6 +14,7 @@ from eventjet.cli.demo import demo
 from eventjet.cli.dev import dev
 from eventjet.cli.history import history
 from eventjet.cli.init import init
+from eventjet.cli.pause import pause, resume
 from eventjet.cli.rebuild import rebuild
 from eventjet.cli.status import status
 from eventjet.cli.tail import tail
@@ -28,7 +29,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (init, worker, rebuild, verify, status, history, tail, dev, demo):
+for command in (init, worker, rebuild, verify, status, pause, resume, history, tail, dev, demo):
     app.command()(command)
 
 

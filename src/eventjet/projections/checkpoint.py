@@ -6,8 +6,6 @@ Time is the database's, in seconds since 1970, so that the workers' clocks do no
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -28,19 +26,16 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
-from sqlalchemy.ext.asyncio import AsyncEngine
 
-from eventjet.errors import NotCaughtUp, Unreachable
+from eventjet.errors import Unreachable
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.columns import POSTGRESQL
-from eventjet.projections.database import READ_ONLY, Database
 from eventjet.projections.own_tables import metadata, projections
 from eventjet.projections.tables import storage_table
 
 NEW, BUILDING, ACTIVE, PAUSED, RETIRED, FAILED = "new", "building", "active", "paused", "retired", "failed"
 
 _CREATE_LOCK = 0x656A_6464_6C  # "ejddl"
-_POLL_S = (0.01, 0.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,34 +181,6 @@ def settle(connection: Connection, held: Checkpoint, state: str | None, reason: 
 def adopt_log(connection: Connection, held: Checkpoint, log: str) -> bool:
     """Remember the log that an empty read model is about to be made from; False when another epoch has begun."""
     return connection.execute(_of_epoch(held).values(log=log)).rowcount == 1
-
-
-async def wait_caught_up(database: str, bound: BoundProjection, position: int, timeout_s: float) -> None:
-    """Return once the projection is true up to `position`; raises `NotCaughtUp` after `timeout_s`."""
-    where = Database(database)
-    engine = where.engine("eventjet caught_up")
-    try:
-        async with where.reaching():
-            await _poll(engine, bound, position, timeout_s)
-    finally:
-        await engine.dispose()
-
-
-async def _poll(engine: AsyncEngine, bound: BoundProjection, position: int, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    query = select(projections.c.position).where(is_row(bound.name, bound.revision))
-    pause_s = _POLL_S[0]
-    while True:
-        async with engine.connect() as connection:
-            await connection.execution_options(**{READ_ONLY: True})
-            reached = await connection.scalar(query) or 0
-        if reached >= position:
-            return
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise NotCaughtUp(bound.name, position, reached, timeout_s)
-        await asyncio.sleep(min(pause_s, left_s))
-        pause_s = min(pause_s * 1.5, _POLL_S[1])
 
 
 def is_row(name: str, revision: int) -> ColumnElement[bool]:

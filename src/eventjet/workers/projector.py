@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -48,6 +49,7 @@ class Projector:
         self.bound = bound
         self._place = place
         self._on_ready = on_ready
+        self._report = place.report(bound)
         self._writer = Writer(bound, place.database.dialect, lease_s=place.options.lease_s)
         self._batch_max = place.options.batch_max
         self._pause_s = place.options.backoff_s[0]
@@ -59,8 +61,10 @@ class Projector:
             try:
                 await self._term(stop)
             except CheckpointFenced as error:
+                self._report.ended("fenced")
                 _log.warning("%s", error)
             except Exception as error:  # noqa: BLE001 - others go on, and so does this one, at a bounded rate
+                self._report.ended("fault")
                 unforeseen = not isinstance(error, _PASSES)
                 _log.warning("%s: %s. Trying again.", self.bound.name, _first_line(error), exc_info=unforeseen)
                 await pause(stop, self._pause_s)
@@ -80,6 +84,7 @@ class Projector:
     async def _hold(self, session: Session, lease: Lease, held: Checkpoint, stop: asyncio.Event) -> None:
         try:
             await self._project(session, lease, held, stop)
+            self._report.ended("drained")
         except _STOPS as error:
             await self._stumble(lease, held, error)
         finally:
@@ -138,8 +143,10 @@ class Projector:
         try:
             changes = await session.read(lambda connection: self._writer.prepare(connection, held, part))
             failpoints.reach("worker.batch_folded")
+            began = time.perf_counter()
             await session.write(lambda connection: self._writer.commit(connection, held, part, changes))
             failpoints.reach("worker.after_commit")
+            self._report.committed(part.last, len(part.events), time.perf_counter() - began)
             self._writer.recent.committed()
         except CheckpointFenced:
             # Perhaps the lease ran out over a slow fold: fewer events then.
@@ -167,6 +174,7 @@ class Projector:
             raise error
         _log.error("%s is stopped: %s", self.bound.name, error)
         self._stumbled_at = await lease.settle(held, FAILED, str(error))
+        self._report.ended("failed")
 
     def _is_newer(self, error: UnknownEvent) -> bool:
         older = range(1, min(error.schema, 1_000))
