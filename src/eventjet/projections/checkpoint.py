@@ -23,7 +23,6 @@ from sqlalchemy import (
     inspect,
     literal_column,
     select,
-    text,
     update,
 )
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
@@ -31,15 +30,15 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.errors import NotCaughtUp, Unreachable
+from eventjet.projections import migrations
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import READ_ONLY, Database
-from eventjet.projections.own_tables import metadata, projections
+from eventjet.projections.own_tables import projections
 from eventjet.projections.tables import storage_table
 
 NEW, BUILDING, ACTIVE, PAUSED, RETIRED, FAILED = "new", "building", "active", "paused", "retired", "failed"
 
-_CREATE_LOCK = 0x656A_6464_6C  # "ejddl"
 _POLL_S = (0.01, 0.2)
 
 
@@ -64,7 +63,9 @@ class Checkpoint:
     place: str = ""
     """Where its tables are: empty where they are declared, else a schema, or a suffix on SQLite."""
     tables: str = "[]"
-    """Their names, as JSON."""
+    """Their names, as JSON; empty until it has a place."""
+    takes_over: bool = False
+    """Whether it is to have the declared place once it has caught up with the revision that holds it."""
 
 
 def create_tables(engine: Engine | Connection, bound: Iterable[BoundProjection] = ()) -> list[str]:
@@ -72,11 +73,8 @@ def create_tables(engine: Engine | Connection, bound: Iterable[BoundProjection] 
     if isinstance(engine, Engine):
         with engine.begin() as connection:
             return create_tables(connection, bound)
-    dialect = engine.dialect.name
-    if dialect == POSTGRESQL:
-        engine.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": _CREATE_LOCK})
-    made: list[str] = []
-    for table in (*metadata.sorted_tables, *(storage_table(one.table, dialect) for one in bound)):
+    made = list(migrations.upgrade(engine).tables)
+    for table in (storage_table(one.table, engine.dialect.name) for one in bound):
         if not inspect(engine).has_table(table.name, schema=table.schema):
             table.create(engine)
             made.append(table.fullname)
@@ -84,11 +82,12 @@ def create_tables(engine: Engine | Connection, bound: Iterable[BoundProjection] 
 
 
 def check_tables(connection: Connection, bound: Iterable[BoundProjection]) -> None:
-    """Raise `Unreachable` when a table, or a column of a read model, is not in the database."""
+    """Raise `Unreachable` when a table, or a column of a read model, is not in the database, or eventjet's are old."""
+    migrations.check(connection)
     found = inspect(connection)
     shown = connection.engine.url.render_as_string(hide_password=True)
     remedy = "Run `eventjet init` once."
-    for table in (*metadata.sorted_tables, *(one.table for one in bound)):
+    for table in (one.table for one in bound):
         if not found.has_table(table.name, schema=table.schema):
             raise Unreachable(f"The database {shown}", f"the table {table.fullname!r} is not in it", remedy)
         present = {column["name"] for column in found.get_columns(table.name, schema=table.schema)}

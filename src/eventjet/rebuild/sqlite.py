@@ -19,6 +19,7 @@ from eventjet.projections import checkpoint
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import Checkpoint, create_tables
 from eventjet.projections.database import Database
+from eventjet.projections.own_tables import metadata
 from eventjet.projections.storage import SQLITE
 from eventjet.projections.tables import storage_table
 from eventjet.rebuild import runs
@@ -59,7 +60,7 @@ class SqliteShadow:
                 check_obstacles(connection, self.bound, self.table, None)
             runs.open_run(connection, self.run, self.bound)
         with self.engine().begin() as connection:
-            create_tables(connection)
+            metadata.create_all(connection)
             # The live table has the indexes; here they would only be in the way.
             connection.execute(CreateTable(self.table))
 
