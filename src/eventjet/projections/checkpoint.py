@@ -20,7 +20,6 @@ from sqlalchemy import (
     Row,
     and_,
     case,
-    inspect,
     literal_column,
     select,
     update,
@@ -29,13 +28,12 @@ from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from eventjet.errors import NotCaughtUp, Unreachable
+from eventjet.errors import NotCaughtUp
 from eventjet.projections import migrations
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import READ_ONLY, Database
 from eventjet.projections.own_tables import projections
-from eventjet.projections.tables import storage_table
 
 NEW, BUILDING, ACTIVE, PAUSED, RETIRED, FAILED = "new", "building", "active", "paused", "retired", "failed"
 
@@ -69,32 +67,28 @@ class Checkpoint:
 
 
 def create_tables(engine: Engine | Connection, bound: Iterable[BoundProjection] = ()) -> list[str]:
-    """Create what is missing of eventjet's tables and the read models'; return the names made. Changes nothing else."""
+    """Create what is missing of eventjet's tables and the read models'; return the names made.
+
+    A revision that finds its table held by another one gets one of its own. Nothing else changes.
+    """
     if isinstance(engine, Engine):
         with engine.begin() as connection:
             return create_tables(connection, bound)
+    from eventjet.projections import places_given
+
     made = list(migrations.upgrade(engine).tables)
-    for table in (storage_table(one.table, engine.dialect.name) for one in bound):
-        if not inspect(engine).has_table(table.name, schema=table.schema):
-            table.create(engine)
-            made.append(table.fullname)
+    for one in bound:
+        made += places_given.prepare(engine, one)
     return made
 
 
 def check_tables(connection: Connection, bound: Iterable[BoundProjection]) -> None:
     """Raise `Unreachable` when a table, or a column of a read model, is not in the database, or eventjet's are old."""
+    from eventjet.projections import places_given
+
     migrations.check(connection)
-    found = inspect(connection)
-    shown = connection.engine.url.render_as_string(hide_password=True)
-    remedy = "Run `eventjet init` once."
-    for table in (one.table for one in bound):
-        if not found.has_table(table.name, schema=table.schema):
-            raise Unreachable(f"The database {shown}", f"the table {table.fullname!r} is not in it", remedy)
-        present = {column["name"] for column in found.get_columns(table.name, schema=table.schema)}
-        missing = [column.name for column in table.columns if column.name not in present]
-        if missing:
-            reason = f"the table {table.fullname!r} has no column {', '.join(map(repr, missing))}"
-            raise Unreachable(f"The database {shown}", reason, "Rebuild the projection, or alter the table.")
+    for one in bound:
+        places_given.check(connection, one)
 
 
 def clock(dialect: str) -> ColumnElement[float]:
@@ -188,7 +182,10 @@ def adopt_log(connection: Connection, held: Checkpoint, log: str) -> bool:
 
 
 async def wait_caught_up(database: str, bound: BoundProjection, position: int, timeout_s: float) -> None:
-    """Return once the projection is true up to `position`; raises `NotCaughtUp` after `timeout_s`."""
+    """Return once the projection is true up to `position`; raises `NotCaughtUp` after `timeout_s`.
+
+    Asked is what a reader sees: while this revision builds beside another one, that one's position counts.
+    """
     where = Database(database)
     engine = where.engine("eventjet caught_up")
     try:
@@ -200,7 +197,8 @@ async def wait_caught_up(database: str, bound: BoundProjection, position: int, t
 
 async def _poll(engine: AsyncEngine, bound: BoundProjection, position: int, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
-    query = select(projections.c.position).where(is_row(bound.name, bound.revision))
+    query = select(projections.c.position).where(_is_shown(bound.name)).limit(1)
+    query = query.order_by(_is_another(bound.revision), projections.c.revision.desc())
     pause_s = _POLL_S[0]
     while True:
         async with engine.connect() as connection:
@@ -218,6 +216,15 @@ async def _poll(engine: AsyncEngine, bound: BoundProjection, position: int, time
 def is_row(name: str, revision: int) -> ColumnElement[bool]:
     """The condition for one projection's row."""
     return and_(projections.c.name == name, projections.c.revision == revision)
+
+
+def _is_shown(name: str) -> ColumnElement[bool]:
+    """Rows of the revisions whose tables are where they are declared, which is where an application reads."""
+    return and_(projections.c.name == name, projections.c.place == "", projections.c.state != RETIRED)
+
+
+def _is_another(revision: int) -> ColumnElement[int]:
+    return case((projections.c.revision == revision, 0), else_=1)
 
 
 def _free(name: str, revision: int, owner: str, now: ColumnElement[float], stumbled_at: int) -> ColumnElement[bool]:

@@ -17,6 +17,8 @@ from eventjet.projections.tables import storage_table
 
 DECLARED = ""
 """The place of a revision whose tables are where they are declared."""
+UNPLACED = "[]"
+"""The tables of a revision that has not been given a place."""
 _HOME_ON_SQLITE = re.compile(r"(.+)__r[0-9]+")
 
 
