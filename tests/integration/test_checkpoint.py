@@ -170,7 +170,7 @@ def test_a_reader_of_sqlite_does_not_wait_for_a_writer(engine: Engine) -> None:
 
 async def test_a_position_that_is_not_reached_is_said(engine: Engine, database: str) -> None:
     with engine.begin() as connection:
-        connection.execute(text("update eventjet_projection set position = 7"))
+        connection.execute(text("update eventjet_projection set position = 7 where name = 'balances'"))
     await wait_caught_up(database, BALANCES, 7, timeout_s=0)
     with pytest.raises(NotCaughtUp, match=r"'balances' is at position 7 and did not reach 8 within 0.1 s"):
         await wait_caught_up(database, BALANCES, 8, timeout_s=0.1)

@@ -10,6 +10,7 @@ import json
 import re
 
 from sqlalchemy import Table
+from sqlalchemy.sql import quoted_name
 
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.columns import POSTGRESQL
@@ -56,9 +57,19 @@ def declared_name(name: str) -> str:
 
 
 def placed(table: Table, place: str, dialect: str) -> Table:
-    """A declared table as it is created and read in a place."""
+    """A declared table as it is created and read in a place.
+
+    It is renamed last: names that SQLAlchemy gives to indexes, and the schema of enum types, come from the declared one.
+    """
+    made = storage_table(table, dialect)
     if place == DECLARED:
-        return storage_table(table, dialect)
+        return made
     if dialect == POSTGRESQL:
-        return storage_table(table, dialect, schema=place)
-    return storage_table(table, dialect, name=name_in(table.name, place, dialect))
+        made.schema = place
+        made.fullname = f"{place}.{made.name}"
+        return made
+    made.name = made.fullname = name_in(table.name, place, dialect)
+    for index in made.indexes:
+        # The whole database shares the names of indexes.
+        index.name = quoted_name(f"{index.name}__{made.name}", None)
+    return made

@@ -60,7 +60,7 @@ def _indexes(connection: Connection, table: str) -> list[tuple[str, str]]:
 
 
 def _renamed(statement: str, name: str, table: Rename) -> str:
-    """The statement that makes the index under its name in the new place: see `storage_table`."""
+    """The statement that makes the index under its name in the new place: see `placed`."""
     own = name.removesuffix(f"__{table.before}")
     if table.after != table.declared:
         own = f"{own}__{table.after}"

@@ -31,7 +31,7 @@ from eventjet.projections.checkpoint import Checkpoint, create_tables
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import Database
 from eventjet.projections.own_tables import projections
-from eventjet.projections.places import DECLARED, recorded
+from eventjet.projections.places import DECLARED, placed, recorded
 from eventjet.projections.places_given import revisions
 from eventjet.projections.places_postgres import (
     LOCK_TIMEOUT_MS,
@@ -43,7 +43,6 @@ from eventjet.projections.places_postgres import (
     lock_table,
     move,
 )
-from eventjet.projections.tables import storage_table
 from eventjet.rebuild import runs
 from eventjet.rebuild.load import LEDGER, Target
 from eventjet.rebuild.obstacles import check_obstacles
@@ -64,7 +63,7 @@ class PostgresShadow:
         self._purpose = f"eventjet rebuild {run}"
         self._engine = database.sync_engine(self._purpose)
         self._quote = self._engine.dialect.identifier_preparer.quote_identifier
-        self.table = _shadow_of(bound.table, self.schema)
+        self.table = placed(bound.table, self.schema, POSTGRESQL)
         self.target = Target(
             run=run,
             purpose=self._purpose,
@@ -291,14 +290,6 @@ def _advance(connection: Connection, bound: BoundProjection, live: Checkpoint, o
         values |= {"state": checkpoint.BUILDING if live.takes_over else checkpoint.ACTIVE, "reason": None}
     connection.execute(update(projections).where(checkpoint.is_row(live.name, live.revision)).values(**values))
     return Swapped(own.position, live.generation + 1, live.place)
-
-
-def _shadow_of(declared: Table, schema: str) -> Table:
-    """The declared table in the run's schema. Names of indexes and enum types are as in the live table's schema."""
-    made = storage_table(declared, POSTGRESQL)
-    made.schema = schema
-    made.fullname = f"{schema}.{made.name}"
-    return made
 
 
 def _bare(table: Table) -> Table:
