@@ -123,7 +123,15 @@ DEPLOYS: dict[str, tuple[Catalog, tuple[BoundProjection, ...]]] = {
     "fold": (CATALOG, (NEWER, MOVEMENTS)),
     "schema": (NEWER_CATALOG, (NEWER_SCHEMA, MOVEMENTS_SCHEMA)),
 }
-FOLDS: dict[int, Callable[[Any, Recorded[Any]], Any]] = {1: balances, 2: changed}
+
+
+def as_before(row: Any, event: Recorded[Any]) -> Any:
+    """The fold of revision 1, over events in whichever schema."""
+    data = event.data
+    return balances(row, replace(event, data=Added(amount=data.amount)) if isinstance(data, NewerAdded) else event)
+
+
+FOLDS: dict[int, Callable[[Any, Recorded[Any]], Any]] = {1: as_before, 2: changed}
 
 
 def deployed(deploy: str, settings: Settings, name: str) -> Ledger:

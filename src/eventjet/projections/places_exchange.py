@@ -143,7 +143,7 @@ def _standing(one: Checkpoint) -> tuple[object, ...]:
 
 def _behind(own: Checkpoint, there: Sequence[Checkpoint]) -> int:
     """A position in another log says nothing."""
-    return max((one.position - own.position for one in there if one.log == own.log), default=0) if there else 0
+    return max([0, *(one.position - own.position for one in there if one.log == own.log)])
 
 
 def _note(connection: Connection, own: Checkpoint, there: Sequence[Checkpoint]) -> None:
