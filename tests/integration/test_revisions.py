@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import astuple, replace
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import text
 
 from eventjet.dev.nats import NatsServer
-from eventjet.projections.bound import BoundProjection
-from eventjet.projections.checkpoint import Checkpoint, create_tables, read_all
 from eventjet.projections.database import READ_ONLY, Database
-from eventjet.projections.places import placed
 from eventjet.settings import Settings
-from tests.integration.deploys import (
-    DEPLOYS,
-    FOLDS,
-    NEWER,
-    OPTIONS,
-    NewerAdded,
-    Worker,
-    deployed,
-)
+from tests.integration.deploys import DEPLOYS, FOLDS, NEWER, NewerAdded, Worker, deployed
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Closed, Opened
+from tests.integration.revision_log import checkpoints, folded, init, is_past, rows, stands, waits
+
+_ROWS = {
+    "postgresql": "json_agg(json_build_array(account_id, owner, amount::text, events, last))::text",
+    "sqlite": "json_group_array(json_array(account_id, owner, amount, events, last))",
+}
 
 
 @pytest.fixture(params=["postgresql", "sqlite"])
@@ -53,71 +47,8 @@ def processes() -> Iterator[ExitStack]:
         yield stack
 
 
-def init(ledger: Ledger, deploy: str) -> list[str]:
-    """What `eventjet init` of this deploy makes."""
-    engine = Database(ledger.settings.database).sync_engine()
-    try:
-        return create_tables(engine, DEPLOYS[deploy][1])
-    finally:
-        engine.dispose()
-
-
-def execute(ledger: Ledger, *statements: str) -> list[Any]:
-    engine = Database(ledger.settings.database).sync_engine()
-    try:
-        with engine.begin() as connection:
-            results = [connection.execute(text(one)) for one in statements]
-            return list(results[-1]) if results[-1].returns_rows else []
-    finally:
-        engine.dispose()
-
-
-def checkpoints(ledger: Ledger) -> dict[tuple[str, int], Checkpoint]:
-    engine = Database(ledger.settings.database).sync_engine()
-    try:
-        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
-            return {(one.name, one.revision): one for one, _ in read_all(connection)}
-    finally:
-        engine.dispose()
-
-
-def rows(ledger: Ledger, bound: BoundProjection) -> list[tuple[Any, ...]]:
-    """The rows of a revision, wherever they are, by key."""
-    place = checkpoints(ledger)[bound.name, bound.revision].place
-    where = Database(ledger.settings.database)
-    engine = where.sync_engine()
-    try:
-        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
-            table = placed(bound.table, place, where.dialect)
-            return sorted(tuple(row) for row in connection.execute(select(table)))
-    finally:
-        engine.dispose()
-
-
-def folded(ledger: Ledger, revision: int, last: int, deploy: str = "old") -> list[tuple[Any, ...]]:
-    """What the rows must be, by the plainest loop."""
-    found: dict[str, Any] = {}
-    for one in deployed(deploy, ledger.settings, ledger.name).recorded(last):
-        if isinstance(one.data, Opened | Added | NewerAdded | Closed):
-            found[one.aggregate_id] = FOLDS[revision](found.get(one.aggregate_id), one)
-    return sorted(astuple(row) for row in found.values() if row is not None)
-
-
-async def stands(ledger: Ledger, revision: int, *, place: str | None = None, position: int | None = None) -> None:
-    async def found() -> bool:
-        one = (await asyncio.to_thread(checkpoints, ledger)).get(("balances", revision))
-        return one is not None and place in (None, one.place) and position in (None, one.position)
-
-    await eventually(found, f"revision {revision} to be in {place!r} at {position}", 60)
-
-
 class Reader:
     """Polls the declared table all the time, as an application does, each time with what its checkpoint says."""
-
-    _ROWS = {
-        "postgresql": "json_agg(json_build_array(account_id, owner, amount::text, events, last))::text",
-        "sqlite": "json_group_array(json_array(account_id, owner, amount, events, last))",
-    }
 
     def __init__(self, ledger: Ledger) -> None:
         where = Database(ledger.settings.database)
@@ -125,12 +56,12 @@ class Reader:
         """(revision, position, rows) as each single statement showed them."""
         self._engine = where.sync_engine()
         self._query = text(
-            f"select (select {self._ROWS[where.dialect]} from balances), revision, position "
+            f"select (select {_ROWS[where.dialect]} from balances), revision, position "
             "from eventjet_projection where name = 'balances' and place = ''"
         )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
-        self.fault: BaseException | None = None
+        self.fault: Exception | None = None
 
     def _run(self) -> None:
         try:
@@ -141,7 +72,7 @@ class Reader:
                     if not self.seen or self.seen[-1][:2] != (revision, position):
                         self.seen.append((revision, position, found))
                     time.sleep(0.002)
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001 - raised where it is checked
             self.fault = error
 
     @contextmanager
@@ -212,7 +143,7 @@ async def test_a_rolling_deploy_of_a_new_fold_loses_and_stops_nothing(ledger: Le
     old = processes.enter_context(Worker("old", ledger)).ready()
     with Commands(ledger).arriving() as commands:
         await stands(ledger, 1, place="")
-        await eventually(lambda: _past(ledger, 1, 3_000), "revision 1 to catch up")
+        await eventually(lambda: is_past(ledger, 1, 3_000), "revision 1 to catch up")
         with Reader(ledger).reading() as reader:
             made = init(ledger, "fold")
             assert len(made) == 1
@@ -220,8 +151,8 @@ async def test_a_rolling_deploy_of_a_new_fold_loses_and_stops_nothing(ledger: Le
             new = processes.enter_context(Worker("fold", ledger)).ready()
             await stands(ledger, 2, place="")
             before = commands.last
-            await eventually(lambda: _past(ledger, 2, before + 200), "revision 2 to go on")
-            await eventually(lambda: _past(ledger, 1, before + 200), "revision 1 to go on")
+            await eventually(lambda: is_past(ledger, 2, before + 200), "revision 2 to go on")
+            await eventually(lambda: is_past(ledger, 1, before + 200), "revision 1 to go on")
     last = commands.last
     await stands(ledger, 1, position=last)
     await stands(ledger, 2, position=last)
@@ -230,7 +161,7 @@ async def test_a_rolling_deploy_of_a_new_fold_loses_and_stops_nothing(ledger: Le
     found = checkpoints(ledger)
     assert {key: one.state for key, one in found.items()} == dict.fromkeys(found, "active")
     assert found["balances", 1].place.endswith("r1")
-    assert old.runs() and standby.runs() and new.runs()
+    assert [one.runs() for one in (old, standby, new)] == [True, True, True]
     seen = reader.check(ledger)
     assert min(seen) > 5, seen
     # The old deploy ends; the new one goes on alone.
@@ -248,7 +179,7 @@ async def test_a_rolling_deploy_of_a_new_event_schema_loses_and_stops_nothing(
 ) -> None:
     ledger.append(history(1_000))
     old = processes.enter_context(Worker("old", ledger)).ready()
-    await eventually(lambda: _past(ledger, 1, 1_000), "revision 1 to catch up")
+    await eventually(lambda: is_past(ledger, 1, 1_000), "revision 1 to catch up")
     init(ledger, "schema")
     with Reader(ledger).reading() as reader:
         new = processes.enter_context(Worker("schema", ledger)).ready()
@@ -257,9 +188,9 @@ async def test_a_rolling_deploy_of_a_new_event_schema_loses_and_stops_nothing(
         with Commands(replace(newer, catalog=_Both(newer, ledger)), also).arriving() as commands:
             await stands(ledger, 2, place="")
             before = commands.last
-            await eventually(lambda: _past(ledger, 2, before + 200), "revision 2 to go on")
-            await eventually(lambda: _waits(ledger), "revision 1 to say what it waits for")
-            assert old.runs() and new.runs()
+            await eventually(lambda: is_past(ledger, 2, before + 200), "revision 2 to go on")
+            await eventually(lambda: waits(ledger), "revision 1 to say what it waits for")
+            assert [one.runs() for one in (old, new)] == [True, True]
         last = commands.last
         # Movements have one revision, which both list: it waits for nobody once the old deploy is gone.
         old.drain()
@@ -289,13 +220,3 @@ class _Both:
 
     def encode(self, data: Any) -> Any:
         return (self._newer if isinstance(data, NewerAdded) else self._older).encode(data)
-
-
-async def _past(ledger: Ledger, revision: int, position: int) -> bool:
-    found = await asyncio.to_thread(checkpoints, ledger)
-    return found["balances", revision].position >= position
-
-
-async def _waits(ledger: Ledger) -> bool:
-    found = await asyncio.to_thread(checkpoints, ledger)
-    return "'ledger.added' schema 2" in (found["balances", 1].reason or "")

@@ -59,7 +59,7 @@ def declared_name(name: str) -> str:
 def placed(table: Table, place: str, dialect: str) -> Table:
     """A declared table as it is created and read in a place.
 
-    It is renamed last: names that SQLAlchemy gives to indexes, and the schema of enum types, come from the declared one.
+    It is renamed last: what SQLAlchemy calls indexes, and the schema of enum types, come from the declared one.
     """
     made = storage_table(table, dialect)
     if place == DECLARED:

@@ -244,15 +244,25 @@ def clear_abandoned(database: Database) -> list[str]:
     for run, ended in found:
         # What its tasks are still writing would have to be waited for.
         with suppress(SQLAlchemyError), engine.begin() as connection:
-            free = connection.scalar(
-                text("select pg_try_advisory_xact_lock(hashtextextended(:run, 0))"), {"run": _ALIVE + run}
-            )
-            if ended or free:
+            if is_free(connection, run) or ended:
                 _end_sessions(connection, f"eventjet rebuild {run}")
                 _drop_schemas(connection, run, quote)
                 runs.close_run(connection, run)
                 cleared.append(run)
     return cleared
+
+
+def is_free(connection: Connection, run: str) -> bool:
+    """Whether the run's process is gone; if so nobody else will find that out until this transaction ends."""
+    query = text("select pg_try_advisory_xact_lock(hashtextextended(:run, 0))")
+    return bool(connection.scalar(query, {"run": _ALIVE + run}))
+
+
+def drop_run(database: Database, run: str) -> None:
+    """Remove what is left of a run that is over."""
+    engine = database.sync_engine("eventjet rebuild")
+    with engine.begin() as connection:
+        _drop_schemas(connection, run, engine.dialect.identifier_preparer.quote_identifier)
 
 
 def _end_sessions(connection: Connection, purpose: str) -> None:

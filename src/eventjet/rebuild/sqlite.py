@@ -192,7 +192,7 @@ def clear_abandoned(database: Database) -> list[str]:
         found = runs.known_runs(connection)
     cleared: list[str] = []
     for run, ended in found:
-        if ended or not _is_claimed(database, run):
+        if ended or not is_claimed(database, run):
             _remove(shadow_path(database, run))
             with engine.begin() as connection:
                 runs.close_run(connection, run)
@@ -200,7 +200,13 @@ def clear_abandoned(database: Database) -> list[str]:
     return cleared
 
 
-def _is_claimed(database: Database, run: str) -> bool:
+def drop_run(database: Database, run: str) -> None:
+    """Remove what is left of a run that is over."""
+    _remove(shadow_path(database, run))
+
+
+def is_claimed(database: Database, run: str) -> bool:
+    """Whether the run's process lives."""
     try:
         with _lock_path(database, run).open("r+b") as file:
             return not _try_lock(file)
