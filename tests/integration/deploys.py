@@ -175,6 +175,7 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         if self.runs():
             self.process.kill()
+        if self.process.stdout is not None and not self.process.stdout.closed:
             self.ended()
 
 
