@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from eventjet.cli import failure
+from eventjet.cli.db import db
 from eventjet.cli.demo import demo
 from eventjet.cli.dev import dev
 from eventjet.cli.history import history
@@ -33,6 +34,7 @@ app = typer.Typer(
 for command in (init, worker, rebuild, verify, status, pause, resume, history, tail, dev, demo):
     app.command()(command)
 app.add_typer(quarantine, name="quarantine")
+app.add_typer(db)
 
 
 @app.callback(invoke_without_command=True)

@@ -30,6 +30,7 @@ from eventjet.errors import (
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import ACTIVE, BUILDING, FAILED, Checkpoint
 from eventjet.projections.database import is_about_data
+from eventjet.projections.places import DECLARED, placed
 from eventjet.projections.quarantine import Offered, is_newer
 from eventjet.projections.writer import Batch, Writer
 from eventjet.workers.consumer import Consumer
@@ -37,6 +38,7 @@ from eventjet.workers.identity import check_log
 from eventjet.workers.lease import Lease, TableOccupied, pause
 from eventjet.workers.quarantine import StillHeld, carry_out, load_held
 from eventjet.workers.session import Session
+from eventjet.workers.takeover import Takeover
 from eventjet.workers.workplace import Workplace
 
 _log = logging.getLogger(__name__)
@@ -53,7 +55,8 @@ class Projector:
         self._place = place
         self._on_ready = on_ready
         self._report = place.report(bound)
-        self._writer = Writer(bound, place.database.dialect, lease_s=place.options.lease_s)
+        self._writer = self._writer_in(DECLARED)
+        self._writes_in: str = DECLARED
         self._batch_max = place.options.batch_max
         self._pause_s = place.options.backoff_s[0]
         self._stumbled_at = -1
@@ -82,7 +85,14 @@ class Projector:
             if held is not None:
                 failpoints.reach("worker.lease_taken")
                 await session.commit_by_statement()
+                if held.place != self._writes_in:
+                    self._writer, self._writes_in = self._writer_in(held.place), held.place
                 await self._hold(session, lease, held, stop)
+
+    def _writer_in(self, where: str) -> Writer:
+        dialect = self._place.database.dialect
+        table = placed(self.bound.table, where, dialect)
+        return Writer(self.bound, dialect, lease_s=self._place.options.lease_s, table=table)
 
     async def _hold(self, session: Session, lease: Lease, held: Checkpoint, stop: asyncio.Event) -> None:
         try:
@@ -101,7 +111,7 @@ class Projector:
         waker = asyncio.create_task(_wake_at(stop, consumer))
         try:
             if not held.log:
-                await lease.check_unused()
+                await lease.check_unused(held)
             # After the durable is made: whoever replaces the stream from here on deletes it too.
             log = await asyncio.to_thread(check_log, self._place.endpoint, self._place.stream, held)
             if held.log != log:
@@ -110,7 +120,8 @@ class Projector:
             await load_held(session, self._writer, self.bound)
             consumer.start()
             self._on_ready()
-            building = held.state == BUILDING
+            takeover = Takeover(self.bound, self._place, held)
+            building = held.state == BUILDING and not takeover.wanted
             while not stop.is_set():
                 batch = await consumer.take(self._place.options.lease_s / 3)
                 if batch is None:
@@ -119,11 +130,14 @@ class Projector:
                 else:
                     failpoints.reach("worker.batch_taken")
                     await self._write(session, held, batch)
-                if building and (batch is None or consumer.is_at_the_end(batch.last)):
-                    failpoints.reach("worker.before_settle")
-                    await lease.settle(held, ACTIVE)
-                    failpoints.reach("worker.after_settle")
-                    building = False
+                if (building or takeover.wanted) and (batch is None or consumer.is_at_the_end(batch.last)):
+                    if await takeover.attempt(session, lease):
+                        return
+                    if building:
+                        failpoints.reach("worker.before_settle")
+                        await lease.settle(held, ACTIVE)
+                        failpoints.reach("worker.after_settle")
+                        building = False
         finally:
             waker.cancel()
             await consumer.close()
