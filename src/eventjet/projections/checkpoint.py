@@ -31,11 +31,11 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.errors import NotCaughtUp, Unreachable
-from eventjet.projections.bound import BoundProjection
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import READ_ONLY, Database
 from eventjet.projections.own_tables import metadata, projections
-from eventjet.projections.tables import storage_table
+from eventjet.projections.sql import AnyBound
+from eventjet.projections.sql_tables import stored_tables
 
 NEW, BUILDING, ACTIVE, PAUSED, RETIRED, FAILED = "new", "building", "active", "paused", "retired", "failed"
 
@@ -67,7 +67,7 @@ class Checkpoint:
     """Their names, as JSON."""
 
 
-def create_tables(engine: Engine | Connection, bound: Iterable[BoundProjection] = ()) -> list[str]:
+def create_tables(engine: Engine | Connection, bound: Iterable[AnyBound] = ()) -> list[str]:
     """Create what is missing of eventjet's tables and the read models'; return the names made. Changes nothing else."""
     if isinstance(engine, Engine):
         with engine.begin() as connection:
@@ -76,19 +76,19 @@ def create_tables(engine: Engine | Connection, bound: Iterable[BoundProjection] 
     if dialect == POSTGRESQL:
         engine.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": _CREATE_LOCK})
     made: list[str] = []
-    for table in (*metadata.sorted_tables, *(storage_table(one.table, dialect) for one in bound)):
+    for table in (*metadata.sorted_tables, *(table for one in bound for table in stored_tables(one, dialect))):
         if not inspect(engine).has_table(table.name, schema=table.schema):
             table.create(engine)
             made.append(table.fullname)
     return made
 
 
-def check_tables(connection: Connection, bound: Iterable[BoundProjection]) -> None:
+def check_tables(connection: Connection, bound: Iterable[AnyBound]) -> None:
     """Raise `Unreachable` when a table, or a column of a read model, is not in the database."""
     found = inspect(connection)
     shown = connection.engine.url.render_as_string(hide_password=True)
     remedy = "Run `eventjet init` once."
-    for table in (*metadata.sorted_tables, *(one.table for one in bound)):
+    for table in (*metadata.sorted_tables, *(table for one in bound for table in one.tables)):
         if not found.has_table(table.name, schema=table.schema):
             raise Unreachable(f"The database {shown}", f"the table {table.fullname!r} is not in it", remedy)
         present = {column["name"] for column in found.get_columns(table.name, schema=table.schema)}
@@ -188,7 +188,7 @@ def adopt_log(connection: Connection, held: Checkpoint, log: str) -> bool:
     return connection.execute(_of_epoch(held).values(log=log)).rowcount == 1
 
 
-async def wait_caught_up(database: str, bound: BoundProjection, position: int, timeout_s: float) -> None:
+async def wait_caught_up(database: str, bound: AnyBound, position: int, timeout_s: float) -> None:
     """Return once the projection is true up to `position`; raises `NotCaughtUp` after `timeout_s`."""
     where = Database(database)
     engine = where.engine("eventjet caught_up")
@@ -199,7 +199,7 @@ async def wait_caught_up(database: str, bound: BoundProjection, position: int, t
         await engine.dispose()
 
 
-async def _poll(engine: AsyncEngine, bound: BoundProjection, position: int, timeout_s: float) -> None:
+async def _poll(engine: AsyncEngine, bound: AnyBound, position: int, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     query = select(projections.c.position).where(is_row(bound.name, bound.revision))
     pause_s = _POLL_S[0]

@@ -25,9 +25,11 @@ from eventjet.errors import (
     LogRolledBack,
     UnknownEvent,
 )
-from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import ACTIVE, BUILDING, FAILED, Checkpoint
 from eventjet.projections.database import is_about_data
+from eventjet.projections.sql import AnyBound, BoundSql
+from eventjet.projections.sql_guard import TransactionEnded
+from eventjet.projections.sql_writer import SqlWriter
 from eventjet.projections.writer import Batch, Writer
 from eventjet.workers.consumer import Consumer
 from eventjet.workers.identity import check_log
@@ -37,18 +39,23 @@ from eventjet.workers.workplace import Workplace
 
 _log = logging.getLogger(__name__)
 
-_STOPS = (HandlerFailed, CodecError, LogRolledBack, HistoryBroken, TableOccupied)
+_STOPS = (HandlerFailed, CodecError, LogRolledBack, HistoryBroken, TableOccupied, TransactionEnded)
 _PASSES = (EventjetError, SQLAlchemyError, OSError, TimeoutError)
 
 
 class Projector:
     """One projection in one process. `on_ready` is called, perhaps often, once it works or waits for the lease."""
 
-    def __init__(self, bound: BoundProjection, place: Workplace, on_ready: Callable[[], None]) -> None:
+    def __init__(self, bound: AnyBound, place: Workplace, on_ready: Callable[[], None]) -> None:
         self.bound = bound
         self._place = place
         self._on_ready = on_ready
-        self._writer = Writer(bound, place.database.dialect, lease_s=place.options.lease_s)
+        lease_s = place.options.lease_s
+        self._writer = (
+            SqlWriter(bound, lease_s=lease_s)
+            if isinstance(bound, BoundSql)
+            else Writer(bound, place.database.dialect, lease_s=lease_s)
+        )
         self._batch_max = place.options.batch_max
         self._pause_s = place.options.backoff_s[0]
         self._stumbled_at = -1
@@ -68,13 +75,15 @@ class Projector:
 
     async def _term(self, stop: asyncio.Event) -> None:
         """One lease, on connections of its own."""
-        async with Session.open(self._place, f"worker {self.bound.durable}") as session:
+        by_hand = isinstance(self._writer, SqlWriter)
+        async with Session.open(self._place, f"worker {self.bound.durable}", by_hand=by_hand) as session:
             lease = Lease(session, self.bound, self._place)
             self._writer.recent.forget()
             held = await lease.acquire(stop, self._on_ready, self._stumbled_at)
             if held is not None:
                 failpoints.reach("worker.lease_taken")
-                await session.commit_by_statement()
+                if not by_hand:
+                    await session.commit_by_statement()
                 await self._hold(session, lease, held, stop)
 
     async def _hold(self, session: Session, lease: Lease, held: Checkpoint, stop: asyncio.Event) -> None:
@@ -136,9 +145,14 @@ class Projector:
     async def _commit(self, session: Session, held: Checkpoint, part: Batch) -> None:
         """One transaction, or two halves when the database complains about data, until its event is found."""
         try:
-            changes = await session.read(lambda connection: self._writer.prepare(connection, held, part))
-            failpoints.reach("worker.batch_folded")
-            await session.write(lambda connection: self._writer.commit(connection, held, part, changes))
+            writer = self._writer
+            if isinstance(writer, SqlWriter):
+                async with session.transaction() as connection:
+                    await writer.write(connection, held, part)
+            else:
+                changes = await session.read(lambda connection: writer.prepare(connection, held, part))
+                failpoints.reach("worker.batch_folded")
+                await session.write(lambda connection: writer.commit(connection, held, part, changes))
             failpoints.reach("worker.after_commit")
             self._writer.recent.committed()
         except CheckpointFenced:

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from eventjet.codec.catalog import Catalog
 from eventjet.projections import checkpoint
-from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import NEW, Checkpoint
 from eventjet.projections.database import READ_ONLY, Database
+from eventjet.projections.sql import AnyBound
 from eventjet.settings import Settings
 from eventjet.wire import Endpoint, Link, next_record
 from eventjet.workers.identity import state_of_log
@@ -30,7 +30,7 @@ class Projecting(Protocol):
     def catalog(self) -> Catalog: ...
 
     @property
-    def projections(self) -> Mapping[str, BoundProjection]: ...
+    def projections(self) -> Mapping[str, AnyBound]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from eventjet.errors import UsageError
 from eventjet.projections import checkpoint
-from eventjet.projections.bound import BoundProjection
 from eventjet.projections.database import READ_ONLY, Database
+from eventjet.projections.sql import AnyBound
 from eventjet.settings import Settings
 from eventjet.wire import Endpoint, Link
 from eventjet.workers.identity import state_of_log
@@ -42,7 +42,7 @@ async def run_workers(
     await _check(place, chosen)
     waiting = {one.durable for one in chosen}
 
-    def ready(bound: BoundProjection) -> None:
+    def ready(bound: AnyBound) -> None:
         if bound.durable in waiting:
             waiting.discard(bound.durable)
             if not waiting and on_ready is not None:
@@ -67,7 +67,7 @@ async def _drain(tasks: Sequence[asyncio.Task[None]], drain_s: float) -> None:
         _log.warning("%s did not finish its batch within %g s and is cut off", task.get_name(), drain_s)
 
 
-def _chosen(app: Projecting, names: Sequence[str]) -> list[BoundProjection]:
+def _chosen(app: Projecting, names: Sequence[str]) -> list[AnyBound]:
     known = app.projections
     for name in names:
         if name not in known:
@@ -79,7 +79,7 @@ def _chosen(app: Projecting, names: Sequence[str]) -> list[BoundProjection]:
     return chosen
 
 
-async def _check(place: Workplace, chosen: Sequence[BoundProjection]) -> None:
+async def _check(place: Workplace, chosen: Sequence[AnyBound]) -> None:
     """Fail early, and in words, on what a person has to set up first."""
     engine = place.database.engine("eventjet worker")
     try:
