@@ -26,14 +26,20 @@ from sqlalchemy import (
     delete,
     insert,
     select,
+    text,
     update,
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import Recorded, SqlProjection
+from eventjet.dev.nats import NatsServer
 from eventjet.projections.database import READ_ONLY, Database
 from eventjet.projections.sql import BoundSql, bind_sql
-from tests.integration.projecting import CATALOG, Added, Closed, Opened
+from eventjet.settings import Settings
+from eventjet.workers.status import ProjectionStatus, status
+from eventjet.workers.workplace import WorkerOptions
+from tests.integration.ledger_log import Ledger, eventually
+from tests.integration.projecting import CATALOG, Added, Closed, Opened, made
 
 metadata = MetaData()
 accounts_table = Table(
@@ -174,3 +180,43 @@ kinds_table = Table(
     Column("flag", Boolean),
     Column("seen", DateTime(timezone=True), nullable=False),
 )
+
+
+QUICK = WorkerOptions(lease_s=1.5, poll_s=0.1)
+
+
+def log_of(nats: NatsServer, database: str, bound: BoundSql = LEDGER) -> Ledger:
+    """A new log, and a database with the tables."""
+    made(database, bound)
+    log = Ledger(Settings(servers=(nats.url,), database=database), projections={"ledger": bound})
+    log.create()
+    return log
+
+
+def where(log: Ledger) -> Database:
+    return Database(log.settings.database)
+
+
+def changed(log: Ledger, bound: BoundSql) -> Ledger:
+    """The same log, with other handlers."""
+    return Ledger(log.settings, log.name, projections={"ledger": bound})
+
+
+def execute(log: Ledger, *statements: str) -> None:
+    engine = where(log).sync_engine()
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+    engine.dispose()
+
+
+async def state(log: Ledger) -> ProjectionStatus:
+    return next(one for one in await status(log, log.settings) if one.name == "ledger")
+
+
+async def failed(log: Ledger) -> ProjectionStatus:
+    async def is_failed() -> bool:
+        return (await state(log)).state == "failed"
+
+    await eventually(is_failed, "the projection to fail")
+    return await state(log)

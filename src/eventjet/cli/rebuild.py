@@ -79,6 +79,7 @@ def _print(report: RebuildReport) -> None:
 
     for one in report.projections:
         made = f"{counted(one.rows, 'row')} from {counted(report.events, 'event')}"
-        say(f"{one.projection} revision {one.revision}: {made}, swapped in at position {one.position:,}")
+        how = ", in order" if one.in_order else ""
+        say(f"{one.projection} revision {one.revision}: {made}{how}, swapped in at position {one.position:,}")
     spent = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in report.seconds.items())
     say(f"{report.engine} engine: {spent}")

@@ -106,12 +106,12 @@ class SqlWriter:
             raise guard.fault
         elif isinstance(error, DBAPIError) and is_transient(error):
             raise error
-        reason = error if isinstance(error, str) else _reason(error)
+        reason = error if isinstance(error, str) else reason_of(error)
         cause = error if isinstance(error, BaseException) else None
         raise HandlerFailed(self._bound.name, event.position, event.aggregate_id, reason) from cause
 
 
-def _reason(error: BaseException | None) -> str:
+def reason_of(error: BaseException | None) -> str:
     if isinstance(error, StatementError) and error.orig is not None:
         # The statement's text and values stay out of it.
         error = error.orig

@@ -11,6 +11,7 @@ from eventjet.codec.envelope import MSG_ID, Decoder, RawRecord, header
 from eventjet.errors import VerificationFailed
 from eventjet.projections.checkpoint import BUILDING, Checkpoint
 from eventjet.projections.own_tables import projections
+from eventjet.projections.sql import AnyBound
 from eventjet.projections.writer import Batch, Writer
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.shadow import Shadow
@@ -60,12 +61,21 @@ def catching_up(
     shadow: Shadow, app: Wired, endpoint: Endpoint, first: int, position: int, log: str
 ) -> Generator[CatchUp]:
     """Give the loaded shadow its checkpoint and a writer. `first` is the log's, `position` the pinned one."""
-    held = Checkpoint(
-        name=shadow.bound.name,
-        revision=shadow.bound.revision,
+    held = begun(shadow.bound, position, event_id_at(endpoint, app.name, position), log)
+    with shadow.engine().connect() as connection:
+        with connection.begin():
+            begin(connection, held)
+        yield CatchUp(shadow, app, endpoint, first, connection, held)
+
+
+def begun(bound: AnyBound, position: int = 0, event_id: str = "", log: str = "") -> Checkpoint:
+    """A shadow's checkpoint."""
+    return Checkpoint(
+        name=bound.name,
+        revision=bound.revision,
         generation=0,
         position=position,
-        event_id=event_id_at(endpoint, app.name, position),
+        event_id=event_id,
         log=log,
         epoch=EPOCH,
         owner=None,
@@ -73,11 +83,12 @@ def catching_up(
         state=BUILDING,
         reason=None,
     )
-    with shadow.engine().connect() as connection:
-        with connection.begin():
-            values = {column.name: getattr(held, column.name) for column in projections.columns}
-            connection.execute(insert(projections).values(**values))
-        yield CatchUp(shadow, app, endpoint, first, connection, held)
+
+
+def begin(connection: Connection, held: Checkpoint) -> None:
+    """Write a shadow's checkpoint where its connections find it."""
+    values = {column.name: getattr(held, column.name) for column in projections.columns}
+    connection.execute(insert(projections).values(**values))
 
 
 def event_id_at(endpoint: Endpoint, stream: str, position: int) -> str:

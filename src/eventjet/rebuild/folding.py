@@ -71,7 +71,7 @@ class Foldings:
     """Several projections over one reading of the log: each record is decoded once."""
 
     def __init__(self, app: Wired, names: Sequence[str], dialect: str) -> None:
-        self.each = [Folding(app.projections[name], dialect) for name in names]
+        self.each = [Folding(fold_of(app, name), dialect) for name in names]
         wanted = {one for folding in self.each for one in folding.events}
         self._decode = Decoder(app.catalog, wanted)
 
@@ -91,6 +91,13 @@ class Foldings:
         (folding,) = self.each
         decoded = ((token, decode(record)) for token, record in records)
         folding.take_keyed((token, event) for token, event in decoded if event is not None)
+
+
+def fold_of(app: Wired, name: str) -> BoundProjection:
+    """A projection that is folded, as every one is that a plan has an engine for."""
+    found = app.projections[name]
+    assert isinstance(found, BoundProjection)
+    return found
 
 
 class Tokens:

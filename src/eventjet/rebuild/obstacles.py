@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, ForeignKeyConstraint, Table, text
@@ -21,6 +21,7 @@ select 'the rule ' || rulename from pg_rewrite where ev_class = :oid and rulenam
 union
 select 'the foreign key ' || conname || ' of ' || conrelid::regclass from pg_constraint
  where contype = 'f' and (conrelid = :oid or confrelid = :oid)
+   and not (conrelid = any(:along) and confrelid = any(:along))
 union
 select 'the trigger ' || tgname from pg_trigger where tgrelid = :oid and not tgisinternal
 union
@@ -63,22 +64,33 @@ def check_obstacles(connection: Connection, bound: BoundProjection, live: Table,
         for key in bound.table.constraints
         if isinstance(key, ForeignKeyConstraint)
     ]
-    found += _in_database(connection, live, oid)
+    found += _in_database(connection, live, oid, ())
+    _refuse(bound.name, live, found)
+
+
+def check_obstacles_together(connection: Connection, name: str, live: Mapping[Table, int | None]) -> None:
+    """The same for tables that are swapped together, with their oids: foreign keys between them are no obstacle."""
+    along = [oid for oid in live.values() if oid is not None]
+    for table, oid in live.items():
+        _refuse(name, table, _in_database(connection, table, oid, along))
+
+
+def _refuse(name: str, live: Table, found: Sequence[str]) -> None:
     if found:
         raise RebuildRefused(
-            bound.name,
+            name,
             f"the table {live.name} has {_listed(found)}, which a swap cannot carry over",
             "Drop it and create it again after the rebuild, or declare it on the table if it is an index.",
         )
 
 
-def _in_database(connection: Connection, live: Table, oid: int | None) -> list[str]:
+def _in_database(connection: Connection, live: Table, oid: int | None, along: Sequence[int]) -> list[str]:
     declared = [str(index.name) for index in live.indexes]
     values: dict[str, Any]
     if connection.dialect.name == POSTGRESQL:
         if oid is None:
             return []
-        query, values = _POSTGRES, {"oid": oid, "declared": declared}
+        query, values = _POSTGRES, {"oid": oid, "declared": declared, "along": list(along)}
     else:
         from eventjet.projections.json_values import dumps
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -17,7 +17,6 @@ from sqlalchemy import (
     Table,
     UniqueConstraint,
     func,
-    make_url,
     select,
     text,
     update,
@@ -31,13 +30,15 @@ from eventjet.projections.checkpoint import Checkpoint, create_tables
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import Database
 from eventjet.projections.own_tables import projections
+from eventjet.projections.sql import AnyBound
 from eventjet.projections.tables import storage_table
 from eventjet.rebuild import runs
 from eventjet.rebuild.load import LEDGER, Target
 from eventjet.rebuild.obstacles import check_obstacles
+from eventjet.rebuild.run_schema import RunSchema, drop_schemas, end_sessions, inherited, live_table
 from eventjet.rebuild.shadow import LOCK_TIMEOUT_MS, TAIL_MAX, NotYet, Swapped
 
-_LOCKED = ("55P03", "40P01", "57014")
+LOCKED = ("55P03", "40P01", "57014")
 """SQLSTATEs of a lock that was not to be had: timeout, deadlock, cancelled statement."""
 _ALIVE = "eventjet-run-"
 
@@ -48,10 +49,10 @@ class PostgresShadow:
     def __init__(self, database: Database, bound: BoundProjection, run: str) -> None:
         self.bound = bound
         self.run = run
-        self.schema = f"ej_{run}"
-        self._old = f"ej_{run}_old"
-        self._database = database
-        self._purpose = f"eventjet rebuild {run}"
+        self._place = RunSchema(database, run)
+        self.schema = self._place.schema
+        self._old = self._place.old
+        self._purpose = self._place.purpose
         self._engine = database.sync_engine(self._purpose)
         self._quote = self._engine.dialect.identifier_preparer.quote_identifier
         self.table = _shadow_of(bound.table, self.schema)
@@ -72,7 +73,7 @@ class PostgresShadow:
             if to_swap:
                 checkpoint.ensure(connection, self.bound.name, self.bound.revision)
                 check_obstacles(connection, self.bound, self.table, self._live(connection)[0])
-            _create_enums(connection, self.bound.table)
+            create_enums(connection, self.bound.table)
             runs.open_run(connection, self.run, self.bound)
         with self._engine.begin() as connection:
             for schema in (self.schema, self._old):
@@ -119,15 +120,7 @@ class PostgresShadow:
 
     def engine(self) -> Engine:
         """The run's schema comes first, so eventjet's own tables are found there; the rest serves types only."""
-        with self._engine.begin() as connection:
-            schemas: Sequence[str] = connection.scalar(text("select current_schemas(false)")) or ()
-        path = ",".join(self._quote(schema) for schema in (self.schema, *schemas))
-        option = f"-c search_path={path}".replace("\\", "\\\\").replace(" ", "\\ ").replace("-c\\ ", "-c ", 1)
-        url = make_url(self._database.url)
-        given = url.query.get("options", "")
-        own = given if isinstance(given, str) else " ".join(given)
-        url = url.update_query_dict({"options": f"{own} {option}".strip()})
-        return Database(url.render_as_string(hide_password=False)).sync_engine(self._purpose)
+        return self._place.database(self._engine).sync_engine(self._purpose)
 
     def live_checkpoint(self) -> Checkpoint | None:
         with self._engine.begin() as connection:
@@ -138,10 +131,10 @@ class PostgresShadow:
             with self._engine.begin() as connection:
                 connection.execute(text(f"set local lock_timeout = {LOCK_TIMEOUT_MS}"))
                 return self._swap(connection, log, tail)
-        except _StepBackError as back:
+        except StepBackError as back:
             return NotYet(str(back))
         except DBAPIError as error:
-            if getattr(error.orig, "sqlstate", None) not in _LOCKED:
+            if getattr(error.orig, "sqlstate", None) not in LOCKED:
                 raise
             return NotYet("another transaction holds the table or its checkpoint")
 
@@ -155,93 +148,41 @@ class PostgresShadow:
         live_table = f"{self._quote(place)}.{self._quote(self.table.name)}"
         if oid is not None:
             connection.execute(text(f"lock table {live_table} in exclusive mode"))
-        live, position = _lock_revisions(connection, self.bound)
+        live, position = lock_revisions(connection, self.bound)
         if self._live(connection) != (oid, place):
-            raise _StepBackError("another rebuild swapped its table in meanwhile")
-        own = self._own_checkpoint(connection)
+            raise StepBackError("another rebuild swapped its table in meanwhile")
+        own = self._place.checkpoint(connection, self.bound)
         if tail is not None and own.position < position:
             if position - own.position > TAIL_MAX:
-                raise _StepBackError(f"the live read model is {position - own.position} events ahead")
+                raise StepBackError(f"the live read model is {position - own.position} events ahead")
             tail(position)
-            own = self._own_checkpoint(connection)
+            own = self._place.checkpoint(connection, self.bound)
         assert tail is None or own.position >= position
         if oid is not None:
             check_obstacles(connection, self.bound, self.table, oid)
             connection.execute(text(f"lock table {live_table} in access exclusive mode"))
-            for statement in self._inherited(connection, oid):
+            for statement in inherited(connection, oid, self._qualified(self.schema)):
                 connection.execute(text(statement))
             connection.execute(text(f"alter table {live_table} set schema {self._quote(self._old)}"))
         connection.execute(text(f"alter table {self._qualified(self.schema)} set schema {self._quote(place)}"))
-        return _advance(connection, live, own, log)
+        return advance(connection, live, own, log)
 
     def interrupt(self) -> None:
-        with suppress(SQLAlchemyError), self._database.sync_engine("eventjet rebuild").begin() as connection:
-            _end_sessions(connection, self._purpose)
+        self._place.interrupt()
 
     def drop(self) -> None:
-        """What a reader still holds is left, with its lease ended, to the next run."""
-        try:
-            self._drop()
-        except SQLAlchemyError:
-            with suppress(SQLAlchemyError), self._engine.begin() as connection:
-                runs.release(connection, self.run)
-
-    def _drop(self) -> None:
-        with self._database.sync_engine("eventjet rebuild").begin() as connection:
-            _end_sessions(connection, self._purpose)
-            _drop_schemas(connection, self.run, self._quote)
-            runs.close_run(connection, self.run)
+        self._place.drop()
 
     def _live(self, connection: Connection) -> tuple[int | None, str]:
         """(oid of the live table, its schema); None and the schema it would be created in when there is none."""
-        name = self._quote(self.table.name)
-        query = text("select c.oid, n.nspname from pg_class c join pg_namespace n on n.oid = c.relnamespace "
-                     "where c.oid = to_regclass(:name)")  # fmt: skip
-        found = connection.execute(query, {"name": name}).one_or_none()
-        if found is not None:
-            return int(found[0]), str(found[1])
-        return None, str(connection.scalar(text("select current_schema()")))
-
-    def _own_checkpoint(self, connection: Connection) -> Checkpoint:
-        own = projections.to_metadata(MetaData(), schema=self.schema)
-        row = connection.execute(
-            select(own).where(own.c.name == self.bound.name, own.c.revision == self.bound.revision)
-        ).one()
-        return Checkpoint(*row)
-
-    def _inherited(self, connection: Connection, oid: int) -> list[str]:
-        """Statements that give the shadow the owner, the rights and the storage parameters of the live table."""
-        new = self._qualified(self.schema)
-        query = text(_INHERITED)
-        return [str(one).replace("%TABLE%", new) for one in connection.scalars(query, {"oid": oid})]
+        return live_table(connection, self._quote(self.table.name))
 
     def _qualified(self, schema: str) -> str:
         return f"{self._quote(schema)}.{self._quote(self.table.name)}"
 
 
-class _StepBackError(Exception):
+class StepBackError(Exception):
     """Roll the swap back and try it again later."""
-
-
-_INHERITED = """
-select 'alter table %TABLE% owner to ' || quote_ident(pg_get_userbyid(relowner)) from pg_class
- where oid = :oid and pg_get_userbyid(relowner) <> current_user
-union all
-select 'alter table %TABLE% set (' || array_to_string(reloptions, ', ') || ')' from pg_class
- where oid = :oid and reloptions is not null
-union all
-select 'grant ' || a.privilege_type || ' on %TABLE% to '
-       || case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end
-       || case when a.is_grantable then ' with grant option' else '' end
-  from pg_class c cross join lateral aclexplode(c.relacl) a
- where c.oid = :oid and a.grantee <> c.relowner
-union all
-select 'grant ' || a.privilege_type || ' (' || quote_ident(t.attname) || ') on %TABLE% to '
-       || case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end
-       || case when a.is_grantable then ' with grant option' else '' end
-  from pg_attribute t cross join lateral aclexplode(t.attacl) a
- where t.attrelid = :oid and t.attnum > 0 and not t.attisdropped
-"""
 
 
 @contextmanager
@@ -269,26 +210,14 @@ def clear_abandoned(database: Database) -> list[str]:
                 text("select pg_try_advisory_xact_lock(hashtextextended(:run, 0))"), {"run": _ALIVE + run}
             )
             if ended or free:
-                _end_sessions(connection, f"eventjet rebuild {run}")
-                _drop_schemas(connection, run, quote)
+                end_sessions(connection, f"eventjet rebuild {run}")
+                drop_schemas(connection, run, quote)
                 runs.close_run(connection, run)
                 cleared.append(run)
     return cleared
 
 
-def _end_sessions(connection: Connection, purpose: str) -> None:
-    connection.execute(
-        text("select pg_terminate_backend(pid) from pg_stat_activity where application_name = :purpose"),
-        {"purpose": purpose},
-    )
-
-
-def _drop_schemas(connection: Connection, run: str, quote: Callable[[str], str]) -> None:
-    for schema in (f"ej_{run}", f"ej_{run}_old"):
-        connection.execute(text(f"drop schema if exists {quote(schema)} cascade"))
-
-
-def _lock_revisions(connection: Connection, bound: BoundProjection) -> tuple[Checkpoint, int]:
+def lock_revisions(connection: Connection, bound: AnyBound) -> tuple[Checkpoint, int]:
     """(this revision's checkpoint, how far the table in use is): every revision that writes to it has to wait."""
     query = select(projections).where(projections.c.name == bound.name).order_by(projections.c.revision)
     found = [Checkpoint(*row) for row in connection.execute(query.with_for_update())]
@@ -296,7 +225,7 @@ def _lock_revisions(connection: Connection, bound: BoundProjection) -> tuple[Che
     return next(one for one in found if one.revision == bound.revision), max(used)
 
 
-def _advance(connection: Connection, live: Checkpoint, own: Checkpoint, log: str) -> Swapped:
+def advance(connection: Connection, live: Checkpoint, own: Checkpoint, log: str) -> Swapped:
     """The live checkpoint says what the shadow's does, and whoever held it is deposed."""
     takeable = live.state in (checkpoint.NEW, checkpoint.BUILDING, checkpoint.FAILED)
     values: dict[str, Any] = {
@@ -344,7 +273,7 @@ def _bare(table: Table) -> Table:
     return Table(table.name, MetaData(), *columns, schema=table.schema, prefixes=["UNLOGGED"])
 
 
-def _create_enums(connection: Connection, declared: Table) -> None:
+def create_enums(connection: Connection, declared: Table) -> None:
     for column in declared.columns:
         if isinstance(column.type, Enum) and column.type.native_enum:
             column.type.create(connection, checkfirst=True)

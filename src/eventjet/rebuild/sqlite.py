@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from sqlalchemy import Engine, func, make_url, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -19,6 +19,7 @@ from eventjet.projections import checkpoint
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import Checkpoint, create_tables
 from eventjet.projections.database import Database
+from eventjet.projections.sql import AnyBound
 from eventjet.projections.storage import SQLITE
 from eventjet.projections.tables import storage_table
 from eventjet.rebuild import runs
@@ -27,6 +28,16 @@ from eventjet.rebuild.obstacles import check_obstacles
 from eventjet.rebuild.shadow import NotYet, Swapped
 
 _SUFFIXES = ("", "-wal", "-shm", "-journal", ".lock")
+
+
+class InFile(Protocol):
+    """A shadow in a file of its run."""
+
+    run: str
+    path: Path
+
+    @property
+    def bound(self) -> AnyBound: ...
 
 
 class SqliteShadow:
@@ -65,7 +76,7 @@ class SqliteShadow:
 
     def copy_live(self) -> Checkpoint | None:
         """Only the run's file is written to, so nobody waits."""
-        name = _quoted(self.table.name)
+        name = quoted(self.table.name)
         with closing(self._database.connect_sqlite()) as connection:
             connection.execute("attach database ? as shadow", (str(self.path),))
             connection.execute("begin")
@@ -73,7 +84,7 @@ class SqliteShadow:
             found = connection.execute(query, (self.bound.name, self.bound.revision)).fetchone()
             if found is None or not _shape(connection, "main", self.table.name):
                 return None
-            columns = ", ".join(map(_quoted, self.target.columns))
+            columns = ", ".join(map(quoted, self.target.columns))
             connection.execute(f"create table shadow.eventjet_live as select {columns} from main.{name}")
             connection.execute("commit")
             return Checkpoint(*found)
@@ -82,7 +93,7 @@ class SqliteShadow:
         return "eventjet_live"
 
     def made(self) -> str:
-        return _quoted(self.table.name)
+        return quoted(self.table.name)
 
     def count(self) -> int:
         with self.engine().begin() as connection:
@@ -100,54 +111,10 @@ class SqliteShadow:
 
     def swap(self, log: str, tail: Callable[[int], None] | None) -> Swapped | NotYet:
         """The live database is locked for writers, not for readers, while the rows are copied."""
-        with closing(self._database.connect_sqlite()) as connection:
-            connection.execute("attach database ? as shadow", (str(self.path),))
-            try:
-                connection.execute("begin immediate")
-            except sqlite3.OperationalError as error:
-                return NotYet(f"another process writes to it ({error})")
-            try:
-                outcome = self._swap(connection, log, bound_to_live=tail is not None)
-                connection.execute("rollback" if isinstance(outcome, NotYet) else "commit")
-                return outcome
-            except BaseException:
-                connection.execute("rollback")
-                raise
-
-    def _swap(self, connection: sqlite3.Connection, log: str, *, bound_to_live: bool) -> Swapped | NotYet:
-        row = (self.bound.name, self.bound.revision)
-        held = connection.execute("select 1 from main.eventjet_rebuild where run = ? and part = -1", (self.run,))
-        if held.fetchone() is None:
-            raise runs.LeaseEnded
-        query = "select position, event_id, generation from {}.eventjet_projection where name = ? and revision = ?"
-        _, _, generation = connection.execute(query.format("main"), row).fetchone()
-        position, event_id, _ = connection.execute(query.format("shadow"), row).fetchone()
-        (live_position,) = connection.execute(
-            "select max(position) from main.eventjet_projection "
-            "where name = ? and (revision = ? or state <> 'retired')",
-            row,
-        ).fetchone()
-        if bound_to_live and position < live_position:
-            return NotYet(f"the live read model is {live_position - position} events ahead")
-        self._replace_rows(connection)
-        connection.execute(
-            "update main.eventjet_projection set position = ?, event_id = ?, log = ?, generation = generation + 1, "
-            "epoch = epoch + 1, owner = null, lease_until = 0, "
-            "reason = case when state in ('new', 'building', 'failed') then null else reason end, "
-            "state = case when state in ('new', 'building', 'failed') then 'active' else state end "
-            "where name = ? and revision = ?",
-            (position, event_id, log, *row),
-        )
-        # They were made for the rows that have just been replaced.
-        connection.execute(
-            "update main.eventjet_projection set state = 'retired', epoch = epoch + 1, owner = null, lease_until = 0 "
-            "where name = ? and revision <> ?",
-            row,
-        )
-        return Swapped(position, generation + 1)
+        return swapped_in(self, self._database, log, self._replace_rows, bound_to_live=tail is not None)
 
     def _replace_rows(self, connection: sqlite3.Connection) -> None:
-        name = _quoted(self.table.name)
+        name = quoted(self.table.name)
         if _shape(connection, "main", self.table.name) == _shape(connection, "shadow", self.table.name):
             connection.execute(f"delete from main.{name}")
         else:
@@ -155,16 +122,79 @@ class SqliteShadow:
             create = [CreateTable(self.table), *map(CreateIndex, self.table.indexes)]
             for statement in create:
                 connection.execute(str(statement.compile(dialect=self._engine.dialect)))
-        columns = ", ".join(map(_quoted, self.target.columns))
+        columns = ", ".join(map(quoted, self.target.columns))
         connection.execute(f"insert into main.{name} ({columns}) select {columns} from shadow.{name}")
 
     def interrupt(self) -> None:
         """Statements are short here."""
 
     def drop(self) -> None:
-        _remove(self.path)
+        remove(self.path)
         with suppress(SQLAlchemyError), self._engine.begin() as connection:
             runs.close_run(connection, self.run)
+
+
+def swapped_in(
+    shadow: InFile,
+    database: Database,
+    log: str,
+    replace_rows: Callable[[sqlite3.Connection], None],
+    *,
+    bound_to_live: bool,
+) -> Swapped | NotYet:
+    """Replace rows and checkpoint of the live database by those of the run's file, in one transaction."""
+    with closing(database.connect_sqlite()) as connection:
+        connection.execute("attach database ? as shadow", (str(shadow.path),))
+        try:
+            connection.execute("begin immediate")
+        except sqlite3.OperationalError as error:
+            return NotYet(f"another process writes to it ({error})")
+        try:
+            outcome = _swap(connection, shadow, log, replace_rows, bound_to_live=bound_to_live)
+            connection.execute("rollback" if isinstance(outcome, NotYet) else "commit")
+            return outcome
+        except BaseException:
+            connection.execute("rollback")
+            raise
+
+
+def _swap(
+    connection: sqlite3.Connection,
+    shadow: InFile,
+    log: str,
+    replace_rows: Callable[[sqlite3.Connection], None],
+    *,
+    bound_to_live: bool,
+) -> Swapped | NotYet:
+    row = (shadow.bound.name, shadow.bound.revision)
+    held = connection.execute("select 1 from main.eventjet_rebuild where run = ? and part = -1", (shadow.run,))
+    if held.fetchone() is None:
+        raise runs.LeaseEnded
+    query = "select position, event_id, generation from {}.eventjet_projection where name = ? and revision = ?"
+    _, _, generation = connection.execute(query.format("main"), row).fetchone()
+    position, event_id, _ = connection.execute(query.format("shadow"), row).fetchone()
+    (live_position,) = connection.execute(
+        "select max(position) from main.eventjet_projection where name = ? and (revision = ? or state <> 'retired')",
+        row,
+    ).fetchone()
+    if bound_to_live and position < live_position:
+        return NotYet(f"the live read model is {live_position - position} events ahead")
+    replace_rows(connection)
+    connection.execute(
+        "update main.eventjet_projection set position = ?, event_id = ?, log = ?, generation = generation + 1, "
+        "epoch = epoch + 1, owner = null, lease_until = 0, "
+        "reason = case when state in ('new', 'building', 'failed') then null else reason end, "
+        "state = case when state in ('new', 'building', 'failed') then 'active' else state end "
+        "where name = ? and revision = ?",
+        (position, event_id, log, *row),
+    )
+    # They were made for the rows that have just been replaced.
+    connection.execute(
+        "update main.eventjet_projection set state = 'retired', epoch = epoch + 1, owner = null, lease_until = 0 "
+        "where name = ? and revision <> ?",
+        row,
+    )
+    return Swapped(position, generation + 1)
 
 
 def shadow_path(database: Database, run: str) -> Path:
@@ -194,7 +224,7 @@ def clear_abandoned(database: Database) -> list[str]:
     cleared: list[str] = []
     for run, ended in found:
         if ended or not _is_claimed(database, run):
-            _remove(shadow_path(database, run))
+            remove(shadow_path(database, run))
             with engine.begin() as connection:
                 runs.close_run(connection, run)
             cleared.append(run)
@@ -227,7 +257,8 @@ def _lock_path(database: Database, run: str) -> Path:
     return path.with_name(path.name + ".lock")
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Delete the run's file and what SQLite keeps beside it."""
     for suffix in _SUFFIXES:
         with suppress(OSError):
             path.with_name(path.name + suffix).unlink(missing_ok=True)
@@ -239,5 +270,6 @@ def _shape(connection: sqlite3.Connection, schema: str, table: str) -> Sequence[
     return found.fetchall()
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A name as SQL takes it."""
     return '"' + name.replace('"', '""') + '"'

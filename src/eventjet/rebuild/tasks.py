@@ -16,7 +16,7 @@ from eventjet.codec.envelope import Decoder, RawRecord
 from eventjet.errors import CodecError, ProjectionError
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import Database
-from eventjet.rebuild.folding import Folding, Foldings, Tokens, uncollected
+from eventjet.rebuild.folding import Folding, Foldings, Tokens, fold_of, uncollected
 from eventjet.rebuild.load import SQLITE_CHUNK, Target, load_part
 from eventjet.spark.session import partition_id, session_file
 from eventjet.spark.ship import AppRef
@@ -44,7 +44,7 @@ class KeyTask:
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         app = self.app.load()
-        bound = app.projections[self.projection]
+        bound = fold_of(app, self.projection)
         decode = Decoder(app.catalog, bound.events)
         tokens_of = Tokens(bound, self.dialect)
         seen = 0
