@@ -137,10 +137,10 @@ async def test_it_is_made_again_while_a_worker_and_commands_go_on(postgres_log: 
 
 def append_on(log: Ledger, stop: threading.Event) -> None:
     seed = 100
-    while not stop.wait(0.02):
+    while not stop.wait(0.2):
         seed += 1
         # Owners are unique.
-        events = history(20, seed=seed)
+        events = history(10, seed=seed)
         log.append(
             (own, Opened(owner=f"{seed}/{data.owner}") if isinstance(data, Opened) else data) for own, data in events
         )

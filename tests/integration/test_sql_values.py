@@ -26,7 +26,7 @@ from tests.integration.by_hand import (
     where,
 )
 from tests.integration.ledger_log import Ledger
-from tests.integration.projecting import START, Added, Opened
+from tests.integration.projecting import Added, Opened
 
 
 @pytest.fixture(params=["postgresql", "sqlite"])
@@ -81,16 +81,13 @@ async def test_values_of_every_kind_come_back_equal_through_the_declared_table(
     assert rows[2][3].utcoffset() == timedelta(0)
 
 
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [("money", Decimal("0.00005")), ("money", Decimal("1e20")), ("at", START.replace(tzinfo=None))],
-)
+@pytest.mark.parametrize("value", [Decimal("0.00005"), Decimal("1e20")])
 async def test_a_value_that_sqlite_would_not_keep_exactly_is_refused(
-    eventjet_nats: NatsServer, tmp_path: Path, column: str, value: Any
+    eventjet_nats: NatsServer, tmp_path: Path, value: Any
 ) -> None:
     async def opened(event: Recorded[Opened], connection: AsyncConnection) -> None:
         own = {"position": event.position, "seen": event.recorded_at}
-        await connection.execute(insert(kinds_table).values(**own, **{column: value}))
+        await connection.execute(insert(kinds_table).values(**own, money=value))
 
     bound = bound_with(opened, tables=[kinds_table])
     log = log_of(eventjet_nats, f"sqlite:///{tmp_path}/read.db", bound)

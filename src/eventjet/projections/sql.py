@@ -105,6 +105,16 @@ def bind_sql(declared: SqlProjection, catalog: Catalog) -> BoundSql:
     return BoundSql(declared.name, declared.revision, tables, tuple(handlers), handlers)
 
 
+def subscription(declared: SqlProjection) -> list[type]:
+    """All events that its handlers are annotated with, unchecked; raises `DefinitionError`."""
+    functions = declared.seal()
+    return [
+        one
+        for function in functions
+        for one in events_of(function, next(iter(inspect.signature(function).parameters), "event"))
+    ]
+
+
 def _handlers(functions: Sequence[Handler], catalog: Catalog, faults: list[str]) -> dict[type, Handler]:
     found: dict[type, Handler] = {}
     if not functions:
