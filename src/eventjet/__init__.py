@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from eventjet.jet import Jet
     from eventjet.projections.projection import Entries, Projection, entries, projection
+    from eventjet.projections.sql import SqlProjection
     from eventjet.repository import Committed, Imported, ImportReport, Repository
     from eventjet.settings import Settings
 
@@ -47,6 +48,7 @@ _HOMES = {
     "Refused": "errors",
     "Repository": "repository",
     "Settings": "settings",
+    "SqlProjection": "projections.sql",
     "Unreachable": "errors",
     "aggregate": "domain.aggregate",
     "entries": "projections.projection",
@@ -75,6 +77,7 @@ __all__ = [
     "Refused",
     "Repository",
     "Settings",
+    "SqlProjection",
     "Unreachable",
     "aggregate",
     "entries",

@@ -17,8 +17,9 @@ from eventjet.domain.event import event_info
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import DefinitionError, EventjetError, UsageError
 from eventjet.jet import Jet, open_jet
-from eventjet.projections.bound import BoundProjection, bind
+from eventjet.projections.bound import bind
 from eventjet.projections.projection import Entries, Projection
+from eventjet.projections.sql import AnyBound, BoundSql, SqlProjection, bind_sql
 from eventjet.settings import Settings
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.store.subjects import is_name
@@ -40,7 +41,7 @@ class App:
         name: str,
         *,
         aggregates: Sequence[Folded],
-        projections: Sequence[Projection[Any, Any] | Entries[Any, Any]] = (),
+        projections: Sequence[Projection[Any, Any] | Entries[Any, Any] | SqlProjection] = (),
         upcasters: Sequence[Upcaster] = (),
         retired_events: Sequence[str] = (),
     ) -> None:
@@ -51,7 +52,7 @@ class App:
         self.catalog = _catalog(self.aggregates, upcasters, retired_events, faults)
         if not faults:
             _check_snapshots(self.aggregates, faults)
-        self.projections: Mapping[str, BoundProjection] = _projections(projections, self.catalog, faults)
+        self.projections: Mapping[str, AnyBound] = _projections(projections, self.catalog, faults)
         if not faults:
             faults += _quarantine_faults(self.aggregates, self.projections.values())
         if faults:
@@ -170,22 +171,23 @@ def _is_event(cls: Any) -> bool:
 
 
 def _projections(
-    declared: Sequence[Projection[Any, Any] | Entries[Any, Any]], catalog: Catalog, faults: list[str]
-) -> dict[str, BoundProjection]:
-    found: dict[str, BoundProjection] = {}
+    declared: Sequence[Projection[Any, Any] | Entries[Any, Any] | SqlProjection], catalog: Catalog, faults: list[str]
+) -> dict[str, AnyBound]:
+    found: dict[str, AnyBound] = {}
     names: set[str] = set()
     for one in declared:
         if one.name in names:
             faults.append(f"two projections are called {one.name!r}")
         names.add(one.name)
         try:
-            found[one.name] = bind(one, catalog)
+            found[one.name] = bind_sql(one, catalog) if isinstance(one, SqlProjection) else bind(one, catalog)
         except DefinitionError as error:
             faults.extend(error.faults)
+    faults.extend(_shared_tables(found))
     return found
 
 
-def _quarantine_faults(aggregates: Mapping[Any, AggregateInfo], bound: Iterable[BoundProjection]) -> list[str]:
+def _quarantine_faults(aggregates: Mapping[Any, AggregateInfo], bound: Iterable[AnyBound]) -> list[str]:
     """A row of several aggregates would come out otherwise when one of them was held back for a while."""
     found: list[str] = []
     for one in bound:
@@ -196,3 +198,16 @@ def _quarantine_faults(aggregates: Mapping[Any, AggregateInfo], bound: Iterable[
                 f"{', '.join(of)}: order behind a parked event can only be kept by aggregate"
             )
     return found
+
+
+def _shared_tables(found: Mapping[str, AnyBound]) -> list[str]:
+    """Tables that a projection by hand shares with another one: a rebuild of one would undo the other."""
+    return [
+        f"the table {table.name!r} belongs to the projections {one.name!r} and {other.name!r}; give each its own"
+        for one in found.values()
+        if isinstance(one, BoundSql)
+        for other in found.values()
+        if other is not one and not (isinstance(other, BoundSql) and other.name < one.name)
+        for table in one.tables
+        if table.name in {its.name for its in other.tables}
+    ]

@@ -13,7 +13,7 @@ from eventjet.codec.envelope import Decoder, RawRecord
 from eventjet.domain.aggregate import AggregateInfo, AggregateType
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import OutcomeUnknown, UsageError
-from eventjet.projections.bound import BoundProjection
+from eventjet.projections.sql import AnyBound
 from eventjet.projections.waiting import Checkpoints, Listen, Waiting
 from eventjet.repository import Committed, Imported, ImportReport, Planned, Repository
 from eventjet.repository.histories import Snapshots
@@ -52,7 +52,7 @@ class Jet:
         store: EventStore,
         catalog: Catalog,
         aggregates: Mapping[Any, AggregateInfo],
-        projections: Mapping[str, BoundProjection],
+        projections: Mapping[str, AnyBound],
         settings: Settings,
         keeper: SnapshotKeeper | None = None,
         listen: Listen | None = None,
@@ -204,7 +204,7 @@ async def open_jet(
     name: str,
     catalog: Catalog,
     aggregates: Mapping[Any, AggregateInfo],
-    projections: Mapping[str, BoundProjection],
+    projections: Mapping[str, AnyBound],
     settings: Settings,
 ) -> AsyncGenerator[Jet]:
     """Connect, and on the way out wait for the saves in flight."""

@@ -6,9 +6,21 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, assert_type
 
-from sqlalchemy import Column, MetaData, Numeric, String, Table
+from sqlalchemy import Column, MetaData, Numeric, String, Table, insert
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from eventjet import App, Committed, Jet, Projection, Recorded, Repository, aggregate, event, projection
+from eventjet import (
+    App,
+    Committed,
+    Jet,
+    Projection,
+    Recorded,
+    Repository,
+    SqlProjection,
+    aggregate,
+    event,
+    projection,
+)
 from eventjet.testing import on, projected, scenario
 
 if TYPE_CHECKING:
@@ -105,6 +117,21 @@ def owners(row: Balance | None, event: Recorded[Opened]) -> Balance | None:
     return row
 
 
+lines = Table("lines", MetaData(), Column("account_id", String, primary_key=True))
+ledger = SqlProjection("ledger", tables=[lines], revision=2)
+
+
+@ledger.handler
+async def post(event: Recorded[Deposited | Withdrawn], connection: AsyncConnection) -> None:
+    assert_type(event.data, Deposited | Withdrawn)
+    await connection.execute(insert(lines).values(account_id=event.aggregate_id))
+
+
+@ledger.handler
+async def opened(event: Recorded[Opened], connection: AsyncConnection) -> None:
+    assert_type(event.data.owner, str)
+
+
 async def use(jet: Jet) -> None:
     accounts = jet.repository(Account)
     counters = jet.repository(Counter)
@@ -130,5 +157,7 @@ def test() -> None:
     scenario(Account).given(Opened(owner="ada")).when(Account.deposit, Decimal(1)).then(Deposited(amount=Decimal(1)))
     projected(balances, on("a", Opened(owner="ada"), Deposited(amount=Decimal(1)))).rows(Balance("a", Decimal(1)))
 
+    projected(ledger, on("a", Deposited(amount=Decimal(1)))).rows(lines, {"account_id": "a"})
 
-app = App("x", aggregates=[Account, Counter], projections=[balances, owners])
+
+app = App("x", aggregates=[Account, Counter], projections=[balances, owners, ledger])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from decimal import Decimal
 
+from sqlalchemy.ext.asyncio import AsyncConnection
+
 from eventjet import App, Jet, Recorded, projection
 from eventjet.testing import scenario
 from tests.typing.application import (
@@ -15,6 +17,7 @@ from tests.typing.application import (
     Counter,
     Deposited,
     Opened,
+    ledger,
     table,
 )
 
@@ -70,6 +73,16 @@ def by_owner(event: Recorded[Opened]) -> str:
 @projection("e", table=table, key=by_owner, on_error="quarantine")  # wrong
 def keyed(row: Balance | None, event: Recorded[Opened]) -> Balance | None:
     return row
+
+
+@ledger.handler  # wrong
+def not_awaited(event: Recorded[Opened], connection: AsyncConnection) -> None:
+    return None
+
+
+@ledger.handler  # wrong
+async def without_connection(event: Recorded[Opened]) -> None:
+    return None
 
 
 App("x", aggregates=[Opened])  # wrong

@@ -79,14 +79,15 @@ def promote(
     where = Database(at.settings.database)
     with where.reaching_sync():
         done = exchange(where, bound)
+    tables = ("the table " if len(bound.tables) == 1 else "the tables ") + ", ".join(one.name for one in bound.tables)
     left = list(done.left) if done else []
     if json:
         print_json({"projection": name, "revision": bound.revision, "promoted": done is not None, "left": left})
     elif done is None:
-        say(f"{name} revision {bound.revision} has the table {bound.table.name} already")
+        say(f"{name} revision {bound.revision} has {tables} already")
     else:
         aside = ", ".join(f"revision {one}" for one in left) or "no revision"
-        say(f"{name} revision {bound.revision} has the table {bound.table.name}; {aside} went aside")
+        say(f"{name} revision {bound.revision} has {tables}; {aside} went aside")
 
 
 @db.command()

@@ -79,7 +79,8 @@ def _print(report: RebuildReport) -> None:
 
     for one in report.projections:
         made = f"{counted(one.rows, 'row')} from {counted(report.events, 'event')}"
-        say(f"{one.projection} revision {one.revision}: {made}, swapped in at position {one.position:,}")
+        how = ", in order" if one.in_order else ""
+        say(f"{one.projection} revision {one.revision}: {made}{how}, swapped in at position {one.position:,}")
         if one.place:
             say(
                 f"It is in {one.place}, beside the revision that readers see. If it is newer, its worker lets it take "

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -82,10 +83,15 @@ def _compared(one: Difference) -> str:
         return "it has no row and should have one"
     if one.expected is None:
         return "it has a row and should have none"
-    pairs = [
-        (field.name, getattr(one.live, field.name), getattr(one.expected, field.name)) for field in fields(one.live)
-    ]
-    return ", ".join(f"{name} is {live} and should be {due}" for name, live, due in pairs if live != due)
+    live, expected = _columns(one.live), _columns(one.expected)
+    pairs = [(name, value, expected[name]) for name, value in live.items()]
+    return ", ".join(f"{name} is {value} and should be {due}" for name, value, due in pairs if value != due)
+
+
+def _columns(row: Any) -> Mapping[str, Any]:
+    if isinstance(row, Mapping):
+        return cast("Mapping[str, Any]", row)
+    return {field.name: getattr(row, field.name) for field in fields(row)}
 
 
 def shown_key(key: tuple[Any, ...]) -> str:

@@ -27,7 +27,8 @@ from eventjet.projections.values import Convert
 KeyOf: TypeAlias = Callable[[Recorded[Any]], tuple[Any, ...]]
 KeysOf: TypeAlias = Callable[[Recorded[Any]], tuple[tuple[Any, ...], ...]]
 
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
+NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
+"""How a projection may be called."""
 _KEY_TYPES = ((sa.String, str), (sa.Integer, int), (sa.Uuid, UUID), (sa.Date, date))
 
 
@@ -56,6 +57,11 @@ class BoundProjection:
     reads: bool
     """Whether rows are read before they are folded; entries are only appended."""
     on_error: OnError = "stop"
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The one table, as every shape of read model lists its own."""
+        return (self.table,)
 
     @property
     def durable(self) -> str:
@@ -107,7 +113,7 @@ class _Binding:
 
     def bound(self) -> BoundProjection | None:
         declared = self.declared
-        if not _NAME.fullmatch(declared.name):
+        if not NAME.fullmatch(declared.name):
             self.faults.append("its name is not [a-z][a-z0-9_]* of at most 48 characters")
         if declared.revision < 1:
             self.faults.append(f"its revision is {declared.revision}; revisions start at 1")

@@ -26,9 +26,9 @@ from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from eventjet.projections import migrations
-from eventjet.projections.bound import BoundProjection
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.own_tables import projections
+from eventjet.projections.sql import AnyBound
 
 NEW, BUILDING, ACTIVE, PAUSED, RETIRED, FAILED = "new", "building", "active", "paused", "retired", "failed"
 
@@ -59,7 +59,7 @@ class Checkpoint:
     """Whether it is to have the declared place once it has caught up with the revision that holds it."""
 
 
-def create_tables(engine: Engine | Connection, bound: Iterable[BoundProjection] = ()) -> list[str]:
+def create_tables(engine: Engine | Connection, bound: Iterable[AnyBound] = ()) -> list[str]:
     """Create what is missing of eventjet's tables and the read models'; return the names made.
 
     A revision that finds its table held by another one gets one of its own. Nothing else changes.
@@ -75,7 +75,7 @@ def create_tables(engine: Engine | Connection, bound: Iterable[BoundProjection] 
     return made
 
 
-def check_tables(connection: Connection, bound: Iterable[BoundProjection]) -> None:
+def check_tables(connection: Connection, bound: Iterable[AnyBound]) -> None:
     """Raise `Unreachable` when a table, or a column of a read model, is not in the database, or eventjet's are old."""
     from eventjet.projections import places_given
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import Connection, TextClause, text
 
@@ -18,6 +18,7 @@ select 'the rule ' || rulename from pg_rewrite where ev_class = :oid and rulenam
 union
 select 'the foreign key ' || conname || ' of ' || conrelid::regclass from pg_constraint
  where contype = 'f' and (conrelid = :oid or confrelid = :oid)
+   and not (conrelid = any(:along) and confrelid = any(:along))
 union
 select 'the trigger ' || tgname from pg_trigger where tgrelid = :oid and not tgisinternal
 union
@@ -53,9 +54,12 @@ select name from sqlite_master where type = 'index' and sql is not null and lowe
 """)
 
 
-def obstacles(connection: Connection, name: str, oid: int | None) -> list[str]:
-    """What another table could not take over from this one; `oid` is PostgreSQL's."""
-    return _named(connection, _POSTGRES, _SQLITE, name, oid)
+def obstacles(connection: Connection, name: str, oid: int | None, along: Collection[int] = ()) -> list[str]:
+    """What another table could not take over from this one; `oid` is PostgreSQL's.
+
+    Foreign keys between tables `along`, which move together, are no obstacle.
+    """
+    return _named(connection, _POSTGRES.bindparams(along=list(along)), _SQLITE, name, oid)
 
 
 def undeclared_indexes(connection: Connection, name: str, oid: int | None, declared: Sequence[str]) -> list[str]:

@@ -12,8 +12,10 @@ import re
 from sqlalchemy import Table
 from sqlalchemy.sql import quoted_name
 
-from eventjet.projections.bound import BoundProjection
+from eventjet.errors import ProjectionError
 from eventjet.projections.columns import POSTGRESQL
+from eventjet.projections.sql import AnyBound, BoundSql
+from eventjet.projections.sql_tables import stored_tables
 from eventjet.projections.tables import storage_table
 
 DECLARED = ""
@@ -23,16 +25,23 @@ UNPLACED = "[]"
 _HOME_ON_SQLITE = re.compile(r"(.+)__r[0-9]+")
 
 
-def tables_of(bound: BoundProjection) -> tuple[Table, ...]:
-    """The tables of a projection, as declared."""
-    return (bound.table,)
+class NamedByHandlers(ProjectionError):
+    """Tables of SQL by hand would have to be called otherwise than its handlers call them."""
+
+    def __init__(self, bound: AnyBound) -> None:
+        self.projection = bound.name
+        self.revision = bound.revision
+        names = ", ".join(table.name for table in bound.tables)
+        super().__init__(
+            f"Revision {bound.revision} of projection {bound.name!r} is SQL by hand, whose handlers name {names}, and "
+            "another revision has these names; on SQLite there is no second place for them. Declare tables of other "
+            f"names for it, or leave the revision as it was and run `eventjet rebuild {bound.name}`."
+        )
 
 
-def recorded(bound: BoundProjection) -> str:
+def recorded(bound: AnyBound) -> str:
     """The names of its tables as a checkpoint keeps them: JSON, with the schema where one is declared."""
-    return json.dumps(
-        [table.name if table.schema is None else [table.schema, table.name] for table in tables_of(bound)]
-    )
+    return json.dumps([table.name if table.schema is None else [table.schema, table.name] for table in bound.tables])
 
 
 def names_of(recorded: str) -> list[tuple[str | None, str]]:
@@ -72,4 +81,31 @@ def placed(table: Table, place: str, dialect: str) -> Table:
     for index in made.indexes:
         # The whole database shares the names of indexes.
         index.name = quoted_name(f"{index.name}__{made.name}", None)
+    return made
+
+
+def check_place(bound: AnyBound, place: str, dialect: str) -> None:
+    """Raise `NamedByHandlers` where the tables of a projection cannot be in that place."""
+    if place != DECLARED and dialect != POSTGRESQL and isinstance(bound, BoundSql):
+        raise NamedByHandlers(bound)
+
+
+def placed_tables(bound: AnyBound, place: str, dialect: str) -> list[Table]:
+    """The tables of a projection as they are created and read in a place, in an order in which they can be created.
+
+    Raises `NamedByHandlers` where they cannot be in that place.
+    """
+    if not isinstance(bound, BoundSql):
+        return [placed(bound.table, place, dialect)]
+    made = stored_tables(bound, dialect)
+    if place == DECLARED:
+        return made
+    check_place(bound, place, dialect)
+    for table in made:
+        for key in table.foreign_keys:
+            # Resolved by name while the names are still those of the declaration.
+            _ = key.column
+    for table in made:
+        table.schema = place
+        table.fullname = f"{place}.{table.name}"
     return made

@@ -1,7 +1,8 @@
 """A revision takes the declared place, and whoever held it goes to its own home, in one transaction.
 
 Readers see the one table or the other, never none. Both epochs rise, so that the workers of both begin a new term and
-look where their tables are. Locks are taken in the order of a worker's one statement: tables first, then checkpoints.
+look where their tables are. Locks are taken in the order in which its worker takes them: of a fold tables first, then
+checkpoints; of SQL by hand checkpoints first.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, text, update
+from sqlalchemy import Connection, update
 from sqlalchemy.exc import DBAPIError
 
 from eventjet import failpoints
 from eventjet.errors import CheckpointFenced, ProjectionError
 from eventjet.projections import checkpoint, places_postgres, places_sqlite
-from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import ACTIVE, BUILDING, NEW, Checkpoint
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import Database
 from eventjet.projections.obstacles import listed, obstacles, undeclared_indexes
 from eventjet.projections.own_tables import projections
-from eventjet.projections.places import DECLARED, UNPLACED, home, name_in, names_of, recorded, tables_of
+from eventjet.projections.places import DECLARED, UNPLACED, home, name_in, names_of, recorded
 from eventjet.projections.places_given import holders, revisions
 from eventjet.projections.places_postgres import Found
+from eventjet.projections.sql import AnyBound, BoundSql
 
 _PAUSE_S = 0.3
 _log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class NotNow(Exception):
 class CannotMove(ProjectionError):
     """A revision cannot take the declared place, and trying again does not help."""
 
-    def __init__(self, bound: BoundProjection, reason: str) -> None:
+    def __init__(self, bound: AnyBound, reason: str) -> None:
         self.projection = bound.name
         self.revision = bound.revision
         self.reason = reason
@@ -57,10 +58,10 @@ class Exchanged:
     position: int
 
 
-def attempt(connection: Connection, bound: BoundProjection, *, epoch: int | None = None) -> Exchanged | None:
+def attempt(connection: Connection, bound: AnyBound, *, epoch: int | None = None) -> Exchanged | None:
     """`exchange` that waits for no lock longer than readers may be kept, and says what the database forbids."""
     if connection.dialect.name == POSTGRESQL:
-        connection.execute(text(f"set local lock_timeout = {places_postgres.LOCK_TIMEOUT_MS}"))
+        places_postgres.bound_waits(connection)
     try:
         return exchange(connection, bound, epoch=epoch)
     except DBAPIError as error:
@@ -78,7 +79,7 @@ def stand_back(connection: Connection, held: Checkpoint) -> bool:
     return connection.execute(update(projections).where(row).values(takes_over=False, state=ACTIVE)).rowcount == 1
 
 
-def promote(database: Database, bound: BoundProjection, *, patience_s: float = 60.0) -> Exchanged | None:
+def promote(database: Database, bound: AnyBound, *, patience_s: float = 60.0) -> Exchanged | None:
     """`attempt` until it succeeds; blocks. Raises `CannotMove`, also for what did not become possible in time."""
     engine = database.sync_engine("eventjet promote")
     deadline = time.monotonic() + patience_s
@@ -92,14 +93,14 @@ def promote(database: Database, bound: BoundProjection, *, patience_s: float = 6
         time.sleep(_PAUSE_S)
 
 
-def behind(connection: Connection, bound: BoundProjection) -> int:
+def behind(connection: Connection, bound: AnyBound) -> int:
     """How many events a revision lacks of what readers see already; nothing is locked."""
     found = revisions(connection, bound.name)
     own = _own(found, bound)
     return _behind(own, holders(found, bound))
 
 
-def exchange(connection: Connection, bound: BoundProjection, *, epoch: int | None = None) -> Exchanged | None:
+def exchange(connection: Connection, bound: AnyBound, *, epoch: int | None = None) -> Exchanged | None:
     """Give a revision the declared place within the caller's transaction; None when it has it already.
 
     `epoch` is the caller's own, who then is fenced like any writer. Raises `NotNow`, `CannotMove`, `CheckpointFenced`
@@ -111,8 +112,13 @@ def exchange(connection: Connection, bound: BoundProjection, *, epoch: int | Non
         return None
     there = holders(found, bound)
     tables = _Tables(connection, bound, own, there)
-    tables.lock()
-    if [_standing(one) for one in revisions(connection, bound.name, lock=True)] != [_standing(one) for one in found]:
+    if isinstance(bound, BoundSql):
+        locked = _patiently_locked(connection, bound)
+        tables.lock()
+    else:
+        tables.lock()
+        locked = revisions(connection, bound.name, lock=True)
+    if [_standing(one) for one in locked] != [_standing(one) for one in found]:
         raise NotNow("another process moved its tables meanwhile")
     tables.look_again()
     found = revisions(connection, bound.name)
@@ -129,7 +135,14 @@ def exchange(connection: Connection, bound: BoundProjection, *, epoch: int | Non
     return Exchanged(tuple(one.revision for one in there), own.position)
 
 
-def _own(found: Sequence[Checkpoint], bound: BoundProjection) -> Checkpoint:
+def _patiently_locked(connection: Connection, bound: AnyBound) -> list[Checkpoint]:
+    """The checkpoints, once the batch is through that handlers have in hand: nobody but workers waits behind it."""
+    if connection.dialect.name == POSTGRESQL:
+        return places_postgres.patiently(connection, lambda: revisions(connection, bound.name, lock=True))
+    return revisions(connection, bound.name, lock=True)
+
+
+def _own(found: Sequence[Checkpoint], bound: AnyBound) -> Checkpoint:
     for one in found:
         if one.revision == bound.revision:
             return one
@@ -166,9 +179,7 @@ def _note(connection: Connection, own: Checkpoint, there: Sequence[Checkpoint]) 
 class _Tables:
     """The tables of an exchange. On SQLite the transaction has the whole database to itself."""
 
-    def __init__(
-        self, connection: Connection, bound: BoundProjection, own: Checkpoint, there: Sequence[Checkpoint]
-    ) -> None:
+    def __init__(self, connection: Connection, bound: AnyBound, own: Checkpoint, there: Sequence[Checkpoint]) -> None:
         self.connection = connection
         self.bound = bound
         self.own = own
@@ -207,14 +218,15 @@ class _Tables:
         if strangers:
             raise CannotMove(self.bound, f"no checkpoint knows whose {listed(strangers)} is")
         names = {name: self.found.get((schema, name)) for _, schema, name in self.leaving}
+        along = [found.oid for found in self.found.values()]
         hanging = [
             f"{one} on {name}"
             for name, found in names.items()
-            for one in obstacles(self.connection, name, found.oid if found else None)
+            for one in obstacles(self.connection, name, found.oid if found else None, along)
         ]
         if hanging:
             raise CannotMove(self.bound, f"{listed(hanging)} would stay with the table that leaves")
-        declared = {str(index.name) for table in tables_of(self.bound) for index in table.indexes}
+        declared = {str(index.name) for table in self.bound.tables for index in table.indexes}
         for name, found in names.items():
             lost = undeclared_indexes(self.connection, name, found.oid if found else None, list(declared))
             if lost:

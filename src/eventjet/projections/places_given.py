@@ -13,28 +13,29 @@ from sqlalchemy import Connection, Inspector, Table, inspect, select, update
 
 from eventjet.errors import ProjectionError, Unreachable
 from eventjet.projections import checkpoint, migrations
-from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import NEW, RETIRED, Checkpoint
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.own_tables import projections
-from eventjet.projections.places import DECLARED, UNPLACED, home, names_of, placed, recorded, tables_of
+from eventjet.projections.places import DECLARED, UNPLACED, check_place, home, names_of, placed_tables, recorded
 from eventjet.projections.places_postgres import ensure_schema
+from eventjet.projections.sql import AnyBound
 
 
 class PlaceTaken(ProjectionError):
     """A revision has no tables yet, and another one holds the declared ones."""
 
-    def __init__(self, bound: BoundProjection, holder: int) -> None:
+    def __init__(self, bound: AnyBound, holder: int) -> None:
         self.projection = bound.name
         self.revision = bound.revision
         self.holder = holder
         super().__init__(
             f"Revision {bound.revision} of projection {bound.name!r} has no table of its own yet, and revision "
-            f"{holder} holds {bound.table.name!r}. Run `eventjet init`: it makes one, to build beside the other."
+            f"{holder} holds {', '.join(repr(table.name) for table in bound.tables)}. "
+            "Run `eventjet init`: it makes one, to build beside the other."
         )
 
 
-def prepare(connection: Connection, bound: BoundProjection) -> list[str]:
+def prepare(connection: Connection, bound: AnyBound) -> list[str]:
     """Give a revision its checkpoint, its place and its tables where they are missing; return the names of tables made.
 
     The caller holds `migrations.lock`.
@@ -46,20 +47,22 @@ def prepare(connection: Connection, bound: BoundProjection) -> list[str]:
     elif _begun(held) and held.tables != recorded(bound):
         return []  # `check` says what is to be done about it.
     made: list[str] = []
-    for table in (placed(one, held.place, dialect) for one in tables_of(bound)):
+    for table in placed_tables(bound, held.place, dialect):
         if not inspect(connection).has_table(table.name, schema=table.schema):
             table.create(connection)
             made.append(table.fullname)
     return made
 
 
-def ensure(connection: Connection, bound: BoundProjection) -> None:
+def ensure(connection: Connection, bound: AnyBound) -> None:
     """Make the checkpoint of a revision that has none and whose declared place is free; raises `PlaceTaken`.
 
-    A retired one stays retired: `prepare` lets it begin anew.
+    Raises `NamedByHandlers` for one that could not work in the place it has. A retired one stays retired: `prepare`
+    lets it begin anew.
     """
     held = checkpoint.read(connection, bound.name, bound.revision)
     if held is not None and (_is_placed(held) or held.state == RETIRED):
+        check_place(bound, held.place, connection.dialect.name)
         return
     migrations.lock(connection)
     held = checkpoint.read(connection, bound.name, bound.revision)
@@ -67,8 +70,12 @@ def ensure(connection: Connection, bound: BoundProjection) -> None:
         _give(connection, bound, held, may_create=False)
 
 
-def check(connection: Connection, bound: BoundProjection) -> None:
-    """Raise `Unreachable` when a worker of this revision would not find its tables, or other ones than declared."""
+def check(connection: Connection, bound: AnyBound) -> None:
+    """Raise `Unreachable` when a worker of this revision would not find its tables, or other ones than declared.
+
+    Raises `NamedByHandlers` when it could not work with them where they are.
+    """
+    dialect = connection.dialect.name
     held = checkpoint.read(connection, bound.name, bound.revision)
     shown = f"The database {connection.engine.url.render_as_string(hide_password=True)}"
     named = f"revision {bound.revision} of projection {bound.name!r}"
@@ -77,17 +84,18 @@ def check(connection: Connection, bound: BoundProjection) -> None:
     if held is None or not _is_placed(held):
         holder = _holder(connection, bound, held)
         if holder is not None:
+            check_place(bound, home(bound.name, bound.revision, dialect), dialect)
             raise Unreachable(shown, str(PlaceTaken(bound, holder)).partition(". Run")[0], "Run `eventjet init`.")
     elif _begun(held) and held.tables != recorded(bound):
         was = ", ".join(name for _, name in names_of(held.tables))
         remedy = "Raise its revision, or rebuild it."
         raise Unreachable(shown, f"the rows of {named} are in {was}, and another table is declared", remedy)
     found = inspect(connection)
-    for table in tables_of(bound):
-        _check_table(found, placed(table, held.place if held else DECLARED, connection.dialect.name), shown)
+    for table in placed_tables(bound, held.place if held else DECLARED, dialect):
+        _check_table(found, table, shown)
 
 
-def holders(found: Sequence[Checkpoint], bound: BoundProjection) -> list[Checkpoint]:
+def holders(found: Sequence[Checkpoint], bound: AnyBound) -> list[Checkpoint]:
     """Of all checkpoints of a projection, those of other revisions that hold a table this one declares."""
     own = set(names_of(recorded(bound)))
     return [
@@ -106,15 +114,14 @@ def revisions(connection: Connection, name: str, *, lock: bool = False) -> list[
     return [Checkpoint(*row) for row in connection.execute(query.with_for_update() if lock else query)]
 
 
-def _give(
-    connection: Connection, bound: BoundProjection, held: Checkpoint | None, *, may_create: bool = True
-) -> Checkpoint:
+def _give(connection: Connection, bound: AnyBound, held: Checkpoint | None, *, may_create: bool = True) -> Checkpoint:
     """Decide on the place and write it into the checkpoint; raises `PlaceTaken` when that needs what may not be made.
 
     What began under an eventjet without places has the declared one.
     """
     holder = _holder(connection, bound, held)
     place = DECLARED if holder is None else home(bound.name, bound.revision, connection.dialect.name)
+    check_place(bound, place, connection.dialect.name)
     if holder is not None and not may_create:
         raise PlaceTaken(bound, holder)
     values: dict[str, Any] = {
@@ -136,7 +143,7 @@ def _give(
     return Checkpoint(*given)
 
 
-def _holder(connection: Connection, bound: BoundProjection, held: Checkpoint | None) -> int | None:
+def _holder(connection: Connection, bound: AnyBound, held: Checkpoint | None) -> int | None:
     """The revision that keeps this one out of the declared place."""
     if held is not None and held.state != RETIRED and _begun(held):
         return None

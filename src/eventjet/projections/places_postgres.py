@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sqlalchemy import Connection, text
 from sqlalchemy.schema import CreateSchema
 
 from eventjet.projections.places import DECLARED
 
+T = TypeVar("T")
+
 LOCK_TIMEOUT_MS = 500
 """How long an exchange of tables may make readers queue behind it before it steps back."""
+CHECKPOINT_LOCK_MS = 10_000
+"""How long it waits for the batch that handlers have in hand: only their next one waits behind it."""
 LOCKED = ("55P03", "40P01", "57014")
 """SQLSTATEs of a lock that was not to be had: timeout, deadlock, cancelled statement."""
 FORBIDDEN = "42501"
@@ -58,6 +64,25 @@ def ensure_schema(connection: Connection, name: str) -> None:
         connection.execute(CreateSchema(name))
 
 
+def look_first_in(connection: Connection, schema: str) -> None:
+    """For the rest of the session, once this is committed: names without a schema mean this one's tables."""
+    path = "quote_ident(:schema) || ', ' || current_setting('search_path')"
+    connection.execute(text(f"select set_config('search_path', {path}, false)"), {"schema": schema})
+
+
+def bound_waits(connection: Connection, timeout_ms: int = LOCK_TIMEOUT_MS) -> None:
+    """Wait no longer than this for any lock, to the end of the transaction."""
+    connection.execute(text(f"set local lock_timeout = {timeout_ms}"))
+
+
+def patiently(connection: Connection, lock: Callable[[], T]) -> T:
+    """Lock checkpoints whose rows workers of SQL by hand keep locked while their handlers run."""
+    bound_waits(connection, CHECKPOINT_LOCK_MS)
+    found = lock()
+    bound_waits(connection)
+    return found
+
+
 def lock_table(connection: Connection, table: Found, mode: str) -> None:
     """To the end of the transaction. `exclusive` keeps writers out and lets readers in."""
     connection.execute(text(f"lock table {table.quoted(connection)} in {mode} mode"))
@@ -70,8 +95,11 @@ def move(connection: Connection, table: Found, schema: str) -> None:
 
 
 def inherit(connection: Connection, oid: int, heir: str) -> None:
-    """Give a table (its quoted name) the owner, the storage parameters and the rights of another one."""
-    for statement in connection.scalars(text(_INHERITED), {"oid": oid}).all():
+    """Give a table (its quoted name) the owner, the storage parameters and the rights of another one.
+
+    Rights on columns, and on the sequences of columns, go to the columns of the same names.
+    """
+    for statement in connection.scalars(text(_INHERITED), {"oid": oid, "new": heir}).all():
         connection.execute(text(str(statement).replace("%TABLE%", heir)))
 
 
@@ -92,5 +120,20 @@ select 'grant ' || a.privilege_type || ' (' || quote_ident(t.attname) || ') on %
        || case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end
        || case when a.is_grantable then ' with grant option' else '' end
   from pg_attribute t cross join lateral aclexplode(t.attacl) a
+  join pg_attribute h on h.attrelid = to_regclass(:new) and h.attname = t.attname and not h.attisdropped
  where t.attrelid = :oid and t.attnum > 0 and not t.attisdropped
+union all
+select 'grant ' || a.privilege_type || ' on sequence ' || o.objid::regclass || ' to '
+       || case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end
+       || case when a.is_grantable then ' with grant option' else '' end
+  from pg_depend d
+  join pg_class s on s.oid = d.objid and s.relkind = 'S'
+  join pg_attribute t on t.attrelid = d.refobjid and t.attnum = d.refobjsubid
+  join pg_attribute h on h.attrelid = to_regclass(:new) and h.attname = t.attname and not h.attisdropped
+  join pg_depend o on o.classid = 'pg_class'::regclass and o.deptype in ('a', 'i')
+   and o.refclassid = 'pg_class'::regclass and o.refobjid = h.attrelid and o.refobjsubid = h.attnum
+  join pg_class n on n.oid = o.objid and n.relkind = 'S'
+ cross join lateral aclexplode(s.relacl) a
+ where d.classid = 'pg_class'::regclass and d.deptype in ('a', 'i') and d.refobjid = :oid
+   and a.grantee <> s.relowner
 """

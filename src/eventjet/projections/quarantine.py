@@ -21,6 +21,7 @@ from eventjet.errors import CodecError, EventjetError, UndecodableEvent, Unknown
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.fold import RowKey, Rows, stranger, without_ghosts
 from eventjet.projections.projection import Projection
+from eventjet.projections.sql import AnyBound
 from eventjet.projections.tables import RowCodec
 
 PARKED, BEHIND, RETRY, RETRIED, DROPPED = "parked", "behind", "retry", "retried", "dropped"
@@ -141,7 +142,7 @@ class Offering:
         return Offered(record, event)
 
 
-def reader(catalog: Catalog, bound: BoundProjection, known: Collection[int] = ()) -> Callable[[RawRecord], Any]:
+def reader(catalog: Catalog, bound: AnyBound, known: Collection[int] = ()) -> Callable[[RawRecord], Any]:
     """What turns records into a batch's events: `Recorded`, or `Offered` where the projection quarantines."""
     if bound.quarantines:
         return Offering(catalog, bound.events, known)

@@ -10,13 +10,13 @@ from sqlalchemy.exc import DBAPIError
 
 from eventjet.errors import UsageError
 from eventjet.projections import checkpoint, places_postgres, places_sqlite
-from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import RETIRED, Checkpoint
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.own_tables import projections, quarantine
 from eventjet.projections.places import DECLARED, UNPLACED, home, name_in, names_of, recorded
 from eventjet.projections.places_given import holders, revisions
 from eventjet.projections.places_postgres import Found
+from eventjet.projections.sql import AnyBound
 
 _NOT_EMPTY = "2BP01"
 
@@ -41,7 +41,7 @@ class Unused:
     """Why it cannot be dropped now; None when it can."""
 
 
-def unused(connection: Connection, declared: Collection[BoundProjection]) -> list[Unused]:
+def unused(connection: Connection, declared: Collection[AnyBound]) -> list[Unused]:
     """By name and revision. Revisions made from other logs than the app's are another app's, and left out."""
     found = checkpoint.read_all(connection)
     own = {(bound.name, bound.revision) for bound in declared}
@@ -53,7 +53,7 @@ def unused(connection: Connection, declared: Collection[BoundProjection]) -> lis
     ]
 
 
-def retire(connection: Connection, name: str, revision: int, declared: Collection[BoundProjection]) -> Unused:
+def retire(connection: Connection, name: str, revision: int, declared: Collection[AnyBound]) -> Unused:
     """Drop the tables and the place of a revision, within the caller's transaction; what was there is returned.
 
     Raises `UsageError` for one that is declared, in use, or unknown. Declared again, it begins anew.
@@ -84,16 +84,14 @@ def _refuse_in_use(one: Unused) -> None:
         raise UsageError(f"{one.projection}:{one.revision} is not dropped: {one.in_use}")
 
 
-def _not_unused(
-    name: str, revision: int, declared: Collection[BoundProjection], known: Sequence[tuple[str, int]]
-) -> str:
+def _not_unused(name: str, revision: int, declared: Collection[AnyBound], known: Sequence[tuple[str, int]]) -> str:
     if any((bound.name, bound.revision) == (name, revision) for bound in declared):
         return f"{name}:{revision} is declared by the app, so it is not dropped. Take it out of the app first."
     listed = ", ".join(f"{one}:{number}" for one, number in known) or "none"
     return f"There is no unused revision {name}:{revision}. Unused are: {listed}."
 
 
-def _described(connection: Connection, one: Checkpoint, left_s: float, declared: Collection[BoundProjection]) -> Unused:
+def _described(connection: Connection, one: Checkpoint, left_s: float, declared: Collection[AnyBound]) -> Unused:
     tables = _tables(connection, one, declared)
     owner = one.owner if left_s > 0 else None
     in_use = None
@@ -115,7 +113,7 @@ def _described(connection: Connection, one: Checkpoint, left_s: float, declared:
     )
 
 
-def _tables(connection: Connection, one: Checkpoint, declared: Collection[BoundProjection]) -> list[tuple[str, int]]:
+def _tables(connection: Connection, one: Checkpoint, declared: Collection[AnyBound]) -> list[tuple[str, int]]:
     """(quoted name, about how many rows) of the tables of a revision that are there."""
     names = one.tables
     if names == UNPLACED:
@@ -141,7 +139,11 @@ def _count(connection: Connection, table: Found) -> int:
 def _drop_tables(connection: Connection, tables: Sequence[tuple[str, int]]) -> None:
     """Tables before checkpoints, as workers lock them."""
     if connection.dialect.name == POSTGRESQL:
-        connection.execute(text(f"set local lock_timeout = {places_postgres.LOCK_TIMEOUT_MS}"))
+        places_postgres.bound_waits(connection)
+        # At once, as foreign keys may be between them.
+        if tables:
+            connection.execute(text(f"drop table {', '.join(name for name, _ in tables)}"))
+        return
     for name, _ in tables:
         connection.execute(text(f"drop table {name}"))
 

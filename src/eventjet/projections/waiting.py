@@ -20,12 +20,12 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.errors import NotCaughtUp, StoreError, Unreachable
-from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import FAILED, PAUSED, RETIRED
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import READ_ONLY, Database
 from eventjet.projections.notices import notice_subject, read_notice
 from eventjet.projections.own_tables import projections
+from eventjet.projections.sql import AnyBound
 
 FIRST_LOOK_S = 5.0
 """The first look may take as long, even for a shorter timeout; a database that takes longer is called unreachable."""
@@ -119,7 +119,7 @@ class Waiting:
     """When the look under way began."""
     _closed: bool = False
 
-    async def caught_up(self, bound: BoundProjection, position: int, timeout_s: float) -> None:
+    async def caught_up(self, bound: AnyBound, position: int, timeout_s: float) -> None:
         """Return once the declared table is true up to `position`.
 
         Raises `NotCaughtUp` after `timeout_s`, or at once where the projection failed, is paused or retired;
@@ -263,7 +263,7 @@ _COLUMNS = projections.c
 _QUERY = select(_COLUMNS.name, _COLUMNS.revision, _COLUMNS.position, _COLUMNS.state, _COLUMNS.reason, _COLUMNS.place)
 
 
-async def wait_caught_up(database: str, bound: BoundProjection, position: int, timeout_s: float) -> None:
+async def wait_caught_up(database: str, bound: AnyBound, position: int, timeout_s: float) -> None:
     """As `Waiting.caught_up`, without a connection to the server: for tests and tools."""
     look = Checkpoints(database)
     waiting = Waiting("", look)

@@ -111,6 +111,10 @@ class Writer:
             self.held.places.update(self._newly_held)
             self._newly_held = ()
 
+    def undone(self) -> None:
+        """What was prepared last is not in the database."""
+        self.recent.forget()
+
     def forget(self) -> None:
         """Begin anew: somebody else may have written since."""
         self.recent.forget()
@@ -128,21 +132,22 @@ class Writer:
         mark = (held.name, held.revision, held.epoch, batch.after)
         advance = (batch.last, batch.event_id, self._lease_s, *mark)
         if not self._statements.write(connection, advance, changes):
-            raise self._fenced(connection, held, batch)
+            raise fenced(connection, held, batch)
         failpoints.reach("worker.rows_written")
 
-    @staticmethod
-    def _fenced(connection: Connection, held: Checkpoint, batch: Batch) -> CheckpointFenced:
-        found = read(connection, held.name, held.revision)
-        if found is None:
-            return CheckpointFenced(held.name, "its checkpoint is gone")
-        if found.epoch != held.epoch:
-            return CheckpointFenced(
-                held.name, f"{found.owner or 'nobody'} holds it in epoch {found.epoch}, this was {held.epoch}"
-            )
+
+def fenced(connection: Connection, held: Checkpoint, batch: Batch) -> CheckpointFenced:
+    """What the checkpoint says where it should let the batch in."""
+    found = read(connection, held.name, held.revision)
+    if found is None:
+        return CheckpointFenced(held.name, "its checkpoint is gone")
+    if found.epoch != held.epoch:
         return CheckpointFenced(
-            held.name, f"its checkpoint is at position {found.position} and the batch starts after {batch.after}"
+            held.name, f"{found.owner or 'nobody'} holds it in epoch {found.epoch}, this was {held.epoch}"
         )
+    return CheckpointFenced(
+        held.name, f"its checkpoint is at position {found.position} and the batch starts after {batch.after}"
+    )
 
 
 def changes_of(changed: Rows, sorting: Sorting | None = None) -> Changes:

@@ -17,6 +17,7 @@ from eventjet.projections.checkpoint import BUILDING, Checkpoint
 from eventjet.projections.database import is_about_data
 from eventjet.projections.own_tables import projections
 from eventjet.projections.quarantine import Held, Parked, reader
+from eventjet.projections.sql import AnyBound
 from eventjet.projections.writer import Batch, Writer
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.shadow import Shadow
@@ -73,7 +74,7 @@ class CatchUp:
         except DBAPIError as error:
             if not (self._bound.quarantines and batch.events and is_about_data(error)):
                 raise
-            self._writer.recent.forget()
+            self._writer.undone()
             first, second = batch.cut(max(1, len(batch.events) // 2))
             if second is not None:
                 self._commit(first)
@@ -93,12 +94,22 @@ def catching_up(
 
     `first` is the log's, `position` the pinned one; `parked` is what could not be taken up to there.
     """
-    held = Checkpoint(
-        name=shadow.bound.name,
-        revision=shadow.bound.revision,
+    held = begun(shadow.bound, position, event_id_at(endpoint, app.name, position), log)
+    with shadow.engine().connect() as connection:
+        with connection.begin():
+            begin(connection, held)
+            quarantine_rows.park(connection, held.name, held.revision, parked)
+        yield CatchUp(shadow, app, endpoint, first, connection, held)
+
+
+def begun(bound: AnyBound, position: int = 0, event_id: str = "", log: str = "") -> Checkpoint:
+    """A shadow's checkpoint."""
+    return Checkpoint(
+        name=bound.name,
+        revision=bound.revision,
         generation=0,
         position=position,
-        event_id=event_id_at(endpoint, app.name, position),
+        event_id=event_id,
         log=log,
         epoch=EPOCH,
         owner=None,
@@ -106,12 +117,12 @@ def catching_up(
         state=BUILDING,
         reason=None,
     )
-    with shadow.engine().connect() as connection:
-        with connection.begin():
-            values = {column.name: getattr(held, column.name) for column in projections.columns}
-            connection.execute(insert(projections).values(**values))
-            quarantine_rows.park(connection, held.name, held.revision, parked)
-        yield CatchUp(shadow, app, endpoint, first, connection, held)
+
+
+def begin(connection: Connection, held: Checkpoint) -> None:
+    """Write a shadow's checkpoint where its connections find it."""
+    values = {column.name: getattr(held, column.name) for column in projections.columns}
+    connection.execute(insert(projections).values(**values))
 
 
 def event_id_at(endpoint: Endpoint, stream: str, position: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 from eventjet.errors import LogRolledBack, RebuildError, VerificationFailed
 from eventjet.projections.checkpoint import Checkpoint
@@ -12,7 +13,7 @@ from eventjet.rebuild.catchup import catching_up
 from eventjet.rebuild.load import Part
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
-from eventjet.rebuild.shadow import NotYet, Shadow, Swapped
+from eventjet.rebuild.shadow import NotYet, Shadow, Swappable, Swapped
 from eventjet.spark.ship import Wired
 from eventjet.wire import Endpoint, stream_state
 from eventjet.workers.identity import check_log
@@ -21,6 +22,14 @@ PATIENCE_S = 60.0
 """How long a swap is tried while others hold the table."""
 
 _BACKOFF_S = (0.05, 2.0)
+
+
+class Follower(Protocol):
+    """Brings a shadow further along the log."""
+
+    def to(self, position: int, watch: Watch | None = None) -> None:
+        """Write what is missing up to a position."""
+        ...
 
 
 def check_loaded(shadow: Shadow, plan: Plan, parts: Sequence[Part]) -> int:
@@ -45,22 +54,27 @@ def cut_over(
     `parked` is what could not be taken when it was loaded.
     """
     with catching_up(shadow, app, endpoint, plan.first, plan.last, log, parked) as follower:
-        deadline = time.monotonic() + PATIENCE_S
-        backoff_s = _BACKOFF_S[0]
-        same_past = is_our_past(endpoint, app.name, shadow.live_checkpoint())
-        while True:
-            with watch.phase("catch up"):
-                state = stream_state(endpoint, app.name)
-                if state.messages:
-                    follower.to(state.last, watch)
-            with watch.phase("swap"):
-                outcome = shadow.swap(log, follower.to if same_past else None)
-            if isinstance(outcome, Swapped):
-                return outcome
-            if time.monotonic() > deadline:
-                raise _no_swap(shadow, outcome)
-            time.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
+        return swap_in(shadow, follower, app, endpoint, log, watch)
+
+
+def swap_in(shadow: Swappable, follower: Follower, app: Wired, endpoint: Endpoint, log: str, watch: Watch) -> Swapped:
+    """As `cut_over`, with a follower that goes on where the shadow is."""
+    deadline = time.monotonic() + PATIENCE_S
+    backoff_s = _BACKOFF_S[0]
+    same_past = is_our_past(endpoint, app.name, shadow.live_checkpoint())
+    while True:
+        with watch.phase("catch up"):
+            state = stream_state(endpoint, app.name)
+            if state.messages:
+                follower.to(state.last, watch)
+        with watch.phase("swap"):
+            outcome = shadow.swap(log, follower.to if same_past else None)
+        if isinstance(outcome, Swapped):
+            return outcome
+        if time.monotonic() > deadline:
+            raise _no_swap(shadow, outcome)
+        time.sleep(backoff_s)
+        backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
 
 
 def is_our_past(endpoint: Endpoint, stream: str, live: Checkpoint | None) -> bool:
@@ -73,7 +87,7 @@ def is_our_past(endpoint: Endpoint, stream: str, live: Checkpoint | None) -> boo
     return True
 
 
-def _no_swap(shadow: Shadow, outcome: NotYet) -> RebuildError:
+def _no_swap(shadow: Swappable, outcome: NotYet) -> RebuildError:
     return RebuildError(
         f"The rebuilt {shadow.bound.name!r} could not be swapped in within {PATIENCE_S:g} s: {outcome.reason}. "
         "The live table is untouched. End the transactions that stay open on it, then run the rebuild again."

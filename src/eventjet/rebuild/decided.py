@@ -13,6 +13,7 @@ from eventjet.errors import RebuildError
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.own_tables import quarantine
 from eventjet.projections.quarantine import DECIDED, RETRIED
+from eventjet.projections.sql import AnyBound
 
 Run: TypeAlias = Callable[[str, dict[str, Any]], Iterable[Any]]
 
@@ -61,9 +62,14 @@ def give_back(run: Run, shadow: str, live: str, bound: BoundProjection, before: 
     """Put the shadow's rows in the place of the live ones, whose checkpoint is locked; raises `DecidedMeanwhile`."""
     if before is not None and remembered(run, live, bound).decided != before.decided:
         raise DecidedMeanwhile(bound)
-    run(f"delete from {live} where {_OF}", _of(bound))
+    forget(run, live, bound)
     copy(run, shadow, live, bound)
 
 
-def _of(bound: BoundProjection) -> dict[str, Any]:
+def forget(run: Run, table: str, bound: AnyBound) -> None:
+    """Remove one projection's rows: what was made from the whole log has nothing held back."""
+    run(f"delete from {table} where {_OF}", _of(bound))
+
+
+def _of(bound: AnyBound) -> dict[str, Any]:
     return {"projection": bound.name, "revision": bound.revision}

@@ -91,7 +91,7 @@ class Foldings:
 
     def __init__(self, app: Wired, names: Sequence[str], dialect: str, known: Sequence[Mapping[int, str]]) -> None:
         pairs = zip(names, known, strict=True)
-        self.each = [Folding(app.projections[name], dialect, decided) for name, decided in pairs]
+        self.each = [Folding(fold_of(app, name), dialect, decided) for name, decided in pairs]
         wanted = {one for folding in self.each for one in folding.events}
         self._decode = Decoder(app.catalog, wanted)
         self._offer: Offering | None = None
@@ -134,6 +134,13 @@ class Foldings:
                 folding.take_offers(mine)
             else:
                 folding.take([one.event for one in mine if one.event is not None])
+
+
+def fold_of(app: Wired, name: str) -> BoundProjection:
+    """A projection that is folded, as every one is that a plan has an engine for."""
+    found = app.projections[name]
+    assert isinstance(found, BoundProjection)
+    return found
 
 
 class Tokens:

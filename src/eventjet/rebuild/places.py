@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeVar
 
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import Database
+from eventjet.projections.sql import BoundSql
 from eventjet.rebuild import postgres, sqlite
+from eventjet.rebuild.in_order import TablesShadow
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.runs import renewed
 from eventjet.rebuild.shadow import Shadow
+from eventjet.rebuild.tables_postgres import PostgresTables
+from eventjet.rebuild.tables_sqlite import SqliteTables
+
+S = TypeVar("S", bound=Shadow | TablesShadow)
 
 
-@contextmanager
 def shadow_of(
     database: Database, bound: BoundProjection, run: str, watch: Watch, *, to_swap: bool = True
-) -> Generator[Shadow]:
+) -> AbstractContextManager[Shadow]:
     """A shadow that is gone afterwards, swapped in or not."""
     on_postgres = database.dialect == POSTGRESQL
-    place = postgres if on_postgres else sqlite
     shadow: Shadow = (
         postgres.PostgresShadow(database, bound, run) if on_postgres else sqlite.SqliteShadow(database, bound, run)
     )
+    return _living(shadow, database, run, watch, to_swap=to_swap)
+
+
+def tables_of(
+    database: Database, bound: BoundSql, run: str, watch: Watch, *, to_swap: bool = True
+) -> AbstractContextManager[TablesShadow]:
+    """The same for SQL by hand."""
+    shadow: TablesShadow = (
+        PostgresTables(database, bound, run) if database.dialect == POSTGRESQL else SqliteTables(database, bound, run)
+    )
+    return _living(shadow, database, run, watch, to_swap=to_swap)
+
+
+@contextmanager
+def _living(shadow: S, database: Database, run: str, watch: Watch, *, to_swap: bool) -> Generator[S]:
+    place = postgres if database.dialect == POSTGRESQL else sqlite
     with place.claimed(database, run):
         try:
             with watch.interrupted_by(shadow.interrupt), renewed(database.sync_engine("eventjet rebuild"), run):

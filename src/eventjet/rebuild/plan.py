@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal, TypeAlias
 
 from eventjet.errors import UsageError
 from eventjet.projections.bound import BoundProjection
+from eventjet.projections.sql import AnyBound
 from eventjet.spark.ranges import Range, range_count, split
 
 EngineName: TypeAlias = Literal["spark", "local"]
@@ -28,6 +29,8 @@ class Route(Enum):
     """Decoded first, then shuffled by the keys they touch."""
     UNSHUFFLED = "as read"
     """Entries: every event makes its rows alone."""
+    IN_ORDER = "in order"
+    """SQL by hand: one event after the other through its handler, in this process whatever the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,10 @@ class Plan:
         """Events of one reading of the log."""
         return max(0, self.last - self.first + 1)
 
+    def folded(self) -> Plan:
+        """What is left for the engine: the passes that do not go in order."""
+        return replace(self, passes=tuple(one for one in self.passes if one.route is not Route.IN_ORDER))
+
     @property
     def steps(self) -> tuple[Step, ...]:
         return tuple(step for one in self.passes for step in one.steps)
@@ -75,7 +82,7 @@ class Plan:
 
 def make_plan(
     stream: str,
-    bound: Sequence[BoundProjection],
+    bound: Sequence[AnyBound],
     runs: Sequence[str],
     *,
     first: int,
@@ -97,15 +104,25 @@ def make_plan(
         last=last,
         ranges=split(first, last, range_count(events, at_least=cores)),
         partitions=min(partitions, PARTITIONS_MAX),
-        passes=_one_pass(steps) if engine == "local" else _passes(steps),
+        passes=_planned(steps, engine),
     )
 
 
-def route_of(bound: BoundProjection) -> Route:
+def route_of(bound: AnyBound) -> Route:
     """How this projection's events have to travel."""
+    if not isinstance(bound, BoundProjection):
+        return Route.IN_ORDER
     if not bound.reads:
         return Route.UNSHUFFLED
     return Route.BY_AGGREGATE if bound.keyed_by_aggregate else Route.BY_KEY
+
+
+def _planned(steps: Sequence[Step], engine: EngineName) -> tuple[Pass, ...]:
+    folded = [step for step in steps if step.route is not Route.IN_ORDER]
+    in_order = [Pass(Route.IN_ORDER, (step,)) for step in steps if step.route is Route.IN_ORDER]
+    if not folded:
+        return tuple(in_order)
+    return (*(_one_pass(folded) if engine == "local" else _passes(folded)), *in_order)
 
 
 def _one_pass(steps: Sequence[Step]) -> tuple[Pass, ...]:

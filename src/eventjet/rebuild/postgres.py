@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,6 @@ from sqlalchemy import (
     Table,
     UniqueConstraint,
     func,
-    make_url,
     select,
     text,
     update,
@@ -35,19 +34,21 @@ from eventjet.projections.own_tables import projections
 from eventjet.projections.places import DECLARED, placed, recorded
 from eventjet.projections.places_given import revisions
 from eventjet.projections.places_postgres import (
-    LOCK_TIMEOUT_MS,
     LOCKED,
     Found,
+    bound_waits,
     default_schema,
     find,
     inherit,
     lock_table,
     move,
 )
+from eventjet.projections.sql import AnyBound
 from eventjet.rebuild import decided, runs
 from eventjet.rebuild.decided import Remembered, remembered
 from eventjet.rebuild.load import LEDGER, Target
 from eventjet.rebuild.obstacles import check_obstacles
+from eventjet.rebuild.run_schema import RunSchema, drop_schemas, end_sessions
 from eventjet.rebuild.shadow import TAIL_MAX, NotYet, Swapped
 
 _ALIVE = "eventjet-run-"
@@ -59,10 +60,10 @@ class PostgresShadow:
     def __init__(self, database: Database, bound: BoundProjection, run: str) -> None:
         self.bound = bound
         self.run = run
-        self.schema = f"ej_{run}"
-        self._old = f"ej_{run}_old"
-        self._database = database
-        self._purpose = f"eventjet rebuild {run}"
+        self._place = RunSchema(database, run)
+        self.schema = self._place.schema
+        self._old = self._place.old
+        self._purpose = self._place.purpose
         self._engine = database.sync_engine(self._purpose)
         self._remembered: Remembered | None = None
         self._quote = self._engine.dialect.identifier_preparer.quote_identifier
@@ -84,7 +85,7 @@ class PostgresShadow:
             if to_swap:
                 live, _ = self._live(connection)
                 check_obstacles(connection, self.bound, self.table, live.oid if live else None)
-            _create_enums(connection, self.bound.table)
+            create_enums(connection, self.bound.table)
             runs.open_run(connection, self.run, self.bound)
         with self._engine.begin() as connection:
             for schema in (self.schema, self._old):
@@ -98,7 +99,7 @@ class PostgresShadow:
     def remember(self) -> None:
         engine = self._engine.execution_options(isolation_level="REPEATABLE READ")
         with engine.begin() as connection:
-            run = _running(connection)
+            run = running(connection)
             decided.copy(run, decided.TABLE, self._own_quarantine(), self.bound)
             self._remembered = remembered(run, decided.TABLE, self.bound)
         self.target = replace(self.target, known=self._remembered.known)
@@ -114,7 +115,7 @@ class PostgresShadow:
             name = live.quoted(connection)
             connection.execute(text(f"create unlogged table {self.copied()} as select {columns} from {name}"))
             if self.bound.quarantines:
-                found_there = remembered(_running(connection), decided.TABLE, self.bound)
+                found_there = remembered(running(connection), decided.TABLE, self.bound)
                 self.target = replace(self.target, known=found_there.known)
             return found
 
@@ -142,15 +143,7 @@ class PostgresShadow:
 
     def engine(self) -> Engine:
         """The run's schema comes first, so eventjet's own tables are found there; the rest serves types only."""
-        with self._engine.begin() as connection:
-            schemas: Sequence[str] = connection.scalar(text("select current_schemas(false)")) or ()
-        path = ",".join(self._quote(schema) for schema in (self.schema, *schemas))
-        option = f"-c search_path={path}".replace("\\", "\\\\").replace(" ", "\\ ").replace("-c\\ ", "-c ", 1)
-        url = make_url(self._database.url)
-        given = url.query.get("options", "")
-        own = given if isinstance(given, str) else " ".join(given)
-        url = url.update_query_dict({"options": f"{own} {option}".strip()})
-        return Database(url.render_as_string(hide_password=False)).sync_engine(self._purpose)
+        return self._place.database(self._engine).sync_engine(self._purpose)
 
     def live_checkpoint(self) -> Checkpoint | None:
         with self._engine.begin() as connection:
@@ -159,9 +152,9 @@ class PostgresShadow:
     def swap(self, log: str, tail: Callable[[int], None] | None) -> Swapped | NotYet:
         try:
             with self._engine.begin() as connection:
-                connection.execute(text(f"set local lock_timeout = {LOCK_TIMEOUT_MS}"))
+                bound_waits(connection)
                 return self._swap(connection, log, tail)
-        except _StepBackError as back:
+        except StepBackError as back:
             return NotYet(str(back))
         except DBAPIError as error:
             if getattr(error.orig, "sqlstate", None) not in LOCKED:
@@ -177,19 +170,19 @@ class PostgresShadow:
         live_table, place = self._live(connection)
         if live_table is not None:
             lock_table(connection, live_table, "exclusive")
-        live = _locked(connection, self.bound)
+        live = locked(connection, self.bound)
         if self._live(connection) != (live_table, place):
-            raise _StepBackError("its table was swapped or moved meanwhile")
+            raise StepBackError("its table was swapped or moved meanwhile")
         position = live.position
-        own = self._own_checkpoint(connection)
+        own = self._place.checkpoint(connection, self.bound)
         if tail is not None and own.position < position:
             if position - own.position > TAIL_MAX:
-                raise _StepBackError(f"the live read model is {position - own.position} events ahead")
+                raise StepBackError(f"the live read model is {position - own.position} events ahead")
             tail(position)
-            own = self._own_checkpoint(connection)
+            own = self._place.checkpoint(connection, self.bound)
         assert tail is None or own.position >= position
         before = None if tail is None else self._remembered
-        decided.give_back(_running(connection), self._own_quarantine(), decided.TABLE, self.bound, before)
+        decided.give_back(running(connection), self._own_quarantine(), decided.TABLE, self.bound, before)
         schema = place or self.bound.table.schema or default_schema(connection)
         if live_table is not None:
             schema = live_table.schema
@@ -198,38 +191,19 @@ class PostgresShadow:
             inherit(connection, live_table.oid, self._qualified(self.schema))
             move(connection, live_table, self._old)
         connection.execute(text(f"alter table {self._qualified(self.schema)} set schema {self._quote(schema)}"))
-        return _advance(connection, self.bound, live, own, log)
+        return advance(connection, self.bound, live, own, log)
 
     def interrupt(self) -> None:
-        with suppress(SQLAlchemyError), self._database.sync_engine("eventjet rebuild").begin() as connection:
-            _end_sessions(connection, self._purpose)
+        self._place.interrupt()
 
     def drop(self) -> None:
-        """What a reader still holds is left, with its lease ended, to the next run."""
-        try:
-            self._drop()
-        except SQLAlchemyError:
-            with suppress(SQLAlchemyError), self._engine.begin() as connection:
-                runs.release(connection, self.run)
-
-    def _drop(self) -> None:
-        with self._database.sync_engine("eventjet rebuild").begin() as connection:
-            _end_sessions(connection, self._purpose)
-            _drop_schemas(connection, self.run, self._quote)
-            runs.close_run(connection, self.run)
+        self._place.drop()
 
     def _live(self, connection: Connection) -> tuple[Found | None, str]:
         """(the live table, its place); None when there is none, as before the first worker of an older eventjet."""
         held = checkpoint.read(connection, self.bound.name, self.bound.revision)
         place = held.place if held else DECLARED
         return find(connection, self.bound.table.schema, self.bound.table.name, place), place
-
-    def _own_checkpoint(self, connection: Connection) -> Checkpoint:
-        own = projections.to_metadata(MetaData(), schema=self.schema)
-        row = connection.execute(
-            select(own).where(own.c.name == self.bound.name, own.c.revision == self.bound.revision)
-        ).one()
-        return Checkpoint(*row)
 
     def _own_quarantine(self) -> str:
         return f"{self._quote(self.schema)}.{decided.TABLE}"
@@ -238,7 +212,7 @@ class PostgresShadow:
         return f"{self._quote(schema)}.{self._quote(self.table.name)}"
 
 
-class _StepBackError(Exception):
+class StepBackError(Exception):
     """Roll the swap back and try it again later."""
 
 
@@ -264,14 +238,14 @@ def clear_abandoned(database: Database) -> list[str]:
         # What its tasks are still writing would have to be waited for.
         with suppress(SQLAlchemyError), engine.begin() as connection:
             if is_free(connection, run) or ended:
-                _end_sessions(connection, f"eventjet rebuild {run}")
-                _drop_schemas(connection, run, quote)
+                end_sessions(connection, f"eventjet rebuild {run}")
+                drop_schemas(connection, run, quote)
                 runs.close_run(connection, run)
                 cleared.append(run)
     return cleared
 
 
-def _running(connection: Connection) -> decided.Run:
+def running(connection: Connection) -> decided.Run:
     return lambda statement, values: connection.execute(text(statement), values)
 
 
@@ -285,28 +259,16 @@ def drop_run(database: Database, run: str) -> None:
     """Remove what is left of a run that is over."""
     engine = database.sync_engine("eventjet rebuild")
     with engine.begin() as connection:
-        _drop_schemas(connection, run, engine.dialect.identifier_preparer.quote_identifier)
+        drop_schemas(connection, run, engine.dialect.identifier_preparer.quote_identifier)
 
 
-def _end_sessions(connection: Connection, purpose: str) -> None:
-    connection.execute(
-        text("select pg_terminate_backend(pid) from pg_stat_activity where application_name = :purpose"),
-        {"purpose": purpose},
-    )
-
-
-def _drop_schemas(connection: Connection, run: str, quote: Callable[[str], str]) -> None:
-    for schema in (f"ej_{run}", f"ej_{run}_old"):
-        connection.execute(text(f"drop schema if exists {quote(schema)} cascade"))
-
-
-def _locked(connection: Connection, bound: BoundProjection) -> Checkpoint:
+def locked(connection: Connection, bound: AnyBound) -> Checkpoint:
     """This revision's checkpoint, locked with those of the others, which may be about to exchange places with it."""
     found = revisions(connection, bound.name, lock=True)
     return next(one for one in found if one.revision == bound.revision)
 
 
-def _advance(connection: Connection, bound: BoundProjection, live: Checkpoint, own: Checkpoint, log: str) -> Swapped:
+def advance(connection: Connection, bound: AnyBound, live: Checkpoint, own: Checkpoint, log: str) -> Swapped:
     """The live checkpoint says what the shadow's does, and whoever held it is deposed."""
     takeable = live.state in (checkpoint.NEW, checkpoint.BUILDING, checkpoint.FAILED)
     values: dict[str, Any] = {
@@ -343,7 +305,7 @@ def _bare(table: Table) -> Table:
     return Table(table.name, MetaData(), *columns, schema=table.schema, prefixes=["UNLOGGED"])
 
 
-def _create_enums(connection: Connection, declared: Table) -> None:
+def create_enums(connection: Connection, declared: Table) -> None:
     for column in declared.columns:
         if isinstance(column.type, Enum) and column.type.native_enum:
             column.type.create(connection, checkfirst=True)

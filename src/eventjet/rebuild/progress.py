@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Phase: TypeAlias = Literal["start", "read", "load", "index", "catch up", "swap", "copy", "compare"]
+Phase: TypeAlias = Literal["start", "read", "load", "in order", "index", "catch up", "swap", "copy", "compare"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,16 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlch
 from eventjet.errors import RebuildError, UsageError
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.database import Database
-from eventjet.rebuild.cutover import check_loaded, cut_over, is_our_past
+from eventjet.projections.sql import AnyBound, BoundSql
+from eventjet.rebuild.cutover import check_loaded, cut_over, is_our_past, swap_in
+from eventjet.rebuild.in_order import in_order
 from eventjet.rebuild.load import Part
 from eventjet.rebuild.local import load_locally
-from eventjet.rebuild.places import clear_abandoned, shadow_of
+from eventjet.rebuild.places import clear_abandoned, shadow_of, tables_of
 from eventjet.rebuild.plan import EngineName, Plan, make_plan
 from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.runs import new_run
-from eventjet.rebuild.shadow import Shadow
+from eventjet.rebuild.shadow import Shadow, Swapped
 from eventjet.settings import Settings
 from eventjet.spark.ship import AppRef, Wired
 from eventjet.wire import Endpoint, Link
@@ -48,6 +50,8 @@ class Rebuilt:
     generation: int
     place: str
     """Where its table is: empty where it is declared. In a place of its own, it takes over later or not at all."""
+    in_order: bool = False
+    """SQL by hand, made by its handlers in this process, whatever the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +107,17 @@ def _rebuild(
         with watch.phase("start"):
             endpoint, log, state = log_of(app, settings)
             clear_abandoned(database)
-            runs = [new_run() for _ in bound]
-            plan = plan_for(app, bound, runs, engine, state, last=state.last if state.messages else 0)
+            runs = {one.name: new_run() for one in bound}
+            plan = plan_for(app, bound, list(runs.values()), engine, state, last=state.last if state.messages else 0)
             shadows = [
-                stack.enter_context(shadow_of(database, one, run, watch)) for one, run in zip(bound, runs, strict=True)
+                stack.enter_context(shadow_of(database, one, runs[one.name], watch))
+                for one in bound
+                if isinstance(one, BoundProjection)
+            ]
+            by_hand = [
+                stack.enter_context(tables_of(database, one, runs[one.name], watch))
+                for one in bound
+                if isinstance(one, BoundSql)
             ]
             for shadow in shadows:
                 # What was decided about another past says nothing about this one.
@@ -120,9 +131,21 @@ def _rebuild(
                 rows = check_loaded(shadow, plan, parts)
             parked = [one for part in parts if part.projection == shadow.bound.name for one in part.parked]
             swapped = cut_over(shadow, app, endpoint, plan, log, watch, parked)
-            one = (shadow.bound.name, shadow.bound.revision, rows)
-            made.append(Rebuilt(*one, swapped.position, swapped.generation, swapped.place))
-    return RebuildReport(engine, plan.last, plan.events, tuple(made), watch.seconds)
+            made.append(_rebuilt(shadow.bound, rows, swapped))
+        for tables in by_hand:
+            with in_order(tables, app, endpoint, plan.first) as follower:
+                rows = follower.load(plan, watch)
+                with watch.phase("index", 1):
+                    tables.finish()
+                swapped = swap_in(tables, follower, app, endpoint, log, watch)
+            made.append(_rebuilt(tables.bound, rows, swapped))
+    in_order_of_names = sorted(made, key=lambda one: list(runs).index(one.projection))
+    return RebuildReport(engine, plan.last, plan.events, tuple(in_order_of_names), watch.seconds)
+
+
+def _rebuilt(bound: AnyBound, rows: int, swapped: Swapped) -> Rebuilt:
+    by_hand = isinstance(bound, BoundSql)
+    return Rebuilt(bound.name, bound.revision, rows, swapped.position, swapped.generation, swapped.place, by_hand)
 
 
 def load(
@@ -135,7 +158,10 @@ def load(
     ship: bool,
     watch: Watch,
 ) -> list[Part]:
-    """Carry out a plan on its engine."""
+    """Carry out on its engine what a plan has for one."""
+    plan = plan.folded()
+    if not plan.passes:
+        return []
     targets = [shadow.target for shadow in shadows]
     if plan.engine == "local":
         return load_locally(plan, app, Endpoint.of(settings).with_name("eventjet-rebuild"), targets, watch)
@@ -150,7 +176,7 @@ def load(
         return load_on_spark(plan, ref, settings, targets, started, watch, ship_app=ship)
 
 
-def bound_of(app: Wired, names: Sequence[str]) -> list[BoundProjection]:
+def bound_of(app: Wired, names: Sequence[str]) -> list[AnyBound]:
     """The projections of these names, once each; raises `UsageError`."""
     unknown = [name for name in names if name not in app.projections]
     if unknown or not names:
@@ -169,7 +195,7 @@ def log_of(app: Wired, settings: Settings) -> tuple[Endpoint, str, StreamState]:
 
 
 def plan_for(
-    app: Wired, bound: Sequence[BoundProjection], runs: Sequence[str], engine: EngineName, state: StreamState, last: int
+    app: Wired, bound: Sequence[AnyBound], runs: Sequence[str], engine: EngineName, state: StreamState, last: int
 ) -> Plan:
     """A plan from the log's first event to `last`, for this machine."""
     return make_plan(

@@ -12,9 +12,9 @@ from sqlalchemy import Connection, Engine, delete, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from eventjet.errors import RebuildError
-from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import clock
 from eventjet.projections.own_tables import rebuilds
+from eventjet.projections.sql import AnyBound
 
 LEASE_S = 30.0
 RENEW_S = 5.0
@@ -39,7 +39,7 @@ def new_run() -> str:
     return secrets.token_hex(8)
 
 
-def open_run(connection: Connection, run: str, bound: BoundProjection) -> None:
+def open_run(connection: Connection, run: str, bound: AnyBound) -> None:
     """Announce a run before anything of it exists, so that it can be found and cleared away."""
     until = clock(connection.dialect.name) + LEASE_S
     connection.execute(

@@ -10,6 +10,7 @@ from sqlalchemy import Engine, Table
 
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import Checkpoint
+from eventjet.projections.sql import AnyBound
 from eventjet.rebuild.load import Target
 
 TAIL_MAX = 5_000
@@ -33,7 +34,25 @@ class NotYet:
     reason: str
 
 
-class Shadow(Protocol):
+class Swappable(Protocol):
+    """What can take a live read model's place."""
+
+    @property
+    def bound(self) -> AnyBound: ...
+
+    def live_checkpoint(self) -> Checkpoint | None:
+        """How far the live read model is."""
+        ...
+
+    def swap(self, log: str, tail: Callable[[int], None] | None) -> Swapped | NotYet:
+        """Put it in the place of the live one, if it is at least as far.
+
+        `tail` catches it up to a position; without it the live position is of another past and does not count.
+        """
+        ...
+
+
+class Shadow(Swappable, Protocol):
     """One run's copy of one read model. Every method blocks."""
 
     @property
@@ -73,17 +92,6 @@ class Shadow(Protocol):
 
     def engine(self) -> Engine:
         """Connections that see the shadow's checkpoint where the live one's would be."""
-        ...
-
-    def live_checkpoint(self) -> Checkpoint | None:
-        """How far the live read model is."""
-        ...
-
-    def swap(self, log: str, tail: Callable[[int], None] | None) -> Swapped | NotYet:
-        """Put it in the place of the live one, if it is at least as far.
-
-        `tail` catches it up to a position; without it the live position is of another past and does not count.
-        """
         ...
 
     def copied(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from sqlalchemy import Engine, Table, func, make_url, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -22,6 +22,8 @@ from eventjet.projections.checkpoint import Checkpoint, create_tables
 from eventjet.projections.database import Database
 from eventjet.projections.own_tables import metadata, projections
 from eventjet.projections.places import DECLARED, placed, recorded
+from eventjet.projections.places_sqlite import quoted
+from eventjet.projections.sql import AnyBound
 from eventjet.projections.storage import SQLITE
 from eventjet.projections.tables import storage_table
 from eventjet.rebuild import decided, runs
@@ -32,6 +34,16 @@ from eventjet.rebuild.shadow import NotYet, Swapped
 
 _LIVE, _OWN = f"main.{decided.TABLE}", f"shadow.{decided.TABLE}"
 _SUFFIXES = ("", "-wal", "-shm", "-journal", ".lock")
+
+
+class InFile(Protocol):
+    """A shadow in a file of its run."""
+
+    run: str
+    path: Path
+
+    @property
+    def bound(self) -> AnyBound: ...
 
 
 class SqliteShadow:
@@ -84,17 +96,14 @@ class SqliteShadow:
         with closing(self._database.connect_sqlite()) as connection:
             connection.execute("attach database ? as shadow", (str(self.path),))
             connection.execute("begin")
-            fields = ", ".join(column.name for column in projections.columns)
-            query = f"select {fields} from main.eventjet_projection where name = ? and revision = ?"
-            row = connection.execute(query, (self.bound.name, self.bound.revision)).fetchone()
-            found = Checkpoint(*row) if row else None
+            found = read_checkpoint(connection, "main", self.bound)
             if found is None or not found.log:
                 return None
             live = placed(self.bound.table, found.place, SQLITE).name
             if not _shape(connection, "main", live):
                 return None
-            columns = ", ".join(map(_quoted, self.target.columns))
-            connection.execute(f"create table shadow.eventjet_live as select {columns} from main.{_quoted(live)}")
+            columns = ", ".join(map(quoted, self.target.columns))
+            connection.execute(f"create table shadow.eventjet_live as select {columns} from main.{quoted(live)}")
             if self.bound.quarantines:
                 known = remembered(connection.execute, _LIVE, self.bound).known
                 self.target = replace(self.target, known=known)
@@ -105,7 +114,7 @@ class SqliteShadow:
         return "eventjet_live"
 
     def made(self) -> str:
-        return _quoted(self.table.name)
+        return quoted(self.table.name)
 
     def count(self) -> int:
         with self.engine().begin() as connection:
@@ -123,48 +132,15 @@ class SqliteShadow:
 
     def swap(self, log: str, tail: Callable[[int], None] | None) -> Swapped | NotYet:
         """The live database is locked for writers, not for readers, while the rows are copied."""
-        with closing(self._database.connect_sqlite()) as connection:
-            connection.execute("attach database ? as shadow", (str(self.path),))
-            try:
-                connection.execute("begin immediate")
-            except sqlite3.OperationalError as error:
-                return NotYet(f"another process writes to it ({error})")
-            try:
-                outcome = self._swap(connection, log, bound_to_live=tail is not None)
-                connection.execute("rollback" if isinstance(outcome, NotYet) else "commit")
-                return outcome
-            except BaseException:
-                connection.execute("rollback")
-                raise
+        return swapped_in(self, self._database, log, self._replace, bound_to_live=tail is not None)
 
-    def _swap(self, connection: sqlite3.Connection, log: str, *, bound_to_live: bool) -> Swapped | NotYet:
-        row = (self.bound.name, self.bound.revision)
-        held = connection.execute("select 1 from main.eventjet_rebuild where run = ? and part = -1", (self.run,))
-        if held.fetchone() is None:
-            raise runs.LeaseEnded
-        query = (
-            "select position, event_id, generation, place from {}.eventjet_projection where name = ? and revision = ?"
-        )
-        live_position, _, generation, place = connection.execute(query.format("main"), row).fetchone()
-        position, event_id, _, _ = connection.execute(query.format("shadow"), row).fetchone()
-        if bound_to_live and position < live_position:
-            return NotYet(f"the live read model is {live_position - position} events ahead")
+    def _replace(self, connection: sqlite3.Connection, place: str, *, bound_to_live: bool) -> None:
         before = self._remembered if bound_to_live else None
         decided.give_back(connection.execute, _OWN, _LIVE, self.bound, before)
         self._replace_rows(connection, placed(self.bound.table, place, SQLITE))
-        connection.execute(
-            "update main.eventjet_projection set position = ?, event_id = ?, log = ?, tables = ?, "
-            "generation = generation + 1, epoch = epoch + 1, owner = null, lease_until = 0, "
-            "reason = case when state in ('new', 'building', 'failed') then null else reason end, "
-            "state = case when state not in ('new', 'building', 'failed') then state "
-            "when takes_over then 'building' else 'active' end "
-            "where name = ? and revision = ?",
-            (position, event_id, log, recorded(self.bound), *row),
-        )
-        return Swapped(position, generation + 1, place)
 
     def _replace_rows(self, connection: sqlite3.Connection, live: Table) -> None:
-        name, made = _quoted(live.name), _quoted(self.table.name)
+        name, made = quoted(live.name), quoted(self.table.name)
         if _shape(connection, "main", live.name) == _shape(connection, "shadow", self.table.name):
             connection.execute(f"delete from main.{name}")
         else:
@@ -172,16 +148,74 @@ class SqliteShadow:
             create = [CreateTable(live), *map(CreateIndex, live.indexes)]
             for statement in create:
                 connection.execute(str(statement.compile(dialect=self._engine.dialect)))
-        columns = ", ".join(map(_quoted, self.target.columns))
+        columns = ", ".join(map(quoted, self.target.columns))
         connection.execute(f"insert into main.{name} ({columns}) select {columns} from shadow.{made}")
 
     def interrupt(self) -> None:
         """Statements are short here."""
 
     def drop(self) -> None:
-        _remove(self.path)
+        remove(self.path)
         with suppress(SQLAlchemyError), self._engine.begin() as connection:
             runs.close_run(connection, self.run)
+
+
+class Replace(Protocol):
+    """Puts the rows of a shadow into a place of the live database; nothing is committed by it."""
+
+    def __call__(self, connection: sqlite3.Connection, place: str, *, bound_to_live: bool) -> None: ...
+
+
+def read_checkpoint(connection: sqlite3.Connection, schema: str, bound: AnyBound) -> Checkpoint | None:
+    """The one in the live database (`main`) or in the run's file (`shadow`)."""
+    fields = ", ".join(column.name for column in projections.columns)
+    query = f"select {fields} from {schema}.eventjet_projection where name = ? and revision = ?"
+    row = connection.execute(query, (bound.name, bound.revision)).fetchone()
+    return Checkpoint(*row) if row else None
+
+
+def swapped_in(
+    shadow: InFile, database: Database, log: str, replace_rows: Replace, *, bound_to_live: bool
+) -> Swapped | NotYet:
+    """Replace rows and checkpoint of the live database by those of the run's file, in one transaction."""
+    with closing(database.connect_sqlite()) as connection:
+        connection.execute("attach database ? as shadow", (str(shadow.path),))
+        try:
+            connection.execute("begin immediate")
+        except sqlite3.OperationalError as error:
+            return NotYet(f"another process writes to it ({error})")
+        try:
+            outcome = _swap(connection, shadow, log, replace_rows, bound_to_live=bound_to_live)
+            connection.execute("rollback" if isinstance(outcome, NotYet) else "commit")
+            return outcome
+        except BaseException:
+            connection.execute("rollback")
+            raise
+
+
+def _swap(
+    connection: sqlite3.Connection, shadow: InFile, log: str, replace_rows: Replace, *, bound_to_live: bool
+) -> Swapped | NotYet:
+    held = connection.execute("select 1 from main.eventjet_rebuild where run = ? and part = -1", (shadow.run,))
+    if held.fetchone() is None:
+        raise runs.LeaseEnded
+    live = read_checkpoint(connection, "main", shadow.bound)
+    own = read_checkpoint(connection, "shadow", shadow.bound)
+    assert live is not None
+    assert own is not None
+    if bound_to_live and own.position < live.position:
+        return NotYet(f"the live read model is {live.position - own.position} events ahead")
+    replace_rows(connection, live.place, bound_to_live=bound_to_live)
+    connection.execute(
+        "update main.eventjet_projection set position = ?, event_id = ?, log = ?, tables = ?, "
+        "generation = generation + 1, epoch = epoch + 1, owner = null, lease_until = 0, "
+        "reason = case when state in ('new', 'building', 'failed') then null else reason end, "
+        "state = case when state not in ('new', 'building', 'failed') then state "
+        "when takes_over then 'building' else 'active' end "
+        "where name = ? and revision = ?",
+        (own.position, own.event_id, log, recorded(shadow.bound), shadow.bound.name, shadow.bound.revision),
+    )
+    return Swapped(own.position, live.generation + 1, live.place)
 
 
 def shadow_path(database: Database, run: str) -> Path:
@@ -211,7 +245,7 @@ def clear_abandoned(database: Database) -> list[str]:
     cleared: list[str] = []
     for run, ended in found:
         if ended or not is_claimed(database, run):
-            _remove(shadow_path(database, run))
+            remove(shadow_path(database, run))
             with engine.begin() as connection:
                 runs.close_run(connection, run)
             cleared.append(run)
@@ -220,7 +254,7 @@ def clear_abandoned(database: Database) -> list[str]:
 
 def drop_run(database: Database, run: str) -> None:
     """Remove what is left of a run that is over."""
-    _remove(shadow_path(database, run))
+    remove(shadow_path(database, run))
 
 
 def is_claimed(database: Database, run: str) -> bool:
@@ -250,7 +284,8 @@ def _lock_path(database: Database, run: str) -> Path:
     return path.with_name(path.name + ".lock")
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Delete the run's file and what SQLite keeps beside it."""
     for suffix in _SUFFIXES:
         with suppress(OSError):
             path.with_name(path.name + suffix).unlink(missing_ok=True)
@@ -260,7 +295,3 @@ def _shape(connection: sqlite3.Connection, schema: str, table: str) -> Sequence[
     """Columns in order: name, type, whether null, place in the key."""
     found = connection.execute('select name, type, "notnull", pk from pragma_table_info(?, ?)', (table, schema))
     return found.fetchall()
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

@@ -17,7 +17,7 @@ from eventjet.errors import CodecError, ProjectionError
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import Database
 from eventjet.projections.quarantine import Parked
-from eventjet.rebuild.folding import Folding, Foldings, Tokens, uncollected
+from eventjet.rebuild.folding import Folding, Foldings, Tokens, fold_of, uncollected
 from eventjet.rebuild.load import SQLITE_CHUNK, Target, load_part
 from eventjet.spark.session import partition_id, session_file
 from eventjet.spark.ship import AppRef
@@ -47,7 +47,7 @@ class KeyTask:
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         app = self.app.load()
-        bound = app.projections[self.projection]
+        bound = fold_of(app, self.projection)
         decode = Decoder(app.catalog, bound.events)
         tokens_of = Tokens(bound, self.dialect)
         seen = 0

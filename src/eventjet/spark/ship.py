@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from eventjet.codec.catalog import Catalog
 from eventjet.errors import UsageError
-from eventjet.projections.bound import BoundProjection
+from eventjet.projections.sql import AnyBound
 
 if TYPE_CHECKING:
     from eventjet.spark.session import Started
@@ -41,7 +41,7 @@ class Wired(Protocol):
     @property
     def catalog(self) -> Catalog: ...
     @property
-    def projections(self) -> Mapping[str, BoundProjection]: ...
+    def projections(self) -> Mapping[str, AnyBound]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
-"""What a projection makes of events: the same fold as every engine's, without a database."""
+"""What a projection makes of events: the same fold, and the same handlers, as in every engine; no server."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.event import event_info
@@ -14,6 +16,8 @@ from eventjet.domain.subscription import events_of
 from eventjet.projections.bound import bind
 from eventjet.projections.fold import Fold
 from eventjet.projections.projection import Entries, Projection
+from eventjet.projections.sql import SqlProjection, bind_sql, subscription
+from eventjet.projections.sql_trial import TableRows, rows_after
 from eventjet.projections.tables import RowCodec
 
 R = TypeVar("R")
@@ -46,6 +50,26 @@ class Projected(Generic[R]):
         return self._rows[0]
 
 
+class Named(Protocol):
+    """A table: what of it is needed here."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class ProjectedTables:
+    """The tables that handlers came to."""
+
+    def __init__(self, found: TableRows) -> None:
+        self._found = found
+
+    def rows(self, table: Named, *expected: Mapping[str, Any]) -> None:
+        """Exactly these rows, in any order; columns that they do not name are not looked at."""
+        found = self._found[table.name]
+        names = list(expected[0]) if expected else []
+        Projected([{name: row[name] for name in names} for row in found]).rows(*map(dict, expected))
+
+
 def on(aggregate_id: str, *events: E) -> list[Recorded[E]]:
     """Events of one aggregate as the log would record them: versions from 1, a minute between them.
 
@@ -57,10 +81,23 @@ def on(aggregate_id: str, *events: E) -> list[Recorded[E]]:
     ]
 
 
-def projected(projection: Projection[R, E] | Entries[R, E], *histories: Iterable[Recorded[object]]) -> Projected[R]:
-    """Fold the histories, one after the other; events the projection does not take are passed over."""
+@overload
+def projected(
+    projection: Projection[R, E] | Entries[R, E], /, *histories: Iterable[Recorded[object]]
+) -> Projected[R]: ...
+@overload
+def projected(projection: SqlProjection, /, *histories: Iterable[Recorded[object]]) -> ProjectedTables: ...
+def projected(
+    projection: Projection[Any, Any] | Entries[Any, Any] | SqlProjection, /, *histories: Iterable[Recorded[object]]
+) -> Projected[Any] | ProjectedTables:
+    """Take the histories, one after the other; events the projection does not take are passed over.
+
+    Handlers of a `SqlProjection` run on a SQLite file that is gone afterwards.
+    """
     given = [one for history in histories for one in history]
     recorded = [replace(one, position=position) for position, one in enumerate(given, 1)]
+    if isinstance(projection, SqlProjection):
+        return _handled(projection, recorded)
     function = projection.fold if isinstance(projection, Projection) else projection.rows
     subscribed = events_of(function, _event_parameter(projection))
     catalog = Catalog(list(dict.fromkeys([*subscribed, *(type(one.data) for one in recorded)])))
@@ -70,6 +107,15 @@ def projected(projection: Projection[R, E] | Entries[R, E], *histories: Iterable
     fold = Fold(bound, RowCodec(bound.table, bound.row_type, "sqlite"))
     rows = fold({}, [one for one in recorded if type(one.data) in bound.events])
     return Projected(row for row in rows.values() if row is not None)
+
+
+def _handled(projection: SqlProjection, recorded: list[Recorded[Any]]) -> ProjectedTables:
+    catalog = Catalog(list(dict.fromkeys([*subscription(projection), *(type(one.data) for one in recorded)])))
+    bound = bind_sql(projection, catalog)
+    taken = [one for one in recorded if type(one.data) in bound.handlers]
+    # In a thread, so that a test may be a coroutine itself.
+    with ThreadPoolExecutor(1) as thread:
+        return ProjectedTables(thread.submit(asyncio.run, rows_after(bound, taken)).result())
 
 
 def _event_parameter(projection: Projection[Any, Any] | Entries[Any, Any]) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError
-from eventjet.projections.bound import BoundProjection
 from eventjet.projections.quarantine import reader
+from eventjet.projections.sql import AnyBound
 from eventjet.projections.writer import Batch
 from eventjet.wire import DurablePull
 from eventjet.workers.inbox import Inbox, Piece
@@ -36,7 +36,7 @@ class Consumer:
         self._thread = threading.Thread(target=self._read, name=f"eventjet {name}", daemon=True)
 
     @classmethod
-    async def open(cls, place: Workplace, bound: BoundProjection, position: int) -> Consumer:
+    async def open(cls, place: Workplace, bound: AnyBound, position: int) -> Consumer:
         """Take the projection's durable over, so that it goes on after `position`; `start` begins to read."""
         pull = await asyncio.to_thread(
             DurablePull.open,

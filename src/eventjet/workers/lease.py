@@ -13,9 +13,9 @@ from sqlalchemy import Connection, select
 
 from eventjet.errors import CheckpointFenced, ProjectionError
 from eventjet.projections import checkpoint, places_given
-from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import Checkpoint
-from eventjet.projections.places import placed, tables_of
+from eventjet.projections.places import placed_tables
+from eventjet.projections.sql import AnyBound
 from eventjet.workers.session import Session
 from eventjet.workers.workplace import Workplace
 
@@ -30,11 +30,12 @@ def new_owner() -> str:
 class TableOccupied(ProjectionError):
     """A projection that has not begun finds its table in use."""
 
-    def __init__(self, bound: BoundProjection, reason: str) -> None:
+    def __init__(self, bound: AnyBound, reason: str) -> None:
         self.projection = bound.name
         self.reason = reason
+        tables = ", ".join(repr(table.name) for table in bound.tables)
         super().__init__(
-            f"Revision {bound.revision} of projection {bound.name!r} cannot begin in the table {bound.table.name!r}: "
+            f"Revision {bound.revision} of projection {bound.name!r} cannot begin in the table {tables}: "
             f"{reason}. Run `eventjet rebuild {bound.name}`."
         )
 
@@ -45,7 +46,7 @@ class Lease:
     Whatever changes the checkpoint, but for `acquire`, is one statement.
     """
 
-    def __init__(self, session: Session, bound: BoundProjection, place: Workplace) -> None:
+    def __init__(self, session: Session, bound: AnyBound, place: Workplace) -> None:
         self._session = session
         self._bound = bound
         self._place = place
@@ -107,11 +108,10 @@ class Lease:
             raise CheckpointFenced(held.name, f"its epoch is no longer {held.epoch}")
 
 
-def _check_unused(connection: Connection, bound: BoundProjection, place: str) -> None:
-    for table in tables_of(bound):
-        found = placed(table, place, connection.dialect.name)
-        if connection.execute(select(1).select_from(found).limit(1)).first() is not None:
-            raise TableOccupied(bound, "it holds rows that no checkpoint knows of")
+def _check_unused(connection: Connection, bound: AnyBound, place: str) -> None:
+    for table in placed_tables(bound, place, connection.dialect.name):
+        if connection.execute(select(1).select_from(table).limit(1)).first() is not None:
+            raise TableOccupied(bound, f"{table.name} holds rows that no checkpoint knows of")
 
 
 async def pause(stop: asyncio.Event, seconds: float) -> None:

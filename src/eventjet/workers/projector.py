@@ -27,11 +27,13 @@ from eventjet.errors import (
     LogRolledBack,
     UnknownEvent,
 )
-from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import ACTIVE, BUILDING, FAILED, Checkpoint
 from eventjet.projections.database import is_about_data
 from eventjet.projections.places import DECLARED, placed
 from eventjet.projections.quarantine import Offered, is_newer
+from eventjet.projections.sql import AnyBound, BoundSql
+from eventjet.projections.sql_guard import TransactionEnded
+from eventjet.projections.sql_writer import AnyWriter, SqlWriter
 from eventjet.projections.writer import Batch, Writer
 from eventjet.workers.consumer import Consumer
 from eventjet.workers.identity import check_log
@@ -43,14 +45,14 @@ from eventjet.workers.workplace import Workplace
 
 _log = logging.getLogger(__name__)
 
-_STOPS = (HandlerFailed, CodecError, LogRolledBack, HistoryBroken, TableOccupied, StillHeld)
+_STOPS = (HandlerFailed, CodecError, LogRolledBack, HistoryBroken, TableOccupied, StillHeld, TransactionEnded)
 _PASSES = (EventjetError, SQLAlchemyError, OSError, TimeoutError)
 
 
 class Projector:
     """One projection in one process. `on_ready` is called, perhaps often, once it works or waits for the lease."""
 
-    def __init__(self, bound: BoundProjection, place: Workplace, on_ready: Callable[[], None]) -> None:
+    def __init__(self, bound: AnyBound, place: Workplace, on_ready: Callable[[], None]) -> None:
         self.bound = bound
         self._place = place
         self._on_ready = on_ready
@@ -78,21 +80,28 @@ class Projector:
 
     async def _term(self, stop: asyncio.Event) -> None:
         """One lease, on connections of its own."""
-        async with Session.open(self._place, f"worker {self.bound.durable}") as session:
+        by_hand = isinstance(self._writer, SqlWriter)
+        async with Session.open(self._place, f"worker {self.bound.durable}", by_hand=by_hand) as session:
             lease = Lease(session, self.bound, self._place)
             self._writer.forget()
             held = await lease.acquire(stop, self._on_ready, self._stumbled_at)
             if held is not None:
                 failpoints.reach("worker.lease_taken")
-                await session.commit_by_statement()
                 if held.place != self._writes_in:
                     self._writer, self._writes_in = self._writer_in(held.place), held.place
+                if not by_hand:
+                    await session.commit_by_statement()
+                elif held.place != DECLARED:
+                    await session.look_first_in(held.place)
                 await self._hold(session, lease, held, stop)
 
-    def _writer_in(self, where: str) -> Writer:
+    def _writer_in(self, where: str) -> AnyWriter:
+        """SQL by hand finds its tables wherever its session looks."""
+        bound, lease_s = self.bound, self._place.options.lease_s
+        if isinstance(bound, BoundSql):
+            return SqlWriter(bound, lease_s=lease_s)
         dialect = self._place.database.dialect
-        table = placed(self.bound.table, where, dialect)
-        return Writer(self.bound, dialect, lease_s=self._place.options.lease_s, table=table)
+        return Writer(bound, dialect, lease_s=lease_s, table=placed(bound.table, where, dialect))
 
     async def _hold(self, session: Session, lease: Lease, held: Checkpoint, stop: asyncio.Event) -> None:
         try:
@@ -160,10 +169,7 @@ class Projector:
     async def _commit(self, session: Session, held: Checkpoint, part: Batch) -> None:
         """One transaction, or two halves when the database complains about data, until its event is found."""
         try:
-            changes = await session.read(lambda connection: self._writer.prepare(connection, held, part))
-            failpoints.reach("worker.batch_folded")
-            began = time.perf_counter()
-            await session.write(lambda connection: self._writer.commit(connection, held, part, changes))
+            began = await self._transact(session, held, part)
             failpoints.reach("worker.after_commit")
             self._report.committed(part.last, len(part.events), time.perf_counter() - began)
             self._writer.committed()
@@ -172,7 +178,7 @@ class Projector:
             self._batch_max = max(1, len(part.events) // 2)
             raise
         except DBAPIError as error:
-            self._writer.recent.forget()
+            self._writer.undone()
             if not is_about_data(error):
                 self._batch_max = max(1, len(part.events) // 2)
                 raise
@@ -187,6 +193,20 @@ class Projector:
                 raise HandlerFailed(self.bound.name, only.position, _id_of(only), _first_line(error)) from error
             await self._commit(session, held, first)
             await self._commit(session, held, second)
+
+    async def _transact(self, session: Session, held: Checkpoint, part: Batch) -> float:
+        """Write one transaction; return when it began, by this process's clock."""
+        writer = self._writer
+        if isinstance(writer, SqlWriter):
+            began = time.perf_counter()
+            async with session.transaction() as connection:
+                await writer.write(connection, held, part)
+            return began
+        changes = await session.read(lambda connection: writer.prepare(connection, held, part))
+        failpoints.reach("worker.batch_folded")
+        began = time.perf_counter()
+        await session.write(lambda connection: writer.commit(connection, held, part, changes))
+        return began
 
     async def _stumble(self, lease: Lease, held: Checkpoint, error: EventjetError) -> None:
         """Stop the projection with its reason; a schema that only a newer deploy knows is left to that one."""

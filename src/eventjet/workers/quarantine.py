@@ -13,11 +13,12 @@ from sqlalchemy.exc import DBAPIError
 
 from eventjet.errors import HistoryBroken, ProjectionError
 from eventjet.projections import quarantine_rows
-from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import Checkpoint
 from eventjet.projections.database import is_about_data
 from eventjet.projections.quarantine import RETRIED, RETRY, Held, Offered, Offering, Parked, Place, Sorting
 from eventjet.projections.quarantine_rows import Waiting
+from eventjet.projections.sql import AnyBound
+from eventjet.projections.sql_writer import AnyWriter
 from eventjet.projections.writer import Batch, Writer, changes_of
 from eventjet.wire import Link, get_record
 from eventjet.workers.identity import check_log
@@ -35,7 +36,7 @@ _BYTES_MAX = 16 * 1024 * 1024
 class StillHeld(ProjectionError):
     """A projection that stops at bad events has aggregates that an earlier one, which quarantined, held back."""
 
-    def __init__(self, bound: BoundProjection, count: int) -> None:
+    def __init__(self, bound: AnyBound, count: int) -> None:
         self.projection = bound.name
         super().__init__(
             f"Projection {bound.name!r} stops at events it cannot take, and {count} aggregate(s) are held back in its "
@@ -44,33 +45,32 @@ class StillHeld(ProjectionError):
 
 
 async def carry_out(
-    session: Session, writer: Writer, place: Workplace, bound: BoundProjection, at: Checkpoint, stop: asyncio.Event
+    session: Session, writer: AnyWriter, place: Workplace, bound: AnyBound, at: Checkpoint, stop: asyncio.Event
 ) -> None:
     """Try again what people asked to, until it is done or `stop` is set.
 
     Raises `CheckpointFenced`, `LogRolledBack`, `HistoryBroken`, and `UnknownEvent` for a schema of a newer deploy.
     """
-    if bound.quarantines:
+    if bound.quarantines and isinstance(writer, Writer):
         retries = _Retries(session, writer, place, bound, at)
         if await retries.waiting():
             await asyncio.to_thread(check_log, place.endpoint, place.stream, at)
             await retries.run(stop)
 
 
-async def load_held(session: Session, writer: Writer, bound: BoundProjection) -> None:
+async def load_held(session: Session, writer: AnyWriter, bound: AnyBound) -> None:
     """Tell the writer what is held back; raises `StillHeld`."""
     places = await session.read(lambda connection: quarantine_rows.places(connection, bound.name, bound.revision))
     if places and not bound.quarantines:
         raise StillHeld(bound, len(places))
-    writer.held = Held(places)
+    if isinstance(writer, Writer):
+        writer.held = Held(places)
 
 
 class _Retries:
     """Events that somebody asked to try again: aggregate by aggregate, a bounded number in one transaction."""
 
-    def __init__(
-        self, session: Session, writer: Writer, place: Workplace, bound: BoundProjection, at: Checkpoint
-    ) -> None:
+    def __init__(self, session: Session, writer: Writer, place: Workplace, bound: AnyBound, at: Checkpoint) -> None:
         self._session = session
         self._writer = writer
         self._place = place
@@ -86,7 +86,7 @@ class _Retries:
             try:
                 await self._try(waiting, offers)
             except DBAPIError as error:
-                self._writer.recent.forget()
+                self._writer.undone()
                 if not is_about_data(error) or (len(offers) == 1 and offers[0].error is not None):
                     raise
                 if len(offers) == 1:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, event
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet.projections.columns import POSTGRESQL
-from eventjet.projections.database import READ_ONLY
+from eventjet.projections.database import READ_ONLY, enforce_foreign_keys
+from eventjet.projections.places_postgres import look_first_in
+from eventjet.projections.sql_guard import driver_of, is_over
+from eventjet.projections.storage import SQLITE
 from eventjet.workers.workplace import Workplace
 
 T = TypeVar("T")
@@ -22,16 +26,25 @@ class Session:
     def __init__(self, connection: AsyncConnection, place: Workplace) -> None:
         self._connection = connection
         self._place = place
+        self._first_in: str | None = None
         self._is_postgres = place.database.dialect == POSTGRESQL
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, place: Workplace, purpose: str) -> AsyncGenerator[Session]:
-        """A new connection: what an older one has prepared may not fit the tables any more."""
+    async def open(cls, place: Workplace, purpose: str, *, by_hand: bool = False) -> AsyncGenerator[Session]:
+        """A new connection: what an older one has prepared may not fit the tables any more.
+
+        `by_hand` is for the statements of an application, which may rely upon its foreign keys.
+        """
         engine = place.database.engine(f"eventjet {purpose}")
+        if by_hand and place.database.dialect == SQLITE:
+            event.listen(engine.sync_engine, "connect", enforce_foreign_keys)
         try:
-            async with engine.connect() as connection:
-                yield cls(connection, place)
+            session = cls(await engine.connect(), place)
+            try:
+                yield session
+            finally:
+                await session._connection.close()
         finally:
             await engine.dispose()
 
@@ -50,10 +63,46 @@ class Session:
         async with self._place.turn(), self._connection.begin():
             return await self._connection.run_sync(change)
 
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[AsyncConnection]:
+        """A transaction for statements that are awaited one by one; rolled back on any error."""
+        await self._read_only(False)
+        async with self._place.turn():
+            await self._connection.begin()
+            try:
+                yield self._connection
+                await self._connection.commit()
+            except BaseException:
+                await self._undo()
+                raise
+
     async def commit_by_statement(self) -> None:
         """From here on each `write` is one statement, which PostgreSQL commits without being asked."""
         if self._is_postgres:
             await self._connection.execution_options(isolation_level="AUTOCOMMIT")
+
+    async def look_first_in(self, schema: str) -> None:
+        """From here on names without a schema are looked for in this one before any other. Only for PostgreSQL."""
+        self._first_in = schema
+        await self._set_path()
+
+    async def _set_path(self) -> None:
+        if self._first_in is not None:
+            async with self._connection.begin():
+                await self._connection.run_sync(look_first_in, self._first_in)
+
+    async def _undo(self) -> None:
+        """Roll back; a connection that does not come out of it clean is replaced by a new one."""
+        connection = self._connection
+        with suppress(SQLAlchemyError):
+            await connection.rollback()
+            if not connection.in_transaction() and is_over(await driver_of(connection)):
+                return
+        with suppress(SQLAlchemyError):
+            await connection.invalidate()
+        await connection.close()
+        self._connection = await connection.engine.connect()
+        await self._set_path()
 
     async def _read_only(self, wanted: bool) -> None:
         if not self._is_postgres:

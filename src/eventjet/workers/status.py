@@ -14,10 +14,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from eventjet.codec.catalog import Catalog
 from eventjet.errors import EventjetError
 from eventjet.projections import checkpoint
-from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import ACTIVE, BUILDING, NEW, Checkpoint
 from eventjet.projections.database import READ_ONLY, Database
 from eventjet.projections.quarantine_rows import parked_counts
+from eventjet.projections.sql import AnyBound
 from eventjet.settings import Settings
 from eventjet.wire import Endpoint, Link, next_record
 from eventjet.workers.identity import state_of_log
@@ -37,7 +37,7 @@ class Projecting(Protocol):
     def catalog(self) -> Catalog: ...
 
     @property
-    def projections(self) -> Mapping[str, BoundProjection]: ...
+    def projections(self) -> Mapping[str, AnyBound]: ...
 
 
 @dataclass(frozen=True, slots=True)

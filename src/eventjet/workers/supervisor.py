@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack
 
 from eventjet.errors import UsageError
 from eventjet.projections import checkpoint
-from eventjet.projections.bound import BoundProjection
 from eventjet.projections.database import READ_ONLY, Database
+from eventjet.projections.sql import AnyBound
 from eventjet.settings import Settings
 from eventjet.wire import Endpoint, Link
 from eventjet.workers.http import serving
@@ -58,11 +58,11 @@ async def run_workers(
 
 
 async def _work(
-    place: Workplace, chosen: Sequence[BoundProjection], stop: asyncio.Event, on_ready: Callable[[], None] | None
+    place: Workplace, chosen: Sequence[AnyBound], stop: asyncio.Event, on_ready: Callable[[], None] | None
 ) -> None:
     waiting = {one.durable for one in chosen}
 
-    def ready(bound: BoundProjection) -> None:
+    def ready(bound: AnyBound) -> None:
         if bound.durable in waiting:
             waiting.discard(bound.durable)
             if not waiting and on_ready is not None:
@@ -87,7 +87,7 @@ async def _drain(tasks: Sequence[asyncio.Task[None]], drain_s: float) -> None:
         _log.warning("%s did not finish its batch within %g s and is cut off", task.get_name(), drain_s)
 
 
-def _chosen(app: Projecting, names: Sequence[str]) -> list[BoundProjection]:
+def _chosen(app: Projecting, names: Sequence[str]) -> list[AnyBound]:
     known = app.projections
     for name in names:
         if name not in known:
@@ -99,7 +99,7 @@ def _chosen(app: Projecting, names: Sequence[str]) -> list[BoundProjection]:
     return chosen
 
 
-async def _check(place: Workplace, chosen: Sequence[BoundProjection]) -> None:
+async def _check(place: Workplace, chosen: Sequence[AnyBound]) -> None:
     """Fail early, and in words, on what a person has to set up first."""
     engine = place.database.engine("eventjet worker")
     try:

@@ -7,10 +7,10 @@ import time
 
 from eventjet import failpoints
 from eventjet.errors import CheckpointFenced
-from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import Checkpoint
 from eventjet.projections.places_exchange import CannotMove, NotNow, attempt, behind, stand_back
 from eventjet.projections.places_given import holders, revisions
+from eventjet.projections.sql import AnyBound
 from eventjet.workers.lease import Lease
 from eventjet.workers.session import Session
 from eventjet.workers.workplace import Workplace
@@ -26,7 +26,7 @@ _REFUSED_S = 30.0
 class Takeover:
     """One term's attempts. `wanted` is false for whoever is in the declared place, or was there."""
 
-    def __init__(self, bound: BoundProjection, place: Workplace, held: Checkpoint) -> None:
+    def __init__(self, bound: AnyBound, place: Workplace, held: Checkpoint) -> None:
         self.wanted = held.takes_over
         self._bound = bound
         self._place = place
@@ -75,5 +75,5 @@ class Takeover:
         self._not_before = time.monotonic() + seconds
 
 
-def _has_successor(found: list[Checkpoint], bound: BoundProjection) -> bool:
+def _has_successor(found: list[Checkpoint], bound: AnyBound) -> bool:
     return any(one.revision > bound.revision for one in holders(found, bound))

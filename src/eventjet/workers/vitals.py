@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from eventjet.errors import EventjetError
 from eventjet.observability.metrics import exposition
-from eventjet.projections.bound import BoundProjection
+from eventjet.projections.sql import AnyBound
 from eventjet.settings import Settings
 from eventjet.workers.health import Health, Verdict
 from eventjet.workers.status import Looker, Projecting
@@ -20,9 +20,7 @@ _LOOK_MAX_S = 20.0
 class Vitals:
     """`keep` looks, until it is cancelled; a loop that hangs shows as a look that grows old."""
 
-    def __init__(
-        self, app: Projecting, settings: Settings, place: Workplace, chosen: Sequence[BoundProjection]
-    ) -> None:
+    def __init__(self, app: Projecting, settings: Settings, place: Workplace, chosen: Sequence[AnyBound]) -> None:
         self._app = app
         self._settings = settings
         self._place = place

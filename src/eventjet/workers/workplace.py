@@ -9,9 +9,9 @@ from typing import Any
 
 from eventjet.codec.catalog import Catalog
 from eventjet.observability.metrics import Meter
-from eventjet.projections.bound import BoundProjection
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import Database
+from eventjet.projections.sql import AnyBound
 from eventjet.wire import Endpoint
 from eventjet.workers.notify import Notifier
 from eventjet.workers.report import Report
@@ -53,7 +53,7 @@ class Workplace:
     """What this process has done, by durable."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
-    def report(self, bound: BoundProjection) -> Report:
+    def report(self, bound: AnyBound) -> Report:
         """For the projector of one projection."""
         meter = self.meters.setdefault(bound.durable, Meter(bound.name, bound.revision))
         return Report(meter, self.notifier)

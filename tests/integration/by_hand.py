@@ -1,0 +1,222 @@
+"""What the tests of SQL by hand share: three tables that hang together, their handlers, and a plain loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Date,
+    DateTime,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Numeric,
+    String,
+    Table,
+    Uuid,
+    delete,
+    insert,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from eventjet import Recorded, SqlProjection
+from eventjet.dev.nats import NatsServer
+from eventjet.projections.database import READ_ONLY, Database
+from eventjet.projections.sql import BoundSql, bind_sql
+from eventjet.settings import Settings
+from eventjet.workers.status import ProjectionStatus, status
+from eventjet.workers.workplace import WorkerOptions
+from tests.integration.ledger_log import Ledger, eventually
+from tests.integration.projecting import CATALOG, Added, Closed, Opened, made
+
+metadata = MetaData()
+accounts_table = Table(
+    "accounts",
+    metadata,
+    Column("account_id", String(40), primary_key=True),
+    Column("owner", String(40), unique=True),
+    Column("amount", Numeric(12, 2), nullable=False),
+    Column("last_at", DateTime(timezone=True), nullable=False),
+    Column("notes", JSON, nullable=False),
+)
+lines_table = Table(
+    "lines",
+    metadata,
+    Column("id", Integer, Identity(), primary_key=True),
+    Column("position", BigInteger, nullable=False, unique=True),
+    Column("account_id", ForeignKey("accounts.account_id"), nullable=False),
+    Column("amount", Numeric(12, 2), nullable=False),
+    Index("ix_lines_account", "account_id"),
+)
+totals_table = Table(
+    "totals",
+    metadata,
+    Column("name", String(20), primary_key=True),
+    Column("n", Integer, nullable=False),
+)
+
+ledger = SqlProjection("ledger", tables=[totals_table, lines_table, accounts_table])
+
+
+@ledger.handler
+async def opened(event: Recorded[Opened], connection: AsyncConnection) -> None:
+    await _keep(event, connection, Decimal(0), event.data.owner)
+    await _count(connection, "opened")
+
+
+@ledger.handler
+async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
+    await _keep(event, connection, event.data.amount, None)
+    values = {"position": event.position, "account_id": event.aggregate_id, "amount": event.data.amount}
+    await connection.execute(insert(lines_table).values(**values))
+    await _count(connection, "added")
+
+
+@ledger.handler
+async def closed(event: Recorded[Closed], connection: AsyncConnection) -> None:
+    for table in (lines_table, accounts_table):
+        await connection.execute(delete(table).where(table.c.account_id == event.aggregate_id))
+    await _count(connection, "closed")
+
+
+async def _keep(event: Recorded[Any], connection: AsyncConnection, amount: Decimal, owner: str | None) -> None:
+    own = accounts_table.c.account_id == event.aggregate_id
+    row = (await connection.execute(select(accounts_table).where(own))).one_or_none()
+    values: dict[str, Any] = {"amount": amount, "last_at": event.recorded_at, "notes": [event.position]}
+    if owner is not None:
+        values["owner"] = owner
+    if row is None:
+        await connection.execute(insert(accounts_table).values(account_id=event.aggregate_id, **values))
+        return
+    values |= {"amount": row.amount + amount, "notes": [*row.notes, event.position][-3:]}
+    await connection.execute(update(accounts_table).where(own).values(**values))
+
+
+async def _count(connection: AsyncConnection, name: str) -> None:
+    """Not idempotent: an event taken twice, or not at all, shows."""
+    own = totals_table.c.name == name
+    done = await connection.execute(update(totals_table).where(own).values(n=totals_table.c.n + 1))
+    if not done.rowcount:
+        await connection.execute(insert(totals_table).values(name=name, n=1))
+
+
+LEDGER = bind_sql(ledger, CATALOG)
+
+Found = dict[str, list[tuple[Any, ...]]]
+
+
+def expected(events: Iterable[Recorded[Any]]) -> Found:
+    """What the tables must hold, by the plainest loop; `lines` without the ids that the database gave."""
+    accounts: dict[str, list[Any]] = {}
+    lines: list[tuple[int, str, Decimal]] = []
+    totals: dict[str, int] = {}
+    for one in events:
+        own = one.aggregate_id
+        if not isinstance(one.data, Opened | Added | Closed):
+            continue
+        name = type(one.data).__name__.lower()
+        totals[name] = totals.get(name, 0) + 1
+        if isinstance(one.data, Closed):
+            accounts.pop(own, None)
+            lines = [line for line in lines if line[1] != own]
+            continue
+        amount = one.data.amount if isinstance(one.data, Added) else Decimal(0)
+        _, owner, before, _, notes = accounts.get(own, [own, None, Decimal(0), None, []])
+        owner = one.data.owner if isinstance(one.data, Opened) else owner
+        accounts[own] = [own, owner, before + amount, one.recorded_at, [*notes, one.position][-3:]]
+        if isinstance(one.data, Added):
+            lines.append((one.position, own, amount))
+    return {
+        "accounts": sorted(tuple(row) for row in accounts.values()),
+        "lines": lines,
+        "totals": sorted(totals.items()),
+    }
+
+
+def found(where: Database, *, tables: Sequence[Table] = (accounts_table, lines_table, totals_table)) -> Found:
+    """The rows as an application's own select gives them, without the ids that the database gave."""
+    engine = where.sync_engine()
+    made: Found = {}
+    with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
+        for table in tables:
+            columns = [column for column in table.columns if column.name != "id"]
+            made[table.name] = sorted(tuple(row) for row in connection.execute(select(*columns)))
+    engine.dispose()
+    return made
+
+
+def bound_with(*handlers: Any, tables: Sequence[Table] = ledger.tables, name: str = "ledger") -> BoundSql:
+    """The same tables with other handlers; those of `ledger` take the events that these do not."""
+    made = SqlProjection(name, tables=tables)
+    for one in handlers:
+        made.handler(one)
+    return bind_sql(made, CATALOG)
+
+
+kinds_table = Table(
+    "kinds",
+    MetaData(),
+    Column("position", BigInteger, primary_key=True, autoincrement=False),
+    Column("money", Numeric(20, 4)),
+    Column("any", Numeric),
+    Column("at", DateTime(timezone=True)),
+    Column("wall", DateTime),
+    Column("day", Date),
+    Column("doc", JSON),
+    Column("id", Uuid),
+    Column("raw", LargeBinary),
+    Column("flag", Boolean),
+    Column("seen", DateTime(timezone=True), nullable=False),
+)
+
+
+QUICK = WorkerOptions(lease_s=1.5, poll_s=0.1)
+
+
+def log_of(nats: NatsServer, database: str, bound: BoundSql = LEDGER) -> Ledger:
+    """A new log, and a database with the tables."""
+    made(database, bound)
+    log = Ledger(Settings(servers=(nats.url,), database=database), projections={"ledger": bound})
+    log.create()
+    return log
+
+
+def where(log: Ledger) -> Database:
+    return Database(log.settings.database)
+
+
+def changed(log: Ledger, bound: BoundSql) -> Ledger:
+    """The same log, with other handlers."""
+    return Ledger(log.settings, log.name, projections={"ledger": bound})
+
+
+def execute(log: Ledger, *statements: str) -> None:
+    engine = where(log).sync_engine()
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+    engine.dispose()
+
+
+async def state(log: Ledger) -> ProjectionStatus:
+    return next(one for one in await status(log, log.settings) if one.name == "ledger")
+
+
+async def failed(log: Ledger) -> ProjectionStatus:
+    async def is_failed() -> bool:
+        return (await state(log)).state == "failed"
+
+    await eventually(is_failed, "the projection to fail")
+    return await state(log)

@@ -1,0 +1,164 @@
+"""SQL by hand, live: handlers and checkpoint in one transaction, on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from sqlalchemy import inspect
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from eventjet import Recorded
+from eventjet.dev.nats import NatsServer
+from tests.integration import by_hand
+from tests.integration.by_hand import (
+    LEDGER,
+    QUICK,
+    bound_with,
+    changed,
+    execute,
+    expected,
+    failed,
+    found,
+    log_of,
+    state,
+    where,
+)
+from tests.integration.ledger_log import Ledger, history
+from tests.integration.projecting import Added, Noted
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database of each kind."""
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("eventjet_database"))
+    return f"sqlite:///{tmp_path}/read.db"
+
+
+@pytest.fixture
+def log(eventjet_nats: NatsServer, database: str) -> Ledger:
+    return log_of(eventjet_nats, database)
+
+
+async def test_tables_equal_an_independent_computation_when_caught_up_and_while_the_log_grows(log: Ledger) -> None:
+    last = log.append(history(600))
+    async with log.working():
+        await log.caught_up(last, LEDGER)
+        assert found(where(log)) == expected(log.recorded(last))
+        last = log.append(history(200, seed=8))
+        await log.caught_up(last, LEDGER)
+    assert found(where(log)) == expected(log.recorded(last))
+    assert (await state(log)).state == "active"
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+async def test_batches_of_any_size_give_identical_tables_and_stop_at_the_same_event(log: Ledger, size: int) -> None:
+    log.append(history(150, accounts=10))
+    bad = log.append([("a-1", Added(amount=Decimal(99999999999)))])
+    log.append(history(20))
+    async with log.working(options=replace(QUICK, batch_max=size)):
+        found_state = await failed(log)
+    before = log.recorded(bad - 1)
+    assert found(where(log)) == expected(before)
+    assert f"position {bad} of 'a-1'" in str(found_state.reason)
+    assert max(one.position for one in before if not isinstance(one.data, Noted)) <= found_state.position < bad
+
+
+async def test_a_handler_that_fails_leaves_what_precedes_its_event_and_goes_on_once_mended(log: Ledger) -> None:
+    async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
+        await by_hand.added(event, connection)
+        if event.data.amount == Decimal("13.13"):
+            raise RuntimeError("the thirteenth")
+
+    log.append([("a-1", Added(amount=Decimal(number))) for number in range(40)])
+    bad = log.append([("a-2", Added(amount=Decimal("13.13")))])
+    last = log.append([("a-1", Added(amount=Decimal(number))) for number in range(40)])
+    async with changed(log, bound_with(by_hand.opened, added, by_hand.closed)).working(options=QUICK):
+        stopped = await failed(log)
+    assert stopped.position == bad - 1
+    assert f"position {bad} of 'a-2': RuntimeError: the thirteenth" in str(stopped.reason)
+    assert found(where(log)) == expected(log.recorded(bad - 1))
+    async with log.working(options=QUICK):
+        await log.caught_up(last, LEDGER)
+    assert found(where(log)) == expected(log.recorded(last))
+
+
+async def test_two_workers_and_a_lease_shorter_than_a_batch_take_every_event_once(log: Ledger) -> None:
+    async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
+        await by_hand.added(event, connection)
+        await asyncio.sleep(0.01)
+
+    slow = changed(log, bound_with(by_hand.opened, added, by_hand.closed))
+    last = log.append(history(300))
+    options = replace(QUICK, lease_s=0.2, batch_max=50)
+    async with slow.working(options=options), slow.working(options=options):
+        await log.caught_up(last, LEDGER, timeout_s=60)
+    assert found(where(log)) == expected(log.recorded(last))
+
+
+async def test_a_worker_cut_off_in_the_midst_of_a_batch_leaves_nothing_of_it(log: Ledger) -> None:
+    reached = asyncio.Event()
+
+    async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
+        await by_hand.added(event, connection)
+        if event.position == 25:
+            reached.set()
+            await asyncio.sleep(60)
+
+    last = log.append([("a-1", Added(amount=Decimal(1)))] * 50)
+    stuck = changed(log, bound_with(by_hand.opened, added, by_hand.closed))
+    async with stuck.working(options=replace(QUICK, drain_s=0.1)):
+        await asyncio.wait_for(reached.wait(), 20)
+    assert (await state(log)).position < 25
+    assert found(where(log)) == expected(log.recorded((await state(log)).position))
+    async with log.working(options=QUICK):
+        await log.caught_up(last, LEDGER)
+    assert found(where(log)) == expected(log.recorded(last))
+
+
+async def test_a_table_that_already_holds_rows_is_not_built_upon(log: Ledger) -> None:
+    execute(log, "insert into totals (name, n) values ('x', 1)")
+    log.append(history(3))
+    async with log.working(options=QUICK):
+        stopped = await failed(log)
+    assert "totals holds rows that no checkpoint knows of" in str(stopped.reason)
+
+
+async def test_tables_are_made_with_their_keys_and_constraints(log: Ledger) -> None:
+    assert [table.name for table in LEDGER.tables] == ["totals", "accounts", "lines"]
+    engine = where(log).sync_engine()
+    there = inspect(engine)
+    assert [key["referred_table"] for key in there.get_foreign_keys("lines")] == ["accounts"]
+    assert [one["column_names"] for one in there.get_unique_constraints("accounts")] == [["owner"]]
+    assert "ix_lines_account" in {one["name"] for one in there.get_indexes("lines")}
+    engine.dispose()
+
+
+KILL_POINTS = ("worker.before_commit", "worker.rows_written", "worker.after_commit")
+
+
+@pytest.mark.parametrize("name", KILL_POINTS)
+@pytest.mark.parametrize("action", ["kill", "raise"])
+async def test_a_worker_killed_around_a_commit_takes_every_event_once(log: Ledger, name: str, action: str) -> None:
+    last = log.append(history(200))
+    program = "tests.integration.sql_worker_process"
+    environ = {**os.environ, "EVENTJET_FAILPOINT": f"{name}:{action}:3"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", program, log.settings.servers[0], log.settings.database, log.name, "20", env=environ
+    )
+    if action == "kill":
+        assert await asyncio.wait_for(process.wait(), 30) < 0
+        assert (await state(log)).position > 0
+        async with log.working(options=QUICK):
+            await log.caught_up(last, LEDGER)
+    else:
+        await log.caught_up(last, LEDGER)
+        process.terminate()
+        await asyncio.wait_for(process.wait(), 30)
+    assert found(where(log)) == expected(log.recorded(last))

@@ -1,0 +1,343 @@
+"""SQL by hand made again in order, and verified: the same tables as the live ones, all at once or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import inspect, text
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from eventjet import Recorded
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import HandlerFailed, RebuildError, RebuildRefused
+from eventjet.projections.checkpoint import Checkpoint, read
+from eventjet.projections.database import READ_ONLY
+from eventjet.rebuild import Progress, RebuildReport, VerifyReport, rebuild, verify
+from tests.integration import by_hand
+from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, execute, expected, found, log_of, where
+from tests.integration.ledger_log import Ledger, history
+from tests.integration.projecting import BALANCES, Added, Opened, folded, made, rows_of
+from tests.integration.rebuild_log import remains
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def log(request: pytest.FixtureRequest, eventjet_nats: NatsServer, tmp_path: Path) -> Ledger:
+    database = f"sqlite:///{tmp_path}/read.db"
+    if request.param == "postgresql":
+        database = str(request.getfixturevalue("eventjet_database"))
+    return log_of(eventjet_nats, database)
+
+
+@pytest.fixture
+def postgres_log(eventjet_nats: NatsServer, eventjet_database: str) -> Ledger:
+    return log_of(eventjet_nats, eventjet_database)
+
+
+async def again(log: Ledger, *names: str, engine: Any = "local", **options: Any) -> RebuildReport:
+    ref: Any = SimpleNamespace(load=lambda: log)
+    return await rebuild(ref, names or ["ledger"], log.settings, engine=engine, **options)
+
+
+async def verified(log: Ledger) -> VerifyReport:
+    ref: Any = SimpleNamespace(load=lambda: log)
+    return await verify(ref, "ledger", log.settings)
+
+
+def checkpoint(log: Ledger) -> Checkpoint:
+    with where(log).sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
+        at = read(connection, "ledger", 1)
+    assert at is not None
+    return at
+
+
+async def test_tables_made_again_equal_the_computation_and_a_worker_goes_on_from_there(log: Ledger) -> None:
+    last = log.append(history(2_500))
+    # Spark is not asked for what goes in order, so none is needed here.
+    report = await again(log, engine="spark")
+    assert (report.position, report.events, report.projections[0].in_order) == (last, 2_500, True)
+    rows = expected(log.recorded(last))
+    assert found(where(log)) == rows
+    assert report.rows == sum(map(len, rows.values()))
+    assert (checkpoint(log).position, checkpoint(log).state, checkpoint(log).generation) == (last, "active", 2)
+    last = log.append(history(300, seed=2))
+    async with log.working(options=QUICK):
+        await log.caught_up(last, LEDGER)
+    assert found(where(log)) == expected(log.recorded(last))
+    assert remains(where(log)) == []
+
+
+async def test_keys_indexes_and_numbers_are_as_before(log: Ledger) -> None:
+    log.append(history(300))
+    before = described(log)
+    await again(log)
+    await again(log)
+    assert described(log) == before
+    with pytest.raises(IntegrityError):
+        execute(log, "insert into accounts select 'other', owner, amount, last_at, notes from accounts")
+
+
+def described(log: Ledger) -> Any:
+    engine = where(log).sync_engine()
+    there = inspect(engine)
+    tables = sorted(there.get_table_names())
+    seen = {
+        table: (
+            sorted(there.get_indexes(table), key=str),
+            sorted(there.get_unique_constraints(table), key=str),
+            there.get_foreign_keys(table),
+            there.get_pk_constraint(table),
+            [{**column, "type": str(column["type"])} for column in there.get_columns(table)],
+        )
+        for table in tables
+    }
+    engine.dispose()
+    return seen
+
+
+async def test_it_is_made_again_while_a_worker_and_commands_go_on(postgres_log: Ledger) -> None:
+    log = postgres_log
+    last = log.append(history(1_000))
+    stop = threading.Event()
+    seen: list[tuple[int, int]] = []
+    async with log.working(options=QUICK):
+        await log.caught_up(last, LEDGER)
+        threads = [
+            threading.Thread(target=append_on, args=(log, stop)),
+            threading.Thread(target=read_on, args=(log, stop, seen)),
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(3):
+                await again(log)
+        finally:
+            stop.set()
+            for thread in threads:
+                await asyncio.to_thread(thread.join)
+        last = log.append([("a-1", Added(amount=Decimal(1)))])
+        await log.caught_up(last, LEDGER)
+    assert found(where(log)) == expected(log.recorded(last))
+    assert checkpoint(log).generation == 4
+    # Every event of these kinds counts: a table that was empty, partial or older would show fewer.
+    assert len(seen) > 10
+    assert seen == sorted(seen)
+    assert seen[0][1] > 0
+    assert remains(where(log)) == []
+
+
+def append_on(log: Ledger, stop: threading.Event) -> None:
+    seed = 100
+    while not stop.wait(0.2):
+        seed += 1
+        # Owners are unique.
+        events = history(10, seed=seed)
+        log.append(
+            (own, Opened(owner=f"{seed}/{data.owner}") if isinstance(data, Opened) else data) for own, data in events
+        )
+
+
+def read_on(log: Ledger, stop: threading.Event, seen: list[tuple[int, int]]) -> None:
+    query = text("select (select position from eventjet_projection where name = 'ledger'), (select sum(n) from totals)")
+    engine = where(log).sync_engine()
+    with engine.connect() as connection:
+        while not stop.wait(0.01):
+            with connection.begin():
+                position, events = connection.execute(query).one()
+            seen.append((int(position), int(events)))
+    engine.dispose()
+
+
+async def test_folds_and_sql_by_hand_are_made_again_in_one_run(log: Ledger) -> None:
+    made(log.settings.database, BALANCES)
+    log.projections = {"ledger": LEDGER, "balances": BALANCES}
+    last = log.append(history(500))
+    told: list[Progress] = []
+    report = await again(log, "ledger", "balances", progress=told.append)
+    assert [(one.projection, one.in_order) for one in report.projections] == [("ledger", True), ("balances", False)]
+    assert found(where(log)) == expected(log.recorded(last))
+    with where(log).sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
+        assert rows_of(connection, BALANCES) == folded(log.recorded(last))
+    assert {"read", "in order", "swap"} <= {one.phase for one in told}
+    done = [one.done for one in told if one.phase == "in order"]
+    assert done == sorted(done)
+    assert done[-1] == 500
+
+
+async def test_an_event_that_a_handler_cannot_take_stops_it_by_name_and_leaves_the_live_tables(log: Ledger) -> None:
+    last = log.append(history(50))
+    await again(log)
+    before = found(where(log)), checkpoint(log)
+    bad = log.append([("a-1", Added(amount=Decimal(99999999999)))])
+    with pytest.raises(HandlerFailed, match=rf"position {bad} of 'a-1'"):
+        await again(log)
+    assert (found(where(log)), checkpoint(log)) == before
+    assert found(where(log)) == expected(log.recorded(last))
+    assert remains(where(log)) == []
+
+
+async def names_its_schema(event: Recorded[Opened], connection: AsyncConnection) -> None:
+    await by_hand.opened(event, connection)
+    await connection.execute(text("update public.totals set n = n + 100"))
+
+
+async def writes_elsewhere_by_text(event: Recorded[Opened], connection: AsyncConnection) -> None:
+    await by_hand.opened(event, connection)
+    await connection.execute(text("insert into strangers values (1)"))
+
+
+@pytest.mark.parametrize(
+    ("handler", "named"), [(names_its_schema, "public.totals"), (writes_elsewhere_by_text, "public.strangers")]
+)
+async def test_handlers_that_reach_beyond_the_shadow_are_undone_and_refused(
+    postgres_log: Ledger, handler: Callable[..., Any], named: str
+) -> None:
+    log = postgres_log
+    execute(log, "create table strangers (n integer)")
+    last = log.append([("a", Opened(owner="ada")), ("b", Opened(owner="bob"))])
+    await again(log)
+    with pytest.raises(RebuildRefused, match=rf"write to {named}, which it does not declare"):
+        await again(changed(log, bound_with(handler, by_hand.added, by_hand.closed)))
+    assert found(where(log)) == expected(log.recorded(last))
+    assert remains(where(log)) == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "named"),
+    [
+        ("create table child (id varchar(40) references accounts)", "the foreign key child_id_fkey of child"),
+        ("create view rich as select * from accounts where amount > 0", "the view public.rich"),
+        ("create index by_hand on totals (n)", "the index by_hand"),
+    ],
+)
+async def test_what_a_swap_would_lose_is_refused_by_name(postgres_log: Ledger, statement: str, named: str) -> None:
+    postgres_log.append(history(20))
+    await again(postgres_log)
+    execute(postgres_log, statement)
+    with pytest.raises(RebuildRefused, match=named):
+        await again(postgres_log)
+    assert remains(where(postgres_log)) == []
+
+
+async def test_rights_are_the_same_after_a_swap(postgres_log: Ledger) -> None:
+    log = postgres_log
+    log.append(history(20))
+    await again(log)
+    role = f"writer_{log.name[-8:]}"
+    execute(log, f"create role {role}", f"grant select, insert on lines to {role}", "create sequence other")
+    execute(log, f"grant usage on sequence lines_id_seq to {role}")
+    before = rights(log)
+    assert role in before
+    await again(log)
+    assert rights(log) == before
+    execute(log, f"drop owned by {role}", f"drop role {role}")
+
+
+def rights(log: Ledger) -> str:
+    engine = where(log).sync_engine()
+    with engine.connect() as connection:
+        query = text(
+            "select string_agg(relname || relnamespace::regnamespace || relacl::text, ';' order by relname) "
+            "from pg_class where relname in ('lines', 'lines_id_seq')"
+        )
+        told = str(connection.scalar(query))
+    engine.dispose()
+    return told
+
+
+async def test_what_a_worker_made_has_no_differences_though_batches_were_rolled_back(log: Ledger) -> None:
+    left = 5
+
+    async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
+        nonlocal left
+        await by_hand.added(event, connection)
+        if event.position % 20 == 0 and left:
+            left -= 1
+            # The numbers that this batch took from a sequence are gone.
+            raise_transient(connection)
+
+    last = log.append(history(200))
+    async with changed(log, bound_with(by_hand.opened, added, by_hand.closed)).working(options=QUICK):
+        await log.caught_up(last, LEDGER)
+    assert left < 5
+    report = await verified(log)
+    assert (report.differences, report.position, report.events) == (0, last, 200)
+    assert report.rows == sum(map(len, found(where(log)).values()))
+    assert remains(where(log)) == []
+
+
+def raise_transient(connection: AsyncConnection) -> None:
+    cause: Exception = psycopg.errors.SerializationFailure("as if another had been quicker")
+    if connection.dialect.name == "sqlite":
+        cause = sqlite3.OperationalError("database is locked")
+        cause.sqlite_errorcode = 5
+    raise DBAPIError("insert", {}, cause)
+
+
+async def test_rows_altered_added_and_removed_by_hand_are_found(log: Ledger) -> None:
+    log.append(history(300))
+    await again(log)
+    assert (await verified(log)).differences == 0
+    before = found(where(log))
+    line, account = before["lines"][3], next(row for row in before["accounts"] if row[1] is not None)
+    execute(
+        log,
+        f"update lines set amount = '9999.00' where position = {line[0]}",
+        f"update accounts set owner = null where account_id = '{account[0]}'",
+        "insert into totals (name, n) values ('stranger', 1)",
+        "delete from totals where name = 'added'",
+    )
+    report = await verified(log)
+    assert report.differences == 4
+    seen = {one.key[0]: one for one in report.examples if one.key[0] != "totals"}
+    assert (seen["lines"].live["amount"], seen["lines"].expected["amount"]) == (Decimal("9999.00"), line[2])
+    assert (seen["accounts"].live["owner"], seen["accounts"].expected["owner"]) == (None, account[1])
+    totals = {one.key[1]: (one.live, one.expected) for one in report.examples if one.key[0] == "totals"}
+    assert totals["stranger"] == ({"name": "stranger", "n": 1}, None)
+    assert totals["added"] == (None, {"name": "added", "n": dict(before["totals"])["added"]})
+    await again(log)
+    assert (await verified(log)).differences == 0
+    assert found(where(log)) == before
+
+
+async def test_a_projection_that_never_ran_cannot_be_verified(log: Ledger) -> None:
+    log.append(history(10))
+    with pytest.raises(RebuildError, match="no live read model yet"):
+        await verified(log)
+    assert remains(where(log)) == []
+
+
+async def test_a_cancelled_rebuild_leaves_the_live_tables_and_nothing_else(log: Ledger) -> None:
+    log.append(history(300))
+    await again(log)
+    before = found(where(log)), checkpoint(log)
+    log.append(history(5_000, seed=2))
+    begun = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def told(one: Progress) -> None:
+        if one.phase == "in order" and one.done:
+            loop.call_soon_threadsafe(begun.set)
+
+    task = asyncio.create_task(again(log, progress=told))
+    await asyncio.wait_for(begun.wait(), 60)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (found(where(log)), checkpoint(log)) == before
+    assert remains(where(log)) == []
+
+
+async def test_an_empty_log_gives_empty_tables(log: Ledger) -> None:
+    report = await again(log)
+    assert (report.events, report.rows) == (0, 0)
+    assert found(where(log)) == {"accounts": [], "lines": [], "totals": []}

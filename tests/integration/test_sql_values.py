@@ -1,0 +1,115 @@
+"""Values that handlers write through the declared tables come back equal, or are refused."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from eventjet import Recorded
+from eventjet.dev.nats import NatsServer
+from tests.integration import by_hand
+from tests.integration.by_hand import (
+    QUICK,
+    accounts_table,
+    bound_with,
+    failed,
+    found,
+    kinds_table,
+    log_of,
+    where,
+)
+from tests.integration.ledger_log import Ledger
+from tests.integration.projecting import Added, Opened
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database of each kind."""
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("eventjet_database"))
+    return f"sqlite:///{tmp_path}/read.db"
+
+
+@pytest.fixture
+def log(eventjet_nats: NatsServer, database: str) -> Ledger:
+    return log_of(eventjet_nats, database)
+
+
+async def test_values_of_every_kind_come_back_equal_through_the_declared_table(
+    eventjet_nats: NatsServer, database: str
+) -> None:
+    values: dict[str, Any] = {
+        "money": Decimal("1234567890123456.7891"),
+        "any": Decimal("0.10"),
+        "at": datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=timezone(timedelta(hours=2))),
+        "wall": datetime(2026, 3, 1, 12, 30, 15, 123456),  # noqa: DTZ001 - a wall time
+        "day": date(2026, 3, 1),
+        "doc": {"b": [1, 2.5, None], "a": "ü"},
+        "id": UUID(int=7),
+        "raw": b"\0\xff",
+        "flag": True,
+    }
+
+    async def opened(event: Recorded[Opened], connection: AsyncConnection) -> None:
+        own: dict[str, Any] = {"position": event.position, "seen": event.recorded_at}
+        await connection.execute(insert(kinds_table).values(**own, **values))
+        row = (await connection.execute(select(kinds_table).where(kinds_table.c.position == event.position))).one()
+        assert row._asdict() == own | values
+        await connection.execute(insert(kinds_table).values(position=-event.position, seen=event.recorded_at))
+
+    bound = bound_with(opened, tables=[kinds_table])
+    log = log_of(eventjet_nats, database, bound)
+    last = log.append([("a", Opened(owner="ada"))] * 2)
+    async with log.working(options=QUICK):
+        await log.caught_up(last, bound)
+    rows = found(where(log), tables=[kinds_table])["kinds"]
+    assert len(rows) == 4
+    nothing = (None,) * (len(values) - 1)  # `found` leaves ids out
+    seen = {one.position: one.recorded_at for one in log.recorded(last)}
+    kept = tuple(value for name, value in values.items() if name != "id")
+    assert rows == [
+        *[(-position, *nothing, seen[position]) for position in (2, 1)],
+        *[(position, *kept, seen[position]) for position in (1, 2)],
+    ]
+    assert rows[2][3].utcoffset() == timedelta(0)
+
+
+@pytest.mark.parametrize("value", [Decimal("0.00005"), Decimal("1e20")])
+async def test_a_value_that_sqlite_would_not_keep_exactly_is_refused(
+    eventjet_nats: NatsServer, tmp_path: Path, value: Any
+) -> None:
+    async def opened(event: Recorded[Opened], connection: AsyncConnection) -> None:
+        own = {"position": event.position, "seen": event.recorded_at}
+        await connection.execute(insert(kinds_table).values(**own, money=value))
+
+    bound = bound_with(opened, tables=[kinds_table])
+    log = log_of(eventjet_nats, f"sqlite:///{tmp_path}/read.db", bound)
+    log.append([("a", Opened(owner="ada"))])
+    async with log.working(options=QUICK):
+        stopped = await failed(log)
+    assert "position 1 of 'a': ValueError" in str(stopped.reason)
+
+
+async def test_sums_that_sqlite_makes_of_text_are_refused_and_never_rounded(
+    eventjet_nats: NatsServer, tmp_path: Path
+) -> None:
+    async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
+        own = accounts_table.c.account_id == event.aggregate_id
+        by = accounts_table.c.amount + event.data.amount
+        done = await connection.execute(update(accounts_table).where(own).values(amount=by))
+        assert done.rowcount == 1
+
+    log = log_of(eventjet_nats, f"sqlite:///{tmp_path}/read.db", bound_with(by_hand.opened, added, by_hand.closed))
+    amounts = [Decimal("0.11"), Decimal("0.22"), Decimal("0.07")]
+    log.append([("a", Opened(owner="ada")), *[("a", Added(amount=amount)) for amount in amounts]])
+    async with log.working(options=QUICK):
+        stopped = await failed(log)
+    assert "position 4 of 'a': IntegrityError: CHECK constraint failed" in str(stopped.reason)
+    assert found(where(log))["accounts"][0][2] == Decimal("0.33")

@@ -1,0 +1,169 @@
+"""Declarations of SQL by hand: everything that is wrong is said at once, when the App is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, ForeignKey, Integer, MetaData, Sequence, String, Table, Text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from eventjet import App, DefinitionError, Recorded, SqlProjection, aggregate, event, projection
+from eventjet.rebuild.plan import Route, make_plan, route_of
+from eventjet.testing import on, projected
+from tests.integration import by_hand
+from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Opened
+
+
+@event("x.begun")
+class Begun:
+    n: int
+
+
+@event("x.stranger")
+class Stranger:
+    pass
+
+
+@aggregate("x")
+class X:
+    def evolve(self, event: Begun) -> X:
+        return self
+
+
+def table(name: str, *columns: Any, **options: Any) -> Table:
+    return Table(
+        name, options.pop("metadata", MetaData()), Column("id", Integer, primary_key=True), *columns, **options
+    )
+
+
+async def begun(event: Recorded[Begun], connection: AsyncConnection) -> None:
+    """A handler that is as it should be."""
+
+
+async def begun_too(event: Recorded[Begun], connection: AsyncConnection) -> None: ...
+
+
+async def stranger(event: Recorded[Stranger], connection: AsyncConnection) -> None: ...
+
+
+async def unannotated(event, connection) -> None: ...  # type: ignore[no-untyped-def]
+
+
+async def alone(event: Recorded[Begun]) -> None: ...
+
+
+def not_async(event: Recorded[Begun], connection: AsyncConnection) -> None: ...
+
+
+def faults(*handlers: Any, tables: Any = None, name: str = "ledger", revision: int = 1, others: Any = ()) -> str:
+    made = SqlProjection(name, tables=[table("t")] if tables is None else tables, revision=revision)
+    for one in handlers:
+        made.handler(one)
+    with pytest.raises(DefinitionError) as raised:
+        App("a", aggregates=[X], projections=[made, *others])
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("handlers", "options", "said"),
+    [
+        ((), {}, "it has no handler"),
+        ((begun, begun_too), {}, "Begun is taken by begun and by begun_too"),
+        ((stranger,), {}, "stranger takes Stranger, which no aggregate of the app folds"),
+        ((unannotated,), {}, "`event` has no annotation"),
+        ((alone,), {}, "alone takes (event) instead of (event, connection)"),
+        ((not_async,), {}, "not_async is not an `async def`"),
+        ((begun,), {"tables": []}, "it has no tables"),
+        ((begun,), {"name": "Ledger"}, "its name is not"),
+        ((begun,), {"revision": 0}, "its revision is 0"),
+        ((begun,), {"tables": [table("t"), table("t")]}, "it lists the table 't' twice"),
+        ((begun,), {"tables": [table("t", schema="s")]}, "the table 's.t' names its schema"),
+        ((begun,), {"tables": [table("eventjet_projection")]}, "is eventjet's own"),
+        ((begun,), {"tables": [Table("t", MetaData(), Column("a", Text))]}, "has no primary key"),
+        ((begun,), {"tables": [table("t", Column("other", ForeignKey("nowhere.id")))]}, "that cannot be found"),
+        ((begun,), {"tables": [table("t", Column("n", Integer, Sequence("s")))]}, "use Identity()"),
+    ],
+)
+def test_a_fault_is_named(handlers: Any, options: Any, said: str) -> None:
+    assert said in faults(*handlers, **options)
+
+
+def test_all_faults_are_named_at_once() -> None:
+    told = faults(begun, begun_too, not_async, unannotated, tables=[table("t", schema="s")], revision=0)
+    for one in ("its revision", "begun_too", "not_async is not", "`event` has no annotation", "names its schema"):
+        assert one in told
+
+
+def test_foreign_keys_lead_to_declared_tables_and_in_no_circle() -> None:
+    metadata = MetaData()
+    parent = table("parent", metadata=metadata)
+    child = table("child", Column("parent", ForeignKey("parent.id")), metadata=metadata)
+    assert "a foreign key to 'parent', which the projection does not declare" in faults(begun, tables=[child])
+    around = MetaData()
+    one = table("one", Column("two", ForeignKey("two.id")), metadata=around)
+    two = table("two", Column("one", ForeignKey("one.id")), metadata=around)
+    assert "form a circle" in faults(begun, tables=[one, two])
+    own = table("own", Column("above", ForeignKey("own.id")))
+    made = SqlProjection("ledger", tables=[child, parent, own])
+    made.handler(begun)
+    bound = App("a", aggregates=[X], projections=[made]).projections["ledger"]
+    assert [one.name for one in bound.tables] == ["parent", "own", "child"]
+    assert (bound.events, bound.durable) == ((Begun,), "ledger-r1")
+
+
+def test_a_table_belongs_to_one_projection() -> None:
+    shared = Table("shared", MetaData(), Column("id", String, primary_key=True), Column("n", Integer))
+
+    @dataclass
+    class Row:
+        id: str
+        n: int | None = None
+
+    def fold(row: Row | None, event: Recorded[Begun]) -> Row | None:
+        return row
+
+    fold.__annotations__ |= {"return": Row | None}
+    other = projection("other", table=shared)(fold)
+    assert "the table 'shared' belongs to the projections 'ledger' and 'other'" in faults(
+        begun, tables=[shared], others=[other]
+    )
+
+
+def test_a_handler_declared_after_the_app_was_built_is_refused() -> None:
+    made = SqlProjection("ledger", tables=[table("t")])
+    assert made.handler(begun) is begun
+    App("a", aggregates=[X], projections=[made])
+    with pytest.raises(DefinitionError, match="begun_too is declared after the App was built"):
+        made.handler(begun_too)
+
+
+def test_in_a_plan_sql_by_hand_goes_in_order_after_what_the_engine_folds() -> None:
+    assert route_of(by_hand.LEDGER) is Route.IN_ORDER
+    for engine in ("spark", "local"):
+        bound = [by_hand.LEDGER, BALANCES, MOVEMENTS]
+        plan = make_plan("s", bound, ["1", "2", "3"], first=1, last=10, keys=5, engine=engine, cores=2)
+        assert plan.passes[-1].route is Route.IN_ORDER
+        assert [step.projection for step in plan.passes[-1].steps] == ["ledger"]
+        assert sorted(step.projection for step in plan.folded().steps) == ["balances", "movements"]
+        assert (
+            make_plan("s", [by_hand.LEDGER], ["1"], first=1, last=10, keys=5, engine=engine, cores=2).folded().passes
+            == ()
+        )
+
+
+def test_handlers_can_be_tried_without_a_server() -> None:
+    told = projected(
+        by_hand.ledger, on("a", Opened(owner="ada"), Added(amount=Decimal(1))), on("b", Opened(owner="bob"))
+    )
+    told.rows(by_hand.accounts_table, {"account_id": "a", "owner": "ada"}, {"account_id": "b", "owner": "bob"})
+    told.rows(by_hand.totals_table, {"name": "opened", "n": 2}, {"name": "added", "n": 1})
+    with pytest.raises(AssertionError, match="the rows are"):
+        told.rows(by_hand.totals_table, {"name": "opened", "n": 2})
+    projected(by_hand.ledger).rows(by_hand.accounts_table)
+
+
+async def test_handlers_can_be_tried_within_a_coroutine() -> None:
+    projected(by_hand.ledger, on("a", Opened(owner="ada"))).rows(by_hand.totals_table, {"name": "opened", "n": 1})
