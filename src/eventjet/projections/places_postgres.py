@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, PoolProxiedConnection, text
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.schema import CreateSchema
 
 from eventjet.projections.places import DECLARED
@@ -64,10 +65,13 @@ def ensure_schema(connection: Connection, name: str) -> None:
         connection.execute(CreateSchema(name))
 
 
-def look_first_in(connection: Connection, schema: str) -> None:
-    """For the rest of the session, once this is committed: names without a schema mean this one's tables."""
-    path = "quote_ident(:schema) || ', ' || current_setting('search_path')"
-    connection.execute(text(f"select set_config('search_path', {path}, false)"), {"schema": schema})
+def look_first_in(connection: PoolProxiedConnection | DBAPIConnection, schema: str) -> None:
+    """For the rest of a session of the driver: names without a schema mean this one's tables."""
+    cursor = connection.cursor()
+    path = "quote_ident(%s) || ', ' || current_setting('search_path')"
+    cursor.execute(f"select set_config('search_path', {path}, false)", (schema,))
+    cursor.close()
+    connection.commit()
 
 
 def bound_waits(connection: Connection, timeout_ms: int = LOCK_TIMEOUT_MS) -> None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from sqlalchemy import Connection, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -26,7 +27,6 @@ class Session:
     def __init__(self, connection: AsyncConnection, place: Workplace) -> None:
         self._connection = connection
         self._place = place
-        self._first_in: str | None = None
         self._is_postgres = place.database.dialect == POSTGRESQL
 
     @classmethod
@@ -83,13 +83,13 @@ class Session:
 
     async def look_first_in(self, schema: str) -> None:
         """From here on names without a schema are looked for in this one before any other. Only for PostgreSQL."""
-        self._first_in = schema
-        await self._set_path()
 
-    async def _set_path(self) -> None:
-        if self._first_in is not None:
-            async with self._connection.begin():
-                await self._connection.run_sync(look_first_in, self._first_in)
+        def look(made: DBAPIConnection, _record: object) -> None:
+            look_first_in(made, schema)
+
+        # On whatever replaces the connection too, which SQLAlchemy may do by itself.
+        event.listen(self._connection.sync_engine, "connect", look)
+        await self._connection.run_sync(lambda connection: look_first_in(connection.connection, schema))
 
     async def _undo(self) -> None:
         """Roll back; a connection that does not come out of it clean is replaced by a new one."""
@@ -102,7 +102,6 @@ class Session:
             await connection.invalidate()
         await connection.close()
         self._connection = await connection.engine.connect()
-        await self._set_path()
 
     async def _read_only(self, wanted: bool) -> None:
         if not self._is_postgres:

@@ -1,0 +1,300 @@
+"""Revisions of SQL by hand beside each other: on PostgreSQL in schemas of their own, on SQLite under other names."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Integer, MetaData, String, Table, insert, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from eventjet import Recorded, SqlProjection
+from eventjet.dev.nats import NatsServer
+from eventjet.projections.checkpoint import Checkpoint, create_tables
+from eventjet.projections.database import READ_ONLY
+from eventjet.projections.places import NamedByHandlers, placed_tables
+from eventjet.projections.sql import BoundSql, bind_sql
+from eventjet.projections.unused import retire, unused
+from eventjet.rebuild import rebuild, verify
+from tests.integration import by_hand
+from tests.integration.by_hand import LEDGER, QUICK, Found, changed, execute, expected, found, log_of, where
+from tests.integration.ledger_log import Ledger, eventually, history
+from tests.integration.projecting import CATALOG, Added, Closed, Opened
+from tests.integration.revision_log import checkpoints
+
+HOME = "ej_ledger_r1"
+
+
+async def _twice(event: Recorded[Added], connection: AsyncConnection) -> None:
+    """What revision 2 does otherwise."""
+    await by_hand.added(event, connection)
+    await by_hand._count(connection, "again")
+
+
+_HANDLERS = (by_hand.opened, _twice, by_hand.closed)
+
+
+def _revised(*, tables: Sequence[Table] = by_hand.ledger.tables, handlers: Sequence[Any] = _HANDLERS) -> BoundSql:
+    made = SqlProjection("ledger", tables=tables, revision=2)
+    for one in handlers:
+        made.handler(one)
+    return bind_sql(made, CATALOG)
+
+
+REVISED = _revised()
+
+
+def revised(events: list[Recorded[Any]]) -> Found:
+    """What the tables of revision 2 must hold."""
+    made = expected(events)
+    count = sum(isinstance(one.data, Added) for one in events)
+    return {**made, "totals": sorted([*made["totals"], *([("again", count)] if count else [])])}
+
+
+def init(log: Ledger, bound: BoundSql) -> list[str]:
+    engine = where(log).sync_engine()
+    try:
+        return create_tables(engine, [bound])
+    finally:
+        engine.dispose()
+
+
+def checkpoint(log: Ledger, revision: int) -> Checkpoint:
+    return checkpoints(log)["ledger", revision]
+
+
+def rows(log: Ledger, bound: BoundSql) -> Found:
+    """The rows of a revision, wherever they are."""
+    place = checkpoint(log, bound.revision).place
+    return found(where(log), tables=placed_tables(bound, place, where(log).dialect))
+
+
+async def took_over(log: Ledger) -> None:
+    async def has() -> bool:
+        return (await asyncio.to_thread(checkpoint, log, 2)).place == ""
+
+    await eventually(has, "revision 2 to take over", 60)
+
+
+@pytest.fixture
+def postgres_log(eventjet_nats: NatsServer, eventjet_database: str) -> Ledger:
+    return log_of(eventjet_nats, eventjet_database)
+
+
+@pytest.fixture
+def sqlite_log(eventjet_nats: NatsServer, tmp_path: Path) -> Ledger:
+    return log_of(eventjet_nats, f"sqlite:///{tmp_path}/read.db")
+
+
+class Reader:
+    """Reads two of the declared tables all the time, with the checkpoint they belong to, in one statement each time."""
+
+    _QUERY = text(
+        "select p.revision, p.position, "
+        "(select coalesce(json_agg(json_build_array(name, n)), '[]')::text from totals), "
+        "(select count(*) from lines) from eventjet_projection p where p.name = 'ledger' and p.place = ''"
+    )
+
+    def __init__(self, log: Ledger) -> None:
+        self.seen: list[tuple[int, int, str, int]] = []
+        self._engine = where(log).sync_engine()
+        self._stop = threading.Event()
+        self._fault: Exception | None = None
+
+    def _run(self) -> None:
+        try:
+            with self._engine.connect().execution_options(**{READ_ONLY: True}) as connection:
+                while not self._stop.is_set():
+                    one = tuple(connection.execute(self._QUERY).one())
+                    connection.rollback()
+                    if not self.seen or self.seen[-1][:2] != one[:2]:
+                        self.seen.append(one)
+                    time.sleep(0.002)
+        except Exception as error:  # noqa: BLE001 - raised where it is checked
+            self._fault = error
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        thread = threading.Thread(target=self._run)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join(20)
+            self._engine.dispose()
+
+    def check(self, log: Ledger) -> set[int]:
+        """Each look showed the tables of one revision at one position; which revisions were seen."""
+        assert self._fault is None, self._fault
+        assert [one[:2] for one in self.seen] == sorted(one[:2] for one in self.seen)
+        positions = [position for _, position, _, _ in self.seen]
+        assert positions == sorted(positions)
+        events = log.recorded(positions[-1])
+        for revision, position, totals, lines in self.seen:
+            due = (expected if revision == 1 else revised)([one for one in events if one.position <= position])
+            assert sorted(map(tuple, json.loads(totals))) == due["totals"], (revision, position)
+            assert lines == len(due["lines"]), (revision, position)
+        return {revision for revision, *_ in self.seen}
+
+
+async def test_a_revision_builds_in_a_schema_of_its_own_and_takes_over_from_the_one_that_serves(
+    postgres_log: Ledger,
+) -> None:
+    log, newer = postgres_log, changed(postgres_log, REVISED)
+    events = history(1_200)
+    log.append(events[:600])
+    execute(log, "grant select on accounts to public", "grant usage on sequence lines_id_seq to public")
+    reader = Reader(log)
+    async with log.working(options=QUICK):
+        await log.caught_up(log.append(events[600:650]), LEDGER)
+        with reader.reading():
+            assert init(newer, REVISED) == [f"ej_ledger_r2.{name}" for name in ("totals", "accounts", "lines")]
+            async with newer.working(options=QUICK):
+                for number in range(650, 1_100, 45):
+                    log.append(events[number : number + 45])
+                    await asyncio.sleep(0.05)
+                await took_over(log)
+                last = log.append(events[1_100:])
+                await log.caught_up(last, REVISED)
+
+                # The older one is still listed by a process: it goes on in a schema of its own.
+                async def follows() -> bool:
+                    return (await asyncio.to_thread(checkpoint, log, 1)).position >= last - 10
+
+                await eventually(follows, "revision 1 to follow")
+    assert reader.check(log) == {1, 2}
+    assert (checkpoint(log, 1).place, checkpoint(log, 2).place) == (HOME, "")
+    assert (checkpoint(log, 1).reason, checkpoint(log, 2).reason) == (None, None)
+    assert found(where(log)) == rows(log, REVISED) == revised(log.recorded(last))
+    assert rows(log, LEDGER) == expected(log.recorded(checkpoint(log, 1).position))
+    granted = "select has_table_privilege('public', 'public.accounts', 'select'), has_sequence_privilege('public', "
+    assert asked(log, granted + "'public.lines_id_seq', 'usage')") == [(True, True)]
+
+
+def asked(log: Ledger, query: str) -> list[Any]:
+    engine = where(log).sync_engine()
+    try:
+        with engine.begin() as connection:
+            return [tuple(row) for row in connection.execute(text(query))]
+    finally:
+        engine.dispose()
+
+
+async def both_built(log: Ledger) -> int:
+    """Revision 1 aside, revision 2 declared; the last position."""
+    last = log.append(history(300))
+    async with log.working(options=QUICK):
+        await log.caught_up(last, LEDGER)
+    newer = changed(log, REVISED)
+    init(newer, REVISED)
+    async with newer.working(options=QUICK):
+        await took_over(log)
+    return last
+
+
+async def test_each_revision_is_made_again_and_verified_where_it_is_and_dropped_alone(postgres_log: Ledger) -> None:
+    log, last = postgres_log, await both_built(postgres_log)
+    for revision, bound in ((1, LEDGER), (2, REVISED)):
+        place = HOME if revision == 1 else ""
+        execute(log, f"update {place or 'public'}.totals set n = n + 1 where name = 'added'")
+        ref: Any = SimpleNamespace(load=lambda bound=bound: changed(log, bound))
+        assert (await verify(ref, "ledger", log.settings)).differences == 1
+        report = await rebuild(ref, ["ledger"], log.settings, engine="local")
+        assert report.projections[0].place == checkpoint(log, revision).place == place
+        assert (await verify(ref, "ledger", log.settings)).differences == 0
+    assert rows(log, REVISED) == revised(log.recorded(last))
+    assert rows(log, LEDGER) == expected(log.recorded(last))
+    engine = where(log).sync_engine()
+    with engine.begin() as connection:
+        assert [(one.revision, len(one.tables)) for one in unused(connection, [REVISED])] == [(1, 3)]
+        retire(connection, "ledger", 1, [REVISED])
+    engine.dispose()
+    assert asked(log, f"select nspname from pg_namespace where nspname = '{HOME}'") == []
+    assert rows(log, REVISED) == revised(log.recorded(last))
+
+
+async def test_a_session_that_was_replaced_goes_on_in_the_revisions_own_schema(postgres_log: Ledger) -> None:
+    async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
+        await _twice(event, connection)
+        if event.position > 150:
+            await connection.commit()
+
+    log = postgres_log
+    last = log.append(history(300))
+    async with log.working(options=QUICK):
+        await log.caught_up(last, LEDGER)
+    wrong = _revised(handlers=(by_hand.opened, added, by_hand.closed))
+    init(log, wrong)
+
+    async def failed() -> bool:
+        return (await asyncio.to_thread(checkpoint, log, 2)).state == "failed"
+
+    async with changed(log, wrong).working(options=QUICK):
+        await eventually(failed, "the handler that commits to be stopped")
+    at = checkpoint(log, 2).position
+    assert 140 < at < 160
+    assert rows(log, wrong) == revised(log.recorded(at))
+    assert found(where(log)) == expected(log.recorded(last))
+
+
+async def test_on_sqlite_a_revision_with_the_same_tables_is_refused_in_words(sqlite_log: Ledger) -> None:
+    log, newer = sqlite_log, changed(sqlite_log, REVISED)
+    last = log.append(history(100))
+    async with log.working(options=QUICK):
+        await log.caught_up(last, LEDGER)
+    words = "Revision 2 of projection 'ledger' .* Declare tables of other names for it, or leave the revision as it was"
+    with pytest.raises(NamedByHandlers, match=words):
+        init(newer, REVISED)
+    with pytest.raises(NamedByHandlers, match=words):
+        async with newer.working(options=QUICK):
+            pass
+    ref: Any = SimpleNamespace(load=lambda: newer)
+    with pytest.raises(NamedByHandlers, match=words):
+        await rebuild(ref, ["ledger"], log.settings, engine="local")
+    assert found(where(log)) == expected(log.recorded(last))
+    assert list(checkpoints(log)) == [("ledger", 1)]
+
+
+counts_table = Table(
+    "counts", MetaData(), Column("name", String(20), primary_key=True), Column("n", Integer, nullable=False)
+)
+
+
+async def _counted(event: Recorded[Opened | Added | Closed], connection: AsyncConnection) -> None:
+    name = type(event.data).__name__.lower()
+    own = counts_table.c.name == name
+    if not (await connection.execute(update(counts_table).where(own).values(n=counts_table.c.n + 1))).rowcount:
+        await connection.execute(insert(counts_table).values(name=name, n=1))
+
+
+@pytest.mark.parametrize("kind", ["postgres_log", "sqlite_log"])
+async def test_a_revision_with_tables_of_other_names_needs_no_other_place(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    log: Ledger = request.getfixturevalue(kind)
+    bound = _revised(tables=[counts_table], handlers=[_counted])
+    last = log.append(history(300)[:200])
+    async with log.working(options=QUICK):
+        await log.caught_up(last, LEDGER)
+    newer = changed(log, bound)
+    init(newer, bound)
+    async with log.working(options=QUICK), newer.working(options=QUICK):
+        last = log.append(history(300)[200:])
+        await log.caught_up(last, bound)
+        await log.caught_up(last, LEDGER)
+    assert [checkpoint(log, revision).place for revision in (1, 2)] == ["", ""]
+    due = expected(log.recorded(last))
+    assert found(where(log)) == due
+    engine = where(log).sync_engine()
+    with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
+        assert sorted(tuple(row) for row in connection.execute(select(counts_table))) == due["totals"]
+    engine.dispose()
