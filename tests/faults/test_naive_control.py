@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack
 from decimal import Decimal
 
+import pytest
 from sqlalchemy import text
 
 from eventjet.projections.database import READ_ONLY, Database
@@ -41,6 +42,7 @@ def prepare(database: str) -> None:
     engine.dispose()
 
 
+@pytest.mark.timeout(60 + 20 * KILLS)
 def test_the_naive_design_is_seen_to_lose(stage: Scene, processes: ExitStack) -> None:
     database = stage.ledger.settings.database
     prepare(database)
