@@ -66,9 +66,8 @@ def test_workers_killed_and_stopped_at_every_step_lose_and_repeat_nothing(stage:
     stage.say(f"{chain.refused} of those revived were refused a write, {chain.held} held the database while stopped")
     if chain.takeovers_s:
         took = f"{median(chain.takeovers_s):.2f} s in the middle, {max(chain.takeovers_s):.2f} s at most"
-        stage.say(
-            f"a worker that stood by took over a stopped one's lease of {LEASE_S} s {len(chain.takeovers_s)} times: {took}"
-        )
+        many = len(chain.takeovers_s)
+        stage.say(f"workers that stood by took leases of {LEASE_S} s over from stopped ones {many} times: {took}")
     stage.said.extend(coverage(chain.done))
     assert verdict.right
     assert not audit.zombies
