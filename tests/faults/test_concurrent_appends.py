@@ -60,6 +60,7 @@ def applied(database: str, last: int) -> bool:
     return min(seen.totals_at, seen.journal_at) >= last
 
 
+@pytest.mark.timeout(120 + EVENTS / 20)
 @pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
 async def test_what_ten_writers_append_is_applied_once(
     kind: str, request: pytest.FixtureRequest, eventjet_nats: NatsServer, tmp_path: Path, processes: ExitStack
