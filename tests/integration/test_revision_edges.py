@@ -16,10 +16,11 @@ from sqlalchemy import Column, Integer, MetaData, Table, make_url
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import NotCaughtUp, Unreachable, UsageError
 from eventjet.projections.bound import BoundProjection
-from eventjet.projections.checkpoint import check_tables, create_tables, wait_caught_up
+from eventjet.projections.checkpoint import check_tables, create_tables
 from eventjet.projections.database import READ_ONLY, Database
 from eventjet.projections.places_exchange import CannotMove, Exchanged, promote
 from eventjet.projections.unused import retire, unused
+from eventjet.projections.waiting import wait_caught_up
 from eventjet.rebuild.remains import clear, remains
 from eventjet.settings import Settings
 from tests.integration.deploys import DEPLOYS, NEWER, OPTIONS, Worker, deployed
