@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, text, update
+from sqlalchemy import Connection, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 from eventjet import failpoints
@@ -28,7 +29,12 @@ from eventjet.projections.places import DECLARED, UNPLACED, home, name_in, names
 from eventjet.projections.places_given import holders, revisions
 from eventjet.projections.places_postgres import Found
 
+TAIL_S = 1.0
+"""How long the holder of the declared place may be kept from writing while the other one catches up with it."""
+TAIL_MAX = 2_000
+"""Events that may be missing when that is tried."""
 _PAUSE_S = 0.3
+_POLL_S = 0.02
 _log = logging.getLogger(__name__)
 
 
@@ -57,12 +63,34 @@ class Exchanged:
     position: int
 
 
+def freeze(connection: Connection, bound: BoundProjection) -> int:
+    """Let whoever holds the declared place write nothing until the transaction ends; the position to be reached.
+
+    For PostgreSQL, where the revision itself can go on meanwhile. Readers go on too. Raises as `attempt`.
+    """
+    with _limited(connection, bound):
+        found = revisions(connection, bound.name)
+        own, there = _own(found, bound), holders(found, bound)
+        _Tables(connection, bound, own, there).lock_leaving()
+        numbers = [one.revision for one in there]
+        query = select(projections).where(projections.c.name == bound.name, projections.c.revision.in_(numbers))
+        query = query.order_by(projections.c.revision).with_for_update()
+        there = [Checkpoint(*row) for row in connection.execute(query)]
+        return own.position + _behind(own, there)
+
+
 def attempt(connection: Connection, bound: BoundProjection, *, epoch: int | None = None) -> Exchanged | None:
     """`exchange` that waits for no lock longer than readers may be kept, and says what the database forbids."""
+    with _limited(connection, bound):
+        return exchange(connection, bound, epoch=epoch)
+
+
+@contextmanager
+def _limited(connection: Connection, bound: BoundProjection) -> Generator[None]:
     if connection.dialect.name == POSTGRESQL:
         connection.execute(text(f"set local lock_timeout = {places_postgres.LOCK_TIMEOUT_MS}"))
     try:
-        return exchange(connection, bound, epoch=epoch)
+        yield
     except DBAPIError as error:
         state = getattr(error.orig, "sqlstate", None)
         if state in places_postgres.LOCKED:
@@ -85,11 +113,23 @@ def promote(database: Database, bound: BoundProjection, *, patience_s: float = 6
     while True:
         try:
             with engine.begin() as connection:
+                if database.dialect == POSTGRESQL:
+                    _await_worker(connection, bound, min(TAIL_S, patience_s))
                 return attempt(connection, bound)
         except NotNow as later:
             if time.monotonic() > deadline:
                 raise CannotMove(bound, str(later)) from None
         time.sleep(_PAUSE_S)
+
+
+def _await_worker(connection: Connection, bound: BoundProjection, patience_s: float) -> None:
+    """Give the revision's own worker time to reach what readers see, while that does not move on."""
+    target = freeze(connection, bound)
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        if _own(revisions(connection, bound.name), bound).position >= target:
+            return
+        time.sleep(_POLL_S)
 
 
 def behind(connection: Connection, bound: BoundProjection) -> int:
@@ -184,6 +224,13 @@ class _Tables:
         """PostgreSQL's tables in the declared place."""
         self.incoming: dict[tuple[str | None, str], Found] = {}
         """PostgreSQL's tables in the revision's own place."""
+
+    def lock_leaving(self) -> None:
+        """Keep the writers of what leaves out; nothing on SQLite."""
+        if self.dialect == POSTGRESQL:
+            self._look()
+            for found in self.found.values():
+                places_postgres.lock_table(self.connection, found, "exclusive")
 
     def lock(self) -> None:
         """Keep writers out and let readers in."""

@@ -28,7 +28,7 @@ from eventjet.rebuild import decided, runs
 from eventjet.rebuild.decided import Remembered, remembered
 from eventjet.rebuild.load import Target
 from eventjet.rebuild.obstacles import check_obstacles
-from eventjet.rebuild.shadow import NotYet, Swapped
+from eventjet.rebuild.shadow import TAIL_MAX, NotYet, Swapped
 
 _LIVE, _OWN = f"main.{decided.TABLE}", f"shadow.{decided.TABLE}"
 _SUFFIXES = ("", "-wal", "-shm", "-journal", ".lock")
@@ -124,20 +124,19 @@ class SqliteShadow:
     def swap(self, log: str, tail: Callable[[int], None] | None) -> Swapped | NotYet:
         """The live database is locked for writers, not for readers, while the rows are copied."""
         with closing(self._database.connect_sqlite()) as connection:
-            connection.execute("attach database ? as shadow", (str(self.path),))
             try:
                 connection.execute("begin immediate")
             except sqlite3.OperationalError as error:
                 return NotYet(f"another process writes to it ({error})")
             try:
-                outcome = self._swap(connection, log, bound_to_live=tail is not None)
+                outcome = self._swap(connection, log, tail)
                 connection.execute("rollback" if isinstance(outcome, NotYet) else "commit")
                 return outcome
             except BaseException:
                 connection.execute("rollback")
                 raise
 
-    def _swap(self, connection: sqlite3.Connection, log: str, *, bound_to_live: bool) -> Swapped | NotYet:
+    def _swap(self, connection: sqlite3.Connection, log: str, tail: Callable[[int], None] | None) -> Swapped | NotYet:
         row = (self.bound.name, self.bound.revision)
         held = connection.execute("select 1 from main.eventjet_rebuild where run = ? and part = -1", (self.run,))
         if held.fetchone() is None:
@@ -146,10 +145,19 @@ class SqliteShadow:
             "select position, event_id, generation, place from {}.eventjet_projection where name = ? and revision = ?"
         )
         live_position, _, generation, place = connection.execute(query.format("main"), row).fetchone()
+        if tail is not None:
+            with self.engine().begin() as own:
+                found = checkpoint.read(own, *row)
+            behind = live_position - found.position if found else 0
+            if behind > TAIL_MAX:
+                return NotYet(f"the live read model is {behind} events ahead")
+            if behind > 0:
+                tail(live_position)
+        # Only now: the transaction would have locked the shadow too, which the tail is written to.
+        connection.execute("attach database ? as shadow", (str(self.path),))
         position, event_id, _, _ = connection.execute(query.format("shadow"), row).fetchone()
-        if bound_to_live and position < live_position:
-            return NotYet(f"the live read model is {live_position - position} events ahead")
-        before = self._remembered if bound_to_live else None
+        assert tail is None or position >= live_position
+        before = self._remembered if tail is not None else None
         decided.give_back(connection.execute, _OWN, _LIVE, self.bound, before)
         self._replace_rows(connection, placed(self.bound.table, place, SQLITE))
         connection.execute(

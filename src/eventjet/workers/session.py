@@ -50,6 +50,13 @@ class Session:
         async with self._place.turn(), self._connection.begin():
             return await self._connection.run_sync(change)
 
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[AsyncConnection]:
+        """Several steps in one transaction, with other work between them."""
+        await self._read_only(False)
+        async with self._place.turn(), self._connection.begin():
+            yield self._connection
+
     async def commit_by_statement(self) -> None:
         """From here on each `write` is one statement, which PostgreSQL commits without being asked."""
         if self._is_postgres:
