@@ -8,6 +8,11 @@ PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3; do \
 bin := $(VENV)/bin
 installed := $(VENV)/.installed
 
+# The environment of a peer that `make bench` compares with.
+peer := $(VENV)/peer
+PEER_PYTHON ?= $(shell for each in python3.13 python3.14 python3 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.1[3-9]*/bin/python; do \
+	$$each -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 13))' 2>/dev/null && echo $$each && break; done)
+
 # What `make simulate` runs: seeds 0 to this.
 SCHEDULES ?= 1000000
 
@@ -57,10 +62,21 @@ types: setup
 contract: setup
 	$(bin)/lint-imports --no-logo
 
-bench: setup
+bench: setup $(peer)/.installed
 	$(bin)/python -m pip install --quiet --constraint constraints.txt --group bench
 	$(bin)/python -m benchmarks.commands
+	$(bin)/python -m benchmarks.catchup
+
+# eventsource-py asks for a newer Python than eventjet does; without one its rows are left out.
+$(peer)/.installed: pyproject.toml constraints.txt
+	@mkdir -p $(peer)
+	@if test -n "$(PEER_PYTHON)"; then \
+		{ test -x $(peer)/bin/python || $(PEER_PYTHON) -m venv $(peer); } && \
+		$(peer)/bin/python -m pip install --quiet --upgrade --constraint constraints.txt pip && \
+		$(peer)/bin/python -m pip install --quiet --constraint constraints.txt --group bench-eventsource && \
+		touch $@; \
+	else echo "no Python 3.13 or newer (PEER_PYTHON=), so the benchmarks leave eventsource-py out" >&2; fi
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist spark-warehouse
+	rm -rf .venv benchmarks/out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist spark-warehouse
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import orjson
 
-from benchmarks.measure import Figures, interleave
+from benchmarks.measure import Comparison, Figures, interleave, keep, show
 from eventjet import App, Imported, Jet
 from eventjet.dev import NatsServer, PostgresServer
 from eventjet.repository import Repository
@@ -221,15 +221,17 @@ async def main(runs: int, count: int) -> None:
                 tip, long = await bench.snapshot_load(), await bench.long_load(1_000, peer)
                 for figures in (one, many, tip, long):
                     figures.show()
-                floor, ours = "floor: bare publish with expected sequence", "eventjet: execute on hot aggregates"
-                print("\nratios")
-                print(f"  execute, 1 task, against a bare publish    {one.ratio(ours, floor):6.2f}   (target >= 0.8)")
-                print(f"  execute, 64 tasks, against bare publishes  {many.ratio(ours, floor):6.2f}   (target >= 0.7)")
-                tip_ratio = 1 / tip.ratio("eventjet: load from a snapshot", "floor: one direct get of the last event")
-                print(f"  load at a snapshot, in direct gets         {tip_ratio:6.2f}   (target <= 3)")
+                bare, ours = "floor: bare publish with expected sequence", "eventjet: execute on hot aggregates"
+                get, load = "floor: one direct get of the last event", "eventjet: load from a snapshot"
+                comparisons = [
+                    Comparison(one, ours, bare, 0.8),
+                    Comparison(many, ours, bare, 0.7),
+                    Comparison(tip, load, get, 1 / 3),
+                ]
                 if peer is not None:
-                    times = long.ratio("eventjet", "pyeventsourcing on PostgreSQL")
-                    print(f"  load of 1,000 events against the peer      {times:6.2f}   (target >= 2)")
+                    comparisons.append(Comparison(long, "eventjet", "pyeventsourcing on PostgreSQL", 2))
+                show(comparisons)
+                keep([one, many, tip, long], comparisons)
         finally:
             if postgres is not None:
                 postgres.close()

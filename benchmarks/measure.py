@@ -1,10 +1,15 @@
-"""Medians of interleaved runs, printed as ratios."""
+"""Medians of interleaved runs, printed as ratios and kept as one object of JSON a figure."""
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "out" / "results.jsonl"
 
 
 @dataclass
@@ -31,9 +36,68 @@ class Figures:
         print(f"\n{self.job}")
         for subject, values in self.values.items():
             print(
-                f"  {subject:<44} {statistics.median(values):>12,.2f} {self.unit:<8}"
+                f"  {subject:<52} {statistics.median(values):>12,.2f} {self.unit:<8}"
                 f" ({min(values):,.2f} to {max(values):,.2f}, {len(values)} runs)"
             )
+
+    def results(self) -> list[dict[str, Any]]:
+        """One object a subject."""
+        return [
+            {
+                "job": self.job,
+                "subject": subject,
+                "unit": self.unit,
+                "median": statistics.median(values),
+                "min": min(values),
+                "max": max(values),
+                "runs": len(values),
+            }
+            for subject, values in self.values.items()
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One subject against another at one job, and what was aimed at."""
+
+    figures: Figures
+    subject: str
+    versus: str
+    target: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        return self.figures.ratio(self.subject, self.versus)
+
+    def show(self) -> None:
+        target = "" if self.target is None else f"  (target >= {self.target:.3g})"
+        print(f"  {self.subject} against {self.versus:<48} {self.ratio:>6.2f}{target}")
+
+    def result(self) -> dict[str, Any]:
+        (mine,) = [one for one in self.figures.results() if one["subject"] == self.subject]
+        aimed = {} if self.target is None else {"target": round(self.target, 3)}
+        return {**mine, "versus": self.versus, "ratio": round(self.ratio, 3), **aimed}
+
+
+def show(comparisons: Iterable[Comparison]) -> None:
+    """Print them under their jobs; above 1 the first is better."""
+    job = ""
+    for comparison in comparisons:
+        if comparison.figures.job != job:
+            job = comparison.figures.job
+            print(f"\nratios: {job}")
+        comparison.show()
+
+
+def keep(figures: Sequence[Figures], comparisons: Iterable[Comparison] = ()) -> None:
+    """Write the results down, in the place of earlier ones of the same jobs."""
+    fresh = [each for one in figures for each in one.results()] + [one.result() for one in comparisons]
+    jobs = {one["job"] for one in fresh}
+    known = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    kept = [one for one in known if one["job"] not in jobs]
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text("".join(json.dumps(one) + "\n" for one in kept + fresh))
+    print(f"\nkept in {RESULTS.relative_to(Path.cwd()) if RESULTS.is_relative_to(Path.cwd()) else RESULTS}")
 
 
 async def interleave(runs: int, *subjects: Callable[[], Awaitable[None]]) -> None:

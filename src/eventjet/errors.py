@@ -246,17 +246,42 @@ class LogRolledBack(ProjectionError):
 
 
 class NotCaughtUp(ProjectionError):
-    """The read model did not reach the position within the time given."""
+    """The read model did not reach the position within the time given, or cannot until somebody does something."""
 
-    def __init__(self, projection: str, position: int, reached: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        projection: str,
+        position: int,
+        reached: int,
+        timeout_s: float,
+        state: str = "",
+        reason: str | None = None,
+    ) -> None:
         self.projection = projection
         self.position = position
         self.reached = reached
         self.timeout_s = timeout_s
+        self.state = state
+        """As the checkpoint says; empty where there is none yet."""
+        self.reason = reason
+        """Why it failed or waits."""
+        because = f" ({' '.join(reason.split()).rstrip('.')})" if reason else ""
+        who = f"Projection {projection!r} is"
+        if state in _STANDSTILL:
+            said, remedy = _STANDSTILL[state]
+            super().__init__(f"{who} {said} at position {reached} and will not reach {position}{because}. {remedy}")
+            return
         super().__init__(
-            f"Projection {projection!r} is at position {reached} and did not reach {position} within {timeout_s:g} s. "
+            f"{who} at position {reached} and did not reach {position} within {timeout_s:g} s{because}. "
             "Look at `eventjet status`, or wait longer."
         )
+
+
+_STANDSTILL = {
+    "failed": ("stopped by a fault", "Mend that, then start a worker or rebuild it."),
+    "paused": ("paused", "Run `eventjet resume` when it may go on."),
+    "retired": ("retired", "Ask a process that declares the revision which took its place."),
+}
 
 
 class RebuildError(EventjetError):

@@ -28,8 +28,10 @@ NAMES = (
     "worker.before_settle",
     "worker.after_settle",
     "worker.before_release",
+    "takeover.moved",
+    "takeover.committed",
 )
-"""In the order in which a term reaches them."""
+"""In the order in which a term reaches them; the last two in a revision that takes over from another one."""
 
 
 class FailpointError(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal, TypeVar, cast, overload
 
 from eventjet.codec.catalog import Catalog
@@ -13,9 +14,11 @@ from eventjet.domain.aggregate import AggregateInfo, AggregateType
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import OutcomeUnknown, UsageError
 from eventjet.projections.bound import BoundProjection
+from eventjet.projections.waiting import Checkpoints, Listen, Waiting
 from eventjet.repository import Committed, Imported, ImportReport, Planned, Repository
 from eventjet.repository.histories import Snapshots
 from eventjet.repository.importing import Importer
+from eventjet.repository.token import position_in
 from eventjet.repository.transaction import transact
 from eventjet.settings import Settings
 from eventjet.snapshots.keeper import SnapshotKeeper
@@ -23,6 +26,7 @@ from eventjet.snapshots.kv import KeyValueSnapshots
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.store.connection import connect
 from eventjet.store.jetstream import JetStreamStore
+from eventjet.store.listening import listen
 from eventjet.store.requests import Requests
 from eventjet.store.store import EventStore, LogState
 from eventjet.store.subjects import snapshot_bucket
@@ -51,6 +55,7 @@ class Jet:
         projections: Mapping[str, BoundProjection],
         settings: Settings,
         keeper: SnapshotKeeper | None = None,
+        listen: Listen | None = None,
     ) -> None:
         self.name = name
         self.store = store
@@ -62,6 +67,8 @@ class Jet:
         self._repositories: dict[Any, Repository[Any, Any]] = {}
         self._decoder = Decoder(catalog)
         self.requests: Requests | None = None
+        self._checkpoints = Checkpoints(settings.database)
+        self._waiting = Waiting(name, self._checkpoints, listen)
 
     def repository(self, aggregate: AggregateType[S, E], /) -> Repository[S, E]:
         """The repository of one aggregate type, the same for every call; raises `UsageError` for a stranger."""
@@ -131,17 +138,31 @@ class Jet:
         """Import events in batches, ordered per aggregate. Run the same `source` again to store what is missing."""
         return await Importer(self.store, self._catalog, self._aggregates, source).run(events, progress)
 
-    async def caught_up(self, projection: str, *, position: int, timeout_s: float = 5.0) -> None:
+    @overload
+    async def caught_up(self, projection: str, *, position: int, timeout_s: float = 5.0) -> None: ...
+    @overload
+    async def caught_up(self, projection: str, *, token: str, timeout_s: float = 5.0) -> None: ...
+    async def caught_up(
+        self, projection: str, *, position: int | None = None, token: str | None = None, timeout_s: float = 5.0
+    ) -> None:
         """Wait until the projection is true up to `position`, in whichever process its worker runs.
 
-        Raises `NotCaughtUp` after `timeout_s`, and `UsageError` for a projection the app does not have.
+        `token` is `Committed.token`, perhaps of another process; give it or `position`. Raises `NotCaughtUp` after
+        `timeout_s`, or at once when the projection failed, is paused or retired; `Unreachable` when the database does
+        not answer; `UsageError` for a projection the app does not have, and for a token that is not of this app.
         """
-        from eventjet.projections.checkpoint import wait_caught_up
-
         bound = self._projections.get(projection)
         if bound is None:
             raise UsageError(f"{self.name!r} has no projection {projection!r}. It has {', '.join(self._projections)}.")
-        await wait_caught_up(self.settings.database, bound, position, timeout_s)
+        if (position is None) == (token is None):
+            raise UsageError("`caught_up` waits for a position or for a token. Give one of them.")
+        wanted = position_in(token, self.name) if token is not None else position
+        await self._waiting.caught_up(bound, wanted or 0, timeout_s)
+
+    async def close(self) -> None:
+        """Let go of what the connection opened to read; whoever still waits in `caught_up` gets `Unreachable`."""
+        await self._waiting.close()
+        await self._checkpoints.close()
 
     async def tail(
         self,
@@ -190,7 +211,7 @@ async def open_jet(
     client, requests = await connect(settings)
     store = JetStreamStore(name, client, requests, Endpoint.of(settings), save_timeout_s=settings.save_timeout_s)
     keeper = SnapshotKeeper(KeyValueSnapshots(snapshot_bucket(name), requests.answer))
-    jet = Jet(name, store, catalog, aggregates, projections, settings, keeper)
+    jet = Jet(name, store, catalog, aggregates, projections, settings, keeper, partial(listen, client))
     jet.requests = requests
     requests.on_lost.append(jet.forget)
     async with AsyncExitStack() as ending:
@@ -198,4 +219,5 @@ async def open_jet(
         ending.push_async_callback(client.close)
         ending.push_async_callback(keeper.close)
         ending.push_async_callback(store.settle)
+        ending.push_async_callback(jet.close)
         yield jet

@@ -26,7 +26,7 @@ def running(request: pytest.FixtureRequest, tmp_path: Path, eventjet_nats: NatsS
     environ |= {
         "EVENTJET_SERVERS": eventjet_nats.url,
         "EVENTJET_DATABASE": f"sqlite:///{tmp_path / 'read.db'}",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
         "COLUMNS": "80",
     }
     page = Running(request.param, tmp_path, environ)
@@ -64,9 +64,13 @@ def test_the_reference_names_every_error() -> None:
 
 def test_the_reference_names_every_command_and_option() -> None:
     page = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8")
-    for command in app.registered_commands:
+    found = [("", command) for command in app.registered_commands]
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        found += [(f"{group.typer_instance.info.name} ", one) for one in group.typer_instance.registered_commands]
+    for group_name, command in found:
         assert command.callback is not None
-        assert f"`eventjet {command.callback.__name__}" in page
+        assert f"`eventjet {group_name}{command.callback.__name__}" in page
         for name, parameter in inspect.signature(command.callback, eval_str=True).parameters.items():
             for said in getattr(parameter.annotation, "__metadata__", ()):
                 options = [one for one in getattr(said, "param_decls", ()) or () if one.startswith("--")]

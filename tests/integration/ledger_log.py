@@ -17,7 +17,7 @@ from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import Decoder, header_block
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.bound import BoundProjection
-from eventjet.projections.checkpoint import wait_caught_up
+from eventjet.projections.waiting import wait_caught_up
 from eventjet.settings import Settings
 from eventjet.store.topology import IDENTITY
 from eventjet.wire import Endpoint, Link, read_range

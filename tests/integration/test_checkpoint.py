@@ -13,8 +13,9 @@ from sqlalchemy.exc import DBAPIError
 
 from eventjet.errors import NotCaughtUp, Unreachable, UsageError
 from eventjet.projections import checkpoint
-from eventjet.projections.checkpoint import ACTIVE, BUILDING, FAILED, PAUSED, Checkpoint, create_tables, wait_caught_up
+from eventjet.projections.checkpoint import ACTIVE, BUILDING, FAILED, PAUSED, Checkpoint, create_tables
 from eventjet.projections.database import READ_ONLY, WORKER, Database, SessionLimits
+from eventjet.projections.waiting import wait_caught_up
 from tests.integration.projecting import BALANCES, MOVEMENTS, made
 
 
@@ -51,6 +52,7 @@ def test_tables_are_created_once_whoever_comes_first(database: str) -> None:
         created = list(pool.map(lambda _: create_tables(engine, [BALANCES, MOVEMENTS]), range(4)))
     assert sorted(name for names in created for name in names) == [
         "balances",
+        "eventjet_alembic_version",
         "eventjet_projection",
         "eventjet_quarantine",
         "eventjet_rebuild",
@@ -169,7 +171,7 @@ def test_a_reader_of_sqlite_does_not_wait_for_a_writer(engine: Engine) -> None:
 
 async def test_a_position_that_is_not_reached_is_said(engine: Engine, database: str) -> None:
     with engine.begin() as connection:
-        connection.execute(text("update eventjet_projection set position = 7"))
+        connection.execute(text("update eventjet_projection set position = 7 where name = 'balances'"))
     await wait_caught_up(database, BALANCES, 7, timeout_s=0)
     with pytest.raises(NotCaughtUp, match=r"'balances' is at position 7 and did not reach 8 within 0.1 s"):
         await wait_caught_up(database, BALANCES, 8, timeout_s=0.1)

@@ -20,6 +20,7 @@ from sqlalchemy import text
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import HandlerFailed, RebuildError, RebuildRefused, Unreachable, UsageError, VerificationFailed
 from eventjet.projections.database import READ_ONLY
+from eventjet.projections.places_exchange import Exchanged, promote
 from eventjet.rebuild import Progress, rebuild, verify
 from eventjet.rebuild.load import load_part
 from eventjet.rebuild.places import shadow_of
@@ -270,7 +271,7 @@ async def test_a_reader_idle_in_a_transaction_delays_the_swap_and_nobody_else(po
     assert report.projections[0].generation == 3
 
 
-async def test_a_new_revision_takes_over_and_the_old_one_is_retired(book: Book) -> None:
+async def test_a_new_revision_is_rebuilt_beside_the_old_one_and_promoted(book: Book) -> None:
     last = book.fill(1_000)
     await made(book)
     newer = book.altered(
@@ -278,10 +279,25 @@ async def test_a_new_revision_takes_over_and_the_old_one_is_retired(book: Book) 
         ('Column("events", Integer, nullable=False),', 'Column("events", Integer), Column("more", Integer),'),
         ("    events: int\n", "    events: int\n    more: int = 7\n"),
     )
-    await rebuild(newer, ["balances"], book.settings, engine="local")
-    states = execute(book, "select revision, state, position from eventjet_projection order by 1")
-    assert states == [(1, "retired", last), (2, "active", last)]
+    report = await rebuild(newer, ["balances"], book.settings, engine="local")
+    states = "select revision, state, position, place from eventjet_projection where name = 'balances' order by 1"
+    (place,) = [one.place for one in report.projections]
+    assert execute(book, states) == [(1, "active", last, ""), (2, "building", last, place)]
+    assert book.rows() == book.folded(last)
+    wired: Any = newer.load()
+    assert promote(book.where, wired.projections["balances"]) == Exchanged((1,), last)
+    was = place.replace("r2", "r1")
+    assert execute(book, states) == [(1, "active", last, was), (2, "active", last, "")]
     assert {row[0] for row in execute(book, "select more from balances")} == {7}
+    # Each is still rebuilt and verified where it is, under the names that it declares.
+    for ref, revision in ((newer, 2), (book.ref, 1), (newer, 2)):
+        await rebuild(ref, ["balances"], book.settings, engine="local")
+        assert (await verify(ref, "balances", book.settings)).differences == 0
+        assert execute(book, states)[revision - 1] == (revision, "active", last, was if revision == 1 else "")
+    assert promote(book.where, book.projections["balances"]) == Exchanged((2,), last)
+    assert book.rows() == book.folded(last)
+    await rebuild(book.ref, ["balances"], book.settings, engine="local")
+    assert execute(book, states) == [(1, "active", last, ""), (2, "active", last, place)]
 
 
 async def test_a_read_model_of_another_log_is_replaced_though_it_was_further(book: Book) -> None:

@@ -91,7 +91,7 @@ class Balance:
 table = Table("b", MetaData(), Column("account_id", String, primary_key=True), Column("amount", Numeric(12, 2)))
 
 
-@projection("balances", table=table)
+@projection("balances", table=table, on_error="quarantine")
 def balances(row: Balance | None, event: Recorded[AccountEvent]) -> Balance | None:
     return row
 

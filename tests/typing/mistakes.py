@@ -63,4 +63,13 @@ def never_none(row: Balance, event: Recorded[AccountEvent]) -> Balance | None:
     return row
 
 
+def by_owner(event: Recorded[Opened]) -> str:
+    return event.data.owner
+
+
+@projection("e", table=table, key=by_owner, on_error="quarantine")  # wrong
+def keyed(row: Balance | None, event: Recorded[Opened]) -> Balance | None:
+    return row
+
+
 App("x", aggregates=[Opened])  # wrong

@@ -10,10 +10,12 @@ from typing import Annotated
 import typer
 
 from eventjet.cli import failure
+from eventjet.cli.db import db
 from eventjet.cli.demo import demo
 from eventjet.cli.dev import dev
 from eventjet.cli.history import history
 from eventjet.cli.init import init
+from eventjet.cli.pause import pause, resume
 from eventjet.cli.quarantine import commands as quarantine
 from eventjet.cli.rebuild import rebuild
 from eventjet.cli.status import status
@@ -29,9 +31,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (init, worker, rebuild, verify, status, history, tail, dev, demo):
+for command in (init, worker, rebuild, verify, status, pause, resume, history, tail, dev, demo):
     app.command()(command)
 app.add_typer(quarantine, name="quarantine")
+app.add_typer(db)
 
 
 @app.callback(invoke_without_command=True)

@@ -80,5 +80,10 @@ def _print(report: RebuildReport) -> None:
     for one in report.projections:
         made = f"{counted(one.rows, 'row')} from {counted(report.events, 'event')}"
         say(f"{one.projection} revision {one.revision}: {made}, swapped in at position {one.position:,}")
+        if one.place:
+            say(
+                f"It is in {one.place}, beside the revision that readers see. If it is newer, its worker lets it take "
+                f"over; `eventjet db promote {one.projection}` does so at once."
+            )
     spent = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in report.seconds.items())
     say(f"{report.engine} engine: {spent}")

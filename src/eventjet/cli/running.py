@@ -17,14 +17,16 @@ DRAIN_S = 20.0
 """How long workers may take to finish their batch."""
 
 
-async def run_until_stopped(at: Target, names: Sequence[str], on_ready: Callable[[], None]) -> None:
+async def run_until_stopped(
+    at: Target, names: Sequence[str], on_ready: Callable[[], None], *, http: tuple[str, int] | None = None
+) -> None:
     """Run workers of the named projections; raises what stops them. Their log goes to standard error."""
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
     )
     logging.getLogger("eventjet").setLevel(logging.INFO)
     stop = asyncio.Event()
-    running = asyncio.ensure_future(_work(at, names, stop, on_ready))
+    running = asyncio.ensure_future(_work(at, names, stop, on_ready, http))
     loop = asyncio.get_running_loop()
 
     def told() -> None:
@@ -43,7 +45,13 @@ async def run_until_stopped(at: Target, names: Sequence[str], on_ready: Callable
             signal.signal(number, handler)
 
 
-async def _work(at: Target, names: Sequence[str], stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
+async def _work(
+    at: Target,
+    names: Sequence[str],
+    stop: asyncio.Event,
+    on_ready: Callable[[], None],
+    http: tuple[str, int] | None,
+) -> None:
     from eventjet.workers.supervisor import run_workers
 
     if names:
@@ -52,7 +60,7 @@ async def _work(at: Target, names: Sequence[str], stop: asyncio.Event, on_ready:
         # cost an eighth of a worker's time.
         gc.freeze()
         gc.set_threshold(50_000, 20, 20)
-        await run_workers(app, at.settings, names, stop=stop, on_ready=on_ready)
+        await run_workers(app, at.settings, names, stop=stop, on_ready=on_ready, http=http)
     else:
         on_ready()
         await stop.wait()

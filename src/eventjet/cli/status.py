@@ -3,44 +3,220 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from eventjet.cli.target import AppDirOption, AppOption, DatabaseOption, JsonOption, ServersOption, target
+import typer
+
+from eventjet.cli.target import AppDirOption, AppOption, DatabaseOption, JsonOption, ServersOption, Target, target
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
     from eventjet.workers.status import ProjectionStatus
+
+_COLUMNS = ("projection", "rev", "state", "position", "lag", "behind", "rate", "ETA", "worker")
+_NAME_MIN, _WORKER_MIN = 10, 6
+_FLOWING = ("lag_s", "events_per_s", "eta_s")
+"""What differs between any two looks; a line of its own is for what changed besides."""
+_YEAR_S = 365 * 86_400
+_UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
 
 
 def status(
     json: JsonOption = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on looking until Ctrl-C.")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Between two looks of --watch.")
+    ] = 2.0,
     app: AppOption = None,
     app_dir: AppDirOption = None,
     servers: ServersOption = None,
     database: DatabaseOption = None,
 ) -> None:
-    """Show each projection's state, position, lag in events and in seconds, and the worker that keeps it."""
-    from eventjet.cli.terminal import counted, print_json, print_table, say
-    from eventjet.workers.status import status as read
+    """Show each projection's state, position, lag, pace, time left, and the worker that keeps it.
+
+    Where one lags, its pace is measured for a second. With --watch the table stays and is kept current; where the
+    output is no terminal, a line is printed for each change instead.
+    """
+    from eventjet.cli.terminal import print_json
+    from eventjet.workers.status import measured
 
     at = target(app, app_dir, servers, database)
-    found = asyncio.run(read(at.app(), at.settings))
+    if watch:
+        asyncio.run(_watch(at, interval, as_json=json))
+        return
+    found = asyncio.run(measured(at.app(), at.settings))
     if json:
         print_json([asdict(one) for one in found])
-        return
+    else:
+        _print(found)
+
+
+async def _watch(at: Target, interval_s: float, *, as_json: bool) -> None:
+    from eventjet.cli.terminal import note
+    from eventjet.errors import EventjetError
+    from eventjet.workers.status import watched
+
+    shown = _Lines(as_json=as_json) if as_json or not sys.stdout.isatty() else _Screen()
+    fault = ""
+    with shown:
+        async for found in watched(at.app(), at.settings, interval_s):
+            if not isinstance(found, EventjetError):
+                fault = ""
+                shown.show(found)
+            elif str(found) != fault:
+                fault = str(found)
+                note(fault)
+
+
+class _Screen:
+    """One table on a terminal, kept current."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False)
+
+    def show(self, found: Sequence[ProjectionStatus]) -> None:
+        from rich.console import Group
+        from rich.text import Text
+
+        parts: list[RenderableType] = [table_of(found, self._console.width), *map(Text, _remarks(found))]
+        self._live.update(Group(*parts), refresh=True)
+
+    def __enter__(self) -> None:
+        self._live.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+
+class _Lines:
+    """A line for each projection that changed: `name=balances revision=1 …`, or an object of JSON."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._told: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def show(self, found: Sequence[ProjectionStatus]) -> None:
+        from eventjet.cli.terminal import print_json_line
+
+        for one in found:
+            told = asdict(one)
+            kept = {key: value for key, value in told.items() if key not in _FLOWING}
+            if self._told.get((one.name, one.revision)) == kept:
+                continue
+            self._told[one.name, one.revision] = kept
+            if self._as_json:
+                print_json_line(told)
+            else:
+                print(_line(told), flush=True)
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def _line(told: dict[str, Any]) -> str:
+    """`key=value` pairs; a value with blanks is quoted as in JSON, and what is not known is left out."""
+    from json import dumps
+
+    pairs: list[str] = []
+    for key, value in told.items():
+        if isinstance(value, float):
+            value = round(value, 3)
+        if isinstance(value, bool):
+            value = str(value).lower()
+        text = str(value)
+        if value is not None:
+            plain = text.isprintable() and not any(char in text for char in ' "=')
+            pairs.append(f"{key}={text if plain and text else dumps(text)}")
+    return " ".join(pairs)
+
+
+def _print(found: Sequence[ProjectionStatus]) -> None:
+    from rich.console import Console
+
+    from eventjet.cli.terminal import say
+
     if not found:
         say("The app declares no projections.")
         return
-    print_table(("projection", "rev", "state", "position", "lag", "lag s", "worker"), list(map(_row, found)))
+    console = Console(highlight=False)
+    console.print(table_of(found, console.width))
+    for remark in _remarks(found):
+        say(remark)
+
+
+def _remarks(found: Sequence[ProjectionStatus]) -> list[str]:
+    from eventjet.cli.terminal import counted
+
+    said: list[str] = []
     for one in found:
         if one.parked:
-            say(f"{one.name}: {counted(one.parked, 'event')} parked; see `eventjet quarantine list {one.name}`")
+            parked = counted(one.parked, "event")
+            said.append(f"{one.name}: {parked} parked; see `eventjet quarantine list {one.name}`")
         if one.reason:
-            say(f"{one.name}: {one.reason}")
+            said.append(f"{one.name}: {one.reason}")
         if not one.declared:
-            say(f"{one.name} revision {one.revision}: the app no longer declares it, so only older workers advance it")
+            said.append(
+                f"{one.name} revision {one.revision}: the app no longer declares it, so only older workers advance it"
+            )
+    return said
 
 
-def _row(one: ProjectionStatus) -> tuple[object, ...]:
-    lag_s = None if one.lag_s is None else round(one.lag_s, 1)
-    return one.name, one.revision, one.state, one.position, one.lag_events, lag_s, one.owner
+def table_of(found: Sequence[ProjectionStatus], width: int) -> Table:
+    """Fits the width: the worker is cut first, then the name goes over several lines."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from eventjet.cli.failure import printable
+
+    rows = [[printable(cell) for cell in _cells(one)] for one in found]
+    widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+    gap = 2
+    for gap in (2, 1):
+        room = width - sum(widths[1:-1]) - gap * (len(widths) - 1)
+        if room >= _NAME_MIN + _WORKER_MIN:
+            break
+    widths[-1] = max(_WORKER_MIN, min(widths[-1], room - widths[0]))
+    widths[0] = max(_NAME_MIN, min(widths[0], room - widths[-1]))
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    for column, wide in zip(_COLUMNS, widths, strict=True):
+        text = column in ("projection", "state", "worker")
+        overflow = "ellipsis" if column == "worker" else "fold"
+        table.add_column(
+            column, width=wide, overflow=overflow, no_wrap=column == "worker", justify="left" if text else "right"
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _cells(one: ProjectionStatus) -> tuple[str, ...]:
+    rate = "–" if one.events_per_s is None else f"{one.events_per_s:,.0f}/s"
+    numbers = (f"{one.position:,}", f"{one.lag_events:,}", duration(one.lag_s), rate, duration(one.eta_s))
+    return (one.name, str(one.revision), one.state, *numbers, one.owner or "–")
+
+
+def duration(seconds: float | None) -> str:
+    """`0.4s`, `12s`, `3m05s`, `2h10m`, `3d04h`, `5y`; a dash for what is not known."""
+    if seconds is None:
+        return "–"
+    if 0.05 <= seconds < 9.95:
+        return f"{seconds:.1f}s"
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds}s"
+    if seconds >= _YEAR_S:
+        return f"{seconds / _YEAR_S:,.0f}y"
+    size, unit, part, part_unit = next(one for one in _UNITS if seconds >= one[0])
+    return f"{int(seconds // size):,}{unit}{int(seconds % size) // part:02d}{part_unit}"

@@ -15,6 +15,15 @@ def worker(
     projections: Annotated[
         list[str] | None, typer.Argument(metavar="PROJECTION", help="Which ones; default: all of the app.")
     ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            "--http",
+            metavar="HOST:PORT",
+            envvar="EVENTJET_WORKER_HTTP",
+            help="Tell /healthz and /metrics there; else nowhere.",
+        ),
+    ] = None,
     app: AppOption = None,
     app_dir: AppDirOption = None,
     servers: ServersOption = None,
@@ -26,9 +35,11 @@ def worker(
     """
     from eventjet.cli.running import run_until_stopped
     from eventjet.cli.terminal import note
+    from eventjet.workers.http import address_of
 
+    address = None if http is None else address_of(http)
     at = target(app, app_dir, servers, database)
     names = at.chosen(projections or [])
     if not names:
         raise UsageError("The app declares no projections, so there is nothing to work on. List one in its App.")
-    asyncio.run(run_until_stopped(at, names, lambda: note(f"ready: {', '.join(names)}")))
+    asyncio.run(run_until_stopped(at, names, lambda: note(f"ready: {', '.join(names)}"), http=address))

@@ -24,6 +24,7 @@ from eventjet.dev.demo_teller import DemoFailed, DemoReport, Figures, Sizes, Tel
 from eventjet.dev.stack import Stack
 from eventjet.errors import NotCaughtUp
 from eventjet.jet import Jet
+from eventjet.projections.checkpoint import FAILED
 
 _MODULE = "demo_bank"
 _PROJECTION = "balances"
@@ -120,6 +121,8 @@ class _Demo:
                 await jet.caught_up(_PROJECTION, position=last, timeout_s=0.3)
                 reached = last
             except NotCaughtUp as error:
+                if error.state == FAILED:
+                    raise DemoFailed("worker", str(error)) from None
                 reached = error.reached
             self._teller.progress("worker", reached, last)
         self._add("read by the worker", last, began)

@@ -6,8 +6,6 @@ Time is the database's, in seconds since 1970, so that the workers' clocks do no
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -20,27 +18,19 @@ from sqlalchemy import (
     Row,
     and_,
     case,
-    inspect,
     literal_column,
     select,
-    text,
     update,
 )
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
-from sqlalchemy.ext.asyncio import AsyncEngine
 
-from eventjet.errors import NotCaughtUp, Unreachable
+from eventjet.projections import migrations
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.columns import POSTGRESQL
-from eventjet.projections.database import READ_ONLY, Database
-from eventjet.projections.own_tables import metadata, projections
-from eventjet.projections.tables import storage_table
+from eventjet.projections.own_tables import projections
 
 NEW, BUILDING, ACTIVE, PAUSED, RETIRED, FAILED = "new", "building", "active", "paused", "retired", "failed"
-
-_CREATE_LOCK = 0x656A_6464_6C  # "ejddl"
-_POLL_S = (0.01, 0.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,38 +54,34 @@ class Checkpoint:
     place: str = ""
     """Where its tables are: empty where they are declared, else a schema, or a suffix on SQLite."""
     tables: str = "[]"
-    """Their names, as JSON."""
+    """Their names, as JSON; empty until it has a place."""
+    takes_over: bool = False
+    """Whether it is to have the declared place once it has caught up with the revision that holds it."""
 
 
 def create_tables(engine: Engine | Connection, bound: Iterable[BoundProjection] = ()) -> list[str]:
-    """Create what is missing of eventjet's tables and the read models'; return the names made. Changes nothing else."""
+    """Create what is missing of eventjet's tables and the read models'; return the names made.
+
+    A revision that finds its table held by another one gets one of its own. Nothing else changes.
+    """
     if isinstance(engine, Engine):
         with engine.begin() as connection:
             return create_tables(connection, bound)
-    dialect = engine.dialect.name
-    if dialect == POSTGRESQL:
-        engine.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": _CREATE_LOCK})
-    made: list[str] = []
-    for table in (*metadata.sorted_tables, *(storage_table(one.table, dialect) for one in bound)):
-        if not inspect(engine).has_table(table.name, schema=table.schema):
-            table.create(engine)
-            made.append(table.fullname)
+    from eventjet.projections import places_given
+
+    made = list(migrations.upgrade(engine).tables)
+    for one in bound:
+        made += places_given.prepare(engine, one)
     return made
 
 
 def check_tables(connection: Connection, bound: Iterable[BoundProjection]) -> None:
-    """Raise `Unreachable` when a table, or a column of a read model, is not in the database."""
-    found = inspect(connection)
-    shown = connection.engine.url.render_as_string(hide_password=True)
-    remedy = "Run `eventjet init` once."
-    for table in (*metadata.sorted_tables, *(one.table for one in bound)):
-        if not found.has_table(table.name, schema=table.schema):
-            raise Unreachable(f"The database {shown}", f"the table {table.fullname!r} is not in it", remedy)
-        present = {column["name"] for column in found.get_columns(table.name, schema=table.schema)}
-        missing = [column.name for column in table.columns if column.name not in present]
-        if missing:
-            reason = f"the table {table.fullname!r} has no column {', '.join(map(repr, missing))}"
-            raise Unreachable(f"The database {shown}", reason, "Rebuild the projection, or alter the table.")
+    """Raise `Unreachable` when a table, or a column of a read model, is not in the database, or eventjet's are old."""
+    from eventjet.projections import places_given
+
+    migrations.check(connection)
+    for one in bound:
+        places_given.check(connection, one)
 
 
 def clock(dialect: str) -> ColumnElement[float]:
@@ -186,34 +172,6 @@ def settle(connection: Connection, held: Checkpoint, state: str | None, reason: 
 def adopt_log(connection: Connection, held: Checkpoint, log: str) -> bool:
     """Remember the log that an empty read model is about to be made from; False when another epoch has begun."""
     return connection.execute(_of_epoch(held).values(log=log)).rowcount == 1
-
-
-async def wait_caught_up(database: str, bound: BoundProjection, position: int, timeout_s: float) -> None:
-    """Return once the projection is true up to `position`; raises `NotCaughtUp` after `timeout_s`."""
-    where = Database(database)
-    engine = where.engine("eventjet caught_up")
-    try:
-        async with where.reaching():
-            await _poll(engine, bound, position, timeout_s)
-    finally:
-        await engine.dispose()
-
-
-async def _poll(engine: AsyncEngine, bound: BoundProjection, position: int, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    query = select(projections.c.position).where(is_row(bound.name, bound.revision))
-    pause_s = _POLL_S[0]
-    while True:
-        async with engine.connect() as connection:
-            await connection.execution_options(**{READ_ONLY: True})
-            reached = await connection.scalar(query) or 0
-        if reached >= position:
-            return
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise NotCaughtUp(bound.name, position, reached, timeout_s)
-        await asyncio.sleep(min(pause_s, left_s))
-        pause_s = min(pause_s * 1.5, _POLL_S[1])
 
 
 def is_row(name: str, revision: int) -> ColumnElement[bool]:

@@ -137,11 +137,12 @@ class Database:
     @asynccontextmanager
     async def reaching(self) -> AsyncGenerator[None]:
         """Turn what connecting fails with, and the lack of eventjet's tables, into `Unreachable`."""
-        with self._reaching():
+        with self.reaching_sync():
             yield
 
     @contextmanager
-    def _reaching(self) -> Generator[None]:
+    def reaching_sync(self) -> Generator[None]:
+        """`reaching` where there is no loop."""
         try:
             yield
         except (OperationalError, InterfaceError) as error:

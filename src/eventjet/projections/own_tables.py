@@ -1,8 +1,24 @@
-"""eventjet's own tables in the database of the read models. All of them are declared here."""
+"""eventjet's own tables in the database of the read models. All of them are declared here.
+
+`migrations` makes them; whoever changes one here adds a revision there, or a test says that they differ.
+"""
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, String, Table, Text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    false,
+)
 
 metadata = MetaData()
 
@@ -22,11 +38,13 @@ projections = Table(
     Column("reason", Text),
     Column("place", Text, nullable=False, server_default=""),
     Column("tables", Text, nullable=False, server_default="[]"),
+    Column("takes_over", Boolean, nullable=False, server_default=false()),
 )
 """One row for each (name, revision).
 
 `generation` counts the rebuilds swapped in; `epoch` the changes of owner. `place` is where its tables are: empty where
 they are declared, else a schema on PostgreSQL and a suffix of their names on SQLite. `tables` names them, as JSON.
+`takes_over` is true while a revision built beside another one is to have the declared place once it has caught up.
 """
 
 rebuilds = Table(

@@ -51,6 +51,7 @@ class Waiting:
     decision: str
     has_failed: bool
     """Whether it was ever parked itself."""
+    place: Place
 
 
 def postgres_parts(name: str, revision: int, sorting: Sorting) -> tuple[list[str], list[Any]]:
@@ -107,24 +108,26 @@ def places(connection: Connection, name: str, revision: int, last: int | None = 
 
 
 def to_retry(connection: Connection, name: str, revision: int, limit: int) -> list[Waiting]:
-    """The rows, in order, of the first aggregate with an event that is to be tried again."""
+    """Rows of aggregates with an event that is to be tried again: aggregate by aggregate, in order."""
     columns = quarantine.c
-    first = connection.execute(
+    asked = (
         select(columns.aggregate, columns.aggregate_id)
         .where(of(name, revision), columns.decision == RETRY)
-        .order_by(columns.position)
-        .limit(1)
-    ).one_or_none()
-    if first is None:
-        return []
-    query = select(columns.position, columns.decision, columns.reason != "").where(
-        of(name, revision),
-        columns.aggregate == first.aggregate,
-        columns.aggregate_id == first.aggregate_id,
-        columns.decision.in_(HOLDING),
+        .group_by(columns.aggregate, columns.aggregate_id)
+        .order_by(func.min(columns.position))
+        .limit(limit)
+        .subquery()
     )
-    rows = connection.execute(query.order_by(columns.position).limit(limit))
-    return [Waiting(position, decision, bool(failed)) for position, decision, failed in rows]
+    same = (columns.aggregate == asked.c.aggregate) & (columns.aggregate_id == asked.c.aggregate_id)
+    query = (
+        select(columns.position, columns.decision, columns.reason != "", columns.aggregate, columns.aggregate_id)
+        .join(asked, same)
+        .where(of(name, revision), columns.decision.in_(HOLDING))
+        .order_by(columns.aggregate, columns.aggregate_id, columns.position)
+        .limit(limit)
+    )
+    rows = connection.execute(query)
+    return [Waiting(position, decision, bool(failed), (whose, one)) for position, decision, failed, whose, one in rows]
 
 
 def parked_counts(connection: Connection) -> dict[tuple[str, int], int]:

@@ -32,15 +32,24 @@ from eventjet.projections.checkpoint import Checkpoint, create_tables
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import Database
 from eventjet.projections.own_tables import projections
-from eventjet.projections.tables import storage_table
+from eventjet.projections.places import DECLARED, placed, recorded
+from eventjet.projections.places_given import revisions
+from eventjet.projections.places_postgres import (
+    LOCK_TIMEOUT_MS,
+    LOCKED,
+    Found,
+    default_schema,
+    find,
+    inherit,
+    lock_table,
+    move,
+)
 from eventjet.rebuild import decided, runs
 from eventjet.rebuild.decided import Remembered, remembered
 from eventjet.rebuild.load import LEDGER, Target
 from eventjet.rebuild.obstacles import check_obstacles
-from eventjet.rebuild.shadow import LOCK_TIMEOUT_MS, TAIL_MAX, NotYet, Swapped
+from eventjet.rebuild.shadow import TAIL_MAX, NotYet, Swapped
 
-_LOCKED = ("55P03", "40P01", "57014")
-"""SQLSTATEs of a lock that was not to be had: timeout, deadlock, cancelled statement."""
 _ALIVE = "eventjet-run-"
 
 
@@ -57,7 +66,7 @@ class PostgresShadow:
         self._engine = database.sync_engine(self._purpose)
         self._remembered: Remembered | None = None
         self._quote = self._engine.dialect.identifier_preparer.quote_identifier
-        self.table = _shadow_of(bound.table, self.schema)
+        self.table = placed(bound.table, self.schema, POSTGRESQL)
         self.target = Target(
             run=run,
             purpose=self._purpose,
@@ -71,10 +80,10 @@ class PostgresShadow:
 
     def create(self, *, to_swap: bool = True) -> None:
         with self._engine.begin() as connection:
-            create_tables(connection)
+            create_tables(connection, [self.bound] if to_swap else ())
             if to_swap:
-                checkpoint.ensure(connection, self.bound.name, self.bound.revision)
-                check_obstacles(connection, self.bound, self.table, self._live(connection)[0])
+                live, _ = self._live(connection)
+                check_obstacles(connection, self.bound, self.table, live.oid if live else None)
             _create_enums(connection, self.bound.table)
             runs.open_run(connection, self.run, self.bound)
         with self._engine.begin() as connection:
@@ -98,12 +107,12 @@ class PostgresShadow:
         engine = self._engine.execution_options(isolation_level="REPEATABLE READ")
         with engine.begin() as connection:
             found = checkpoint.read(connection, self.bound.name, self.bound.revision)
-            oid, place = self._live(connection)
-            if found is None or oid is None:
+            live, _ = self._live(connection)
+            if found is None or not found.log or live is None:
                 return None
-            live = f"{self._quote(place)}.{self._quote(self.table.name)}"
             columns = ", ".join(map(self._quote, self.target.columns))
-            connection.execute(text(f"create unlogged table {self.copied()} as select {columns} from {live}"))
+            name = live.quoted(connection)
+            connection.execute(text(f"create unlogged table {self.copied()} as select {columns} from {name}"))
             if self.bound.quarantines:
                 found_there = remembered(_running(connection), decided.TABLE, self.bound)
                 self.target = replace(self.target, known=found_there.known)
@@ -155,7 +164,7 @@ class PostgresShadow:
         except _StepBackError as back:
             return NotYet(str(back))
         except DBAPIError as error:
-            if getattr(error.orig, "sqlstate", None) not in _LOCKED:
+            if getattr(error.orig, "sqlstate", None) not in LOCKED:
                 raise
             return NotYet("another transaction holds the table or its checkpoint")
 
@@ -165,13 +174,13 @@ class PostgresShadow:
         Up to the last step the table's lock keeps writers out and lets readers in.
         """
         runs.hold(connection, self.run)
-        oid, place = self._live(connection)
-        live_table = f"{self._quote(place)}.{self._quote(self.table.name)}"
-        if oid is not None:
-            connection.execute(text(f"lock table {live_table} in exclusive mode"))
-        live, position = _lock_revisions(connection, self.bound)
-        if self._live(connection) != (oid, place):
-            raise _StepBackError("another rebuild swapped its table in meanwhile")
+        live_table, place = self._live(connection)
+        if live_table is not None:
+            lock_table(connection, live_table, "exclusive")
+        live = _locked(connection, self.bound)
+        if self._live(connection) != (live_table, place):
+            raise _StepBackError("its table was swapped or moved meanwhile")
+        position = live.position
         own = self._own_checkpoint(connection)
         if tail is not None and own.position < position:
             if position - own.position > TAIL_MAX:
@@ -181,14 +190,15 @@ class PostgresShadow:
         assert tail is None or own.position >= position
         before = None if tail is None else self._remembered
         decided.give_back(_running(connection), self._own_quarantine(), decided.TABLE, self.bound, before)
-        if oid is not None:
-            check_obstacles(connection, self.bound, self.table, oid)
-            connection.execute(text(f"lock table {live_table} in access exclusive mode"))
-            for statement in self._inherited(connection, oid):
-                connection.execute(text(statement))
-            connection.execute(text(f"alter table {live_table} set schema {self._quote(self._old)}"))
-        connection.execute(text(f"alter table {self._qualified(self.schema)} set schema {self._quote(place)}"))
-        return _advance(connection, live, own, log)
+        schema = place or self.bound.table.schema or default_schema(connection)
+        if live_table is not None:
+            schema = live_table.schema
+            check_obstacles(connection, self.bound, self.table, live_table.oid)
+            lock_table(connection, live_table, "access exclusive")
+            inherit(connection, live_table.oid, self._qualified(self.schema))
+            move(connection, live_table, self._old)
+        connection.execute(text(f"alter table {self._qualified(self.schema)} set schema {self._quote(schema)}"))
+        return _advance(connection, self.bound, live, own, log)
 
     def interrupt(self) -> None:
         with suppress(SQLAlchemyError), self._database.sync_engine("eventjet rebuild").begin() as connection:
@@ -208,15 +218,11 @@ class PostgresShadow:
             _drop_schemas(connection, self.run, self._quote)
             runs.close_run(connection, self.run)
 
-    def _live(self, connection: Connection) -> tuple[int | None, str]:
-        """(oid of the live table, its schema); None and the schema it would be created in when there is none."""
-        name = self._quote(self.table.name)
-        query = text("select c.oid, n.nspname from pg_class c join pg_namespace n on n.oid = c.relnamespace "
-                     "where c.oid = to_regclass(:name)")  # fmt: skip
-        found = connection.execute(query, {"name": name}).one_or_none()
-        if found is not None:
-            return int(found[0]), str(found[1])
-        return None, str(connection.scalar(text("select current_schema()")))
+    def _live(self, connection: Connection) -> tuple[Found | None, str]:
+        """(the live table, its place); None when there is none, as before the first worker of an older eventjet."""
+        held = checkpoint.read(connection, self.bound.name, self.bound.revision)
+        place = held.place if held else DECLARED
+        return find(connection, self.bound.table.schema, self.bound.table.name, place), place
 
     def _own_checkpoint(self, connection: Connection) -> Checkpoint:
         own = projections.to_metadata(MetaData(), schema=self.schema)
@@ -228,39 +234,12 @@ class PostgresShadow:
     def _own_quarantine(self) -> str:
         return f"{self._quote(self.schema)}.{decided.TABLE}"
 
-    def _inherited(self, connection: Connection, oid: int) -> list[str]:
-        """Statements that give the shadow the owner, the rights and the storage parameters of the live table."""
-        new = self._qualified(self.schema)
-        query = text(_INHERITED)
-        return [str(one).replace("%TABLE%", new) for one in connection.scalars(query, {"oid": oid})]
-
     def _qualified(self, schema: str) -> str:
         return f"{self._quote(schema)}.{self._quote(self.table.name)}"
 
 
 class _StepBackError(Exception):
     """Roll the swap back and try it again later."""
-
-
-_INHERITED = """
-select 'alter table %TABLE% owner to ' || quote_ident(pg_get_userbyid(relowner)) from pg_class
- where oid = :oid and pg_get_userbyid(relowner) <> current_user
-union all
-select 'alter table %TABLE% set (' || array_to_string(reloptions, ', ') || ')' from pg_class
- where oid = :oid and reloptions is not null
-union all
-select 'grant ' || a.privilege_type || ' on %TABLE% to '
-       || case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end
-       || case when a.is_grantable then ' with grant option' else '' end
-  from pg_class c cross join lateral aclexplode(c.relacl) a
- where c.oid = :oid and a.grantee <> c.relowner
-union all
-select 'grant ' || a.privilege_type || ' (' || quote_ident(t.attname) || ') on %TABLE% to '
-       || case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end
-       || case when a.is_grantable then ' with grant option' else '' end
-  from pg_attribute t cross join lateral aclexplode(t.attacl) a
- where t.attrelid = :oid and t.attnum > 0 and not t.attisdropped
-"""
 
 
 @contextmanager
@@ -284,10 +263,7 @@ def clear_abandoned(database: Database) -> list[str]:
     for run, ended in found:
         # What its tasks are still writing would have to be waited for.
         with suppress(SQLAlchemyError), engine.begin() as connection:
-            free = connection.scalar(
-                text("select pg_try_advisory_xact_lock(hashtextextended(:run, 0))"), {"run": _ALIVE + run}
-            )
-            if ended or free:
+            if is_free(connection, run) or ended:
                 _end_sessions(connection, f"eventjet rebuild {run}")
                 _drop_schemas(connection, run, quote)
                 runs.close_run(connection, run)
@@ -297,6 +273,19 @@ def clear_abandoned(database: Database) -> list[str]:
 
 def _running(connection: Connection) -> decided.Run:
     return lambda statement, values: connection.execute(text(statement), values)
+
+
+def is_free(connection: Connection, run: str) -> bool:
+    """Whether the run's process is gone; if so nobody else will find that out until this transaction ends."""
+    query = text("select pg_try_advisory_xact_lock(hashtextextended(:run, 0))")
+    return bool(connection.scalar(query, {"run": _ALIVE + run}))
+
+
+def drop_run(database: Database, run: str) -> None:
+    """Remove what is left of a run that is over."""
+    engine = database.sync_engine("eventjet rebuild")
+    with engine.begin() as connection:
+        _drop_schemas(connection, run, engine.dialect.identifier_preparer.quote_identifier)
 
 
 def _end_sessions(connection: Connection, purpose: str) -> None:
@@ -311,42 +300,29 @@ def _drop_schemas(connection: Connection, run: str, quote: Callable[[str], str])
         connection.execute(text(f"drop schema if exists {quote(schema)} cascade"))
 
 
-def _lock_revisions(connection: Connection, bound: BoundProjection) -> tuple[Checkpoint, int]:
-    """(this revision's checkpoint, how far the table in use is): every revision that writes to it has to wait."""
-    query = select(projections).where(projections.c.name == bound.name).order_by(projections.c.revision)
-    found = [Checkpoint(*row) for row in connection.execute(query.with_for_update())]
-    used = [one.position for one in found if one.revision == bound.revision or one.state != checkpoint.RETIRED]
-    return next(one for one in found if one.revision == bound.revision), max(used)
+def _locked(connection: Connection, bound: BoundProjection) -> Checkpoint:
+    """This revision's checkpoint, locked with those of the others, which may be about to exchange places with it."""
+    found = revisions(connection, bound.name, lock=True)
+    return next(one for one in found if one.revision == bound.revision)
 
 
-def _advance(connection: Connection, live: Checkpoint, own: Checkpoint, log: str) -> Swapped:
+def _advance(connection: Connection, bound: BoundProjection, live: Checkpoint, own: Checkpoint, log: str) -> Swapped:
     """The live checkpoint says what the shadow's does, and whoever held it is deposed."""
     takeable = live.state in (checkpoint.NEW, checkpoint.BUILDING, checkpoint.FAILED)
     values: dict[str, Any] = {
         "position": own.position,
         "event_id": own.event_id,
         "log": log,
+        "tables": recorded(bound),
         "generation": live.generation + 1,
         "epoch": live.epoch + 1,
         "owner": None,
         "lease_until": 0,
     }
     if takeable:
-        values |= {"state": checkpoint.ACTIVE, "reason": None}
+        values |= {"state": checkpoint.BUILDING if live.takes_over else checkpoint.ACTIVE, "reason": None}
     connection.execute(update(projections).where(checkpoint.is_row(live.name, live.revision)).values(**values))
-    # They were made for the table that has just been replaced.
-    others = (projections.c.name == live.name) & (projections.c.revision != live.revision)
-    retired = {"state": checkpoint.RETIRED, "epoch": projections.c.epoch + 1, "owner": None, "lease_until": 0}
-    connection.execute(update(projections).where(others).values(**retired))
-    return Swapped(own.position, live.generation + 1)
-
-
-def _shadow_of(declared: Table, schema: str) -> Table:
-    """The declared table in the run's schema. Names of indexes and enum types are as in the live table's schema."""
-    made = storage_table(declared, POSTGRESQL)
-    made.schema = schema
-    made.fullname = f"{schema}.{made.name}"
-    return made
+    return Swapped(own.position, live.generation + 1, live.place)
 
 
 def _bare(table: Table) -> Table:

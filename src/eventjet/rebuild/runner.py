@@ -46,6 +46,8 @@ class Rebuilt:
     """Rows as loaded, before the shadow caught up."""
     position: int
     generation: int
+    place: str
+    """Where its table is: empty where it is declared. In a place of its own, it takes over later or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,8 @@ def _rebuild(
                 rows = check_loaded(shadow, plan, parts)
             parked = [one for part in parts if part.projection == shadow.bound.name for one in part.parked]
             swapped = cut_over(shadow, app, endpoint, plan, log, watch, parked)
-            made.append(Rebuilt(shadow.bound.name, shadow.bound.revision, rows, swapped.position, swapped.generation))
+            one = (shadow.bound.name, shadow.bound.revision, rows)
+            made.append(Rebuilt(*one, swapped.position, swapped.generation, swapped.place))
     return RebuildReport(engine, plan.last, plan.events, tuple(made), watch.seconds)
 
 

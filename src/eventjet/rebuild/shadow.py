@@ -14,8 +14,6 @@ from eventjet.rebuild.load import Target
 
 TAIL_MAX = 5_000
 """Events a shadow may be behind when it is caught up while the live worker waits; more are caught up before."""
-LOCK_TIMEOUT_MS = 500
-"""How long a swap may make readers queue behind it before it steps back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +22,8 @@ class Swapped:
 
     position: int
     generation: int
+    place: str
+    """Where its table is: empty where it is declared."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from sqlalchemy import Engine, func, make_url, select
+from sqlalchemy import Engine, Table, func, make_url, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
@@ -20,6 +20,8 @@ from eventjet.projections import checkpoint
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import Checkpoint, create_tables
 from eventjet.projections.database import Database
+from eventjet.projections.own_tables import metadata, projections
+from eventjet.projections.places import DECLARED, placed, recorded
 from eventjet.projections.storage import SQLITE
 from eventjet.projections.tables import storage_table
 from eventjet.rebuild import decided, runs
@@ -57,13 +59,14 @@ class SqliteShadow:
 
     def create(self, *, to_swap: bool = True) -> None:
         with self._engine.begin() as connection:
-            create_tables(connection)
+            create_tables(connection, [self.bound] if to_swap else ())
             if to_swap:
-                checkpoint.ensure(connection, self.bound.name, self.bound.revision)
-                check_obstacles(connection, self.bound, self.table, None)
+                held = checkpoint.read(connection, self.bound.name, self.bound.revision)
+                live = placed(self.bound.table, held.place if held else DECLARED, SQLITE)
+                check_obstacles(connection, self.bound, live, None)
             runs.open_run(connection, self.run, self.bound)
         with self.engine().begin() as connection:
-            create_tables(connection)
+            metadata.create_all(connection)
             # The live table has the indexes; here they would only be in the way.
             connection.execute(CreateTable(self.table))
 
@@ -78,21 +81,25 @@ class SqliteShadow:
 
     def copy_live(self) -> Checkpoint | None:
         """Only the run's file is written to, so nobody waits."""
-        name = _quoted(self.table.name)
         with closing(self._database.connect_sqlite()) as connection:
             connection.execute("attach database ? as shadow", (str(self.path),))
             connection.execute("begin")
-            query = "select * from main.eventjet_projection where name = ? and revision = ?"
-            found = connection.execute(query, (self.bound.name, self.bound.revision)).fetchone()
-            if found is None or not _shape(connection, "main", self.table.name):
+            fields = ", ".join(column.name for column in projections.columns)
+            query = f"select {fields} from main.eventjet_projection where name = ? and revision = ?"
+            row = connection.execute(query, (self.bound.name, self.bound.revision)).fetchone()
+            found = Checkpoint(*row) if row else None
+            if found is None or not found.log:
+                return None
+            live = placed(self.bound.table, found.place, SQLITE).name
+            if not _shape(connection, "main", live):
                 return None
             columns = ", ".join(map(_quoted, self.target.columns))
-            connection.execute(f"create table shadow.eventjet_live as select {columns} from main.{name}")
+            connection.execute(f"create table shadow.eventjet_live as select {columns} from main.{_quoted(live)}")
             if self.bound.quarantines:
                 known = remembered(connection.execute, _LIVE, self.bound).known
                 self.target = replace(self.target, known=known)
             connection.execute("commit")
-            return Checkpoint(*found)
+            return found
 
     def copied(self) -> str:
         return "eventjet_live"
@@ -135,46 +142,38 @@ class SqliteShadow:
         held = connection.execute("select 1 from main.eventjet_rebuild where run = ? and part = -1", (self.run,))
         if held.fetchone() is None:
             raise runs.LeaseEnded
-        query = "select position, event_id, generation from {}.eventjet_projection where name = ? and revision = ?"
-        _, _, generation = connection.execute(query.format("main"), row).fetchone()
-        position, event_id, _ = connection.execute(query.format("shadow"), row).fetchone()
-        (live_position,) = connection.execute(
-            "select max(position) from main.eventjet_projection "
-            "where name = ? and (revision = ? or state <> 'retired')",
-            row,
-        ).fetchone()
+        query = (
+            "select position, event_id, generation, place from {}.eventjet_projection where name = ? and revision = ?"
+        )
+        live_position, _, generation, place = connection.execute(query.format("main"), row).fetchone()
+        position, event_id, _, _ = connection.execute(query.format("shadow"), row).fetchone()
         if bound_to_live and position < live_position:
             return NotYet(f"the live read model is {live_position - position} events ahead")
         before = self._remembered if bound_to_live else None
         decided.give_back(connection.execute, _OWN, _LIVE, self.bound, before)
-        self._replace_rows(connection)
+        self._replace_rows(connection, placed(self.bound.table, place, SQLITE))
         connection.execute(
-            "update main.eventjet_projection set position = ?, event_id = ?, log = ?, generation = generation + 1, "
-            "epoch = epoch + 1, owner = null, lease_until = 0, "
+            "update main.eventjet_projection set position = ?, event_id = ?, log = ?, tables = ?, "
+            "generation = generation + 1, epoch = epoch + 1, owner = null, lease_until = 0, "
             "reason = case when state in ('new', 'building', 'failed') then null else reason end, "
-            "state = case when state in ('new', 'building', 'failed') then 'active' else state end "
+            "state = case when state not in ('new', 'building', 'failed') then state "
+            "when takes_over then 'building' else 'active' end "
             "where name = ? and revision = ?",
-            (position, event_id, log, *row),
+            (position, event_id, log, recorded(self.bound), *row),
         )
-        # They were made for the rows that have just been replaced.
-        connection.execute(
-            "update main.eventjet_projection set state = 'retired', epoch = epoch + 1, owner = null, lease_until = 0 "
-            "where name = ? and revision <> ?",
-            row,
-        )
-        return Swapped(position, generation + 1)
+        return Swapped(position, generation + 1, place)
 
-    def _replace_rows(self, connection: sqlite3.Connection) -> None:
-        name = _quoted(self.table.name)
-        if _shape(connection, "main", self.table.name) == _shape(connection, "shadow", self.table.name):
+    def _replace_rows(self, connection: sqlite3.Connection, live: Table) -> None:
+        name, made = _quoted(live.name), _quoted(self.table.name)
+        if _shape(connection, "main", live.name) == _shape(connection, "shadow", self.table.name):
             connection.execute(f"delete from main.{name}")
         else:
             connection.execute(f"drop table if exists main.{name}")
-            create = [CreateTable(self.table), *map(CreateIndex, self.table.indexes)]
+            create = [CreateTable(live), *map(CreateIndex, live.indexes)]
             for statement in create:
                 connection.execute(str(statement.compile(dialect=self._engine.dialect)))
         columns = ", ".join(map(_quoted, self.target.columns))
-        connection.execute(f"insert into main.{name} ({columns}) select {columns} from shadow.{name}")
+        connection.execute(f"insert into main.{name} ({columns}) select {columns} from shadow.{made}")
 
     def interrupt(self) -> None:
         """Statements are short here."""
@@ -211,7 +210,7 @@ def clear_abandoned(database: Database) -> list[str]:
         found = runs.known_runs(connection)
     cleared: list[str] = []
     for run, ended in found:
-        if ended or not _is_claimed(database, run):
+        if ended or not is_claimed(database, run):
             _remove(shadow_path(database, run))
             with engine.begin() as connection:
                 runs.close_run(connection, run)
@@ -219,7 +218,13 @@ def clear_abandoned(database: Database) -> list[str]:
     return cleared
 
 
-def _is_claimed(database: Database, run: str) -> bool:
+def drop_run(database: Database, run: str) -> None:
+    """Remove what is left of a run that is over."""
+    _remove(shadow_path(database, run))
+
+
+def is_claimed(database: Database, run: str) -> bool:
+    """Whether the run's process lives."""
     try:
         with _lock_path(database, run).open("r+b") as file:
             return not _try_lock(file)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from eventjet.errors import UsageError
+from eventjet.repository.token import token_at
 
 if TYPE_CHECKING:
     from eventjet.repository.repository import Repository
@@ -27,6 +28,13 @@ class Committed(Generic[S, E]):
     """Position of the aggregate's last event; hand it to `caught_up` to read your write."""
     version: int
     """Version of the aggregate's last event."""
+    app: str = field(repr=False)
+    """Whose log that is."""
+
+    @property
+    def token(self) -> str:
+        """The app and the position, as text for an HTTP header; `caught_up` takes it in another process."""
+        return token_at(self.app, self.position)
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ class Repository(Generic[S, E]):
                     continue
                 if not events:
                     if await self.is_current(aggregate_id, held):
-                        return Committed(held.state, (), held.position, held.version)
+                        return Committed(held.state, (), held.position, held.version, self._app)
                     held = None
                     continue
                 append = self.append_of(aggregate_id, held, events, command_id, metadata)
@@ -209,7 +209,7 @@ class Repository(Generic[S, E]):
             after.commands.add(command_id, after.version)
         self.cache.put(aggregate_id, after)
         self.histories.keep(aggregate_id, held.version, after)
-        return Committed(state, events, position, after.version)
+        return Committed(state, events, position, after.version, self._app)
 
     def subject(self, aggregate_id: str) -> str:
         """Where its events are; raises `Refused` for an id that cannot be a token."""
@@ -218,7 +218,7 @@ class Repository(Generic[S, E]):
     async def _first_outcome(self, aggregate_id: str, first: int, last: int) -> Committed[S, E]:
         held, recorded = await self.histories.outcome(aggregate_id, first, last)
         events = tuple(cast("E", one.data) for one in recorded)
-        return Committed(held.state, events, held.position, held.version)
+        return Committed(held.state, events, held.position, held.version, self._app)
 
     def _encoded(self, event: E) -> Any:
         if type(event) not in self._events:

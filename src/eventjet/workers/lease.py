@@ -12,10 +12,10 @@ from collections.abc import Callable
 from sqlalchemy import Connection, select
 
 from eventjet.errors import CheckpointFenced, ProjectionError
-from eventjet.projections import checkpoint
+from eventjet.projections import checkpoint, places_given
 from eventjet.projections.bound import BoundProjection
-from eventjet.projections.checkpoint import RETIRED, Checkpoint
-from eventjet.projections.tables import storage_table
+from eventjet.projections.checkpoint import Checkpoint
+from eventjet.projections.places import placed, tables_of
 from eventjet.workers.session import Session
 from eventjet.workers.workplace import Workplace
 
@@ -61,7 +61,7 @@ class Lease:
             return checkpoint.is_free(connection, name, revision, place.owner, stumbled_at=stumbled_at)
 
         def take(connection: Connection) -> Checkpoint | None:
-            checkpoint.ensure(connection, name, revision)
+            places_given.ensure(connection, self._bound)
             ttl_s = place.options.lease_s
             return checkpoint.take(connection, name, revision, place.owner, ttl_s, stumbled_at=stumbled_at)
 
@@ -75,9 +75,9 @@ class Lease:
             await pause(stop, place.options.poll_s)
         return None
 
-    async def check_unused(self) -> None:
+    async def check_unused(self, held: Checkpoint) -> None:
         """Raise `TableOccupied` when a projection that has not begun could not begin with an empty table."""
-        await self._session.read(lambda connection: _check_unused(connection, self._bound))
+        await self._session.read(lambda connection: _check_unused(connection, self._bound, held.place))
 
     async def renew(self, held: Checkpoint) -> None:
         """Extend; raises `CheckpointFenced` when another epoch has begun."""
@@ -107,13 +107,11 @@ class Lease:
             raise CheckpointFenced(held.name, f"its epoch is no longer {held.epoch}")
 
 
-def _check_unused(connection: Connection, bound: BoundProjection) -> None:
-    for other, _ in checkpoint.read_all(connection):
-        if other.name == bound.name and other.revision != bound.revision and other.state != RETIRED:
-            raise TableOccupied(bound, f"revision {other.revision} keeps it")
-    table = storage_table(bound.table, connection.dialect.name)
-    if connection.execute(select(1).select_from(table).limit(1)).first() is not None:
-        raise TableOccupied(bound, "it holds rows that no checkpoint knows of")
+def _check_unused(connection: Connection, bound: BoundProjection, place: str) -> None:
+    for table in tables_of(bound):
+        found = placed(table, place, connection.dialect.name)
+        if connection.execute(select(1).select_from(found).limit(1)).first() is not None:
+            raise TableOccupied(bound, "it holds rows that no checkpoint knows of")
 
 
 async def pause(stop: asyncio.Event, seconds: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -29,13 +30,15 @@ from eventjet.errors import (
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import ACTIVE, BUILDING, FAILED, Checkpoint
 from eventjet.projections.database import is_about_data
+from eventjet.projections.places import DECLARED, placed
 from eventjet.projections.quarantine import Offered, is_newer
 from eventjet.projections.writer import Batch, Writer
 from eventjet.workers.consumer import Consumer
 from eventjet.workers.identity import check_log
 from eventjet.workers.lease import Lease, TableOccupied, pause
-from eventjet.workers.quarantine import StillHeld, begin_term
+from eventjet.workers.quarantine import StillHeld, carry_out, load_held
 from eventjet.workers.session import Session
+from eventjet.workers.takeover import Takeover
 from eventjet.workers.workplace import Workplace
 
 _log = logging.getLogger(__name__)
@@ -51,7 +54,9 @@ class Projector:
         self.bound = bound
         self._place = place
         self._on_ready = on_ready
-        self._writer = Writer(bound, place.database.dialect, lease_s=place.options.lease_s)
+        self._report = place.report(bound)
+        self._writer = self._writer_in(DECLARED)
+        self._writes_in: str = DECLARED
         self._batch_max = place.options.batch_max
         self._pause_s = place.options.backoff_s[0]
         self._stumbled_at = -1
@@ -62,8 +67,10 @@ class Projector:
             try:
                 await self._term(stop)
             except CheckpointFenced as error:
+                self._report.ended("fenced")
                 _log.warning("%s", error)
             except Exception as error:  # noqa: BLE001 - others go on, and so does this one, at a bounded rate
+                self._report.ended("fault")
                 unforeseen = not isinstance(error, _PASSES)
                 _log.warning("%s: %s. Trying again.", self.bound.name, _first_line(error), exc_info=unforeseen)
                 await pause(stop, self._pause_s)
@@ -78,11 +85,19 @@ class Projector:
             if held is not None:
                 failpoints.reach("worker.lease_taken")
                 await session.commit_by_statement()
+                if held.place != self._writes_in:
+                    self._writer, self._writes_in = self._writer_in(held.place), held.place
                 await self._hold(session, lease, held, stop)
+
+    def _writer_in(self, where: str) -> Writer:
+        dialect = self._place.database.dialect
+        table = placed(self.bound.table, where, dialect)
+        return Writer(self.bound, dialect, lease_s=self._place.options.lease_s, table=table)
 
     async def _hold(self, session: Session, lease: Lease, held: Checkpoint, stop: asyncio.Event) -> None:
         try:
             await self._project(session, lease, held, stop)
+            self._report.ended("drained")
         except _STOPS as error:
             await self._stumble(lease, held, error)
         finally:
@@ -91,20 +106,22 @@ class Projector:
                 await lease.release(held)
 
     async def _project(self, session: Session, lease: Lease, held: Checkpoint, stop: asyncio.Event) -> None:
+        await carry_out(session, self._writer, self._place, self.bound, held, stop)
         consumer = await Consumer.open(self._place, self.bound, held.position)
         waker = asyncio.create_task(_wake_at(stop, consumer))
         try:
             if not held.log:
-                await lease.check_unused()
+                await lease.check_unused(held)
             # After the durable is made: whoever replaces the stream from here on deletes it too.
             log = await asyncio.to_thread(check_log, self._place.endpoint, self._place.stream, held)
             if held.log != log:
                 await lease.adopt_log(held, log)
             failpoints.reach("worker.log_checked")
-            await begin_term(session, self._writer, self._place, self.bound, held)
+            await load_held(session, self._writer, self.bound)
             consumer.start()
             self._on_ready()
-            building = held.state == BUILDING
+            takeover = Takeover(self.bound, self._place, held)
+            building = held.state == BUILDING and not takeover.wanted
             while not stop.is_set():
                 batch = await consumer.take(self._place.options.lease_s / 3)
                 if batch is None:
@@ -113,11 +130,14 @@ class Projector:
                 else:
                     failpoints.reach("worker.batch_taken")
                     await self._write(session, held, batch)
-                if building and (batch is None or consumer.is_at_the_end(batch.last)):
-                    failpoints.reach("worker.before_settle")
-                    await lease.settle(held, ACTIVE)
-                    failpoints.reach("worker.after_settle")
-                    building = False
+                if (building or takeover.wanted) and (batch is None or consumer.is_at_the_end(batch.last)):
+                    if await takeover.attempt(session, lease):
+                        return
+                    if building:
+                        failpoints.reach("worker.before_settle")
+                        await lease.settle(held, ACTIVE)
+                        failpoints.reach("worker.after_settle")
+                        building = False
         finally:
             waker.cancel()
             await consumer.close()
@@ -142,8 +162,10 @@ class Projector:
         try:
             changes = await session.read(lambda connection: self._writer.prepare(connection, held, part))
             failpoints.reach("worker.batch_folded")
+            began = time.perf_counter()
             await session.write(lambda connection: self._writer.commit(connection, held, part, changes))
             failpoints.reach("worker.after_commit")
+            self._report.committed(part.last, len(part.events), time.perf_counter() - began)
             self._writer.committed()
         except CheckpointFenced:
             # Perhaps the lease ran out over a slow fold: fewer events then.
@@ -174,6 +196,7 @@ class Projector:
             raise error
         _log.error("%s is stopped: %s", self.bound.name, error)
         self._stumbled_at = await lease.settle(held, FAILED, str(error))
+        self._report.ended("failed")
 
 
 async def _wake_at(stop: asyncio.Event, consumer: Consumer) -> None:

@@ -1,4 +1,4 @@
-"""What a worker does about the quarantine at the start of its term: it carries out retries, then loads what is held.
+"""What a worker does about the quarantine at the start of a term: it carries out retries, then loads what is held.
 
 While it holds the lease nobody else changes either: whoever decides about a parked event raises the epoch.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from eventjet.errors import HistoryBroken, ProjectionError
@@ -17,28 +16,20 @@ from eventjet.projections import quarantine_rows
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import Checkpoint
 from eventjet.projections.database import is_about_data
-from eventjet.projections.quarantine import (
-    BEHIND,
-    PARKED,
-    RETRIED,
-    RETRY,
-    Held,
-    Offered,
-    Offering,
-    Parked,
-    Sorting,
-)
+from eventjet.projections.quarantine import RETRIED, RETRY, Held, Offered, Offering, Parked, Place, Sorting
 from eventjet.projections.quarantine_rows import Waiting
-from eventjet.projections.statements import Changes
 from eventjet.projections.writer import Batch, Writer, changes_of
 from eventjet.wire import Link, get_record
+from eventjet.workers.identity import check_log
 from eventjet.workers.session import Session
 from eventjet.workers.workplace import Workplace
 
 _log = logging.getLogger(__name__)
 
+_EVENTS_MAX = 200
+"""Events tried in one transaction: a lease lasts longer than that takes."""
 _BYTES_MAX = 16 * 1024 * 1024
-"""Bodies of one chunk; a single larger event still passes."""
+"""Their bodies; a single larger event still passes."""
 
 
 class StillHeld(ProjectionError):
@@ -52,15 +43,22 @@ class StillHeld(ProjectionError):
         )
 
 
-async def begin_term(
-    session: Session, writer: Writer, place: Workplace, bound: BoundProjection, at: Checkpoint
+async def carry_out(
+    session: Session, writer: Writer, place: Workplace, bound: BoundProjection, at: Checkpoint, stop: asyncio.Event
 ) -> None:
-    """Carry out what people decided, and tell the writer what is held back.
+    """Try again what people asked to, until it is done or `stop` is set.
 
-    Raises `CheckpointFenced`, `StillHeld`, `HistoryBroken`, and `UnknownEvent` for a schema of a newer deploy.
+    Raises `CheckpointFenced`, `LogRolledBack`, `HistoryBroken`, and `UnknownEvent` for a schema of a newer deploy.
     """
     if bound.quarantines:
-        await _Retries(session, writer, place, bound, at).run()
+        retries = _Retries(session, writer, place, bound, at)
+        if await retries.waiting():
+            await asyncio.to_thread(check_log, place.endpoint, place.stream, at)
+            await retries.run(stop)
+
+
+async def load_held(session: Session, writer: Writer, bound: BoundProjection) -> None:
+    """Tell the writer what is held back; raises `StillHeld`."""
     places = await session.read(lambda connection: quarantine_rows.places(connection, bound.name, bound.revision))
     if places and not bound.quarantines:
         raise StillHeld(bound, len(places))
@@ -68,7 +66,7 @@ async def begin_term(
 
 
 class _Retries:
-    """Events that somebody asked to try again: aggregate by aggregate, a chunk a transaction."""
+    """Events that somebody asked to try again: aggregate by aggregate, a bounded number in one transaction."""
 
     def __init__(
         self, session: Session, writer: Writer, place: Workplace, bound: BoundProjection, at: Checkpoint
@@ -78,17 +76,12 @@ class _Retries:
         self._place = place
         self._bound = bound
         self._at = at
-        self._size_max = place.options.batch_max
+        self._size_max = min(place.options.batch_max, _EVENTS_MAX)
         self._size = self._size_max
 
-    async def run(self) -> None:
-        """Each chunk takes an event out of the quarantine, parks one anew, or is halved."""
-        while waiting := await self._session.read(self._waiting):
-            if waiting[0].decision == PARKED:
-                # What it waits for is not to be tried, so neither is this.
-                again = [(one.position, BEHIND) for one in waiting if one.decision == RETRY]
-                await self._commit(Changes(sorting=Sorting(decided=again)))
-                continue
+    async def run(self, stop: asyncio.Event) -> None:
+        """Each round takes events out of the quarantine, parks them anew, or is halved."""
+        while not stop.is_set() and (waiting := await self.waiting()):
             offers = await asyncio.to_thread(self._offers, waiting[: self._size])
             try:
                 await self._try(waiting, offers)
@@ -102,22 +95,21 @@ class _Retries:
             else:
                 self._size = min(2 * self._size, self._size_max)
 
-    def _waiting(self, connection: Connection) -> list[Waiting]:
-        return quarantine_rows.to_retry(connection, self._bound.name, self._bound.revision, self._size + 1)
+    async def waiting(self) -> list[Waiting]:
+        """What is next, and one more."""
+        name, revision, limit = self._bound.name, self._bound.revision, self._size + 1
+        return await self._session.read(lambda sync: quarantine_rows.to_retry(sync, name, revision, limit))
 
     async def _try(self, waiting: Sequence[Waiting], offers: Sequence[Offered]) -> None:
         found = await self._session.read(lambda connection: self._writer.sort(connection, offers, Held()))
-        failed = found.parked[0] if found.parked else None
-        sorting = _sorting(waiting[: len(offers)], failed, waiting[len(offers) :])
-        await self._commit(changes_of(found.changed, sorting))
-        if failed is not None:
-            _log.warning("%s: the event at position %d is parked again", self._bound.name, failed.position)
-
-    async def _commit(self, changes: Changes) -> None:
+        failed = {(one.aggregate, one.aggregate_id): one for one in reversed(found.parked)}
+        changes = changes_of(found.changed, _sorting(waiting, len(offers), failed))
         at = self._at
-        batch = Batch(at.position, at.position, at.event_id, ())
-        await self._session.write(lambda connection: self._writer.commit(connection, at, batch, changes))
+        unmoved = Batch(at.position, at.position, at.event_id, ())
+        await self._session.write(lambda connection: self._writer.commit(connection, at, unmoved, changes))
         self._writer.committed()
+        for one in failed.values():
+            _log.warning("%s: the event at position %d is parked again", self._bound.name, one.position)
 
     def _offers(self, waiting: Sequence[Waiting]) -> list[Offered]:
         """Read them from the log; blocks. Fewer when they are large."""
@@ -139,15 +131,18 @@ class _Retries:
         return found
 
 
-def _sorting(tried: Sequence[Waiting], failed: Parked | None, rest: Sequence[Waiting]) -> Sorting:
-    """What was parked and is taken stays as history; what waited behind it is forgotten, and the next is tried."""
-    end = failed.position if failed is not None else tried[-1].position + 1
-    taken = [one for one in tried if one.position < end]
+def _sorting(waiting: Sequence[Waiting], tried: int, failed: Mapping[Place, Parked]) -> Sorting:
+    """Of so many tried: what was parked and is taken stays as history, what waited behind it is forgotten.
+
+    `failed` is the first of each aggregate that was not taken; the rest of that stays behind it. Where an aggregate has
+    more than was tried, its next is to be.
+    """
+    taken = [one for one in waiting[:tried] if one.place not in failed or one.position < failed[one.place].position]
     decided = [(one.position, RETRIED) for one in taken if one.has_failed]
-    if failed is None and rest and rest[0].decision == BEHIND:
-        decided.append((rest[0].position, RETRY))
+    last = waiting[tried - 1].place
+    decided += [(one.position, RETRY) for one in waiting[tried : tried + 1] if one.place == last and last not in failed]
     return Sorting(
-        parked=() if failed is None else (failed,),
+        parked=list(failed.values()),
         freed=[one.position for one in taken if not one.has_failed],
         decided=decided,
     )

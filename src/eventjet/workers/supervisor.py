@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 
 from eventjet.errors import UsageError
 from eventjet.projections import checkpoint
@@ -12,10 +13,13 @@ from eventjet.projections.bound import BoundProjection
 from eventjet.projections.database import READ_ONLY, Database
 from eventjet.settings import Settings
 from eventjet.wire import Endpoint, Link
+from eventjet.workers.http import serving
 from eventjet.workers.identity import state_of_log
 from eventjet.workers.lease import new_owner
+from eventjet.workers.notify import Notifier
 from eventjet.workers.projector import Projector
 from eventjet.workers.status import Projecting
+from eventjet.workers.vitals import Vitals
 from eventjet.workers.workplace import WorkerOptions, Workplace
 
 _log = logging.getLogger(__name__)
@@ -29,17 +33,33 @@ async def run_workers(
     stop: asyncio.Event,
     on_ready: Callable[[], None] | None = None,
     options: WorkerOptions | None = None,
+    http: tuple[str, int] | None = None,
 ) -> None:
     """Keep the named projections (none means all) up to date until `stop` is set, then finish the batches in hand.
 
     `on_ready` is called once, when every projection works, waits as a standby, or is stopped by a fault. Raises
     `UsageError` for a name the app does not have, and `Unreachable` when the server, the stream, the database or its
-    tables are missing at the start; later outages are waited out.
+    tables are missing at the start; later outages are waited out. At the address `http` health and metrics are told
+    meanwhile.
     """
     options = options or WorkerOptions()
     chosen = _chosen(app, names)
-    place = Workplace(app.name, app.catalog, Database(settings.database), Endpoint.of(settings), new_owner(), options)
+    endpoint = Endpoint.of(settings)
+    notifier = Notifier(endpoint, app.name)
+    place = Workplace(
+        app.name, app.catalog, Database(settings.database), endpoint, new_owner(), options, notifier=notifier
+    )
     await _check(place, chosen)
+    async with AsyncExitStack() as ending:
+        ending.push_async_callback(asyncio.to_thread, notifier.close)
+        if http is not None:
+            await ending.enter_async_context(serving(http, Vitals(app, settings, place, chosen)))
+        await _work(place, chosen, stop, on_ready)
+
+
+async def _work(
+    place: Workplace, chosen: Sequence[BoundProjection], stop: asyncio.Event, on_ready: Callable[[], None] | None
+) -> None:
     waiting = {one.durable for one in chosen}
 
     def ready(bound: BoundProjection) -> None:
@@ -54,7 +74,7 @@ async def run_workers(
     ]
     try:
         await stop.wait()
-        await _drain(tasks, options.drain_s)
+        await _drain(tasks, place.options.drain_s)
     finally:
         for task in tasks:
             task.cancel()

@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eventjet.codec.catalog import Catalog
+from eventjet.observability.metrics import Meter
+from eventjet.projections.bound import BoundProjection
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import Database
 from eventjet.wire import Endpoint
+from eventjet.workers.notify import Notifier
+from eventjet.workers.report import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,10 @@ class WorkerOptions:
     """First and longest pause after a transient fault; each is twice the one before."""
     drain_s: float = 10.0
     """How long a stopping worker may take to finish the batches in hand."""
+    look_s: float = 5.0
+    """How often health and metrics are looked after, where they are served."""
+    stalled_s: float = 30.0
+    """How long a projection may lag without progress before its worker is called unhealthy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +48,15 @@ class Workplace:
     owner: str
     """This process, as leases name it."""
     options: WorkerOptions = WorkerOptions()
+    notifier: Notifier | None = None
+    meters: dict[str, Meter] = field(default_factory=dict[str, Meter], repr=False)
+    """What this process has done, by durable."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+
+    def report(self, bound: BoundProjection) -> Report:
+        """For the projector of one projection."""
+        meter = self.meters.setdefault(bound.durable, Meter(bound.name, bound.revision))
+        return Report(meter, self.notifier)
 
     def turn(self) -> AbstractAsyncContextManager[Any]:
         """Held while writing: SQLite has one writer, and its own way of queueing is to poll."""

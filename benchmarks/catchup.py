@@ -1,0 +1,272 @@
+"""Projection catch-up, exactly once, against floors and peers in one run: `python -m benchmarks.catchup`.
+
+Subjects take turns (A B A B …), each in a process of its own, and every lap's rows are compared with the truth: a wrong
+one ends the run. Wall rates hold for a quiet machine; client CPU per event also for a busy one. How many events a
+subject gets in a lap follows from its speed; `--help` names the sizes, each with its environment variable. Needs Linux.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.bank import bank
+from benchmarks.laps import Lap, lap, python, worker_lap
+from benchmarks.log import fill
+from benchmarks.measure import Comparison, Figures, keep, show
+from benchmarks.postings import balances
+from benchmarks.readmodel import check
+from eventjet.dev import NatsServer, PostgresServer
+from eventjet.projections.checkpoint import create_tables
+from eventjet.projections.database import Database
+
+WORKER = "eventjet worker"
+FLOOR = "floor by hand: nats-py, eventjet's decoder, SQL"
+LIMIT = "limit by hand: nats-py, bodies alone, SQL"
+PYEVENTSOURCING = "pyeventsourcing, a commit an event"
+EVENTSOURCE = "eventsource-py, batches by hand"
+MEMORY_MAX_MB = 300
+TARGETS = {
+    "PostgreSQL": {FLOOR: 1.2, EVENTSOURCE: 3.0, PYEVENTSOURCING: 25.0},
+    "SQLite": {EVENTSOURCE: 2.0, PYEVENTSOURCING: 6.0},
+}
+
+
+@dataclass
+class Databases:
+    """An empty database for every lap, and the peers' stores for all of them."""
+
+    postgres: PostgresServer
+    folder: Path
+    made: int = 0
+    current: list[str] = field(default_factory=list[str])
+
+    def new(self, kind: str) -> str:
+        self.made += 1
+        if kind == "SQLite":
+            return f"sqlite:///{self.folder / f'bench{self.made}.db'}"
+        url = self.postgres.create_database(f"bench{self.made}")
+        self.current.append(f"bench{self.made}")
+        return url
+
+    def drop(self) -> None:
+        """The last one, if it is on the server."""
+        if self.current:
+            self.postgres.drop_database(self.current.pop())
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Whoever catches up."""
+
+    name: str
+    count: int
+    run: Callable[[str], Lap]
+    """Into the empty database of this URL."""
+    in_cents: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Catch-up into one kind of database."""
+
+    database: str
+    subjects: list[Subject]
+    rate: Figures
+    cpu: Figures
+    startup: Figures
+
+    @classmethod
+    def of(cls, database: str, subjects: list[Subject]) -> Job:
+        name = f"catch-up into {database}"
+        return cls(
+            database,
+            subjects,
+            Figures(name, "events/s", higher_is_better=True),
+            Figures(f"{name}: CPU of the client", "µs/event", higher_is_better=False),
+            Figures(f"{name}: start-up, not in the rates", "s", higher_is_better=False),
+        )
+
+    def lap(self, subject: Subject, databases: Databases) -> None:
+        url = databases.new(self.database)
+        done = subject.run(url)
+        if done.last != subject.count:
+            raise RuntimeError(f"{subject.name} took {done.last} of {subject.count} events")
+        try:
+            check(url, _truth(subject.count), in_cents=subject.in_cents)
+        except RuntimeError as error:
+            raise RuntimeError(f"{subject.name} into {self.database}: {error}") from None
+        self.note(subject.name, done)
+        if url.startswith("postgresql"):
+            databases.drop()
+
+    def note(self, name: str, done: Lap) -> None:
+        self.rate.add(name, done.count / done.wall_s)
+        self.cpu.add(name, done.client_cpu_s / done.count * 1e6)
+        self.startup.add(name, done.startup_s)
+
+    def comparisons(self) -> list[Comparison]:
+        """By the clock, with what is aimed at, and by the client's CPU, in which a peer's waiting does not count."""
+        others = [one.name for one in self.subjects if one.name != WORKER]
+        targets = TARGETS[self.database]
+        return [Comparison(self.rate, WORKER, name, targets.get(name)) for name in others] + [
+            Comparison(self.cpu, WORKER, name) for name in others
+        ]
+
+
+@cache
+def _truth(count: int) -> dict[str, tuple[Decimal, int]]:
+    return balances(count)
+
+
+def _worker(nats: str, count: int, url: str) -> Lap:
+    engine = Database(url).sync_engine()
+    create_tables(engine, bank.projections.values())
+    engine.dispose()
+    return worker_lap(nats, url, count)
+
+
+def _peers(databases: Databases, kind: str, sizes: argparse.Namespace) -> list[Subject]:
+    """Those that are installed, their stores filled."""
+    found: list[Subject] = []
+    for name, module, executable, count in (
+        (EVENTSOURCE, "peer_eventsource", _eventsource_python(), sizes.batch_peer_events),
+        (PYEVENTSOURCING, "peer_pyeventsourcing", _pyeventsourcing_python(), sizes.peer_events),
+    ):
+        if executable is None:
+            print(f"{name}: not installed, so it is left out (`make bench` installs it)")
+            continue
+        store = databases.new(kind)
+        databases.current.clear()
+        program = partial(python, module, executable=executable)
+        version = subprocess.run(
+            program("fill", store, store, str(count)),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+            cwd=Path(__file__).parent.parent,
+        ).stdout.split()[-1]
+        print(f"{name}: version {version}, {count:,} events in its store on {kind}")
+        found.append(Subject(name, count, lambda url, f=program, s=store, c=count: lap(f("run", s, url, str(c)))))
+    return found
+
+
+def _pyeventsourcing_python() -> str | None:
+    return sys.executable if find_spec("eventsourcing") is not None else None
+
+
+def _eventsource_python() -> str | None:
+    """It asks for a newer Python than eventjet, so it may be in an environment of its own."""
+    if find_spec("eventsource") is not None:
+        return sys.executable
+    own = Path(sys.prefix) / "peer" / "bin" / "python"
+    return str(own) if own.exists() else None
+
+
+def _context(nats: str, count: int) -> list[Subject]:
+    names = {
+        "read": "frames into records, one core",
+        "decode": "… and records into events",
+        "fold": "… and events onto rows",
+    }
+    return [
+        Subject(name, count, lambda _, k=kind: lap(python("context", nats, str(count), k)))
+        for kind, name in names.items()
+    ]
+
+
+def main(sizes: argparse.Namespace) -> int:
+    started = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory(prefix="eventjet-bench-") as folder,
+        NatsServer(sync_interval='"2m"') as nats,
+        PostgresServer() as postgres,
+    ):
+        smallest, largest = fill(nats.url, sizes.events)
+        print(
+            f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores; a log of {sizes.events:,} events "
+            f"with bodies of {smallest} to {largest} bytes; the databases fsync"
+        )
+        databases = Databases(postgres, Path(folder))
+        by_hand = {FLOOR: "records", LIMIT: "bodies"}
+        jobs: list[Job] = []
+        for kind in sizes.databases.split(","):
+            ours = Subject(WORKER, sizes.events, partial(_worker, nats.url, sizes.events), in_cents=False)
+            floors = [
+                Subject(
+                    name,
+                    sizes.events,
+                    lambda url, how=how: lap(python("floor", nats.url, url, str(sizes.events), how)),
+                )
+                for name, how in by_hand.items()
+            ]
+            jobs.append(Job.of(kind, [ours, *floors, *_peers(databases, kind, sizes)]))
+        context = Job.of("nowhere: the limits of one core", _context(nats.url, sizes.events))
+        for _ in range(sizes.runs):
+            for job in jobs:
+                for subject in job.subjects:
+                    job.lap(subject, databases)
+            for subject in context.subjects:
+                context.note(subject.name, subject.run(""))
+        memory = _memory(databases, sizes.memory) if sizes.memory else None
+    _report(jobs, context, memory)
+    print(f"took {time.monotonic() - started:.0f} s, load average {os.getloadavg()[0]:.1f}")
+    return 0
+
+
+def _memory(databases: Databases, count: int) -> Figures:
+    """The worker's largest size over a long log, into PostgreSQL."""
+    figures = Figures("memory of a worker", "MB", higher_is_better=False)
+    with NatsServer(sync_interval='"2m"') as nats:
+        fill(nats.url, count)
+        url = databases.new("PostgreSQL")
+        done = _worker(nats.url, count, url)
+        check(url, _truth(count), in_cents=False)
+    assert done.memory_mb is not None
+    figures.add(f"{WORKER}, {count:,} events into PostgreSQL", done.memory_mb)
+    if done.memory_mb >= MEMORY_MAX_MB:
+        raise RuntimeError(f"the worker came to {done.memory_mb:.0f} MB, and {MEMORY_MAX_MB} are allowed")
+    return figures
+
+
+def _report(jobs: list[Job], context: Job, memory: Figures | None) -> None:
+    figures = [one for job in [*jobs, context] for one in (job.rate, job.cpu)] + [job.startup for job in jobs]
+    figures += [memory] if memory is not None else []
+    for one in figures:
+        one.show()
+    comparisons = [one for job in jobs for one in job.comparisons()]
+    show(comparisons)
+    keep(figures, comparisons)
+
+
+def _sizes() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def size(name: str, default: int, what: str) -> None:
+        variable = f"EVENTJET_BENCH_{name.upper()}"
+        flag = f"--{name.replace('_', '-')}"
+        value = int(os.environ.get(variable, default))
+        parser.add_argument(flag, type=int, default=value, help=f"{what} ({value:,}; {variable})")
+
+    size("runs", 3, "laps of each subject")
+    size("events", 150_000, "events in the log, for eventjet and the floors")
+    size("batch_peer_events", 60_000, "events in the store of the peer that works in batches")
+    size("peer_events", 4_000, "events in the store of the peer that commits one by one")
+    size("memory", 0, "events for a run that looks at the worker's memory, 0 for none")
+    parser.add_argument("--databases", default="PostgreSQL,SQLite", help="which (%(default)s)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main(_sizes()))

@@ -1,0 +1,51 @@
+"""What one core can do of the road, without a database.
+
+`python -m benchmarks.subjects.context <nats> <count> <how far>`. How far is read (frames into records), decode (records
+into events) or fold (events onto rows, as a worker folds).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from benchmarks.bank import bank
+from benchmarks.subjects.clock import Clock
+from eventjet.codec.envelope import Decoder, RawRecord
+from eventjet.projections.columns import POSTGRESQL
+from eventjet.projections.fold import Fold
+from eventjet.projections.tables import RowCodec
+from eventjet.settings import Settings
+from eventjet.wire import Endpoint, read_range
+
+BATCH = 1_000
+
+
+def main(server: str, count: int, how_far: str) -> None:
+    bound = bank.projections["account_balance"]
+    decode = Decoder(bank.catalog, bound.events)
+    fold = Fold(bound, RowCodec(bound.table, bound.row_type, POSTGRESQL))
+    rows: dict[Any, Any] = {}
+
+    def take(records: list[RawRecord]) -> None:
+        events = [event for record in records if (event := decode(record)) is not None]
+        if how_far == "fold":
+            keys = fold.keys(events)
+            rows.update(fold({key: rows.get(key) for key in keys}, events))
+
+    read = 0
+    endpoint = Endpoint.of(Settings(servers=(server,)))
+    clock = Clock()
+    clock.start()
+    for records in read_range(endpoint, bank.name, 1, count + 1, batch=BATCH):
+        read += len(records)
+        if how_far != "read":
+            take(records)
+    clock.stop(read)
+    if how_far == "fold" and sum(row.postings for row in rows.values()) != count:
+        raise RuntimeError(f"the rows hold {sum(row.postings for row in rows.values())} of {count} postings")
+
+
+if __name__ == "__main__":
+    server, count, how_far = sys.argv[1:]
+    main(server, int(count), how_far)

@@ -1,0 +1,73 @@
+"""For the `env.py` of an application's own Alembic, in the database that eventjet keeps its read models in.
+
+    context.configure(..., include_object=include_object(bank, connection))
+
+Read models are made, moved and dropped by eventjet; without this, autogenerate would write migrations that drop them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, Protocol, TypeAlias
+
+from sqlalchemy import Connection, Table, select
+from sqlalchemy.schema import SchemaItem
+
+from eventjet.projections import migrations
+from eventjet.projections.bound import BoundProjection
+from eventjet.projections.own_tables import projections
+from eventjet.projections.places import declared_name, names_of, tables_of
+
+Kind: TypeAlias = Literal["schema", "table", "column", "index", "unique_constraint", "foreign_key_constraint"]
+IncludeObject: TypeAlias = Callable[[SchemaItem, str | None, Kind, bool, SchemaItem | None], bool]
+
+OWN_TABLES = "eventjet_"
+OWN_SCHEMAS = "ej_"
+
+
+class Projecting(Protocol):
+    """What is needed of an app."""
+
+    @property
+    def projections(self) -> Mapping[str, BoundProjection]: ...
+
+
+def include_object(app: Projecting, connection: Connection | None = None) -> IncludeObject:
+    """Make the `include_object` for `context.configure`: autogenerate leaves alone what is eventjet's.
+
+    That is: tables whose names begin with `eventjet_`, schemas whose names begin with `ej_`, and the tables of the
+    app's projections, whether or not they are in the `target_metadata`. With the `connection` that the migration
+    runs on, also those of revisions and projections that this app declares no longer but other processes may.
+    """
+    own = {(table.schema, table.name) for bound in app.projections.values() for table in tables_of(bound)}
+    kept = own if connection is None else own | _recorded(connection)
+
+    def include(
+        object: SchemaItem,  # noqa: A002 - Alembic's name for it
+        name: str | None,
+        type_: Kind,
+        reflected: bool,
+        compare_to: SchemaItem | None,  # noqa: ARG001 - Alembic's signature
+    ) -> bool:
+        if type_ != "table" or not isinstance(object, Table) or name is None:
+            return True
+        if name.startswith(OWN_TABLES) or (object.schema or "").startswith(OWN_SCHEMAS):
+            return False
+        if (object.schema, name) in own:
+            return False
+        # Of what the application does not declare itself, by its name in any place.
+        return not (reflected and (object.schema, declared_name(name)) in kept)
+
+    return include
+
+
+def _recorded(connection: Connection) -> set[tuple[str | None, str]]:
+    """The tables that any revision is known to have. A transaction that it begins is ended: Alembic begins its own."""
+    begun = connection.in_transaction()
+    try:
+        if migrations.version(connection) is None:
+            return set()
+        return {one for recorded in connection.scalars(select(projections.c.tables)) for one in names_of(recorded)}
+    finally:
+        if not begun:
+            connection.rollback()

@@ -1,0 +1,269 @@
+"""A revision takes the declared place, and whoever held it goes to its own home, in one transaction.
+
+Readers see the one table or the other, never none. Both epochs rise, so that the workers of both begin a new term and
+look where their tables are. Locks are taken in the order of a worker's one statement: tables first, then checkpoints.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, text, update
+from sqlalchemy.exc import DBAPIError
+
+from eventjet import failpoints
+from eventjet.errors import CheckpointFenced, ProjectionError
+from eventjet.projections import checkpoint, places_postgres, places_sqlite
+from eventjet.projections.bound import BoundProjection
+from eventjet.projections.checkpoint import ACTIVE, BUILDING, NEW, Checkpoint
+from eventjet.projections.columns import POSTGRESQL
+from eventjet.projections.database import Database
+from eventjet.projections.obstacles import listed, obstacles, undeclared_indexes
+from eventjet.projections.own_tables import projections
+from eventjet.projections.places import DECLARED, UNPLACED, home, name_in, names_of, recorded, tables_of
+from eventjet.projections.places_given import holders, revisions
+from eventjet.projections.places_postgres import Found
+
+_PAUSE_S = 0.3
+_log = logging.getLogger(__name__)
+
+
+class NotNow(Exception):
+    """Nothing has changed; it is to be tried again soon."""
+
+
+class CannotMove(ProjectionError):
+    """A revision cannot take the declared place, and trying again does not help."""
+
+    def __init__(self, bound: BoundProjection, reason: str) -> None:
+        self.projection = bound.name
+        self.revision = bound.revision
+        self.reason = reason
+        super().__init__(
+            f"Revision {bound.revision} of projection {bound.name!r} cannot take the declared place: {reason}. "
+            f"Mend that; a worker tries again, and `eventjet db promote {bound.name}` does at once."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """Who left the declared place, in which order of revisions, and the position of who took it."""
+
+    left: tuple[int, ...]
+    position: int
+
+
+def attempt(connection: Connection, bound: BoundProjection, *, epoch: int | None = None) -> Exchanged | None:
+    """`exchange` that waits for no lock longer than readers may be kept, and says what the database forbids."""
+    if connection.dialect.name == POSTGRESQL:
+        connection.execute(text(f"set local lock_timeout = {places_postgres.LOCK_TIMEOUT_MS}"))
+    try:
+        return exchange(connection, bound, epoch=epoch)
+    except DBAPIError as error:
+        state = getattr(error.orig, "sqlstate", None)
+        if state in places_postgres.LOCKED:
+            raise NotNow("another transaction holds one of the tables or checkpoints") from error
+        if state == places_postgres.FORBIDDEN:
+            raise CannotMove(bound, str(error.orig).partition("\n")[0]) from error
+        raise
+
+
+def stand_back(connection: Connection, held: Checkpoint) -> bool:
+    """Give up wanting the declared place; False when another epoch has begun."""
+    row = checkpoint.is_row(held.name, held.revision) & (projections.c.epoch == held.epoch)
+    return connection.execute(update(projections).where(row).values(takes_over=False, state=ACTIVE)).rowcount == 1
+
+
+def promote(database: Database, bound: BoundProjection, *, patience_s: float = 60.0) -> Exchanged | None:
+    """`attempt` until it succeeds; blocks. Raises `CannotMove`, also for what did not become possible in time."""
+    engine = database.sync_engine("eventjet promote")
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            with engine.begin() as connection:
+                return attempt(connection, bound)
+        except NotNow as later:
+            if time.monotonic() > deadline:
+                raise CannotMove(bound, str(later)) from None
+        time.sleep(_PAUSE_S)
+
+
+def behind(connection: Connection, bound: BoundProjection) -> int:
+    """How many events a revision lacks of what readers see already; nothing is locked."""
+    found = revisions(connection, bound.name)
+    own = _own(found, bound)
+    return _behind(own, holders(found, bound))
+
+
+def exchange(connection: Connection, bound: BoundProjection, *, epoch: int | None = None) -> Exchanged | None:
+    """Give a revision the declared place within the caller's transaction; None when it has it already.
+
+    `epoch` is the caller's own, who then is fenced like any writer. Raises `NotNow`, `CannotMove`, `CheckpointFenced`
+    and what SQLAlchemy raises; the caller rolls back.
+    """
+    found = revisions(connection, bound.name)
+    own = _own(found, bound)
+    if own.place == DECLARED:
+        return None
+    there = holders(found, bound)
+    tables = _Tables(connection, bound, own, there)
+    tables.lock()
+    if [_standing(one) for one in revisions(connection, bound.name, lock=True)] != [_standing(one) for one in found]:
+        raise NotNow("another process moved its tables meanwhile")
+    tables.look_again()
+    found = revisions(connection, bound.name)
+    own, there = _own(found, bound), holders(found, bound)
+    if epoch is not None and own.epoch != epoch:
+        raise CheckpointFenced(bound.name, f"its epoch is no longer {epoch}")
+    missing = _behind(own, there)
+    if missing:
+        raise NotNow(f"it is {missing} events behind revision {there[-1].revision}")
+    tables.check()
+    tables.move()
+    failpoints.reach("takeover.moved")
+    _note(connection, own, there)
+    return Exchanged(tuple(one.revision for one in there), own.position)
+
+
+def _own(found: Sequence[Checkpoint], bound: BoundProjection) -> Checkpoint:
+    for one in found:
+        if one.revision == bound.revision:
+            return one
+    raise CheckpointFenced(bound.name, "its checkpoint is gone")
+
+
+def _standing(one: Checkpoint) -> tuple[object, ...]:
+    """What must not have changed between looking and locking; positions may."""
+    return one.revision, one.place, one.tables, one.state == checkpoint.RETIRED
+
+
+def _behind(own: Checkpoint, there: Sequence[Checkpoint]) -> int:
+    """A position in another log says nothing."""
+    return max([0, *(one.position - own.position for one in there if one.log == own.log)])
+
+
+def _note(connection: Connection, own: Checkpoint, there: Sequence[Checkpoint]) -> None:
+    anew: dict[str, Any] = {
+        "epoch": projections.c.epoch + 1,
+        "owner": None,
+        "lease_until": 0,
+        "takes_over": False,
+    }
+    for one in there:
+        place = home(one.name, one.revision, connection.dialect.name)
+        row = checkpoint.is_row(one.name, one.revision)
+        known = {} if one.tables != UNPLACED else {"tables": own.tables}
+        connection.execute(update(projections).where(row).values(**anew, **known, place=place))
+    row = checkpoint.is_row(own.name, own.revision)
+    begun = {"state": ACTIVE, "reason": None} if own.state in (NEW, BUILDING) else {}
+    connection.execute(update(projections).where(row).values(**anew, **begun, place=DECLARED))
+
+
+class _Tables:
+    """The tables of an exchange. On SQLite the transaction has the whole database to itself."""
+
+    def __init__(
+        self, connection: Connection, bound: BoundProjection, own: Checkpoint, there: Sequence[Checkpoint]
+    ) -> None:
+        self.connection = connection
+        self.bound = bound
+        self.own = own
+        self.there = there
+        self.dialect = connection.dialect.name
+        self.leaving = [
+            (one, schema, name)
+            for one in there
+            for schema, name in names_of(one.tables if one.tables != UNPLACED else recorded(bound))
+        ]
+        self.coming = names_of(own.tables)
+        self.found: dict[tuple[str | None, str], Found] = {}
+        """PostgreSQL's tables in the declared place."""
+        self.incoming: dict[tuple[str | None, str], Found] = {}
+        """PostgreSQL's tables in the revision's own place."""
+
+    def lock(self) -> None:
+        """Keep writers out and let readers in."""
+        if self.dialect == POSTGRESQL:
+            self._look()
+            for found in (*self.found.values(), *self.incoming.values()):
+                places_postgres.lock_table(self.connection, found, "exclusive")
+
+    def look_again(self) -> None:
+        """Now that the checkpoints are locked: a rebuild may have swapped a table in before."""
+        if self.dialect == POSTGRESQL:
+            before = self.found, self.incoming
+            self._look()
+            if (self.found, self.incoming) != before:
+                raise NotNow("a rebuild swapped a table in meanwhile")
+
+    def check(self) -> None:
+        """Raise `CannotMove` when something hangs on a table that leaves, or a stranger is in the way."""
+        left = {(schema, name) for _, schema, name in self.leaving}
+        strangers = [name for schema, name in self.coming if (schema, name) not in left and self._exists(schema, name)]
+        if strangers:
+            raise CannotMove(self.bound, f"no checkpoint knows whose {listed(strangers)} is")
+        names = {name: self.found.get((schema, name)) for _, schema, name in self.leaving}
+        hanging = [
+            f"{one} on {name}"
+            for name, found in names.items()
+            for one in obstacles(self.connection, name, found.oid if found else None)
+        ]
+        if hanging:
+            raise CannotMove(self.bound, f"{listed(hanging)} would stay with the table that leaves")
+        declared = {str(index.name) for table in tables_of(self.bound) for index in table.indexes}
+        for name, found in names.items():
+            lost = undeclared_indexes(self.connection, name, found.oid if found else None, list(declared))
+            if lost:
+                _log.warning("%s: %s stay with the table that leaves", self.bound.name, listed(lost))
+
+    def move(self) -> None:
+        """Out first, then in."""
+        if self.dialect == POSTGRESQL:
+            self._move_on_postgres()
+        else:
+            leaving = [
+                places_sqlite.Rename(
+                    name, name, name_in(name, home(one.name, one.revision, self.dialect), self.dialect)
+                )
+                for one, _, name in self.leaving
+                if places_sqlite.has_table(self.connection, name)
+            ]
+            coming = [
+                places_sqlite.Rename(name, name_in(name, self.own.place, self.dialect), name) for _, name in self.coming
+            ]
+            places_sqlite.rename(self.connection, [*leaving, *coming])
+
+    def _move_on_postgres(self) -> None:
+        connection = self.connection
+        for found in (*self.found.values(), *self.incoming.values()):
+            places_postgres.lock_table(connection, found, "access exclusive")
+        for key, found in self.found.items():
+            if key in self.incoming:
+                places_postgres.inherit(connection, found.oid, self.incoming[key].quoted(connection))
+        for one, schema, name in self.leaving:
+            if (schema, name) in self.found:
+                place = home(one.name, one.revision, self.dialect)
+                places_postgres.ensure_schema(connection, place)
+                places_postgres.move(connection, self.found[schema, name], place)
+        for (schema, name), found in self.incoming.items():
+            taken = self.found.get((schema, name))
+            target = taken.schema if taken else schema or places_postgres.default_schema(connection)
+            places_postgres.move(connection, found, target)
+
+    def _look(self) -> None:
+        look = places_postgres.find
+        there = [((schema, name), look(self.connection, schema, name)) for _, schema, name in self.leaving]
+        own = [((schema, name), look(self.connection, schema, name, self.own.place)) for schema, name in self.coming]
+        if None in (found for _, found in own):
+            raise CannotMove(self.bound, f"its own tables are not in {self.own.place}")
+        self.found = {key: found for key, found in there if found is not None}
+        self.incoming = {key: found for key, found in own if found is not None}
+
+    def _exists(self, schema: str | None, name: str) -> bool:
+        if self.dialect == POSTGRESQL:
+            return places_postgres.find(self.connection, schema, name) is not None
+        return places_sqlite.has_table(self.connection, name)

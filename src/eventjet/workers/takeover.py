@@ -1,0 +1,79 @@
+"""`Takeover`: a revision that builds beside another one takes the declared place once it has caught up."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from eventjet import failpoints
+from eventjet.errors import CheckpointFenced
+from eventjet.projections.bound import BoundProjection
+from eventjet.projections.checkpoint import Checkpoint
+from eventjet.projections.places_exchange import CannotMove, NotNow, attempt, behind, stand_back
+from eventjet.projections.places_given import holders, revisions
+from eventjet.workers.lease import Lease
+from eventjet.workers.session import Session
+from eventjet.workers.workplace import Workplace
+
+_log = logging.getLogger(__name__)
+
+_PAUSE_S = (0.2, 10.0)
+"""First and longest pause while others hold a table or a checkpoint; each is twice the one before."""
+_REFUSED_S = 30.0
+"""Pause after something that does not pass by itself."""
+
+
+class Takeover:
+    """One term's attempts. `wanted` is false for whoever is in the declared place, or was there."""
+
+    def __init__(self, bound: BoundProjection, place: Workplace, held: Checkpoint) -> None:
+        self.wanted = held.takes_over
+        self._bound = bound
+        self._place = place
+        self._held = held
+        self._not_before = 0.0
+        self._pause_s = _PAUSE_S[0]
+
+    async def attempt(self, session: Session, lease: Lease) -> bool:
+        """Whether the term is over because the revision has another place now. For when the end of the log is reached.
+
+        Until it succeeds the revision goes on building; what hinders it lastingly is noted in its checkpoint.
+        """
+        if not self.wanted or time.monotonic() < self._not_before:
+            return False
+        if await session.read(lambda connection: _has_successor(revisions(connection, self._bound.name), self._bound)):
+            return await self._stand_back(session)
+        if await session.read(lambda connection: behind(connection, self._bound)):
+            return False
+        await lease.renew(self._held)
+        epoch = self._held.epoch
+        try:
+            async with Session.open(self._place, f"takeover {self._bound.durable}") as own:
+                done = await own.write(lambda connection: attempt(connection, self._bound, epoch=epoch))
+        except NotNow as later:
+            _log.info("%s revision %d waits to take over: %s", self._bound.name, self._bound.revision, later)
+            self._later(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, _PAUSE_S[1])
+            return False
+        except CannotMove as error:
+            _log.warning("%s", error)
+            await lease.settle(self._held, None, str(error))
+            self._later(_REFUSED_S)
+            return False
+        failpoints.reach("takeover.committed")
+        left = ", ".join(map(str, done.left)) if done else ""
+        _log.info("%s revision %d took over from revision %s", self._bound.name, self._bound.revision, left or "none")
+        return True
+
+    async def _stand_back(self, session: Session) -> bool:
+        if not await session.write(lambda connection: stand_back(connection, self._held)):
+            raise CheckpointFenced(self._held.name, f"its epoch is no longer {self._held.epoch}")
+        self.wanted = False
+        return False
+
+    def _later(self, seconds: float) -> None:
+        self._not_before = time.monotonic() + seconds
+
+
+def _has_successor(found: list[Checkpoint], bound: BoundProjection) -> bool:
+    return any(one.revision > bound.revision for one in holders(found, bound))

@@ -1,0 +1,79 @@
+"""`eventjet db`: the real program over a bank whose projection is changed and changed back."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+
+from tests.acceptance.conftest import Program
+
+
+def altered(bank: Program) -> None:
+    """The next deploy: another revision."""
+    source = (bank.folder / "bank.py").read_text()
+    assert '@projection("balances", table=balances_table)' in source
+    newer = source.replace("table=balances_table)", "table=balances_table, revision=2)")
+    (bank.folder / "newer.py").write_text(newer)
+
+
+def tables(bank: Program) -> set[str]:
+    with closing(sqlite3.connect(bank.folder / "read.db")) as connection:
+        return {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
+
+
+def test_upgrade_says_what_it_did_and_needs_no_app(bank: Program) -> None:
+    said = bank("db", "upgrade", EVENTJET_APP="nothing:here")
+    assert said.status == 0
+    assert "created  table eventjet_projection" in said.out
+    again = json.loads(bank("db", "upgrade", "--json").out)
+    assert (again["before"], again["after"], again["tables"], again["columns"]) == ("0001", "0001", [], [])
+    with closing(sqlite3.connect(bank.folder / "read.db")) as connection, connection:
+        connection.execute("update eventjet_alembic_version set version_num = '0999'")
+    newer = bank("db", "upgrade")
+    assert newer.status == 3
+    assert newer.is_one_paragraph()
+    assert "upgrade eventjet here too" in newer.said()
+
+
+def test_a_worker_that_finds_old_tables_says_which_command_helps(bank: Program) -> None:
+    assert bank("init").status == 0
+    with closing(sqlite3.connect(bank.folder / "read.db")) as connection, connection:
+        connection.execute("drop table eventjet_alembic_version")
+    worker = bank("worker")
+    assert worker.status == 3
+    assert "Run `eventjet db upgrade`" in worker.said()
+    assert bank("db", "upgrade").status == 0
+
+
+def test_a_revision_is_built_promoted_taken_back_and_dropped(bank: Program) -> None:
+    altered(bank)
+    newer = {"EVENTJET_APP": "newer:bank"}
+    assert bank("init").status == 0
+    assert bank("rebuild", "balances", "--engine", "local").status == 0
+    missing = bank("worker", **newer)
+    assert missing.status == 3
+    assert "revision 1 holds 'balances'. Run `eventjet init`" in missing.said()
+    assert "created  table balances__r2" in bank("init", **newer).out
+    rebuilt = bank("rebuild", "balances", "--engine", "local", **newer)
+    assert "eventjet db promote balances" in " ".join(rebuilt.out.split())
+    refused = bank("db", "unused", "--drop", "balances:1", **newer)
+    assert refused.status == 2
+    assert "readers see its rows until revision 2 takes over" in refused.said()
+    assert "revision 1 went aside" in bank("db", "promote", "balances", **newer).out
+    assert json.loads(bank("db", "promote", "balances", "--json").out)["left"] == [2]
+    assert json.loads(bank("db", "promote", "balances", "--json", **newer).out)["left"] == [1]
+    (listed,) = json.loads(bank("db", "unused", "--json", **newer).out)["revisions"]
+    assert (listed["projection"], listed["revision"], listed["place"], listed["in_use"]) == (
+        "balances",
+        1,
+        "__r1",
+        None,
+    )
+    assert "balances__r1" in tables(bank)
+    assert 'dropped  balances:1: "balances__r1"' in bank("db", "unused", "--drop", "balances:1", **newer).out
+    assert "balances__r1" not in tables(bank)
+    assert bank("db", "unused", **newer).out == "There is nothing unused.\n"
+    for wrong in ("balances", "balances:x", "balances:1"):
+        ended = bank("db", "unused", "--drop", wrong, **newer)
+        assert (ended.status, ended.is_one_paragraph()) == (2, True)

@@ -1,0 +1,85 @@
+"""What the tests of revisions share: what `init` of a deploy makes, where revisions stand, and what rows must be."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import astuple
+from typing import Any
+
+from sqlalchemy import select, text
+
+from eventjet.projections.bound import BoundProjection
+from eventjet.projections.checkpoint import Checkpoint, create_tables, read_all
+from eventjet.projections.database import READ_ONLY, Database
+from eventjet.projections.places import placed
+from tests.integration.deploys import DEPLOYS, FOLDS, NewerAdded, deployed
+from tests.integration.ledger_log import Ledger, eventually
+from tests.integration.projecting import Added, Closed, Opened
+
+
+def init(ledger: Ledger, deploy: str) -> list[str]:
+    """What `eventjet init` of this deploy makes."""
+    engine = Database(ledger.settings.database).sync_engine()
+    try:
+        return create_tables(engine, DEPLOYS[deploy][1])
+    finally:
+        engine.dispose()
+
+
+def execute(ledger: Ledger, *statements: str) -> list[Any]:
+    engine = Database(ledger.settings.database).sync_engine()
+    try:
+        with engine.begin() as connection:
+            results = [connection.execute(text(one)) for one in statements]
+            return list(results[-1]) if results[-1].returns_rows else []
+    finally:
+        engine.dispose()
+
+
+def checkpoints(ledger: Ledger) -> dict[tuple[str, int], Checkpoint]:
+    engine = Database(ledger.settings.database).sync_engine()
+    try:
+        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
+            return {(one.name, one.revision): one for one, _ in read_all(connection)}
+    finally:
+        engine.dispose()
+
+
+def rows(ledger: Ledger, bound: BoundProjection) -> list[tuple[Any, ...]]:
+    """The rows of a revision, wherever they are, by key."""
+    place = checkpoints(ledger)[bound.name, bound.revision].place
+    where = Database(ledger.settings.database)
+    engine = where.sync_engine()
+    try:
+        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
+            table = placed(bound.table, place, where.dialect)
+            return sorted(tuple(row) for row in connection.execute(select(table)))
+    finally:
+        engine.dispose()
+
+
+def folded(ledger: Ledger, revision: int, last: int, deploy: str = "old") -> list[tuple[Any, ...]]:
+    """What the rows must be, by the plainest loop."""
+    found: dict[str, Any] = {}
+    for one in deployed(deploy, ledger.settings, ledger.name).recorded(last):
+        if isinstance(one.data, Opened | Added | NewerAdded | Closed):
+            found[one.aggregate_id] = FOLDS[revision](found.get(one.aggregate_id), one)
+    return sorted(astuple(row) for row in found.values() if row is not None)
+
+
+async def stands(ledger: Ledger, revision: int, *, place: str | None = None, position: int | None = None) -> None:
+    async def found() -> bool:
+        one = (await asyncio.to_thread(checkpoints, ledger)).get(("balances", revision))
+        return one is not None and place in (None, one.place) and position in (None, one.position)
+
+    await eventually(found, f"revision {revision} to be in {place!r} at {position}", 60)
+
+
+async def is_past(ledger: Ledger, revision: int, position: int) -> bool:
+    found = await asyncio.to_thread(checkpoints, ledger)
+    return found["balances", revision].position >= position
+
+
+async def waits(ledger: Ledger) -> bool:
+    found = await asyncio.to_thread(checkpoints, ledger)
+    return "'ledger.added' schema 2" in (found["balances", 1].reason or "")

@@ -1,0 +1,192 @@
+"""An application's own Alembic environment in eventjet's database: neither touches the other's tables."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, inspect, text
+
+from eventjet.projections.checkpoint import create_tables
+from eventjet.projections.database import Database
+from tests.integration.projecting import BALANCES, MOVEMENTS
+
+ROOT = Path(__file__).parents[2]
+
+INI = """
+[alembic]
+script_location = %(here)s/scripts
+"""
+
+MAKO = """
+from alembic import op
+import sqlalchemy as sa
+revision = ${repr(up_revision)}
+down_revision = ${repr(down_revision)}
+
+def upgrade():
+    ${upgrades if upgrades else "pass"}
+
+def downgrade():
+    ${downgrades if downgrades else "pass"}
+"""
+
+ENV = """
+import os
+from types import SimpleNamespace
+
+from alembic import context
+from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine
+
+from eventjet.alembic import include_object
+from tests.integration.projecting import BALANCES, MOVEMENTS, metadata as read_models
+
+app = SimpleNamespace(projections={one.name: one for one in (BALANCES, MOVEMENTS)})
+target_metadata = read_models if os.environ.get("SHARED") else MetaData()
+customers = Table("customers", target_metadata, Column("id", Integer, primary_key=True), Column("name", String(40)))
+if os.environ.get("MORE"):
+    Table("orders", target_metadata, Column("id", Integer, primary_key=True))
+    customers.append_column(Column("city", String(40)))
+filtered = {} if os.environ.get("UNFILTERED") else None
+
+with create_engine(os.environ["URL"]).connect() as connection:
+    context.configure(
+        connection=connection,
+        target_metadata=target_metadata,
+        include_schemas=True,
+        include_name=lambda name, type_, parents: type_ != "schema" or name is None or name.startswith("ej_"),
+        **({"include_object": include_object(app, connection)} if filtered is None else filtered),
+    )
+    with context.begin_transaction():
+        context.run_migrations()
+"""
+
+
+class Application:
+    """A folder with an Alembic environment, run by Alembic's own program."""
+
+    def __init__(self, folder: Path, url: str, environ: dict[str, str]) -> None:
+        (folder / "scripts" / "versions").mkdir(parents=True)
+        (folder / "alembic.ini").write_text(INI)
+        (folder / "scripts" / "script.py.mako").write_text(MAKO)
+        (folder / "scripts" / "env.py").write_text(ENV)
+        driver = url.replace("postgresql://", "postgresql+psycopg://")
+        self.folder = folder
+        self.where = Database(url)
+        self.environ = {**environ, "URL": driver, "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
+
+    def alembic(self, *arguments: str, **more: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "alembic", *arguments],
+            cwd=self.folder,
+            env={**self.environ, **more},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def revision(self, name: str, **more: str) -> str:
+        """The body of `upgrade` that autogenerate writes."""
+        self.alembic("revision", "--autogenerate", "-m", name, **more)
+        (made,) = (self.folder / "scripts" / "versions").glob(f"*_{name}.py")
+        source = made.read_text()
+        return source[source.index("def upgrade") : source.index("def downgrade")]
+
+    def read(self, look: Callable[[Connection], object]) -> object:
+        engine = self.where.sync_engine()
+        with engine.begin() as connection:
+            return look(connection)
+
+    def tables(self) -> set[str]:
+        found = self.read(lambda connection: set(inspect(connection).get_table_names()))
+        assert isinstance(found, set)
+        return found
+
+    def eventjet(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "eventjet.cli", *arguments],
+            env={**self.environ, "EVENTJET_DATABASE": self.where.url},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def application(request: pytest.FixtureRequest, tmp_path: Path) -> Application:
+    url = f"sqlite:///{tmp_path}/read.db"
+    if request.param == "postgresql":
+        url = str(request.getfixturevalue("eventjet_database"))
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("EVENTJET_")}
+    made = Application(tmp_path, url, environ)
+    create_tables(made.where.sync_engine(), [BALANCES, MOVEMENTS])
+    return made
+
+
+OURS = {"balances", "movements", "eventjet_projection", "eventjet_rebuild", "eventjet_quarantine"}
+
+
+@pytest.mark.parametrize("shared", ["", "1"], ids=["own metadata", "shared metadata"])
+def test_autogenerate_sees_the_applications_tables_and_none_of_ours(application: Application, shared: str) -> None:
+    first = application.revision("first", SHARED=shared)
+    assert "create_table('customers'" in first
+    assert not [name for name in (*OURS, "drop_", "eventjet", "ix_balances") if name in first]
+    application.alembic("upgrade", "head", SHARED=shared)
+    assert {"customers", *OURS} <= application.tables()
+    assert "op." not in application.revision("nothing", SHARED=shared)
+    application.alembic("upgrade", "head", SHARED=shared)
+    more = application.revision("more", SHARED=shared, MORE="1")
+    assert "create_table('orders'" in more
+    assert "add_column('customers'" in more
+    assert more.count("op.") == 2
+
+
+def test_without_it_autogenerate_would_drop_the_read_models(application: Application) -> None:
+    written = application.revision("first", UNFILTERED="1")
+    assert "drop_table('balances')" in written
+    assert "drop_table('eventjet_projection')" in written
+
+
+def test_each_upgrade_leaves_the_others_tables_alone(application: Application) -> None:
+    application.revision("first")
+    application.alembic("upgrade", "head")
+    application.read(lambda connection: connection.execute(text("insert into customers values (1, 'ada')")))
+    application.read(lambda connection: connection.execute(text("drop table eventjet_alembic_version")))
+    said = application.eventjet("db", "upgrade")
+    assert "created  table eventjet_alembic_version" in said
+    assert "at revision 0001 (before: none)" in said
+    assert "(was there already)" in application.eventjet("db", "upgrade")
+    assert application.read(lambda connection: connection.scalar(text("select name from customers"))) == "ada"
+    assert application.read(lambda connection: connection.scalar(text("select version_num from alembic_version")))
+    application.alembic("downgrade", "base")
+    assert "customers" not in application.tables()
+    assert application.tables() >= OURS
+
+
+def test_tables_of_revisions_that_the_app_no_longer_declares_are_left_alone(application: Application) -> None:
+    application.revision("first")
+    application.alembic("upgrade", "head")
+
+    def make(connection: Connection) -> None:
+        connection.execute(text("create table old_balances (id integer primary key)"))
+        connection.execute(text("create table stray (id integer primary key)"))
+        connection.execute(text("""insert into eventjet_projection (name, revision, tables)
+                                   values ('balances', 7, '["old_balances"]')"""))  # fmt: skip
+        if application.where.dialect == "postgresql":
+            connection.execute(text("create schema ej_balances_r7"))
+            connection.execute(text("create table ej_balances_r7.balances (id integer primary key)"))
+        else:
+            connection.execute(text("create table balances__r7 (id integer primary key)"))
+
+    application.read(make)
+    written = application.revision("second")
+    assert written.count("op.") == 1
+    assert "drop_table('stray')" in written

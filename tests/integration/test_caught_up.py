@@ -1,0 +1,291 @@
+"""Reading one's writes across processes: woken by workers' notices, without them too, on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import urllib.request
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from eventjet import App, Jet
+from eventjet.dev.nats import NatsServer
+from eventjet.dev.postgres import PostgresServer
+from eventjet.errors import NotCaughtUp, Unreachable, UsageError
+from eventjet.projections.checkpoint import create_tables
+from eventjet.projections.database import Database
+from eventjet.projections.waiting import Checkpoints, Standing, Waiting
+from eventjet.settings import Settings
+from eventjet.store.connection import connect
+from eventjet.store.listening import listen
+from eventjet.workers.supervisor import run_workers
+from eventjet.workers.workplace import WorkerOptions
+from examples.bank.account import Account
+from examples.bank.app import withdrawn_has_a_reason
+from examples.bank.read_models import balances
+from tests.integration.ledger_log import Ledger, eventually, history
+from tests.integration.projecting import BALANCES, MOVEMENTS, Added, made
+from tests.stores import fresh_name
+
+LONG_S = 60.0
+QUICK = WorkerOptions(lease_s=1.5, poll_s=0.1)
+USERS = """
+authorization { users [
+  { user: app, password: app }
+  { user: mute, password: mute, permissions { publish: { deny: ["_EJ.>"] } } }
+] }
+"""
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    url = f"sqlite:///{tmp_path}/read.db"
+    if request.param == "postgresql":
+        url = str(request.getfixturevalue("eventjet_database"))
+    made(url, BALANCES, MOVEMENTS)
+    return url
+
+
+@pytest.fixture
+def ledger(eventjet_nats: NatsServer, database: str) -> Ledger:
+    made = Ledger(Settings(servers=(eventjet_nats.url,), database=database))
+    made.create()
+    return made
+
+
+@dataclass
+class Counted:
+    """A reader of checkpoints that counts."""
+
+    look: Checkpoints
+    looks: int = 0
+
+    async def __call__(self) -> Mapping[str, Sequence[Standing]]:
+        self.looks += 1
+        return await self.look()
+
+
+@asynccontextmanager
+async def waiting(ledger: Ledger, slow_s: float = LONG_S) -> AsyncGenerator[tuple[Waiting, Counted]]:
+    """As a connection waits, with looks that come a minute late unless a notice wakes."""
+    client, _ = await connect(ledger.settings)
+    look = Counted(Checkpoints(ledger.settings.database))
+    found = Waiting(ledger.name, look, partial(listen, client), slow_s=slow_s)
+    try:
+        yield found, look
+    finally:
+        await found.close()
+        await look.look.close()
+        await client.close()
+
+
+def execute(url: str, statement: str) -> Any:
+    engine = Database(url).sync_engine()
+    try:
+        with engine.begin() as connection:
+            done = connection.execute(text(statement))
+            return done.all() if done.returns_rows else None
+    finally:
+        engine.dispose()
+
+
+async def looked(look: Counted, times: int = 1) -> None:
+    async def often_enough() -> bool:
+        return look.looks >= times
+
+    await eventually(often_enough, "a look")
+
+
+async def test_the_workers_notice_wakes_who_waits(ledger: Ledger) -> None:
+    async with waiting(ledger) as (found, look):
+        waiter = asyncio.create_task(found.caught_up(BALANCES, 301, LONG_S))
+        await looked(look)
+        ledger.append(history(300))
+        async with ledger.working(options=QUICK), asyncio.timeout(LONG_S / 2):
+            await found.caught_up(MOVEMENTS, 200, LONG_S)
+            ledger.append([("a-1", Added(amount=Decimal(1)))])
+            await waiter
+
+
+async def test_five_hundred_who_wait_hold_one_connection_and_one_subscription(
+    ledger: Ledger, eventjet_nats: NatsServer
+) -> None:
+    async with waiting(ledger, slow_s=5.0) as (found, look):
+        tasks = [asyncio.create_task(found.caught_up(BALANCES, number, LONG_S)) for number in range(1, 501)]
+        await looked(look)
+        assert subscriptions(eventjet_nats, f"_EJ.{ledger.name}.") == [f"_EJ.{ledger.name}.projected.balances"]
+        if ledger.settings.database.startswith("postgresql"):
+            held = "select count(*) from pg_stat_activity where application_name = 'eventjet caught_up'"
+            assert await asyncio.to_thread(execute, ledger.settings.database, held) == [(1,)]
+        async with ledger.working("balances", options=replace(QUICK, batch_max=20)):
+            for seed in range(10):
+                await asyncio.to_thread(ledger.append, history(50, seed=seed))
+            await asyncio.gather(*tasks)
+        assert look.looks < 250
+
+
+def subscriptions(server: NatsServer, prefix: str) -> list[str]:
+    with urllib.request.urlopen(f"{server.monitor_url}/connz?subs=1", timeout=10) as answer:
+        found = json.load(answer)["connections"]
+    return [subject for one in found for subject in one.get("subscriptions_list", ()) if subject.startswith(prefix)]
+
+
+async def test_a_worker_that_may_not_tell_still_projects_and_the_slow_look_finds_out(
+    tmp_path: Path, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with NatsServer(config=USERS) as server:
+        ledger = Ledger(Settings(servers=(server.url,), database=database, user="app", password="app"))
+        ledger.create()
+        mute = replace(ledger, settings=replace(ledger.settings, user="mute", password="mute"))
+        async with waiting(ledger) as (deaf, look), waiting(ledger, slow_s=0.2) as (slow, _):
+            lost = asyncio.create_task(deaf.caught_up(BALANCES, 100, 5))
+            await looked(look)
+            found = asyncio.create_task(slow.caught_up(BALANCES, 100, LONG_S))
+            async with mute.working("balances", options=QUICK):
+                ledger.append(history(100))
+                await found
+                with pytest.raises(NotCaughtUp):
+                    await lost
+                ledger.append(history(1, seed=2))
+                await slow.caught_up(BALANCES, 101, LONG_S)
+        assert look.looks == 1  # nothing ever woke it
+        assert "once a second" in caplog.text
+
+
+async def test_a_position_that_is_reached_unheard_is_found(ledger: Ledger) -> None:
+    execute(
+        ledger.settings.database,
+        "insert into eventjet_projection (name, revision, state) values ('balances', 1, 'active')",
+    )
+    async with waiting(ledger, slow_s=0.2) as (found, look):
+        waiter = asyncio.create_task(found.caught_up(BALANCES, 7, LONG_S))
+        await looked(look, 2)
+        await asyncio.to_thread(execute, ledger.settings.database, "update eventjet_projection set position = 7")
+        await waiter
+
+
+async def test_a_server_that_is_restarted_is_listened_to_again(tmp_path: Path, database: str) -> None:
+    with NatsServer() as server:
+        ledger = Ledger(Settings(servers=(server.url,), database=database))
+        ledger.create()
+        async with waiting(ledger) as (found, look), ledger.working("balances", options=QUICK):
+            ledger.append(history(10))
+            await found.caught_up(BALANCES, 10, LONG_S)
+            server.kill()
+            server.start()
+            await eventually(lambda: heard(server, ledger), "the subscription")
+            waiter = asyncio.create_task(found.caught_up(BALANCES, 20, LONG_S / 2))
+            await looked(look, 2)
+            ledger.append(history(10))
+            await waiter
+
+
+async def heard(server: NatsServer, ledger: Ledger) -> bool:
+    return bool(await asyncio.to_thread(subscriptions, server, f"_EJ.{ledger.name}."))
+
+
+async def test_a_database_that_goes_away_meanwhile_is_unreachable(eventjet_nats: NatsServer) -> None:
+    with PostgresServer(durable=False) as postgres:
+        ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=postgres.url))
+        made(postgres.url, BALANCES)
+        async with waiting(ledger, slow_s=0.2) as (found, look):
+            waiters = [asyncio.create_task(found.caught_up(BALANCES, 1, LONG_S)) for _ in range(20)]
+            await looked(look)
+            postgres.kill()
+            for waiter in waiters:
+                with pytest.raises(Unreachable, match=r"^The database postgresql\S+: "):
+                    await waiter
+            postgres.start()
+            with pytest.raises(NotCaughtUp):
+                await found.caught_up(BALANCES, 1, 0)
+            # Connections that only look alive are replaced without a word.
+            end = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'eventjet caught_up'"
+            execute(postgres.url, end)
+            with pytest.raises(NotCaughtUp):
+                await found.caught_up(BALANCES, 1, 0)
+
+
+async def test_a_database_that_hangs_is_unreachable_in_the_time_given(eventjet_nats: NatsServer) -> None:
+    with PostgresServer(durable=False) as postgres:
+        ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=postgres.url))
+        made(postgres.url, BALANCES)
+        async with waiting(ledger, slow_s=0.2) as (found, look):
+            waiter = asyncio.create_task(found.caught_up(BALANCES, 1, 6))
+            await looked(look, 2)
+            backends = [pid for (pid,) in execute(postgres.url, _BACKENDS)]
+            for pid in backends:
+                os.kill(pid, signal.SIGSTOP)
+            try:
+                async with asyncio.timeout(LONG_S / 2):
+                    with pytest.raises(Unreachable, match="has not answered for"):
+                        await waiter
+            finally:
+                for pid in backends:
+                    os.kill(pid, signal.SIGCONT)
+
+
+_BACKENDS = "select pid from pg_stat_activity where application_name = 'eventjet caught_up'"
+
+
+async def test_tables_that_are_gone_are_said(ledger: Ledger) -> None:
+    execute(ledger.settings.database, "drop table eventjet_projection")
+    async with waiting(ledger) as (found, _):
+        with pytest.raises(Unreachable, match=r"eventjet's tables are not in it. Run `eventjet init`"):
+            await found.caught_up(BALANCES, 1, LONG_S)
+
+
+@pytest.fixture
+async def jet(eventjet_nats: NatsServer, database: str) -> AsyncGenerator[Jet]:
+    app = App(fresh_name(), aggregates=[Account], projections=[balances], upcasters=[withdrawn_has_a_reason])
+    if database.startswith("sqlite"):
+        database = database.replace("read.db", "bank.db")
+    else:
+        execute(database, "drop table balances")
+    engine = Database(database).sync_engine()
+    create_tables(engine, app.projections.values())
+    engine.dispose()
+    async with app.connect(servers=eventjet_nats.url, database=database) as jet:
+        await jet.init()
+        stop, ready = asyncio.Event(), asyncio.Event()
+        settings = Settings(servers=(eventjet_nats.url,), database=database)
+        work = asyncio.create_task(run_workers(app, settings, stop=stop, on_ready=ready.set))
+        await ready.wait()
+        yield jet
+        stop.set()
+        await work
+
+
+async def test_a_token_reads_ones_own_writes_in_another_process(jet: Jet) -> None:
+    accounts = jet.repository(Account)
+    done = await accounts.execute("ada", Account.open, "ada")
+    header = done.token.encode("ascii")
+    assert header == f"{jet.name}:{done.position}".encode()
+    await jet.caught_up("balances", token=header.decode(), timeout_s=LONG_S)
+    again = await accounts.execute("ada", Account.open, "ada")
+    assert (again.events, again.token) == ((), done.token)
+    (moved,) = await jet.transact(accounts.decide("ada", Account.deposit, Decimal(3)))
+    await jet.caught_up("balances", token=moved.token)
+    await jet.caught_up("balances", position=moved.position)
+
+
+async def test_what_caught_up_cannot_wait_for_is_refused(jet: Jet) -> None:
+    call: Callable[..., Any] = jet.caught_up
+    for wrong in ({}, {"position": 1, "token": f"{jet.name}:1"}):
+        with pytest.raises(UsageError, match=r"a position or for a token. Give one"):
+            await call("balances", **wrong)
+    with pytest.raises(UsageError, match="is not a token"):
+        await jet.caught_up("balances", token="1234")
+    with pytest.raises(UsageError, match="is of the app 'other'"):
+        await jet.caught_up("balances", token="other:1")
+    with pytest.raises(UsageError, match=r"has no projection 'nope'. It has balances"):
+        await jet.caught_up("nope", position=1)

@@ -1,0 +1,87 @@
+"""SIGTERM with a batch in hand: it is committed, the lease is let go, and a standby goes on at once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from eventjet.dev.nats import NatsServer
+from eventjet.settings import Settings
+from tests.integration.ledger_log import Ledger, eventually, history
+from tests.integration.projecting import BALANCES, MOVEMENTS, folded, made
+from tests.integration.test_worker_takeover import Worker, stored
+
+LEASE_S = 120.0
+"""Longer than any wait here: a takeover proves that the lease was let go."""
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def ledger(request: pytest.FixtureRequest, eventjet_nats: NatsServer, tmp_path: Path) -> Ledger:
+    url = f"sqlite:///{tmp_path}/read.db"
+    if request.param == "postgresql":
+        url = str(request.getfixturevalue("eventjet_database"))
+    made(url, BALANCES, MOVEMENTS)
+    ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=url))
+    ledger.create()
+    return ledger
+
+
+@pytest.fixture
+def processes() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it is seen in /proc that a process is stopped")
+async def test_a_worker_told_to_end_finishes_its_batch_and_a_standby_goes_on_at_once(
+    ledger: Ledger, processes: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = ledger.append(history(2_000))
+    monkeypatch.setenv("EVENTJET_FAILPOINT", "worker.batch_folded:stop:5")
+    first = processes.enter_context(Worker(ledger, batch_max=50, lease_s=LEASE_S))
+    monkeypatch.delenv("EVENTJET_FAILPOINT")
+
+    async def has_stopped() -> bool:
+        return is_stopped(first.process.pid)
+
+    await eventually(has_stopped, "the fifth batch, folded and not yet written")
+    before, _ = stored(ledger)
+    assert before is not None
+    first.signal(signal.SIGTERM)
+    first.signal(signal.SIGCONT)
+    first.end()
+    after, rows = stored(ledger)
+    assert first.process.returncode == 0
+    assert after is not None
+    assert (after.owner, after.epoch) == (None, before.epoch)
+    assert before.position < after.position < last
+    assert rows == folded(ledger.recorded(after.position))
+
+    processes.enter_context(Worker(ledger, lease_s=LEASE_S)).ready()
+    await ledger.caught_up(last)
+    assert stored(ledger)[1] == folded(ledger.recorded(last))
+
+
+async def test_a_standby_takes_over_from_a_worker_that_drains_under_load(ledger: Ledger, processes: ExitStack) -> None:
+    ledger.append(history(5_000))
+    first = processes.enter_context(Worker(ledger, batch_max=20, lease_s=LEASE_S)).ready()
+    processes.enter_context(Worker(ledger, lease_s=LEASE_S)).ready()
+
+    async def is_under_way() -> bool:
+        found, _ = stored(ledger)
+        return found is not None and found.position > 500
+
+    await eventually(is_under_way, "progress")
+    first.signal(signal.SIGTERM)
+    last = ledger.append(history(200, seed=8))
+    first.end()
+    await ledger.caught_up(last)
+    assert stored(ledger)[1] == folded(ledger.recorded(last))

@@ -1,0 +1,144 @@
+"""eventjet's own tables: made, adopted and upgraded, and left alone by an application's Alembic, on both databases."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, MetaData, inspect, text
+
+from eventjet.errors import Unreachable
+from eventjet.projections import migrations, own_tables
+from eventjet.projections.checkpoint import check_tables, create_tables, read
+from eventjet.projections.database import Database
+from tests.integration.projecting import BALANCES, MOVEMENTS
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/read.db"
+    return str(request.getfixturevalue("eventjet_database"))
+
+
+@pytest.fixture
+def engine(database: str) -> Iterator[Engine]:
+    engine = Database(database).sync_engine()
+    yield engine
+    engine.dispose()
+
+
+def differences(engine: Engine) -> list[object]:
+    """What autogenerate would change to make the database as `own_tables` says."""
+    with engine.connect() as connection:
+        # Alembic does not know an empty default of SQLite again; the statements there are compared below.
+        defaults = engine.dialect.name == "postgresql"
+        options = {"version_table": migrations.VERSION_TABLE, "compare_server_default": defaults, "compare_type": True}
+        return list(compare_metadata(MigrationContext.configure(connection, opts=options), own_tables.metadata))
+
+
+def test_the_newest_revision_is_the_one_that_is_looked_for() -> None:
+    assert ScriptDirectory(str(Path(migrations.__file__).parent)).get_heads() == [migrations.HEAD]
+
+
+def test_the_migrated_tables_are_the_declared_ones(engine: Engine) -> None:
+    with engine.begin() as connection:
+        done = migrations.upgrade(connection)
+        assert (done.before, done.after) == (None, migrations.HEAD)
+        assert set(done.tables) == {*own_tables.metadata.tables, migrations.VERSION_TABLE}
+        assert migrations.upgrade(connection) == migrations.Upgraded(migrations.HEAD, migrations.HEAD)
+    assert differences(engine) == []
+
+
+def test_the_migrated_tables_of_sqlite_are_made_by_the_same_statements(tmp_path: Path) -> None:
+    def statements(name: str, make: Callable[[Connection], object]) -> set[str]:
+        with Database(f"sqlite:///{tmp_path / name}").sync_engine().begin() as connection:
+            make(connection)
+            found = connection.scalars(text("select sql from sqlite_master where sql not like '%alembic%'"))
+            return {"".join(str(sql).split()) for sql in found}
+
+    migrated = statements("migrated.db", migrations.upgrade)
+    assert migrated == statements("declared.db", own_tables.metadata.create_all)
+    assert len(migrated) > len(own_tables.metadata.tables)
+
+
+def test_a_difference_would_be_seen(engine: Engine) -> None:
+    with engine.begin() as connection:
+        migrations.upgrade(connection)
+        connection.execute(text("alter table eventjet_projection add column stray text"))
+    assert "stray" in str(differences(engine))
+
+
+def test_tables_of_an_eventjet_without_revisions_are_adopted_with_their_rows(engine: Engine) -> None:
+    with engine.begin() as connection:
+        old = MetaData()
+        table = own_tables.projections.to_metadata(old)
+        for later in ("place", "tables", "takes_over"):
+            table._columns.remove(table.c[later])  # pyright: ignore[reportPrivateUsage] - how Alembic drops one too
+        own_tables.rebuilds.to_metadata(old)
+        old.create_all(connection)
+        connection.execute(text("insert into eventjet_projection (name, revision, position) values ('balances', 1, 7)"))
+        assert "place" not in {column["name"] for column in inspect(connection).get_columns("eventjet_projection")}
+    with (
+        pytest.raises(Unreachable, match=r"at revision none.*Run `eventjet db upgrade`"),
+        engine.connect() as connection,
+    ):
+        check_tables(connection, [])
+    with engine.begin() as connection:
+        done = migrations.upgrade(connection)
+        assert done.tables == (migrations.VERSION_TABLE, "eventjet_quarantine")
+        assert done.columns == tuple(f"eventjet_projection.{name}" for name in ("place", "tables", "takes_over"))
+        found = read(connection, "balances", 1)
+    assert found is not None
+    assert (found.position, found.place, found.tables, found.takes_over) == (7, "", "[]", False)
+    assert differences(engine) == []
+
+
+def test_many_processes_at_once_make_the_tables_once(database: str) -> None:
+    script = (
+        "import sys; from eventjet.projections.database import Database;"
+        "from eventjet.projections.checkpoint import create_tables;"
+        "print(len(create_tables(Database(sys.argv[1]).sync_engine())))"
+    )
+
+    def run(_: int) -> int:
+        done = subprocess.run([sys.executable, "-c", script, database], capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sorted(pool.map(run, range(6))) == [0, 0, 0, 0, 0, 4]
+
+
+def test_looking_at_current_tables_does_not_import_alembic(engine: Engine, database: str) -> None:
+    create_tables(engine)
+    script = (
+        "import sys; from eventjet.projections.database import Database;"
+        "from eventjet.projections.checkpoint import create_tables;"
+        "assert create_tables(Database(sys.argv[1]).sync_engine()) == []; assert 'alembic' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script, database], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_database_of_a_newer_eventjet_is_left_to_that_one(engine: Engine) -> None:
+    create_tables(engine, [BALANCES, MOVEMENTS])
+    with engine.begin() as connection:
+        connection.execute(text("update eventjet_alembic_version set version_num = '9999'"))
+    with pytest.raises(Unreachable, match=r"revision '9999', which this version.*upgrade eventjet here too"):
+        create_tables(engine)
+    with pytest.raises(Unreachable, match="upgrade eventjet here too"), engine.connect() as connection:
+        check_tables(connection, [BALANCES])
+
+
+def test_an_empty_database_is_told_from_an_old_one(engine: Engine) -> None:
+    with pytest.raises(Unreachable, match="Run `eventjet init` once"), engine.connect() as connection:
+        check_tables(connection, [])

@@ -1,0 +1,391 @@
+"""Revisions with something in the way: kills, views, rights, readers, other revisions, people who change back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Integer, MetaData, Table, make_url
+
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import NotCaughtUp, Unreachable, UsageError
+from eventjet.projections.bound import BoundProjection
+from eventjet.projections.checkpoint import check_tables, create_tables
+from eventjet.projections.database import READ_ONLY, Database
+from eventjet.projections.places_exchange import CannotMove, Exchanged, promote
+from eventjet.projections.unused import retire, unused
+from eventjet.projections.waiting import wait_caught_up
+from eventjet.rebuild.remains import clear, remains
+from eventjet.settings import Settings
+from tests.integration.deploys import DEPLOYS, NEWER, OPTIONS, Worker, deployed
+from tests.integration.ledger_log import Ledger, eventually, history
+from tests.integration.projecting import BALANCES, MOVEMENTS
+from tests.integration.revision_log import checkpoints, execute, folded, init, is_past, rows, stands
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def ledger(request: pytest.FixtureRequest, eventjet_nats: NatsServer, tmp_path: Path) -> Ledger:
+    """The old deploy, with its tables."""
+    url = f"sqlite:///{tmp_path}/read.db"
+    if request.param == "postgresql":
+        url = str(request.getfixturevalue("eventjet_database"))
+    ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=url))
+    ledger.create()
+    init(ledger, "old")
+    return ledger
+
+
+@pytest.fixture
+def postgres(eventjet_nats: NatsServer, eventjet_database: str) -> Ledger:
+    ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=eventjet_database))
+    ledger.create()
+    init(ledger, "old")
+    return ledger
+
+
+@pytest.fixture
+def processes() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def is_postgres(ledger: Ledger) -> bool:
+    return Database(ledger.settings.database).dialect == "postgresql"
+
+
+async def built(ledger: Ledger, count: int = 500) -> int:
+    """The old deploy has worked, and the tables of the new one are there."""
+    last = ledger.append(history(count))
+    async with ledger.working(options=OPTIONS):
+        await ledger.caught_up(last)
+    init(ledger, "fold")
+    return last
+
+
+def newer(ledger: Ledger) -> Ledger:
+    return deployed("fold", ledger.settings, ledger.name)
+
+
+def state_of(ledger: Ledger, revision: int) -> tuple[str, str, bool]:
+    one = checkpoints(ledger)["balances", revision]
+    return one.state, one.place, one.takes_over
+
+
+def another_table() -> Table:
+    columns = BALANCES.table.columns
+    made = [Column(one.name, one.type, primary_key=one.primary_key, nullable=one.nullable) for one in columns]
+    return Table("balances_2", MetaData(), *made)
+
+
+def home(ledger: Ledger, revision: int) -> str:
+    return f"ej_balances_r{revision}" if is_postgres(ledger) else f"__r{revision}"
+
+
+@pytest.mark.parametrize("point", ["takeover.moved", "takeover.committed"])
+async def test_a_worker_killed_within_a_takeover_leaves_all_of_it_or_nothing(
+    ledger: Ledger, processes: ExitStack, point: str
+) -> None:
+    last = await built(ledger)
+    killed = processes.enter_context(Worker("fold", ledger, EVENTJET_FAILPOINT=f"{point}:kill"))
+    assert await asyncio.to_thread(killed.process.wait, 30) == -9
+    done = point == "takeover.committed"
+    assert state_of(ledger, 2) == (("active", "", False) if done else ("building", home(ledger, 2), True))
+    assert state_of(ledger, 1) == ("active", home(ledger, 1) if done else "", False)
+    assert rows(ledger, BALANCES) == folded(ledger, 1, last)
+    assert rows(ledger, NEWER) == folded(ledger, 2, last)
+    processes.enter_context(Worker("fold", ledger)).ready()
+    last = ledger.append(history(50, seed=3))
+    await stands(ledger, 2, place="", position=last)
+    assert rows(ledger, NEWER) == folded(ledger, 2, last)
+
+
+async def test_what_hangs_on_the_old_table_leaves_the_new_one_building_and_is_said(ledger: Ledger) -> None:
+    last = await built(ledger)
+    if is_postgres(ledger):
+        execute(ledger, "create view seen as select * from balances")
+    else:
+        execute(ledger, "create trigger seen after insert on balances begin select 1; end")
+
+    async def said() -> bool:
+        return "seen" in (checkpoints(ledger)["balances", 2].reason or "")
+
+    async with newer(ledger).working(options=OPTIONS):
+        await eventually(said, "the reason to be noted")
+        last = ledger.append(history(50, seed=3))
+        await stands(ledger, 2, position=last)
+    assert state_of(ledger, 2) == ("building", home(ledger, 2), True)
+    assert rows(ledger, NEWER) == folded(ledger, 2, last)
+    execute(ledger, "drop view seen" if is_postgres(ledger) else "drop trigger seen")
+    async with newer(ledger).working(options=OPTIONS):
+        # Revision 1 has no worker any more: it is not waited for.
+        await stands(ledger, 2, place="")
+    assert checkpoints(ledger)["balances", 2].reason is None
+    assert state_of(ledger, 1) == ("active", home(ledger, 1), False)
+
+
+async def test_a_view_of_sqlite_goes_on_naming_what_it_names(eventjet_nats: NatsServer, tmp_path: Path) -> None:
+    ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=f"sqlite:///{tmp_path}/read.db"))
+    ledger.create()
+    init(ledger, "old")
+    execute(ledger, "create view seen as select sum(events) as events from balances")
+    last = await built(ledger)
+    async with newer(ledger).working(options=OPTIONS):
+        await stands(ledger, 2, place="")
+    assert execute(ledger, "select events from seen") == [(sum(row[3] for row in folded(ledger, 2, last)),)]
+
+
+async def test_a_worker_that_may_not_move_tables_says_so_and_a_person_who_may_does(postgres: Ledger) -> None:
+    await built(postgres)
+    url = make_url(postgres.settings.database)
+    role = f"worker_{url.database}"
+    execute(
+        postgres,
+        f"create role {role} login password 'worker'",
+        f"grant usage on schema public, ej_balances_r1, ej_balances_r2 to {role}",
+        f"grant select, insert, update, delete on all tables in schema public, ej_balances_r2 to {role}",
+    )
+    try:
+        as_worker = url.set(username=role, password="worker").render_as_string(hide_password=False)
+        app = newer(replace(postgres, settings=replace(postgres.settings, database=as_worker)))
+
+        async def said() -> bool:
+            return "must be owner of" in (checkpoints(postgres)["balances", 2].reason or "")
+
+        async with app.working(options=OPTIONS):
+            await eventually(said, "the reason to be noted")
+            assert "eventjet db promote balances" in str(checkpoints(postgres)["balances", 2].reason)
+            assert promote(Database(postgres.settings.database), NEWER) is not None
+            last = postgres.append(history(50, seed=3))
+            await stands(postgres, 2, place="", position=last)
+        # The rights on the old table are the new one's now.
+        assert rows(postgres, NEWER) == folded(postgres, 2, last)
+    finally:
+        execute(postgres, f"drop owned by {role}", f"drop role {role}")
+
+
+async def test_rights_and_names_are_the_declared_ones_after_a_takeover(ledger: Ledger) -> None:
+    last = await built(ledger)
+    if is_postgres(ledger):
+        execute(ledger, "grant select on balances to public", "alter table balances set (fillfactor = 70)")
+    async with newer(ledger).working(options=OPTIONS):
+        await stands(ledger, 2, place="")
+    if is_postgres(ledger):
+        query = (
+            "select tablename || '.' || indexname from pg_indexes where schemaname = '{}' and tablename = 'balances' "
+            "order by 1"
+        )
+        own, old = query.format("public"), query.format("ej_balances_r1")
+        names = ["balances.balances_pkey", "balances.ix_balances_last", "balances.ix_balances_owner"]
+        assert [row[0] for row in execute(ledger, own)] == names
+        assert [row[0] for row in execute(ledger, old)] == [names[0], names[2]]
+        rights = "select relacl::text, reloptions from pg_class where oid = 'balances'::regclass"
+        ((acl, options),) = execute(ledger, rights)
+        assert "=r/" in acl
+        assert options == ["fillfactor=70"]
+    else:
+        found = execute(
+            ledger, "select tbl_name, name from sqlite_master where type = 'index' and sql is not null order by 1, 2"
+        )
+        assert [tuple(row) for row in found if row[0].startswith("balances")] == [
+            ("balances", "ix_balances_last"),
+            ("balances", "ix_balances_owner"),
+            ("balances__r1", "ix_balances_owner__balances__r1"),
+        ]
+    # And back again, which a rebuild would refuse if an index had another name than declared.
+    assert promote(Database(ledger.settings.database), BALANCES) == Exchanged((2,), last)
+    with Database(ledger.settings.database).sync_engine().connect() as connection:
+        check_tables(connection, DEPLOYS["old"][1])
+        check_tables(connection, DEPLOYS["fold"][1])
+    assert rows(ledger, BALANCES) == folded(ledger, 1, last)
+    assert rows(ledger, NEWER) == folded(ledger, 2, last)
+
+
+async def test_a_reader_that_stays_in_its_transaction_delays_the_takeover_and_nobody_else(postgres: Ledger) -> None:
+    await built(postgres)
+    engine = Database(postgres.settings.database).sync_engine()
+    with engine.connect() as reader:
+        reader.exec_driver_sql("select count(*) from balances").one()
+        async with newer(postgres).working(options=OPTIONS), postgres.working("balances", options=OPTIONS):
+            last = postgres.append(history(200, seed=3))
+            await stands(postgres, 2, position=last)
+            await stands(postgres, 1, position=last)
+            assert state_of(postgres, 2) == ("building", "ej_balances_r2", True)
+            assert execute(postgres, "select count(*) > 0 from balances") == [(True,)]
+            reader.rollback()
+            await stands(postgres, 2, place="")
+    engine.dispose()
+
+
+async def test_going_back_to_the_old_revision_is_one_command_and_does_not_flip_over_again(ledger: Ledger) -> None:
+    await built(ledger)
+    where = Database(ledger.settings.database)
+    async with newer(ledger).working(options=OPTIONS), ledger.working(options=OPTIONS):
+        await stands(ledger, 2, place="")
+        last = ledger.append(history(100, seed=3))
+        await stands(ledger, 1, position=last)
+        left = await asyncio.to_thread(promote, where, BALANCES)
+        assert left is not None
+        assert left.left == (2,)
+        assert promote(where, BALANCES) is None
+        last = ledger.append(history(100, seed=4))
+        await stands(ledger, 1, place="", position=last)
+        await stands(ledger, 2, place=home(ledger, 2), position=last)
+    assert rows(ledger, BALANCES) == folded(ledger, 1, last)
+    assert rows(ledger, NEWER) == folded(ledger, 2, last)
+    ahead = ledger.append(history(10, seed=5))
+    async with ledger.working("balances", options=OPTIONS):
+        await stands(ledger, 1, position=ahead)
+    with pytest.raises(CannotMove, match="it is 10 events behind revision 1"):
+        promote(where, NEWER, patience_s=0)
+
+
+async def test_a_read_is_caught_up_where_readers_read(ledger: Ledger) -> None:
+    last = await built(ledger)
+    ahead = ledger.append(history(20, seed=3))
+    url = ledger.settings.database
+    # Revision 2 has nothing yet, and its readers see the rows of revision 1.
+    await wait_caught_up(url, NEWER, last, 1)
+    with pytest.raises(NotCaughtUp):
+        await wait_caught_up(url, NEWER, ahead, 0.1)
+    async with newer(ledger).working(options=OPTIONS):
+        await wait_caught_up(url, NEWER, ahead, 30)
+        await wait_caught_up(url, BALANCES, ahead, 1)
+    assert state_of(ledger, 2)[1] == ""
+
+
+async def test_of_several_that_build_the_newest_one_stays(ledger: Ledger) -> None:
+    last = await built(ledger)
+    third = replace(NEWER, revision=3)
+    create_tables(Database(ledger.settings.database).sync_engine(), [third])
+    newest = Ledger(ledger.settings, ledger.name, projections={"balances": third})
+    async with newest.working(options=OPTIONS):
+        await stands(ledger, 3, place="")
+    async with newer(ledger).working(options=OPTIONS):
+        await stands(ledger, 2, position=last)
+
+        async def stood_back() -> bool:
+            return state_of(ledger, 2) == ("active", home(ledger, 2), False)
+
+        await eventually(stood_back, "revision 2 to stand back")
+    assert state_of(ledger, 3) == ("active", "", False)
+    assert rows(ledger, third) == rows(ledger, NEWER) == folded(ledger, 2, last)
+
+
+async def test_a_revision_with_a_table_of_its_own_name_moves_nothing(ledger: Ledger) -> None:
+    last = await built(ledger)
+    execute(ledger, "delete from eventjet_projection where revision = 2")
+    other = replace(BALANCES, revision=2, table=another_table())
+    app = Ledger(ledger.settings, ledger.name, projections={"balances": other})
+    assert create_tables(Database(ledger.settings.database).sync_engine(), [other]) == ["balances_2"]
+    async with app.working(options=OPTIONS):
+        await app.caught_up(last, other)
+        await eventually(lambda: is_past(ledger, 2, last), "it to catch up")
+    assert [state_of(ledger, one)[1] for one in (1, 2)] == ["", ""]
+    assert rows(ledger, other) == rows(ledger, BALANCES) == folded(ledger, 1, last)
+
+
+async def test_another_table_under_the_same_revision_is_refused_rather_than_begun_empty(ledger: Ledger) -> None:
+    await built(ledger)
+    other = replace(BALANCES, table=another_table())
+    engine = Database(ledger.settings.database).sync_engine()
+    assert create_tables(engine, [other]) == []
+    refused = r"are in balances, and another table is declared\. Raise its revision"
+    with pytest.raises(Unreachable, match=refused), engine.connect() as connection:
+        check_tables(connection, [other])
+
+
+async def test_unused_tables_are_listed_and_dropped_only_on_request_and_begin_anew(ledger: Ledger) -> None:
+    last = await built(ledger)
+    engine = Database(ledger.settings.database).sync_engine()
+    declared = list(DEPLOYS["fold"][1])
+
+    def listed(*bound: BoundProjection) -> list[tuple[Any, ...]]:
+        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
+            return [
+                (one.projection, one.revision, one.place, one.rows, one.position) for one in unused(connection, bound)
+            ]
+
+    def drop(name: str, revision: int) -> Any:
+        with engine.begin() as connection:
+            return retire(connection, name, revision, declared)
+
+    count = len(folded(ledger, 1, last))
+    assert listed(*DEPLOYS["old"][1]) == [("balances", 2, home(ledger, 2), 0, 0)]
+    assert listed(*declared) == [("balances", 1, "", count, last)]
+    with pytest.raises(UsageError, match="readers see its rows until revision 2 takes over"):
+        drop("balances", 1)
+    with pytest.raises(UsageError, match="balances:2 is declared by the app"):
+        drop("balances", 2)
+    with pytest.raises(UsageError, match=r"no unused revision balances:7. Unused are: balances:1"):
+        drop("balances", 7)
+    async with newer(ledger).working(options=OPTIONS):
+        await stands(ledger, 2, place="")
+        async with ledger.working("balances", options=OPTIONS):
+            with pytest.raises(UsageError, match=r"balances:1 is not dropped: the worker .* keeps it"):
+                drop("balances", 1)
+            assert rows(ledger, BALANCES) == folded(ledger, 1, last)
+        drop("balances", 1)
+    assert listed(*declared) == []
+    assert checkpoints(ledger)["balances", 1].state == "retired"
+    assert rows(ledger, NEWER) == folded(ledger, 2, last)
+    where = "select nspname from pg_namespace where nspname like 'ej_%r1'"
+    if not is_postgres(ledger):
+        where = "select name from sqlite_master where name like '%!_!_r1' escape '!'"
+    assert execute(ledger, where) == []
+    with pytest.raises(Unreachable, match="revision 1 of projection 'balances' was retired"):
+        async with ledger.working(options=OPTIONS):
+            pass
+    init(ledger, "old")
+    async with ledger.working(options=OPTIONS):
+        await stands(ledger, 1, place=home(ledger, 1), position=last)
+    assert rows(ledger, BALANCES) == folded(ledger, 1, last)
+    # It is the older one: it does not push the newer one away.
+    assert state_of(ledger, 1) == ("active", home(ledger, 1), False)
+    engine.dispose()
+
+
+def test_tables_of_another_app_are_not_this_ones_to_drop(ledger: Ledger) -> None:
+    execute(
+        ledger,
+        "update eventjet_projection set log = 'ours', position = 1",
+        "insert into eventjet_projection (name, revision, log, position) values ('theirs', 1, 'another', 5)",
+        "insert into eventjet_projection (name, revision, log, position) values ('gone', 1, 'ours', 5)",
+    )
+    with Database(ledger.settings.database).sync_engine().begin() as connection:
+        assert [one.projection for one in unused(connection, [BALANCES, MOVEMENTS])] == ["gone"]
+
+
+def test_what_killed_rebuilds_left_is_listed_and_removed_on_request(ledger: Ledger, tmp_path: Path) -> None:
+    where = Database(ledger.settings.database)
+    assert remains(where) == []
+    run = "0123456789abcdef"
+    if is_postgres(ledger):
+        execute(ledger, f"create schema ej_{run}", f"create schema ej_{run}_old")
+        execute(ledger, f"create table ej_{run}.balances (id integer)")
+    else:
+        (tmp_path / f"read.db.ej_{run}").write_bytes(b"")
+    left = remains(where)
+    assert left == ([f"ej_{run}", f"ej_{run}_old"] if is_postgres(ledger) else [f"ej_{run}"])
+    assert clear(where) == left
+    assert remains(where) == []
+
+
+def test_two_that_come_at_once_do_not_get_the_same_place(ledger: Ledger) -> None:
+    execute(ledger, "delete from eventjet_projection", "drop table balances")
+    table = Table("balances", MetaData(), Column("account_id", Integer, primary_key=True))
+    both = [replace(BALANCES, revision=number, table=table) for number in (1, 2)]
+    threads = [
+        threading.Thread(target=create_tables, args=(Database(ledger.settings.database).sync_engine(), [one]))
+        for one in both
+    ]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(30)
+    assert sorted(state_of(ledger, one)[1] for one in (1, 2)) in (["", home(ledger, 1)], ["", home(ledger, 2)])

@@ -1,0 +1,222 @@
+"""A new revision builds beside the old one and takes over; a rolling deploy with both loses and stops nothing."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from eventjet.dev.nats import NatsServer
+from eventjet.projections.database import READ_ONLY, Database
+from eventjet.settings import Settings
+from tests.integration.deploys import DEPLOYS, FOLDS, NEWER, NewerAdded, Worker, deployed
+from tests.integration.ledger_log import Ledger, eventually, history
+from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Closed, Opened
+from tests.integration.revision_log import checkpoints, folded, init, is_past, rows, stands, waits
+
+_ROWS = {
+    "postgresql": "json_agg(json_build_array(account_id, owner, amount::text, events, last))::text",
+    "sqlite": "json_group_array(json_array(account_id, owner, amount, events, last))",
+}
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def ledger(request: pytest.FixtureRequest, eventjet_nats: NatsServer, tmp_path: Path) -> Ledger:
+    """The old deploy, with its tables."""
+    url = f"sqlite:///{tmp_path}/read.db"
+    if request.param == "postgresql":
+        url = str(request.getfixturevalue("eventjet_database"))
+    ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=url))
+    ledger.create()
+    init(ledger, "old")
+    return ledger
+
+
+@pytest.fixture
+def processes() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+class Reader:
+    """Polls the declared table all the time, as an application does, each time with what its checkpoint says."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        where = Database(ledger.settings.database)
+        self.seen: list[tuple[int, int, str]] = []
+        """(revision, position, rows) as each single statement showed them."""
+        self._engine = where.sync_engine()
+        self._query = text(
+            f"select (select {_ROWS[where.dialect]} from balances), revision, position "
+            "from eventjet_projection where name = 'balances' and place = ''"
+        )
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.fault: Exception | None = None
+
+    def _run(self) -> None:
+        try:
+            with self._engine.connect().execution_options(**{READ_ONLY: True}) as connection:
+                while not self._stop.is_set():
+                    found, revision, position = connection.execute(self._query).one()
+                    connection.rollback()
+                    if not self.seen or self.seen[-1][:2] != (revision, position):
+                        self.seen.append((revision, position, found))
+                    time.sleep(0.002)
+        except Exception as error:  # noqa: BLE001 - raised where it is checked
+            self.fault = error
+
+    @contextmanager
+    def reading(self) -> Iterator[Reader]:
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            self._thread.join(20)
+            self._engine.dispose()
+
+    def check(self, ledger: Ledger, deploy: str = "old") -> tuple[int, int]:
+        """Each look showed the whole fold of its revision at its position, never an older one; how many of each."""
+        assert self.fault is None, self.fault
+        positions = [position for _, position, _ in self.seen]
+        assert positions == sorted(positions)
+        assert [revision for revision, _, _ in self.seen] == sorted(revision for revision, _, _ in self.seen)
+        events = iter(deployed(deploy, ledger.settings, ledger.name).recorded(positions[-1]))
+        states: dict[int, dict[str, Any]] = {1: {}, 2: {}}
+        at = 0
+        for revision, position, found in self.seen:
+            while at < position:
+                one = next(events)
+                at = one.position
+                if isinstance(one.data, Opened | Added | NewerAdded | Closed):
+                    for number, state in states.items():
+                        state[one.aggregate_id] = FOLDS[number](state.get(one.aggregate_id), one)
+            due = sorted(
+                [row.account_id, row.owner, f"{row.amount:.2f}", row.events, row.last]
+                for row in states[revision].values()
+                if row is not None
+            )
+            assert sorted(json.loads(found)) == due, f"revision {revision} at {position}"
+        return tuple(sum(revision == number for revision, _, _ in self.seen) for number in (1, 2))  # pyright: ignore[reportReturnType] - two
+
+
+class Commands:
+    """Events that keep coming until the end of the block."""
+
+    def __init__(self, ledger: Ledger, *also: tuple[str, Any]) -> None:
+        self._ledger = ledger
+        self._also = also
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.last = 0
+
+    def _run(self) -> None:
+        seed = 100
+        while not self._stop.is_set():
+            seed += 1
+            self.last = self._ledger.append([*history(20, seed=seed), *self._also])
+            time.sleep(0.02)
+
+    @contextmanager
+    def arriving(self) -> Iterator[Commands]:
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            self._thread.join(20)
+
+
+@pytest.mark.slow
+async def test_a_rolling_deploy_of_a_new_fold_loses_and_stops_nothing(ledger: Ledger, processes: ExitStack) -> None:
+    ledger.append(history(3_000))
+    old = processes.enter_context(Worker("old", ledger)).ready()
+    with Commands(ledger).arriving() as commands:
+        await stands(ledger, 1, place="")
+        await eventually(lambda: is_past(ledger, 1, 3_000), "revision 1 to catch up")
+        with Reader(ledger).reading() as reader:
+            made = init(ledger, "fold")
+            assert len(made) == 1
+            standby = processes.enter_context(Worker("old", ledger)).ready()
+            new = processes.enter_context(Worker("fold", ledger)).ready()
+            await stands(ledger, 2, place="")
+            before = commands.last
+            await eventually(lambda: is_past(ledger, 2, before + 200), "revision 2 to go on")
+            await eventually(lambda: is_past(ledger, 1, before + 200), "revision 1 to go on")
+    last = commands.last
+    await stands(ledger, 1, position=last)
+    await stands(ledger, 2, position=last)
+    assert rows(ledger, BALANCES) == folded(ledger, 1, last)
+    assert rows(ledger, NEWER) == folded(ledger, 2, last)
+    found = checkpoints(ledger)
+    assert {key: one.state for key, one in found.items()} == dict.fromkeys(found, "active")
+    assert found["balances", 1].place.endswith("r1")
+    assert [one.runs() for one in (old, standby, new)] == [True, True, True]
+    seen = reader.check(ledger)
+    assert min(seen) > 5, seen
+    # The old deploy ends; the new one goes on alone.
+    for worker in (old, standby):
+        assert "Traceback" not in worker.drain()
+    last = ledger.append(history(100, seed=5))
+    await stands(ledger, 2, position=last)
+    assert rows(ledger, NEWER) == folded(ledger, 2, last)
+    assert "Traceback" not in new.drain()
+
+
+@pytest.mark.slow
+async def test_a_rolling_deploy_of_a_new_event_schema_loses_and_stops_nothing(
+    ledger: Ledger, processes: ExitStack
+) -> None:
+    ledger.append(history(1_000))
+    old = processes.enter_context(Worker("old", ledger)).ready()
+    await eventually(lambda: is_past(ledger, 1, 1_000), "revision 1 to catch up")
+    init(ledger, "schema")
+    with Reader(ledger).reading() as reader:
+        new = processes.enter_context(Worker("schema", ledger)).ready()
+        newer = deployed("schema", ledger.settings, ledger.name)
+        also = ("a-1", NewerAdded(amount=Decimal("0.01"), currency="CHF"))
+        with Commands(replace(newer, catalog=_Both(newer, ledger)), also).arriving() as commands:
+            await stands(ledger, 2, place="")
+            before = commands.last
+            await eventually(lambda: is_past(ledger, 2, before + 200), "revision 2 to go on")
+            await eventually(lambda: waits(ledger), "revision 1 to say what it waits for")
+            assert [one.runs() for one in (old, new)] == [True, True]
+        last = commands.last
+        # Movements have one revision, which both list: it waits for nobody once the old deploy is gone.
+        old.drain()
+        await newer.caught_up(last, DEPLOYS["schema"][1][1])
+        await stands(ledger, 2, position=last)
+    found = checkpoints(ledger)
+    stopped = found["balances", 1].position
+    assert 1_000 <= stopped < last
+    assert {key: one.state for key, one in found.items()} == dict.fromkeys(found, "active")
+    assert rows(ledger, NEWER) == folded(ledger, 2, last, "schema")
+    assert rows(ledger, BALANCES) == folded(ledger, 1, stopped)
+    moved = [
+        (one.position, one.aggregate_id, one.data.amount)
+        for one in newer.recorded(last)
+        if isinstance(one.data, NewerAdded)
+    ]
+    assert rows(ledger, MOVEMENTS) == moved
+    assert min(reader.check(ledger, "schema")) > 0
+    new.drain()
+
+
+class _Both:
+    """Encodes what either deploy records."""
+
+    def __init__(self, newer: Ledger, older: Ledger) -> None:
+        self._newer, self._older = newer.catalog, older.catalog
+
+    def encode(self, data: Any) -> Any:
+        return (self._newer if isinstance(data, NewerAdded) else self._older).encode(data)

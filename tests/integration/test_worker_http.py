@@ -1,0 +1,230 @@
+"""Health and metrics of real workers over HTTP, on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import make_url
+
+from eventjet.dev.nats import NatsServer
+from eventjet.dev.postgres import PostgresServer
+from eventjet.errors import Unreachable
+from eventjet.observability.names import METRICS
+from eventjet.projections.pausing import pause
+from eventjet.settings import Settings
+from eventjet.workers.health import Verdict
+from eventjet.workers.http import serving
+from eventjet.workers.supervisor import run_workers
+from eventjet.workers.workplace import WorkerOptions
+from tests.integration.ledger_log import Ledger, block, eventually, history
+from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Noted, made
+
+QUICK = WorkerOptions(lease_s=1.5, poll_s=0.1, look_s=0.1, stalled_s=1.0)
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def ledger(request: pytest.FixtureRequest, eventjet_nats: NatsServer, tmp_path: Path) -> Ledger:
+    url = f"sqlite:///{tmp_path}/read.db"
+    if request.param == "postgresql":
+        url = str(request.getfixturevalue("eventjet_database"))
+    made(url, BALANCES, MOVEMENTS)
+    ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=url))
+    ledger.create()
+    return ledger
+
+
+class Page:
+    """What a worker answers."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def get(self, path: str) -> tuple[int, str, Mapping[str, str]]:
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+                return answer.status, answer.read().decode(), answer.headers
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode(), dict(error.headers)
+
+    async def health(self) -> tuple[int, dict[str, Any]]:
+        status, body, _ = await asyncio.to_thread(self.get, "/healthz")
+        return status, json.loads(body)
+
+    async def metrics(self) -> dict[str, float]:
+        status, body, headers = await asyncio.to_thread(self.get, "/metrics")
+        assert status == 200
+        assert headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        lines = [line.rpartition(" ") for line in body.splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in lines}
+
+    async def is_healthy(self) -> bool:
+        return (await self.health())[0] == 200
+
+
+@asynccontextmanager
+async def telling(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture, *names: str, options: WorkerOptions = QUICK
+) -> AsyncGenerator[Page]:
+    """A worker with a page, ready."""
+    caplog.set_level(logging.INFO, "eventjet")
+    caplog.clear()
+    stop, ready = asyncio.Event(), asyncio.Event()
+    address = ("127.0.0.1", 0)
+    work = asyncio.create_task(
+        run_workers(ledger, ledger.settings, names, stop=stop, on_ready=ready.set, options=options, http=address)
+    )
+    try:
+        async with asyncio.timeout(30):
+            await ready.wait()
+        (url,) = re.findall(r"http://[\d.:]+", caplog.text)
+        yield Page(url)
+    finally:
+        stop.set()
+        await work
+
+
+async def test_a_worker_that_keeps_up_is_healthy_and_tells_what_it_did(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = [one for one in history(300) if not isinstance(one[1], Noted)]
+    last = ledger.append(events)
+    async with telling(ledger, caplog) as page:
+        await ledger.caught_up(last)
+        await ledger.caught_up(last, MOVEMENTS)
+
+        async def told() -> bool:
+            return (await page.metrics()).get(f"eventjet_projection_position{own}") == last
+
+        own = '{projection="balances",revision="1"}'
+        await eventually(told, "the position")
+        status, verdict = await page.health()
+        assert (status, verdict["healthy"], verdict["reason"]) == (200, True, None)
+        assert [(one["name"], one["held"]) for one in verdict["projections"]] == [
+            ("balances", True),
+            ("movements", True),
+        ]
+        found = await page.metrics()
+        assert found[f"eventjet_events_total{own}"] == last
+        assert found[f"eventjet_commit_seconds_count{own}"] == found[f"eventjet_batches_total{own}"] > 0
+        assert found[f"eventjet_projection_lag_events{own}"] == found[f"eventjet_projection_lag_seconds{own}"] == 0
+        assert found['eventjet_projection_state{projection="balances",revision="1",state="active"}'] == 1
+        assert found["eventjet_log_position"] == last
+        names = {re.sub(r"(_bucket|_sum|_count)?(\{.*)?$", "", name) for name in found}
+        assert {one.name for one in METRICS} == names
+        assert (await asyncio.to_thread(page.get, "/nothing"))[0] == 404
+
+
+async def test_a_failed_projection_makes_its_worker_unhealthy(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
+    bad = ledger.append([("a-1", Added(amount=Decimal("0.005")))])
+    async with telling(ledger, caplog, "balances") as page:
+
+        async def says_why() -> bool:
+            return str((await page.health())[1]["reason"]).startswith("balances: failed: ")
+
+        await eventually(says_why, "the fault")
+        status, verdict = await page.health()
+        assert status == 503
+        assert f"position {bad}" in verdict["reason"]
+        found = await page.metrics()
+        assert found['eventjet_projection_state{projection="balances",revision="1",state="failed"}'] == 1
+        assert found['eventjet_terms_total{projection="balances",revision="1",reason="failed"}'] == 1
+        assert found["eventjet_worker_healthy"] == 0
+
+
+async def test_a_projection_that_nobody_advances_is_unhealthy_until_it_is_paused_on_purpose(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger.append(history(10))
+    # It waits for a newer deploy: never failed, and never further.
+    ledger.append_raw([("a-1", block("ledger.added", schema=2), b"{}")])
+    async with telling(ledger, caplog, "balances", options=replace(QUICK, backoff_s=(0.1, 0.2))) as page:
+
+        async def says_why() -> bool:
+            status, verdict = await page.health()
+            return status == 503 and "without progress" in str(verdict["reason"]) and "schema 2" in verdict["reason"]
+
+        await eventually(says_why, "the reason")
+        await pause(ledger.settings.database, [("balances", 1)])
+        await eventually(page.is_healthy, "health")
+
+
+async def test_a_standby_is_healthy_while_another_works(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
+    last = ledger.append(history(100))
+    async with ledger.working("balances", options=QUICK):
+        await ledger.caught_up(last)
+        async with telling(ledger, caplog, "balances") as page:
+            await eventually(page.is_healthy, "health")
+            _, verdict = await page.health()
+            assert [(one["held"], one["position"]) for one in verdict["projections"]] == [(False, last)]
+
+
+async def test_a_worker_without_its_database_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with NatsServer() as nats, PostgresServer(durable=False) as postgres:
+        made(postgres.url, BALANCES)
+        ledger = Ledger(Settings(servers=(nats.url,), database=postgres.url))
+        ledger.create()
+        async with telling(ledger, caplog, "balances") as page:
+            await eventually(page.is_healthy, "health")
+            postgres.kill()
+
+            async def says_why() -> bool:
+                status, verdict = await page.health()
+                return status == 503 and "The database postgresql" in str(verdict["reason"])
+
+            await eventually(says_why, "the reason")
+            assert str(make_url(postgres.url).password) not in str(await page.health())
+            postgres.start()
+            await eventually(page.is_healthy, "health")
+
+
+class Fixed:
+    """A page's content that stays."""
+
+    def verdict(self) -> Verdict:
+        return Verdict(True, None, ())
+
+    def metrics(self) -> str:
+        return ""
+
+    async def keep(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_an_address_in_use_is_said() -> None:
+    async with serving(("127.0.0.1", 0), Fixed()) as (_, port):
+        with pytest.raises(Unreachable, match=rf"The address 127.0.0.1:{port}: nothing can listen there .*in use"):
+            async with serving(("127.0.0.1", port), Fixed()):
+                pass
+    with pytest.raises(Unreachable, match="nothing can listen there"):
+        async with serving(("nowhere.invalid", 0), Fixed()):
+            pass
+
+
+async def test_those_who_connect_and_say_nothing_do_not_keep_the_others_out_for_long() -> None:
+    async with serving(("127.0.0.1", 0), Fixed()) as (_, port):
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
+        page = Page(f"http://127.0.0.1:{port}")
+
+        async def answers() -> bool:
+            try:
+                return await page.is_healthy()
+            except OSError:
+                return False
+
+        await eventually(answers, "an answer", timeout_s=20)
+        for one in silent:
+            one.close()

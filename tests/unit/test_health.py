@@ -1,0 +1,131 @@
+"""When a process of workers is healthy, and what it tells Prometheus."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from eventjet.errors import UsageError
+from eventjet.observability.metrics import Meter, exposition
+from eventjet.observability.names import METRICS, POSITION, STATE
+from eventjet.workers.health import Health
+from eventjet.workers.http import address_of
+from eventjet.workers.status import Look, ProjectionStatus, paced
+
+ME, OTHER = "host:1:aa", "host:2:bb"
+BEHIND = ProjectionStatus("balances", 1, "active", 7, 9, 2, 1.5, ME, 1, None, declared=True)
+
+
+def looked(*looks: tuple[float, ProjectionStatus]) -> Health:
+    health = Health(ME, 30, 0.0)
+    for now, found in looks:
+        health = health.after(now, [found])
+    return health
+
+
+def test_a_process_that_has_not_looked_yet_is_starting() -> None:
+    health = Health(ME, 30, 100.0)
+    assert (health.verdict(101).healthy, health.verdict(101).reason) == (False, "starting")
+    assert health.without("no database").verdict(102).reason == "no database"
+    assert str(health.verdict(131).reason) == "nothing could be looked at for 31 s: the process hangs"
+
+
+def test_lagging_without_progress_for_too_long_is_unhealthy() -> None:
+    health = looked((0, BEHIND), (20, BEHIND), (31, BEHIND))
+    assert health.verdict(29).healthy
+    verdict = health.verdict(31)
+    assert not verdict.healthy
+    assert verdict.reason == "balances: 2 events behind at position 7 without progress for 31 s"
+    assert looked((0, BEHIND), (20, replace(BEHIND, position=8)), (31, replace(BEHIND, position=8))).verdict(31).healthy
+
+
+def test_a_worker_that_takes_and_loses_its_lease_again_and_again_is_not_progress() -> None:
+    waits = replace(BEHIND, owner=None, reason="an event of a newer schema")
+    health = looked((0, BEHIND), (10, waits), (20, BEHIND), (31, waits))
+    assert str(health.verdict(31).reason).endswith("without progress for 31 s: an event of a newer schema")
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        replace(BEHIND, owner=OTHER),
+        replace(BEHIND, state="paused", owner=None),
+        replace(BEHIND, state="retired", owner=None),
+        replace(BEHIND, position=9, lag_events=0),
+    ],
+    ids=["standing by", "paused", "retired", "nothing to do"],
+)
+def test_what_is_not_up_to_this_process_is_no_fault_and_starts_afresh(found: ProjectionStatus) -> None:
+    health = looked((0, BEHIND), (40, found), (80, found))
+    assert health.verdict(81).healthy
+    assert health.after(90, [replace(BEHIND, position=found.position)]).verdict(90).healthy
+
+
+def test_a_failed_projection_is_a_fault_at_once() -> None:
+    verdict = looked((0, replace(BEHIND, state="failed", owner=None, reason="bad event"))).verdict(0)
+    assert verdict.as_json()["reason"] == "balances: failed: bad event"
+    assert verdict.projections[0]["fault"] == "failed: bad event"
+
+
+def test_a_process_that_cannot_look_keeps_what_it_saw_and_says_why() -> None:
+    health = looked((0, BEHIND)).without("The database: gone.")
+    assert health.verdict(10).healthy
+    assert health.verdict(31).reason == "nothing could be looked at for 31 s: The database: gone."
+
+
+def test_pace_and_time_left_come_of_two_looks() -> None:
+    before = Look(10.0, [BEHIND])
+    grown = replace(BEHIND, position=107, log_position=209, lag_events=102)
+    (found,) = paced(before, Look(12.0, [replace(grown, log_position=29)]))
+    assert found.events_per_s == 50
+    assert found.eta_s == pytest.approx(102 / 40)
+    assert paced(before, Look(12.0, [grown]))[0].eta_s is None  # the log grows faster
+    (done,) = paced(before, Look(12.0, [replace(BEHIND, position=9, lag_events=0)]))
+    assert (done.events_per_s, done.eta_s) == (1, 0)
+    (rebuilt,) = paced(before, Look(12.0, [replace(grown, generation=2)]))
+    assert (rebuilt.events_per_s, rebuilt.eta_s) == (None, None)
+    assert paced(before, before) == [BEHIND]
+
+
+def test_the_exposition_is_what_prometheus_reads() -> None:
+    meter = Meter("balances", 1)
+    for seconds in (0.001, 0.004, 7.0):
+        meter.committed(10, seconds)
+    meter.terms["fenced"] += 1
+    text = exposition([(POSITION, ("balances", "1"), 1234), (STATE, ("a", "1", 'x"\\\n'), 1)], [meter, Meter("b", 2)])
+    lines = text.splitlines()
+    assert text.endswith("\n")
+    assert 'eventjet_projection_position{projection="balances",revision="1"} 1234' in lines
+    assert r'eventjet_projection_state{projection="a",revision="1",state="x\"\\\n"} 1' in lines
+    own = 'projection="balances",revision="1"'
+    assert f'eventjet_commit_seconds_bucket{{{own},le="0.001"}} 1' in lines
+    assert f'eventjet_commit_seconds_bucket{{{own},le="5.0"}} 2' in lines
+    assert f'eventjet_commit_seconds_bucket{{{own},le="+Inf"}} 3' in lines
+    assert f"eventjet_commit_seconds_count{{{own}}} 3" in lines
+    assert f"eventjet_commit_seconds_sum{{{own}}} 7.005" in lines
+    assert f"eventjet_events_total{{{own}}} 30" in lines
+    assert f'eventjet_terms_total{{{own},reason="fenced"}} 1' in lines
+    types = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert len(types) == len(set(types))
+
+
+def test_every_metric_has_a_name_of_its_own_in_the_usual_form() -> None:
+    assert len({one.name for one in METRICS}) == len(METRICS)
+    for one in METRICS:
+        assert one.name.startswith("eventjet_")
+        assert one.name.endswith("_total") == (one.kind == "counter")
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("127.0.0.1:8080", ("127.0.0.1", 8080)), ("[::1]:0", ("::1", 0)), (" localhost:65535 ", ("localhost", 65_535))],
+)
+def test_an_address_is_a_host_and_a_port(text: str, address: tuple[str, int]) -> None:
+    assert address_of(text) == address
+
+
+@pytest.mark.parametrize("text", ["", "8080", ":8080", "localhost", "localhost:", "localhost:x", "localhost:65536"])
+def test_anything_else_is_no_address(text: str) -> None:
+    with pytest.raises(UsageError, match="Write HOST:PORT"):
+        address_of(text)

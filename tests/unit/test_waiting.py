@@ -1,0 +1,250 @@
+"""Waiting for positions: who serves, what wakes, what is shared, and what cannot come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from eventjet.errors import NotCaughtUp, Unreachable, UsageError
+from eventjet.projections.notices import notice, notice_subject, read_notice
+from eventjet.projections.waiting import Standing, Waiting, serving
+from eventjet.repository.token import position_in, token_at
+from tests.integration.projecting import BALANCES, MOVEMENTS
+
+LONG_S = 30.0
+
+
+@dataclass
+class Desk:
+    """Checkpoints that a test sets, notices that it sends."""
+
+    standing: dict[str, list[Standing]] = field(default_factory=dict[str, list[Standing]])
+    looks: int = 0
+    at_once: int = 0
+    looking_max: int = 0
+    subjects: list[str] = field(default_factory=list[str])
+    heard: dict[str, Callable[[bytes], object]] = field(default_factory=dict[str, Callable[[bytes], object]])
+    fault: Exception | None = None
+
+    async def look(self) -> Mapping[str, Sequence[Standing]]:
+        self.looks += 1
+        self.at_once += 1
+        self.looking_max = max(self.looking_max, self.at_once)
+        await asyncio.sleep(0)
+        self.at_once -= 1
+        if self.fault is not None:
+            raise self.fault
+        return {name: list(found) for name, found in self.standing.items()}
+
+    async def listen(self, subject: str, heard: Callable[[bytes], object]) -> None:
+        self.subjects.append(subject)
+        self.heard[subject] = heard
+
+    def waiting(self) -> Waiting:
+        return Waiting("bank", self.look, self.listen, slow_s=LONG_S)
+
+    def at(self, position: int, state: str = "active", revision: int = 1, **more: str) -> None:
+        self.standing["balances"] = [Standing(revision, position, state, **more)]
+
+    def tell(self, revision: int, position: int, projection: str = "balances") -> None:
+        self.heard[notice_subject("bank", projection)](notice(revision, position))
+
+    async def looked(self, times: int) -> None:
+        """Until that many looks are over, and whoever they concern knows."""
+        async with asyncio.timeout(LONG_S):
+            while self.looks < times or self.at_once:
+                await asyncio.sleep(0.001)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+def test_a_notice_is_read_as_it_was_written_and_nothing_else_is() -> None:
+    assert notice(2, 1234) == b"2 1234"
+    assert read_notice(notice(2, 1234)) == (2, 1234)
+    assert read_notice(b"2 1234 and whatever a later version adds") == (2, 1234)
+    for bad in (b"", b"7", b"a b", b"1 -1", b"1 \xff", b"1 " + b"9" * 300):
+        assert read_notice(bad) is None
+
+
+def test_a_token_names_its_app_and_its_position() -> None:
+    assert token_at("bank", 1234) == "bank:1234"
+    assert position_in("bank:1234", "bank") == 1234
+    assert position_in(" bank:0\t", "bank") == 0
+
+
+@pytest.mark.parametrize(
+    "token",
+    ["", "bank", "bank:", "bank:-1", "bank:01", "bank:1.0", "bank:1\n", "bank:\u0661", "bank:" + "9" * 19, "x" * 999],
+)
+def test_what_is_no_token_is_refused(token: str) -> None:
+    with pytest.raises(UsageError, match="is not a token"):
+        position_in(token, "bank")
+
+
+def test_the_token_of_another_app_is_refused() -> None:
+    with pytest.raises(UsageError, match="is of the app 'shop', and this connection is 'bank'"):
+        position_in("shop:7", "bank")
+
+
+OWN, OLD, NEXT = Standing(2, 50, "active"), Standing(1, 100, "active"), Standing(3, 60, "active")
+
+
+@pytest.mark.parametrize(
+    ("found", "served"),
+    [
+        ([], Standing(2)),
+        ([OWN], OWN),
+        ([OLD, OWN], OWN),
+        ([OLD, Standing(2, 50, "building", place="ej_2")], OLD),
+        ([Standing(2, 50, "building", place="ej_2")], Standing(2, 50, "building", place="ej_2")),
+        ([OLD], OLD),
+        ([Standing(1, 100, "retired"), OWN], OWN),
+        ([Standing(2, 50, "retired"), NEXT], NEXT),
+        ([Standing(2, 50, "retired"), Standing(3, 60, "building", place="x")], Standing(2, 50, "retired")),
+        ([Standing(2, 50, "failed", "because"), NEXT], Standing(2, 50, "failed", "because")),
+    ],
+)
+def test_the_revision_that_keeps_the_declared_table_is_the_one_that_counts(
+    found: list[Standing], served: Standing
+) -> None:
+    assert serving(found, 2) == served
+
+
+async def test_a_position_that_is_there_needs_one_look() -> None:
+    desk = Desk()
+    desk.at(7)
+    waiting = desk.waiting()
+    await waiting.caught_up(BALANCES, 7, 0)
+    assert (desk.looks, desk.subjects) == (1, ["_EJ.bank.projected.balances"])
+    await waiting.close()
+
+
+async def test_a_notice_wakes_and_the_database_confirms() -> None:
+    desk = Desk()
+    desk.at(7)
+    waiting = desk.waiting()
+    waiter = asyncio.create_task(waiting.caught_up(BALANCES, 9, LONG_S))
+    await desk.looked(1)
+    desk.tell(1, 9)  # too early: the checkpoint does not say so yet
+    await desk.looked(2)
+    assert not waiter.done()
+    desk.at(9)
+    desk.tell(1, 10)
+    await waiter
+    assert desk.looks == 3
+    await waiting.close()
+
+
+async def test_what_concerns_nobody_wakes_nobody() -> None:
+    desk = Desk()
+    desk.standing["balances"] = [Standing(1, 7, "active"), Standing(2, 3, "building", place="beside")]
+    waiting = desk.waiting()
+    waiter = asyncio.create_task(waiting.caught_up(BALANCES, 9, LONG_S))
+    await desk.looked(1)
+    desk.tell(1, 8)
+    desk.tell(2, 9)
+    desk.heard[desk.subjects[0]](b"nonsense")
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert desk.looks == 1
+    desk.at(9)
+    desk.tell(1, 9)
+    await waiter
+    await waiting.close()
+
+
+async def test_a_thousand_who_wait_share_subscriptions_and_looks() -> None:
+    desk = Desk()
+    waiting = desk.waiting()
+    tasks = [asyncio.create_task(waiting.caught_up(BALANCES, number, LONG_S)) for number in range(1, 1001)]
+    tasks += [asyncio.create_task(waiting.caught_up(MOVEMENTS, 1, LONG_S))]
+    await desk.looked(1)
+    for position in range(100, 1001, 100):
+        desk.at(position)
+        desk.standing["movements"] = [Standing(1, position, "active")]
+        desk.tell(1, position)
+        async with asyncio.timeout(LONG_S):
+            while sum(task.done() for task in tasks) < position + 1:
+                desk.tell(1, position, "movements")
+                await asyncio.sleep(0)
+    await asyncio.gather(*tasks)
+    assert sorted(desk.subjects) == ["_EJ.bank.projected.balances", "_EJ.bank.projected.movements"]
+    assert desk.looking_max == 1
+    assert desk.looks < 100
+    await waiting.close()
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("failed", r"'balances' is stopped by a fault at position 7 and will not reach 8 \(bad event\)"),
+        ("paused", r"is paused at position 7 and will not reach 8 \(bad event\). Run `eventjet resume`"),
+        ("retired", "is retired at position 7"),
+    ],
+)
+async def test_what_cannot_come_is_said_at_once(state: str, said: str) -> None:
+    desk = Desk()
+    desk.at(7, state, reason="bad event.")
+    waiting = desk.waiting()
+    await waiting.caught_up(BALANCES, 7, 0)
+    async with asyncio.timeout(LONG_S / 2):
+        with pytest.raises(NotCaughtUp, match=said) as raised:
+            await waiting.caught_up(BALANCES, 8, LONG_S)
+    assert (raised.value.state, raised.value.reached) == (state, 7)
+    await waiting.close()
+
+
+async def test_time_that_runs_out_is_said_with_what_was_seen() -> None:
+    desk = Desk()
+    desk.at(7, reason="an event of a schema that a newer deploy knows")
+    waiting = desk.waiting()
+    with pytest.raises(NotCaughtUp, match=r"at position 7 and did not reach 8 within 0.05 s \(an event of a schema"):
+        await waiting.caught_up(BALANCES, 8, 0.05)
+    with pytest.raises(NotCaughtUp, match="'movements' is at position 0"):
+        await waiting.caught_up(MOVEMENTS, 1, 0)
+    await waiting.close()
+
+
+async def test_a_fault_reaches_everyone_who_waits_each_with_an_error_of_its_own() -> None:
+    desk = Desk()
+    waiting = desk.waiting()
+    tasks = [asyncio.create_task(waiting.caught_up(BALANCES, 1, LONG_S)) for _ in range(3)]
+    await desk.looked(1)
+    desk.fault = Unreachable("The database", "it is gone", "Start it.")
+    desk.tell(1, 1)
+    errors = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [str(error) for error in errors] == ["The database: it is gone. Start it."] * 3
+    assert len({id(error) for error in errors}) == 3
+    desk.fault = None
+    desk.at(1)
+    await waiting.caught_up(BALANCES, 1, LONG_S)
+    await waiting.close()
+
+
+async def test_a_task_that_is_cancelled_leaves_the_others_waiting() -> None:
+    desk = Desk()
+    waiting = desk.waiting()
+    first, second = (asyncio.create_task(waiting.caught_up(BALANCES, 1, LONG_S)) for _ in range(2))
+    await desk.looked(1)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    desk.at(1)
+    desk.tell(1, 1)
+    await second
+    await waiting.close()
+
+
+async def test_whoever_waits_when_the_connection_ends_is_told() -> None:
+    desk = Desk()
+    waiting = desk.waiting()
+    waiter = asyncio.create_task(waiting.caught_up(BALANCES, 1, LONG_S))
+    await desk.looked(1)
+    await waiting.close()
+    with pytest.raises(Unreachable, match="The connection: it is closed"):
+        await waiter
+    with pytest.raises(Unreachable, match="it is closed"):
+        await waiting.caught_up(BALANCES, 1, 1)
