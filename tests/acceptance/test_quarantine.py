@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from eventjet.projections.checkpoint import wait_caught_up
+from eventjet.projections.waiting import wait_caught_up
 from tests.acceptance.conftest import Program
 from tests.acceptance.test_commands import _imported
 

@@ -36,6 +36,7 @@ class Chain:
         self.refused = 0
         """Revived workers that were told that they were deposed."""
         self.takeovers_s: list[float] = []
+        """Of leases of stopped workers, by one that stood by."""
         self._stage = stage
         self._processes = processes
         self._events = events
@@ -132,17 +133,14 @@ class Chain:
         if any(one.fault is not None and one.fault.name in SETTLES for one in armed):
             self._stage.begin_to_build()
         if struck.fault.action == "stop":
-            took_s = self._await_takeover(struck, armed)
-            if took_s is None:
-                self.held += 1
-            else:
-                self.takeovers_s.append(took_s)
+            self._await_takeover(struck, armed)
             struck.revive()
             self._rivals[struck] = time.monotonic()
 
-    def _await_takeover(self, struck: WorkerProcess, armed: Sequence[WorkerProcess]) -> float | None:
-        """Returns the seconds it took, or None when stopped workers hold the database, so that there can be none."""
+    def _await_takeover(self, struck: WorkerProcess, armed: Sequence[WorkerProcess]) -> None:
+        """Wait for another epoch, or find that stopped workers hold the database, so that there can be none."""
         before = self._stage.owned_by(struck.pid)
+        stands_by = any(one.is_ready() and not one.reached() for one in armed)
         spares: list[WorkerProcess] = []
         began = time.monotonic()
         held = False
@@ -160,7 +158,9 @@ class Chain:
 
         took_s = await_it(is_over, lambda: f"a takeover of {before}: {self._stage.places()}")
         self._rivals |= dict.fromkeys(spares, time.monotonic())
-        return None if held else took_s
+        self.held += held
+        if before and stands_by and not spares and not held:
+            self.takeovers_s.append(took_s)
 
     def _dismiss_rivals(self) -> None:
         """Those revived have had a while to write; from here on they end in good order."""

@@ -24,7 +24,7 @@ from eventjet.projections.tables import storage_table
 from tests.faults.tally import Added, Total, added, tally_app, totals_table
 
 DURABLE = "naive"
-ACK_WAIT_S = 1.0
+ACK_WAIT_S = 4.0
 TABLES = (
     "create table naive_checkpoint (position bigint not null)",
     "insert into naive_checkpoint values (0)",

@@ -82,10 +82,11 @@ class WorkerProcess:
 
     def reached(self) -> bool:
         """Whether its failpoint was reached and has had its effect."""
-        if not self._fired.exists():
+        told = self._fired.read_text() if self._fired.exists() else ""
+        if not told:
             return False
         assert self.fault is not None
-        assert self._fired.read_text() == f"{self.fault.name}:{self.fault.action}\n"
+        assert told == f"{self.fault.name}:{self.fault.action}\n"
         if self.fault.action == "kill":
             return self.process.poll() == -signal.SIGKILL
         return self.is_stopped()

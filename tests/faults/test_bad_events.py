@@ -71,6 +71,7 @@ def found(database: str) -> tuple[dict[str, Total], list[tuple[int, str, str]]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(60 + 2 * CATCH_UP_S)
 def test_bad_events_are_parked_once_and_all_others_applied(
     stored: tuple[Ledger, Mixture], database: str, tmp_path: Path, processes: ExitStack
 ) -> None:

@@ -70,6 +70,7 @@ class Weather:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(60 + 60 * OUTAGES)
 @pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
 def test_killed_servers_are_waited_out(kind: str, tmp_path: Path, processes: ExitStack) -> None:
     chance = random.Random(9)

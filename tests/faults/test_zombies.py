@@ -109,6 +109,7 @@ class Duel:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(60 + 15 * TAKEOVERS)
 def test_revived_workers_write_nothing_and_starve_nobody(stage: Scene, processes: ExitStack) -> None:
     stage.names = ("totals",)
     stage.feed.rate = RATE

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, inspect, text
 
 from eventjet.projections.checkpoint import create_tables
 from eventjet.projections.database import Database
+from tests.integration.by_hand import LEDGER
 from tests.integration.projecting import BALANCES, MOVEMENTS
 
 ROOT = Path(__file__).parents[2]
@@ -43,9 +44,10 @@ from alembic import context
 from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine
 
 from eventjet.alembic import include_object
+from tests.integration.by_hand import LEDGER
 from tests.integration.projecting import BALANCES, MOVEMENTS, metadata as read_models
 
-app = SimpleNamespace(projections={one.name: one for one in (BALANCES, MOVEMENTS)})
+app = SimpleNamespace(projections={one.name: one for one in (BALANCES, MOVEMENTS, LEDGER)})
 target_metadata = read_models if os.environ.get("SHARED") else MetaData()
 customers = Table("customers", target_metadata, Column("id", Integer, primary_key=True), Column("name", String(40)))
 if os.environ.get("MORE"):
@@ -127,11 +129,12 @@ def application(request: pytest.FixtureRequest, tmp_path: Path) -> Application:
         url = str(request.getfixturevalue("eventjet_database"))
     environ = {name: value for name, value in os.environ.items() if not name.startswith("EVENTJET_")}
     made = Application(tmp_path, url, environ)
-    create_tables(made.where.sync_engine(), [BALANCES, MOVEMENTS])
+    create_tables(made.where.sync_engine(), [BALANCES, MOVEMENTS, LEDGER])
     return made
 
 
-OURS = {"balances", "movements", "eventjet_projection", "eventjet_rebuild", "eventjet_quarantine"}
+READ_MODELS = {"balances", "movements", "accounts", "lines", "totals"}
+OURS = {*READ_MODELS, "eventjet_projection", "eventjet_rebuild", "eventjet_quarantine"}
 
 
 @pytest.mark.parametrize("shared", ["", "1"], ids=["own metadata", "shared metadata"])

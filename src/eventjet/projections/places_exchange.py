@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection, select, update
 from sqlalchemy.exc import DBAPIError
 
 from eventjet import failpoints
@@ -29,7 +30,12 @@ from eventjet.projections.places_given import holders, revisions
 from eventjet.projections.places_postgres import Found
 from eventjet.projections.sql import AnyBound, BoundSql
 
+TAIL_S = 1.0
+"""How long the holder of the declared place may be kept from writing while the other one catches up with it."""
+TAIL_MAX = 2_000
+"""Events that may be missing when that is tried."""
 _PAUSE_S = 0.3
+_POLL_S = 0.02
 _log = logging.getLogger(__name__)
 
 
@@ -58,12 +64,38 @@ class Exchanged:
     position: int
 
 
+def freeze(connection: Connection, bound: AnyBound) -> int:
+    """Let whoever holds the declared place write nothing until the transaction ends; the position to be reached.
+
+    For PostgreSQL, where the revision itself can go on meanwhile. Readers go on too. Raises as `attempt`.
+    """
+    with _limited(connection, bound):
+        found = revisions(connection, bound.name)
+        own, there = _own(found, bound), holders(found, bound)
+        numbers = [one.revision for one in there]
+        query = select(projections).where(projections.c.name == bound.name, projections.c.revision.in_(numbers))
+        query = query.order_by(projections.c.revision).with_for_update()
+        there = _locked(
+            connection,
+            bound,
+            _Tables(connection, bound, own, there).lock_leaving,
+            lambda: [Checkpoint(*row) for row in connection.execute(query)],
+        )
+        return own.position + _behind(own, there)
+
+
 def attempt(connection: Connection, bound: AnyBound, *, epoch: int | None = None) -> Exchanged | None:
     """`exchange` that waits for no lock longer than readers may be kept, and says what the database forbids."""
+    with _limited(connection, bound):
+        return exchange(connection, bound, epoch=epoch)
+
+
+@contextmanager
+def _limited(connection: Connection, bound: AnyBound) -> Generator[None]:
     if connection.dialect.name == POSTGRESQL:
         places_postgres.bound_waits(connection)
     try:
-        return exchange(connection, bound, epoch=epoch)
+        yield
     except DBAPIError as error:
         state = getattr(error.orig, "sqlstate", None)
         if state in places_postgres.LOCKED:
@@ -86,11 +118,23 @@ def promote(database: Database, bound: AnyBound, *, patience_s: float = 60.0) ->
     while True:
         try:
             with engine.begin() as connection:
+                if database.dialect == POSTGRESQL:
+                    _await_worker(connection, bound, min(TAIL_S, patience_s))
                 return attempt(connection, bound)
         except NotNow as later:
             if time.monotonic() > deadline:
                 raise CannotMove(bound, str(later)) from None
         time.sleep(_PAUSE_S)
+
+
+def _await_worker(connection: Connection, bound: AnyBound, patience_s: float) -> None:
+    """Give the revision's own worker time to reach what readers see, while that does not move on."""
+    target = freeze(connection, bound)
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        if _own(revisions(connection, bound.name), bound).position >= target:
+            return
+        time.sleep(_POLL_S)
 
 
 def behind(connection: Connection, bound: AnyBound) -> int:
@@ -112,12 +156,7 @@ def exchange(connection: Connection, bound: AnyBound, *, epoch: int | None = Non
         return None
     there = holders(found, bound)
     tables = _Tables(connection, bound, own, there)
-    if isinstance(bound, BoundSql):
-        locked = _patiently_locked(connection, bound)
-        tables.lock()
-    else:
-        tables.lock()
-        locked = revisions(connection, bound.name, lock=True)
+    locked = _locked(connection, bound, tables.lock, lambda: revisions(connection, bound.name, lock=True))
     if [_standing(one) for one in locked] != [_standing(one) for one in found]:
         raise NotNow("another process moved its tables meanwhile")
     tables.look_again()
@@ -135,11 +174,17 @@ def exchange(connection: Connection, bound: AnyBound, *, epoch: int | None = Non
     return Exchanged(tuple(one.revision for one in there), own.position)
 
 
-def _patiently_locked(connection: Connection, bound: AnyBound) -> list[Checkpoint]:
-    """The checkpoints, once the batch is through that handlers have in hand: nobody but workers waits behind it."""
-    if connection.dialect.name == POSTGRESQL:
-        return places_postgres.patiently(connection, lambda: revisions(connection, bound.name, lock=True))
-    return revisions(connection, bound.name, lock=True)
+def _locked(
+    connection: Connection, bound: AnyBound, tables: Callable[[], None], checkpoints: Callable[[], list[Checkpoint]]
+) -> list[Checkpoint]:
+    """Lock both in the order in which workers do; the checkpoints."""
+    if not isinstance(bound, BoundSql):
+        tables()
+        return checkpoints()
+    on_postgres = connection.dialect.name == POSTGRESQL
+    found = places_postgres.patiently(connection, checkpoints) if on_postgres else checkpoints()
+    tables()
+    return found
 
 
 def _own(found: Sequence[Checkpoint], bound: AnyBound) -> Checkpoint:
@@ -195,6 +240,13 @@ class _Tables:
         """PostgreSQL's tables in the declared place."""
         self.incoming: dict[tuple[str | None, str], Found] = {}
         """PostgreSQL's tables in the revision's own place."""
+
+    def lock_leaving(self) -> None:
+        """Keep the writers of what leaves out; nothing on SQLite."""
+        if self.dialect == POSTGRESQL:
+            self._look()
+            for found in self.found.values():
+                places_postgres.lock_table(self.connection, found, "exclusive")
 
     def lock(self) -> None:
         """Keep writers out and let readers in."""

@@ -30,7 +30,7 @@ from eventjet.rebuild import decided, runs
 from eventjet.rebuild.decided import Remembered, remembered
 from eventjet.rebuild.load import Target
 from eventjet.rebuild.obstacles import check_obstacles
-from eventjet.rebuild.shadow import NotYet, Swapped
+from eventjet.rebuild.shadow import TAIL_MAX, NotYet, Swapped
 
 _LIVE, _OWN = f"main.{decided.TABLE}", f"shadow.{decided.TABLE}"
 _SUFFIXES = ("", "-wal", "-shm", "-journal", ".lock")
@@ -44,6 +44,10 @@ class InFile(Protocol):
 
     @property
     def bound(self) -> AnyBound: ...
+
+    def engine(self) -> Engine:
+        """Connections to that file."""
+        ...
 
 
 class SqliteShadow:
@@ -132,7 +136,7 @@ class SqliteShadow:
 
     def swap(self, log: str, tail: Callable[[int], None] | None) -> Swapped | NotYet:
         """The live database is locked for writers, not for readers, while the rows are copied."""
-        return swapped_in(self, self._database, log, self._replace, bound_to_live=tail is not None)
+        return swapped_in(self, self._database, log, self._replace, tail)
 
     def _replace(self, connection: sqlite3.Connection, place: str, *, bound_to_live: bool) -> None:
         before = self._remembered if bound_to_live else None
@@ -175,17 +179,16 @@ def read_checkpoint(connection: sqlite3.Connection, schema: str, bound: AnyBound
 
 
 def swapped_in(
-    shadow: InFile, database: Database, log: str, replace_rows: Replace, *, bound_to_live: bool
+    shadow: InFile, database: Database, log: str, replace_rows: Replace, tail: Callable[[int], None] | None
 ) -> Swapped | NotYet:
     """Replace rows and checkpoint of the live database by those of the run's file, in one transaction."""
     with closing(database.connect_sqlite()) as connection:
-        connection.execute("attach database ? as shadow", (str(shadow.path),))
         try:
             connection.execute("begin immediate")
         except sqlite3.OperationalError as error:
             return NotYet(f"another process writes to it ({error})")
         try:
-            outcome = _swap(connection, shadow, log, replace_rows, bound_to_live=bound_to_live)
+            outcome = _swap(connection, shadow, log, replace_rows, tail)
             connection.execute("rollback" if isinstance(outcome, NotYet) else "commit")
             return outcome
         except BaseException:
@@ -194,18 +197,31 @@ def swapped_in(
 
 
 def _swap(
-    connection: sqlite3.Connection, shadow: InFile, log: str, replace_rows: Replace, *, bound_to_live: bool
+    connection: sqlite3.Connection,
+    shadow: InFile,
+    log: str,
+    replace_rows: Replace,
+    tail: Callable[[int], None] | None,
 ) -> Swapped | NotYet:
     held = connection.execute("select 1 from main.eventjet_rebuild where run = ? and part = -1", (shadow.run,))
     if held.fetchone() is None:
         raise runs.LeaseEnded
     live = read_checkpoint(connection, "main", shadow.bound)
-    own = read_checkpoint(connection, "shadow", shadow.bound)
     assert live is not None
+    if tail is not None:
+        with shadow.engine().begin() as made:
+            found = checkpoint.read(made, shadow.bound.name, shadow.bound.revision)
+        behind = live.position - found.position if found else 0
+        if behind > TAIL_MAX:
+            return NotYet(f"the live read model is {behind} events ahead")
+        if behind > 0:
+            tail(live.position)
+    # Only now: the transaction would have locked the shadow too, which the tail is written to.
+    connection.execute("attach database ? as shadow", (str(shadow.path),))
+    own = read_checkpoint(connection, "shadow", shadow.bound)
     assert own is not None
-    if bound_to_live and own.position < live.position:
-        return NotYet(f"the live read model is {live.position - own.position} events ahead")
-    replace_rows(connection, live.place, bound_to_live=bound_to_live)
+    assert tail is None or own.position >= live.position
+    replace_rows(connection, live.place, bound_to_live=tail is not None)
     connection.execute(
         "update main.eventjet_projection set position = ?, event_id = ?, log = ?, tables = ?, "
         "generation = generation + 1, epoch = epoch + 1, owner = null, lease_until = 0, "

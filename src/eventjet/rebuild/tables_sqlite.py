@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Any, TypeVar
 
-from sqlalchemy import Column, Connection, Table, event, func, make_url, select
+from sqlalchemy import Column, Connection, Engine, Table, event, func, make_url, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -55,11 +55,15 @@ class SqliteTables:
                 check_place(self.bound, held.place if held else DECLARED, SQLITE)
                 check_obstacles_together(connection, self.bound.name, dict.fromkeys(self._tables))
             runs.open_run(connection, self.run, self.bound)
-        with self._own.sync_engine("eventjet rebuild").begin() as connection:
+        with self.engine().begin() as connection:
             metadata.create_all(connection)
             for statement in creation(self._tables):
                 connection.execute(statement)
             begin(connection, begun(self.bound))
+
+    def engine(self) -> Engine:
+        """Connections to the run's file."""
+        return self._own.sync_engine("eventjet rebuild")
 
     def handlers_engine(self) -> AsyncEngine:
         made = self._own.engine("eventjet rebuild", BULK)
@@ -99,12 +103,12 @@ class SqliteTables:
         return set()
 
     def compare(self, look: Callable[[Connection], T]) -> T:
-        engine = self._own.sync_engine("eventjet rebuild")
+        engine = self.engine()
         with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
             return look(connection)
 
     def count(self) -> int:
-        with self._own.sync_engine("eventjet rebuild").begin() as connection:
+        with self.engine().begin() as connection:
             return sum(connection.scalar(select(func.count()).select_from(table)) or 0 for table in self._tables)
 
     def finish(self) -> None:
@@ -116,7 +120,7 @@ class SqliteTables:
 
     def swap(self, log: str, tail: Callable[[int], None] | None) -> Swapped | NotYet:
         """The live database is locked for writers, not for readers, while the rows are copied."""
-        return swapped_in(self, self._database, log, self._replace_rows, bound_to_live=tail is not None)
+        return swapped_in(self, self._database, log, self._replace_rows, tail)
 
     def _replace_rows(self, connection: sqlite3.Connection, place: str, *, bound_to_live: bool) -> None:  # noqa: ARG002
         """Foreign keys are not enforced on this connection, so the order of the tables does not matter."""

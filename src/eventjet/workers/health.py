@@ -112,6 +112,7 @@ def _gauges(one: ProjectionStatus, owner: str) -> list[Sample]:
     found: list[Sample] = [
         (names.POSITION, own, one.position),
         (names.LAG_EVENTS, own, one.lag_events),
+        (names.PARKED, own, one.parked),
         (names.HELD, own, int(one.owner == owner)),
         *((names.STATE, (*own, state), int(one.state == state)) for state in _STATES),
     ]

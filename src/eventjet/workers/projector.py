@@ -130,6 +130,12 @@ class Projector:
             consumer.start()
             self._on_ready()
             takeover = Takeover(self.bound, self._place, held)
+
+            async def advance(timeout_s: float) -> None:
+                following = await consumer.take(timeout_s)
+                if following is not None:
+                    await self._write(session, held, following)
+
             building = held.state == BUILDING and not takeover.wanted
             while not stop.is_set():
                 batch = await consumer.take(self._place.options.lease_s / 3)
@@ -140,7 +146,7 @@ class Projector:
                     failpoints.reach("worker.batch_taken")
                     await self._write(session, held, batch)
                 if (building or takeover.wanted) and (batch is None or consumer.is_at_the_end(batch.last)):
-                    if await takeover.attempt(session, lease):
+                    if await takeover.attempt(session, lease, advance):
                         return
                     if building:
                         failpoints.reach("worker.before_settle")

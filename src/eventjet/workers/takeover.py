@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Awaitable, Callable
 
 from eventjet import failpoints
 from eventjet.errors import CheckpointFenced
 from eventjet.projections.checkpoint import Checkpoint
-from eventjet.projections.places_exchange import CannotMove, NotNow, attempt, behind, stand_back
+from eventjet.projections.columns import POSTGRESQL
+from eventjet.projections.places_exchange import (
+    TAIL_MAX,
+    TAIL_S,
+    CannotMove,
+    Exchanged,
+    NotNow,
+    attempt,
+    behind,
+    freeze,
+    stand_back,
+)
 from eventjet.projections.places_given import holders, revisions
 from eventjet.projections.sql import AnyBound
 from eventjet.workers.lease import Lease
@@ -17,8 +29,9 @@ from eventjet.workers.workplace import Workplace
 
 _log = logging.getLogger(__name__)
 
-_PAUSE_S = (0.2, 10.0)
+_PAUSE_S = (0.2, 2.0)
 """First and longest pause while others hold a table or a checkpoint; each is twice the one before."""
+_TAIL_WAIT_S = 0.2
 _REFUSED_S = 30.0
 """Pause after something that does not pass by itself."""
 
@@ -34,22 +47,21 @@ class Takeover:
         self._not_before = 0.0
         self._pause_s = _PAUSE_S[0]
 
-    async def attempt(self, session: Session, lease: Lease) -> bool:
+    async def attempt(self, session: Session, lease: Lease, advance: Callable[[float], Awaitable[object]]) -> bool:
         """Whether the term is over because the revision has another place now. For when the end of the log is reached.
 
-        Until it succeeds the revision goes on building; what hinders it lastingly is noted in its checkpoint.
+        Until it succeeds the revision goes on building; what hinders it lastingly is noted in its checkpoint. `advance`
+        writes the next batch, if one comes in so many seconds.
         """
         if not self.wanted or time.monotonic() < self._not_before:
             return False
         if await session.read(lambda connection: _has_successor(revisions(connection, self._bound.name), self._bound)):
             return await self._stand_back(session)
-        if await session.read(lambda connection: behind(connection, self._bound)):
+        if await self._behind(session) > TAIL_MAX:
             return False
         await lease.renew(self._held)
-        epoch = self._held.epoch
         try:
-            async with Session.open(self._place, f"takeover {self._bound.durable}") as own:
-                done = await own.write(lambda connection: attempt(connection, self._bound, epoch=epoch))
+            done = await self._exchange(session, advance)
         except NotNow as later:
             _log.info("%s revision %d waits to take over: %s", self._bound.name, self._bound.revision, later)
             self._later(self._pause_s)
@@ -64,6 +76,21 @@ class Takeover:
         left = ", ".join(map(str, done.left)) if done else ""
         _log.info("%s revision %d took over from revision %s", self._bound.name, self._bound.revision, left or "none")
         return True
+
+    async def _exchange(self, session: Session, advance: Callable[[float], Awaitable[object]]) -> Exchanged | None:
+        bound, epoch = self._bound, self._held.epoch
+        if self._place.database.dialect != POSTGRESQL:
+            # Its one writer lock lets nobody write meanwhile, and is asked for right after a batch of ours.
+            return await session.write(lambda connection: attempt(connection, bound, epoch=epoch))
+        async with Session.open(self._place, f"takeover {bound.durable}") as own, own.transaction() as steps:
+            await steps.run_sync(lambda connection: freeze(connection, bound))
+            deadline = time.monotonic() + TAIL_S
+            while await self._behind(session) and time.monotonic() < deadline:
+                await advance(_TAIL_WAIT_S)
+            return await steps.run_sync(lambda connection: attempt(connection, bound, epoch=epoch))
+
+    async def _behind(self, session: Session) -> int:
+        return await session.read(lambda connection: behind(connection, self._bound))
 
     async def _stand_back(self, session: Session) -> bool:
         if not await session.write(lambda connection: stand_back(connection, self._held)):
