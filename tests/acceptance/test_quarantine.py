@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from eventjet.projections.waiting import wait_caught_up
 from tests.acceptance.conftest import Program
 from tests.acceptance.test_commands import _imported
+from tests.caught_up import wait_caught_up
 
 _END_S = 60.0
 POISON = 'if isinstance(event.data, Deposited) and event.data.amount == 666:\n        raise ValueError("no 666")\n    '

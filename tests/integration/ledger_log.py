@@ -17,13 +17,13 @@ from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import Decoder, header_block
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.bound import BoundProjection
-from eventjet.projections.waiting import wait_caught_up
 from eventjet.settings import Settings
 from eventjet.store.topology import IDENTITY
 from eventjet.wire import Endpoint, Link, read_range
 from eventjet.wire.frames import publish_frame
 from eventjet.workers.supervisor import run_workers
 from eventjet.workers.workplace import WorkerOptions
+from tests.caught_up import wait_caught_up
 from tests.integration.projecting import BALANCES, CATALOG, MOVEMENTS, Added, Closed, Noted, Opened
 
 WINDOW = 500

@@ -15,7 +15,7 @@ from eventjet.errors import NotCaughtUp, Unreachable, UsageError
 from eventjet.projections import checkpoint
 from eventjet.projections.checkpoint import ACTIVE, BUILDING, FAILED, PAUSED, Checkpoint, create_tables
 from eventjet.projections.database import READ_ONLY, WORKER, Database, SessionLimits
-from eventjet.projections.waiting import wait_caught_up
+from tests.caught_up import wait_caught_up
 from tests.integration.projecting import BALANCES, MOVEMENTS, made
 
 

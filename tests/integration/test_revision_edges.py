@@ -20,9 +20,9 @@ from eventjet.projections.checkpoint import check_tables, create_tables
 from eventjet.projections.database import READ_ONLY, Database
 from eventjet.projections.places_exchange import CannotMove, Exchanged, promote
 from eventjet.projections.unused import retire, unused
-from eventjet.projections.waiting import wait_caught_up
 from eventjet.rebuild.remains import clear, remains
 from eventjet.settings import Settings
+from tests.caught_up import wait_caught_up
 from tests.integration.deploys import DEPLOYS, NEWER, OPTIONS, Worker, deployed
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS

@@ -263,17 +263,6 @@ _COLUMNS = projections.c
 _QUERY = select(_COLUMNS.name, _COLUMNS.revision, _COLUMNS.position, _COLUMNS.state, _COLUMNS.reason, _COLUMNS.place)
 
 
-async def wait_caught_up(database: str, bound: AnyBound, position: int, timeout_s: float) -> None:
-    """As `Waiting.caught_up`, without a connection to the server: for tests and tools."""
-    look = Checkpoints(database)
-    waiting = Waiting("", look)
-    try:
-        await waiting.caught_up(bound, position, timeout_s)
-    finally:
-        await waiting.close()
-        await look.close()
-
-
 def _copied(error: Exception) -> Exception:
     """One for each who waits, where it can be told how: a traceback belongs to one task."""
     if isinstance(error, Unreachable):

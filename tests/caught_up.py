@@ -1,0 +1,17 @@
+"""Waiting for a read model without a connection to the server."""
+
+from __future__ import annotations
+
+from eventjet.projections.sql import AnyBound
+from eventjet.projections.waiting import Checkpoints, Waiting
+
+
+async def wait_caught_up(database: str, bound: AnyBound, position: int, timeout_s: float) -> None:
+    """As `Jet.caught_up`, by looking alone."""
+    look = Checkpoints(database)
+    waiting = Waiting("", look)
+    try:
+        await waiting.caught_up(bound, position, timeout_s)
+    finally:
+        await waiting.close()
+        await look.close()
