@@ -149,7 +149,8 @@ class Jet:
 
         `token` is `Committed.token`, perhaps of another process; give it or `position`. Raises `NotCaughtUp` after
         `timeout_s`, or at once when the projection failed, is paused or retired; `Unreachable` when the database does
-        not answer; `UsageError` for a projection the app does not have, and for what is no position, or no token of this app.
+        not answer; `UsageError` for a projection the app does not have, and for what is no position, or no token of
+        this app.
         """
         bound = self._projections.get(projection)
         if bound is None:

@@ -165,7 +165,7 @@ async def test_a_worker_that_may_not_tell_still_projects_and_the_slow_look_finds
 async def test_a_position_that_is_reached_unheard_is_found(ledger: Ledger) -> None:
     execute(
         ledger.settings.database,
-        "insert into eventjet_projection (name, revision, state) values ('balances', 1, 'active')",
+        "update eventjet_projection set state = 'active' where name = 'balances'",
     )
     async with waiting(ledger, slow_s=0.2) as (found, look):
         waiter = asyncio.create_task(found.caught_up(BALANCES, 7, LONG_S))
