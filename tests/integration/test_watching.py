@@ -12,11 +12,14 @@ from eventjet.errors import EventjetError
 from eventjet.settings import Settings
 from eventjet.workers.status import ProjectionStatus, watched
 from tests.integration.ledger_log import Ledger
+from tests.integration.projecting import BALANCES, made
 
 
 async def test_while_nothing_can_be_seen_the_last_look_is_not_shown_again(tmp_path: Path) -> None:
     with NatsServer() as server:
-        ledger = Ledger(Settings(servers=(server.url,), database=f"sqlite:///{tmp_path}/read.db"))
+        database = f"sqlite:///{tmp_path}/read.db"
+        made(database, BALANCES)
+        ledger = Ledger(Settings(servers=(server.url,), database=database))
         ledger.create()
         looks = watched(ledger, ledger.settings, 0.05)
         assert isinstance(await anext(looks), list)
