@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from eventjet.cli.status import _remarks
+from eventjet.cli.status import remarks_on
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import EventjetError
 from eventjet.settings import Settings
@@ -36,11 +36,11 @@ async def test_while_nothing_can_be_seen_the_last_look_is_not_shown_again(tmp_pa
 def test_of_several_revisions_each_remark_names_one_and_says_whose_rows_are_aside() -> None:
     first = ProjectionStatus("stock", 1, "active", 7, 7, 0, 0.0, "a", 1, None, declared=False, place="__r1", parked=2)
     second = replace(first, revision=2, declared=True, place="ej_stock_r2", parked=0, reason="it waits")
-    assert _remarks([first, second]) == [
+    assert remarks_on([first, second]) == [
         "stock revision 1: 2 events parked; see `eventjet quarantine list stock`",
         "stock revision 1: its rows are aside, in tables whose names end in __r1, and not what readers see",
         "stock revision 1: the app does not declare it, so only workers with other code advance it",
         "stock revision 2: it waits",
         "stock revision 2: its rows are aside, in the schema ej_stock_r2, and not what readers see",
     ]
-    assert _remarks([replace(second, place="")]) == ["stock: it waits"]
+    assert remarks_on([replace(second, place="")]) == ["stock: it waits"]

@@ -88,7 +88,7 @@ class _Screen:
         from rich.console import Group
         from rich.text import Text
 
-        parts: list[RenderableType] = [table_of(found, self._console.width), *map(Text, _remarks(found))]
+        parts: list[RenderableType] = [table_of(found, self._console.width), *map(Text, remarks_on(found))]
         self._live.update(Group(*parts), refresh=True)
 
     def __enter__(self) -> None:
@@ -153,11 +153,12 @@ def _print(found: Sequence[ProjectionStatus]) -> None:
         return
     console = Console(highlight=False)
     console.print(table_of(found, console.width))
-    for remark in _remarks(found):
+    for remark in remarks_on(found):
         say(remark)
 
 
-def _remarks(found: Sequence[ProjectionStatus]) -> list[str]:
+def remarks_on(found: Sequence[ProjectionStatus]) -> list[str]:
+    """What the table has no column for, a line each."""
     from eventjet.cli.terminal import counted, where
 
     said: list[str] = []
