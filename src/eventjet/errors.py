@@ -204,7 +204,7 @@ class HandlerFailed(ProjectionError):
         self.reason = reason
         super().__init__(
             f"Projection {projection!r} could not take the event at position {position} of {aggregate_id!r}: {reason}. "
-            "Nothing of its batch was written; mend the function and start the worker again."
+            "Nothing of its batch was written; mend the function, and start what stopped again."
         )
 
 
@@ -222,13 +222,14 @@ class RowRefused(ProjectionError):
 
 
 class CheckpointFenced(ProjectionError):
-    """Another worker took the projection over; nothing of this batch was written."""
+    """Another worker has the projection, or somebody decided about it; nothing of this batch was written."""
 
     def __init__(self, projection: str, reason: str) -> None:
         self.projection = projection
         self.reason = reason
         super().__init__(
-            f"Projection {projection!r} is no longer this worker's: {reason}. It goes on where the new owner runs."
+            f"Projection {projection!r} is no longer this worker's: {reason}. Another worker took it over, or it was "
+            "paused, promoted, rebuilt or decided about; this one stands by."
         )
 
 

@@ -149,7 +149,8 @@ class Jet:
 
         `token` is `Committed.token`, perhaps of another process; give it or `position`. Raises `NotCaughtUp` after
         `timeout_s`, or at once when the projection failed, is paused or retired; `Unreachable` when the database does
-        not answer; `UsageError` for a projection the app does not have, and for a token that is not of this app.
+        not answer; `UsageError` for a projection the app does not have, and for what is no position, or no token of
+        this app.
         """
         bound = self._projections.get(projection)
         if bound is None:
@@ -157,7 +158,9 @@ class Jet:
         if (position is None) == (token is None):
             raise UsageError("`caught_up` waits for a position or for a token. Give one of them.")
         wanted = position_in(token, self.name) if token is not None else position
-        await self._waiting.caught_up(bound, wanted or 0, timeout_s)
+        if not isinstance(wanted, int) or wanted < 0:  # it is looked at in a task that all who wait depend on
+            raise UsageError(f"{wanted!r} is not a position. Hand on `Committed.position`, or its `token` as text.")
+        await self._waiting.caught_up(bound, wanted, timeout_s)
 
     async def close(self) -> None:
         """Let go of what the connection opened to read; whoever still waits in `caught_up` gets `Unreachable`."""

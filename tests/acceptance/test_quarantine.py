@@ -139,12 +139,13 @@ def test_a_drop_asks_first(bank: Program, books: Books) -> None:
     with books.working(last):
         pass
     command = [sys.executable, "-P", "-m", "eventjet.cli", "quarantine", "drop", "balances", "2", "--timeout", "0"]
-    for answer, status, decision in (("n\n", 130, "parked"), ("y\n", 0, "dropped")):
+    for answer, status, decision in (("n\n", 1, "parked"), ("y\n", 0, "dropped")):
         done = subprocess.run(
             command, cwd=bank.folder, env=dict(bank.environ), input=answer, capture_output=True, text=True, timeout=60
         )
         assert done.returncode == status, done
         assert "A rebuild will leave it out too" in done.stderr
+        assert ("Nothing was dropped." in done.stderr) == (status == 1)
         assert books.decisions() == {2: decision}
 
 

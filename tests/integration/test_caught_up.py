@@ -283,6 +283,9 @@ async def test_what_caught_up_cannot_wait_for_is_refused(jet: Jet) -> None:
     for wrong in ({}, {"position": 1, "token": f"{jet.name}:1"}):
         with pytest.raises(UsageError, match=r"a position or for a token. Give one"):
             await call("balances", **wrong)
+    for position in ("3", -1, 2.0):
+        with pytest.raises(UsageError, match="is not a position"):
+            await call("balances", position=position)
     with pytest.raises(UsageError, match="is not a token"):
         await jet.caught_up("balances", token="1234")
     with pytest.raises(UsageError, match="is of the app 'other'"):

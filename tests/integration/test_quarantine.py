@@ -259,6 +259,22 @@ async def test_a_retry_that_fails_again_is_parked_anew_with_its_new_reason(ledge
     assert (after[1].reason, after[1].payload) == ("LookupError: not yet", bad_records()["poison"][1])
 
 
+async def test_what_is_parked_is_logged_with_the_first_line_of_its_reason(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    def logged() -> list[str]:
+        return [one.getMessage() for one in caplog.records if "is parked" in one.getMessage()]
+
+    last = ledger.append([("a", Opened(owner="ada")), ("a", Added(amount=BAD)), ("a", Added(amount=Decimal(3)))])
+    async with ledger.working(options=QUICK):
+        await ledger.caught_up(last)
+        assert logged() == ["balances: the event at position 2 is parked: Poisoned: no 666"]
+        caplog.clear()
+        retry(ledger)
+        await settled(ledger)
+    assert logged() == ["balances: the event at position 2 is parked again: Poisoned: no 666"]
+
+
 async def test_a_later_event_that_fails_in_a_retry_is_parked_and_what_precedes_it_is_taken(ledger: Ledger) -> None:
     ledger.append_raw([("a-1", block("ledger.stranger"), b"{}")])
     last = ledger.append([("a-1", Added(amount=Decimal(1))), ("a-1", Added(amount=BAD)), ("a-1", Opened(owner="ada"))])

@@ -69,7 +69,11 @@ def list_(
         say("Nothing is parked." if not everything else "Nothing was ever parked.")
     else:
         columns = ("projection", "position", "aggregate", "type", "behind", "reason")
-        print_table((*columns, "decision") if everything else columns, [_row(one, everything) for one in found])
+        declared = {name: bound.revision for name, bound in at.app().projections.items()}
+        rows = [_row(one, declared[one.projection], everything) for one in found]
+        print_table((*columns, "decision") if everything else columns, rows)
+        if any(one.revision != declared[one.projection] for one in found):
+            say("Of revisions that the app does not declare: with their own code they can be shown and decided about.")
 
 
 @commands.command()
@@ -136,13 +140,16 @@ def drop(
     database: DatabaseOption = None,
 ) -> None:
     """Give parked events up for good: no engine will take them, and a worker goes on with those behind them."""
+    from eventjet.cli.terminal import note
     from eventjet.projections import decisions
 
     of = _quarantine(target(app, app_dir, servers, database), projection)
     listed = ", ".join(map(str, positions))
     if not yes:
         question = f"Never show position {listed} in {projection}? A rebuild will leave it out too."
-        typer.confirm(question, abort=True, err=True)
+        if not typer.confirm(question, err=True):
+            note("Nothing was dropped.")
+            raise typer.Exit(ANSWER_IS_NO)
     chosen = of.change(lambda sync: decisions.drop(sync, of.name, of.revision, positions))
     _tell(_awaited(of, chosen, timeout_s), of, json=json)
 
@@ -190,7 +197,10 @@ def _tell(found: Sequence[Outcome], of: _Quarantine, *, json: bool) -> None:
         for one in found:
             say(_told(one))
         if any(one.is_open for one in found):
-            say(f"No worker has carried it out yet. One of {of.name} will: as soon as it runs, or gets to it.")
+            say(
+                f"No worker has carried it out yet. One of {of.name} will: as soon as it runs, or gets to it, and not "
+                "while the projection is paused."
+            )
     if any(one.next_decision == "parked" for one in found):
         raise typer.Exit(ANSWER_IS_NO)
 
@@ -208,9 +218,10 @@ def _told(one: Outcome) -> str:
     return f"{one.position}: {done}; position {one.next} behind it failed: {one.next_reason}"
 
 
-def _row(one: Listed, everything: bool) -> tuple[object, ...]:
+def _row(one: Listed, declared: int, everything: bool) -> tuple[object, ...]:
     whose = f"{one.aggregate} {one.aggregate_id}"
-    row = (one.projection, one.position, whose, one.event_type or "?", one.behind, one.reason)
+    name = one.projection if one.revision == declared else f"{one.projection}:{one.revision}"
+    row = (name, one.position, whose, one.event_type or "?", one.behind, one.reason)
     return (*row, one.decision) if everything else row
 
 

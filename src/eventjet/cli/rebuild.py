@@ -75,7 +75,7 @@ async def _rebuild(at: Target, names: list[str], engine: EngineName, master: str
 
 
 def _print(report: RebuildReport) -> None:
-    from eventjet.cli.terminal import counted, say
+    from eventjet.cli.terminal import counted, say, where
 
     for one in report.projections:
         made = f"{counted(one.rows, 'row')} from {counted(report.events, 'event')}"
@@ -83,8 +83,8 @@ def _print(report: RebuildReport) -> None:
         say(f"{one.projection} revision {one.revision}: {made}{how}, swapped in at position {one.position:,}")
         if one.place:
             say(
-                f"It is in {one.place}, beside the revision that readers see. If it is newer, its worker lets it take "
-                f"over; `eventjet db promote {one.projection}` does so at once."
+                f"It is {where(one.place)}, beside the revision that readers see. If it is newer, its worker lets it "
+                f"take over; `eventjet db promote {one.projection}` does so at once."
             )
     spent = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in report.seconds.items())
     say(f"{report.engine} engine: {spent}")

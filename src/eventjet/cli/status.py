@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -87,7 +88,7 @@ class _Screen:
         from rich.console import Group
         from rich.text import Text
 
-        parts: list[RenderableType] = [table_of(found, self._console.width), *map(Text, _remarks(found))]
+        parts: list[RenderableType] = [table_of(found, self._console.width), *map(Text, remarks_on(found))]
         self._live.update(Group(*parts), refresh=True)
 
     def __enter__(self) -> None:
@@ -152,24 +153,27 @@ def _print(found: Sequence[ProjectionStatus]) -> None:
         return
     console = Console(highlight=False)
     console.print(table_of(found, console.width))
-    for remark in _remarks(found):
+    for remark in remarks_on(found):
         say(remark)
 
 
-def _remarks(found: Sequence[ProjectionStatus]) -> list[str]:
-    from eventjet.cli.terminal import counted
+def remarks_on(found: Sequence[ProjectionStatus]) -> list[str]:
+    """What the table has no column for, a line each."""
+    from eventjet.cli.terminal import counted, where
 
     said: list[str] = []
+    revisions = Counter(one.name for one in found)
     for one in found:
+        name = f"{one.name} revision {one.revision}" if revisions[one.name] > 1 else one.name
         if one.parked:
             parked = counted(one.parked, "event")
-            said.append(f"{one.name}: {parked} parked; see `eventjet quarantine list {one.name}`")
+            said.append(f"{name}: {parked} parked; see `eventjet quarantine list {one.name}`")
         if one.reason:
-            said.append(f"{one.name}: {one.reason}")
+            said.append(f"{name}: {one.reason}")
+        if one.place:
+            said.append(f"{name}: its rows are aside, {where(one.place)}, and not what readers see")
         if not one.declared:
-            said.append(
-                f"{one.name} revision {one.revision}: the app no longer declares it, so only older workers advance it"
-            )
+            said.append(f"{name}: the app does not declare it, so only workers with other code advance it")
     return said
 
 

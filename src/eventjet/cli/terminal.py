@@ -46,6 +46,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
+def where(place: str) -> str:
+    """Where a revision keeps tables that are not in the declared place."""
+    return f"in tables whose names end in {place}" if place.startswith("__") else f"in the schema {place}"
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Columns as wide as needed, wrapped to the terminal; numbers to the right."""
     from rich.console import Console

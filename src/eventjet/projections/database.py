@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
-from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
@@ -171,6 +171,12 @@ class Database:
         if "connect_timeout" not in query:
             arguments["connect_timeout"] = CONNECT_TIMEOUT_S
         return arguments
+
+
+def shown_of(connection: Connection) -> str:
+    """The URL of a connection as a person would have written it, without its password."""
+    url = connection.engine.url.set(drivername=connection.dialect.name)
+    return Database(url.render_as_string(hide_password=False)).shown
 
 
 def _lacks_table(cause: object) -> bool:

@@ -15,6 +15,7 @@ from eventjet.errors import ProjectionError, Unreachable
 from eventjet.projections import checkpoint, migrations
 from eventjet.projections.checkpoint import NEW, RETIRED, Checkpoint
 from eventjet.projections.columns import POSTGRESQL
+from eventjet.projections.database import shown_of
 from eventjet.projections.own_tables import projections
 from eventjet.projections.places import DECLARED, UNPLACED, check_place, home, names_of, placed_tables, recorded
 from eventjet.projections.places_postgres import ensure_schema
@@ -77,7 +78,7 @@ def check(connection: Connection, bound: AnyBound) -> None:
     """
     dialect = connection.dialect.name
     held = checkpoint.read(connection, bound.name, bound.revision)
-    shown = f"The database {connection.engine.url.render_as_string(hide_password=True)}"
+    shown = f"The database {shown_of(connection)}"
     named = f"revision {bound.revision} of projection {bound.name!r}"
     if held is not None and held.state == RETIRED:
         raise Unreachable(shown, f"{named} was retired", "Run `eventjet init` to let it begin anew.")

@@ -21,5 +21,8 @@ def position_in(token: str, app: str) -> int:
     if found is None or int(found[2]) > _POSITION_MAX:
         raise UsageError(f"{token[:80]!r} is not a token. Hand on `Committed.token` as it is, for instance {app}:1234.")
     if found[1] != app:
-        raise UsageError(f"The token {found[0]!r} is of the app {found[1]!r}, and this connection is {app!r}'s.")
+        raise UsageError(
+            f"The token {found[0]!r} is of the app {found[1]!r}, and this connection is of {app!r}. "
+            "Hand it to a process of the app that made it."
+        )
     return int(found[2])

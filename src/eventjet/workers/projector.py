@@ -38,7 +38,7 @@ from eventjet.projections.writer import Batch, Writer
 from eventjet.workers.consumer import Consumer
 from eventjet.workers.identity import check_log
 from eventjet.workers.lease import Lease, TableOccupied, pause
-from eventjet.workers.quarantine import StillHeld, carry_out, load_held
+from eventjet.workers.quarantine import StillHeld, carry_out, load_held, tell_parked
 from eventjet.workers.session import Session
 from eventjet.workers.takeover import Takeover
 from eventjet.workers.workplace import Workplace
@@ -212,6 +212,8 @@ class Projector:
         failpoints.reach("worker.batch_folded")
         began = time.perf_counter()
         await session.write(lambda connection: writer.commit(connection, held, part, changes))
+        if changes.sorting is not None:
+            tell_parked(self.bound.name, changes.sorting)
         return began
 
     async def _stumble(self, lease: Lease, held: Checkpoint, error: EventjetError) -> None:

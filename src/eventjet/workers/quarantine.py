@@ -15,7 +15,7 @@ from eventjet.errors import HistoryBroken, ProjectionError
 from eventjet.projections import quarantine_rows
 from eventjet.projections.checkpoint import Checkpoint
 from eventjet.projections.database import is_about_data
-from eventjet.projections.quarantine import RETRIED, RETRY, Held, Offered, Offering, Parked, Place, Sorting
+from eventjet.projections.quarantine import PARKED, RETRIED, RETRY, Held, Offered, Offering, Parked, Place, Sorting
 from eventjet.projections.quarantine_rows import Waiting
 from eventjet.projections.sql import AnyBound
 from eventjet.projections.sql_writer import AnyWriter
@@ -108,8 +108,7 @@ class _Retries:
         unmoved = Batch(at.position, at.position, at.event_id, ())
         await self._session.write(lambda connection: self._writer.commit(connection, at, unmoved, changes))
         self._writer.committed()
-        for one in failed.values():
-            _log.warning("%s: the event at position %d is parked again", self._bound.name, one.position)
+        tell_parked(self._bound.name, changes.sorting, "is parked again")
 
     def _offers(self, waiting: Sequence[Waiting]) -> list[Offered]:
         """Read them from the log; blocks. Fewer when they are large."""
@@ -146,3 +145,12 @@ def _sorting(waiting: Sequence[Waiting], tried: int, failed: Mapping[Place, Park
         freed=[one.position for one in taken if not one.has_failed],
         decided=decided,
     )
+
+
+def tell_parked(name: str, sorting: Sorting | None, how: str = "is parked") -> None:
+    """Log what was just parked: one line a batch, whatever waits behind it."""
+    heads = [one for one in sorting.parked if one.decision == PARKED] if sorting is not None else []
+    if heads:
+        more = f", and {len(heads) - 1} more" if len(heads) > 1 else ""
+        reason = next(iter(heads[0].reason.splitlines()), "")
+        _log.warning("%s: the event at position %d %s%s: %s", name, heads[0].position, how, more, reason)

@@ -62,6 +62,8 @@ class ProjectionStatus:
     """Why it failed or waits."""
     declared: bool
     """Whether the app still declares this revision; nobody advances one that no process declares."""
+    place: str = ""
+    """Where its tables are: empty where they are declared and read, else a schema, or a suffix on SQLite."""
     parked: int = 0
     """Events it could not take, which wait for a decision or for a worker that tries them again."""
     events_per_s: float | None = None
@@ -104,15 +106,17 @@ async def watched(
     """
     async with Looker(app, settings) as looker:
         looks = deque([await looker.look()])
+        yield paced(looks[0], looks[-1])
         while True:
-            yield paced(looks[0], looks[-1])
             await asyncio.sleep(interval_s)
             try:
                 looks.append(await looker.look())
             except EventjetError as error:
                 yield error
+                continue
             while len(looks) > 2 and looks[1].at < looks[-1].at - _PACE_S:
                 looks.popleft()
+            yield paced(looks[0], looks[-1])
 
 
 def paced(before: Look, after: Look) -> list[ProjectionStatus]:
@@ -208,6 +212,7 @@ def _compared(
             generation=one.generation,
             reason=one.reason,
             declared=(one.name, one.revision) in declared,
+            place=one.place,
         )
         for one, lease_left_s in found
     ]

@@ -15,6 +15,7 @@ from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, sel
 
 from eventjet.errors import Unreachable
 from eventjet.projections.columns import POSTGRESQL
+from eventjet.projections.database import shown_of
 
 HEAD = "0001"
 """The newest revision, known here so that looking whether a database is current does not import Alembic."""
@@ -90,7 +91,7 @@ def upgrade(connection: Connection) -> Upgraded:
 
 def newer(connection: Connection, found: str | None) -> Unreachable:
     """The error for a database whose revision this eventjet does not know."""
-    shown = connection.engine.url.render_as_string(hide_password=True)
+    shown = shown_of(connection)
     reason = f"eventjet's tables in it are at revision {found!r}, which this version of eventjet does not know"
     return Unreachable(f"The database {shown}", reason, "A newer eventjet made them: upgrade eventjet here too.")
 
@@ -102,7 +103,7 @@ def check(connection: Connection) -> None:
         return
     if found is not None and found > HEAD:
         raise newer(connection, found)
-    shown = connection.engine.url.render_as_string(hide_password=True)
+    shown = shown_of(connection)
     if not _shape(connection):
         raise Unreachable(f"The database {shown}", "eventjet's tables are not in it", "Run `eventjet init` once.")
     reason = f"eventjet's tables in it are at revision {found or 'none'}, and this version needs {HEAD}"

@@ -1,0 +1,46 @@
+"""Watching where projections stand, over faults."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from eventjet.cli.status import remarks_on
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import EventjetError
+from eventjet.settings import Settings
+from eventjet.workers.status import ProjectionStatus, watched
+from tests.integration.ledger_log import Ledger
+from tests.integration.projecting import BALANCES, made
+
+
+async def test_while_nothing_can_be_seen_the_last_look_is_not_shown_again(tmp_path: Path) -> None:
+    with NatsServer() as server:
+        database = f"sqlite:///{tmp_path}/read.db"
+        made(database, BALANCES)
+        ledger = Ledger(Settings(servers=(server.url,), database=database))
+        ledger.create()
+        looks = watched(ledger, ledger.settings, 0.05)
+        assert isinstance(await anext(looks), list)
+        server.kill()
+        for _ in range(3):
+            assert isinstance(await anext(looks), EventjetError)
+        server.start()
+        async with asyncio.timeout(30):
+            while isinstance(await anext(looks), EventjetError):
+                pass
+        await looks.aclose()
+
+
+def test_of_several_revisions_each_remark_names_one_and_says_whose_rows_are_aside() -> None:
+    first = ProjectionStatus("stock", 1, "active", 7, 7, 0, 0.0, "a", 1, None, declared=False, place="__r1", parked=2)
+    second = replace(first, revision=2, declared=True, place="ej_stock_r2", parked=0, reason="it waits")
+    assert remarks_on([first, second]) == [
+        "stock revision 1: 2 events parked; see `eventjet quarantine list stock`",
+        "stock revision 1: its rows are aside, in tables whose names end in __r1, and not what readers see",
+        "stock revision 1: the app does not declare it, so only workers with other code advance it",
+        "stock revision 2: it waits",
+        "stock revision 2: its rows are aside, in the schema ej_stock_r2, and not what readers see",
+    ]
+    assert remarks_on([replace(second, place="")]) == ["stock: it waits"]
