@@ -1,0 +1,89 @@
+"""Features that meet: promotions of what has not begun, drops while a rebuild runs, two takeovers, ended transactions."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from eventjet import Recorded
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import RebuildError
+from eventjet.projections.checkpoint import create_tables
+from eventjet.projections.database import Database
+from eventjet.projections.places_exchange import CannotMove, NotNow, attempt, promote
+from eventjet.projections.unused import retire
+from eventjet.rebuild import rebuild
+from eventjet.rebuild.catchup import catching_up
+from eventjet.rebuild.places import shadow_of
+from eventjet.rebuild.progress import Watch
+from eventjet.rebuild.runs import new_run
+from eventjet.settings import Settings
+from tests.caught_up import wait_caught_up
+from tests.integration import by_hand
+from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, expected, failed, found, log_of, state, where
+from tests.integration.deploys import DEPLOYS, NEWER, OPTIONS, deployed
+from tests.integration.ledger_log import Ledger, history
+from tests.integration.projecting import BALANCES, Added
+from tests.integration.revision_log import checkpoints, folded, init, rows, stands
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("eventjet_database"))
+    return f"sqlite:///{tmp_path}/read.db"
+
+
+@pytest.fixture
+def ledger(eventjet_nats: NatsServer, url: str) -> Ledger:
+    """The old deploy, with its tables."""
+    ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=url))
+    ledger.create()
+    init(ledger, "old")
+    return ledger
+
+
+@pytest.fixture
+def log(eventjet_nats: NatsServer, url: str) -> Ledger:
+    return log_of(eventjet_nats, url)
+
+
+async def built(ledger: Ledger) -> int:
+    """The old deploy has worked, and the tables of the new one are there."""
+    last = ledger.append(history(300))
+    async with ledger.working(options=OPTIONS):
+        await ledger.caught_up(last)
+    init(ledger, "fold")
+    return last
+
+
+async def test_a_revision_that_has_not_begun_is_not_shown_to_readers(ledger: Ledger) -> None:
+    last = await built(ledger)
+    with pytest.raises(CannotMove, match=f"it is {last} events behind revision 1"):
+        await asyncio.to_thread(promote, Database(ledger.settings.database), NEWER, patience_s=0)
+    assert checkpoints(ledger)["balances", 1].place == ""
+    assert rows(ledger, BALANCES) == folded(ledger, 1, last)
+
+
+async def test_a_worker_does_not_take_the_place_of_a_newer_revision(ledger: Ledger) -> None:
+    last = await built(ledger)
+    third = replace(NEWER, revision=3)
+    engine = Database(ledger.settings.database).sync_engine()
+    create_tables(engine, [third])
+    async with deployed("fold", ledger.settings, ledger.name).working(options=OPTIONS):
+        await stands(ledger, 2, place="")
+    async with Ledger(ledger.settings, ledger.name, projections={"balances": third}).working(options=OPTIONS):
+        await stands(ledger, 3, place="")
+    # As revision 2's worker would, had it looked for a newer one just before that came.
+    with pytest.raises(NotNow, match="revision 3"), engine.begin() as connection:
+        attempt(connection, NEWER, epoch=checkpoints(ledger)["balances", 2].epoch)
+    assert checkpoints(ledger)["balances", 3].place == ""
+    assert rows(ledger, third) == folded(ledger, 2, last)
+    engine.dispose()
