@@ -87,3 +87,25 @@ async def test_a_worker_does_not_take_the_place_of_a_newer_revision(ledger: Ledg
     assert checkpoints(ledger)["balances", 3].place == ""
     assert rows(ledger, third) == folded(ledger, 2, last)
     engine.dispose()
+
+
+async def test_a_transaction_ended_underneath_is_not_gone_on_from_by_another_process(log: Ledger) -> None:
+    async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
+        await by_hand.added(event, connection)
+        await (await connection.get_raw_connection()).driver_connection.commit()  # type: ignore[union-attr]
+
+    last = log.append([("a-1", Added(amount=Decimal(1)))] * 3)
+    async with changed(log, bound_with(by_hand.opened, added, by_hand.closed)).working(options=QUICK):
+        await failed(log)
+    async with log.working(options=QUICK):
+        log.append([("a-1", Added(amount=Decimal(1)))])
+        await asyncio.sleep(1)
+        assert (await state(log)).state == "failed"
+        assert (await state(log)).position == last
+    # A rebuild makes it whole, and lets it go on.
+    ref: Any = SimpleNamespace(load=lambda: log)
+    await rebuild(ref, ["ledger"], log.settings, engine="local")
+    last = log.append([("a-1", Added(amount=Decimal(1)))])
+    async with log.working(options=QUICK):
+        await wait_caught_up(log.settings.database, LEDGER, last, 30)
+    assert found(where(log)) == expected(log.recorded(last))
