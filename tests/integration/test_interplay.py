@@ -109,3 +109,23 @@ async def test_a_transaction_ended_underneath_is_not_gone_on_from_by_another_pro
     async with log.working(options=QUICK):
         await wait_caught_up(log.settings.database, LEDGER, last, 30)
     assert found(where(log)) == expected(log.recorded(last))
+
+
+async def test_a_revision_dropped_while_it_is_rebuilt_does_not_come_back_over_another(ledger: Ledger) -> None:
+    last = await built(ledger)
+    async with deployed("fold", ledger.settings, ledger.name).working(options=OPTIONS):
+        await stands(ledger, 2, place="")
+    database = Database(ledger.settings.database)
+    log = checkpoints(ledger)["balances", 1].log
+    engine = database.sync_engine()
+    with shadow_of(database, BALANCES, new_run(), Watch(None)) as shadow:
+        shadow.finish()
+        with catching_up(shadow, ledger, ledger.endpoint, 1, 0, log) as follower:
+            follower.to(last)
+            with engine.begin() as connection:
+                retire(connection, "balances", 1, DEPLOYS["fold"][1])
+            with pytest.raises(RebuildError, match="was dropped while it was rebuilt"):
+                shadow.swap(log, follower.to)
+    assert checkpoints(ledger)["balances", 1].state == "retired"
+    assert rows(ledger, NEWER) == folded(ledger, 2, last)
+    engine.dispose()
