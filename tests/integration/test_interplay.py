@@ -1,4 +1,4 @@
-"""Features that meet: promotions of what has not begun, drops while a rebuild runs, two takeovers, ended transactions."""
+"""Features that meet: promotions of what has not begun, drops during a rebuild, two takeovers, ended transactions."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ class Dropped(RebuildError):
     def __init__(self, bound: AnyBound) -> None:
         self.projection = bound.name
         super().__init__(
-            f"Revision {bound.revision} of projection {bound.name!r} was dropped while it was rebuilt, so what was made "
-            "has no place. Nothing was changed; run the rebuild again if it is wanted."
+            f"Revision {bound.revision} of projection {bound.name!r} was dropped while it was rebuilt, so what was "
+            "made has no place. Nothing was changed; run the rebuild again if it is wanted."
         )
 
 
