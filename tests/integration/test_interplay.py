@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -25,12 +26,15 @@ from eventjet.rebuild.places import shadow_of
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.runs import new_run
 from eventjet.settings import Settings
+from eventjet.wire import Link
+from eventjet.wire.frames import publish_frame
+from eventjet.workers.session import Session
 from tests.caught_up import wait_caught_up
 from tests.integration import by_hand
 from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, expected, failed, found, log_of, state, where
 from tests.integration.deploys import DEPLOYS, NEWER, OPTIONS, deployed
-from tests.integration.ledger_log import Ledger, history
-from tests.integration.projecting import BALANCES, Added
+from tests.integration.ledger_log import Ledger, block, history
+from tests.integration.projecting import BALANCES, Added, Opened
 from tests.integration.revision_log import checkpoints, folded, init, rows, stands
 
 
@@ -129,3 +133,37 @@ async def test_a_revision_dropped_while_it_is_rebuilt_does_not_come_back_over_an
     assert checkpoints(ledger)["balances", 1].state == "retired"
     assert rows(ledger, NEWER) == folded(ledger, 2, last)
     engine.dispose()
+
+
+async def test_a_log_that_never_rests_does_not_put_a_takeover_off(
+    eventjet_nats: NatsServer, eventjet_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commits that take longer than the next event takes to come: the worker keeps up, and is never at the end."""
+    ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=eventjet_database))
+    ledger.create()
+    init(ledger, "old")
+    await built(ledger)
+    write, done = Session.write, threading.Event()
+
+    async def slowly(session: Session, change: Any) -> Any:
+        await asyncio.sleep(0.05)
+        return await write(session, change)
+
+    def go_on() -> None:
+        with Link.open(ledger.endpoint) as link:
+            while not done.wait(0.004):
+                encoded = ledger.catalog.encode(Opened(owner="ada"))
+                subject = f"{ledger.name}.ledger.a-1"
+                link.send(publish_frame(subject, encoded.body, headers=block(encoded.type_name, encoded.schema)))
+
+    monkeypatch.setattr(Session, "write", slowly)
+    pouring = asyncio.create_task(asyncio.to_thread(go_on))
+    try:
+        newer = deployed("fold", ledger.settings, ledger.name)
+        async with ledger.working("balances", options=OPTIONS), newer.working("balances", options=OPTIONS):
+            async with asyncio.timeout(20):
+                await stands(ledger, 2, place="")
+    finally:
+        done.set()
+        await pouring
+    assert checkpoints(ledger)["balances", 1].place != ""
