@@ -20,7 +20,7 @@ from eventjet.projections.checkpoint import create_tables
 from eventjet.projections.database import Database
 from eventjet.projections.places_exchange import CannotMove, NotNow, attempt, promote
 from eventjet.projections.unused import retire
-from eventjet.rebuild import rebuild
+from eventjet.rebuild import rebuild, verify
 from eventjet.rebuild.catchup import catching_up
 from eventjet.rebuild.places import shadow_of
 from eventjet.rebuild.progress import Watch
@@ -133,6 +133,19 @@ async def test_a_revision_dropped_while_it_is_rebuilt_does_not_come_back_over_an
     assert checkpoints(ledger)["balances", 1].state == "retired"
     assert rows(ledger, NEWER) == folded(ledger, 2, last)
     engine.dispose()
+
+
+async def test_a_dropped_revision_is_not_verified_against_the_table_of_another(ledger: Ledger) -> None:
+    await built(ledger)
+    async with deployed("fold", ledger.settings, ledger.name).working(options=OPTIONS):
+        await stands(ledger, 2, place="")
+    engine = Database(ledger.settings.database).sync_engine()
+    with engine.begin() as connection:
+        retire(connection, "balances", 1, DEPLOYS["fold"][1])
+    engine.dispose()
+    ref: Any = SimpleNamespace(load=lambda: ledger)
+    with pytest.raises(RebuildError, match="has no live read model"):
+        await verify(ref, "balances", ledger.settings)
 
 
 async def test_a_log_that_never_rests_does_not_put_a_takeover_off(
