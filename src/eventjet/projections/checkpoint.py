@@ -18,6 +18,7 @@ from sqlalchemy import (
     Row,
     and_,
     case,
+    func,
     literal_column,
     select,
     update,
@@ -31,6 +32,8 @@ from eventjet.projections.own_tables import projections
 from eventjet.projections.sql import AnyBound
 
 NEW, BUILDING, ACTIVE, PAUSED, RETIRED, FAILED = "new", "building", "active", "paused", "retired", "failed"
+HALF_WRITTEN = "may hold half of a batch"
+"""In the reason of one that failed: its position counts for nothing, so only a rebuild lets it go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,7 @@ def take(
     """Become the owner if the lease is free; the epoch rises by one. None while another worker holds it.
 
     A row that is locked counts as held. A new one starts building; one that failed is tried again, unless the process
-    that asks `stumbled_at` the very position; paused and retired ones stay.
+    that asks `stumbled_at` the very position or its tables are half written; paused and retired ones stay.
     """
     now = clock(connection.dialect.name)
     candidate = select(projections.c.name).where(_free(name, revision, owner, now, stumbled_at))
@@ -181,7 +184,8 @@ def is_row(name: str, revision: int) -> ColumnElement[bool]:
 
 def _free(name: str, revision: int, owner: str, now: ColumnElement[float], stumbled_at: int) -> ColumnElement[bool]:
     unowned = (projections.c.lease_until < now) | projections.c.owner.is_(None) | (projections.c.owner == owner)
-    failed_elsewhere = and_(projections.c.state == FAILED, projections.c.position != stumbled_at)
+    whole = ~func.coalesce(projections.c.reason, "").contains(HALF_WRITTEN)
+    failed_elsewhere = and_(projections.c.state == FAILED, projections.c.position != stumbled_at, whole)
     return and_(is_row(name, revision), unowned, projections.c.state.in_((NEW, BUILDING, ACTIVE)) | failed_elsewhere)
 
 

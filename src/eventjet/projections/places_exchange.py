@@ -147,7 +147,8 @@ def behind(connection: Connection, bound: AnyBound) -> int:
 def exchange(connection: Connection, bound: AnyBound, *, epoch: int | None = None) -> Exchanged | None:
     """Give a revision the declared place within the caller's transaction; None when it has it already.
 
-    `epoch` is the caller's own, who then is fenced like any writer. Raises `NotNow`, `CannotMove`, `CheckpointFenced`
+    `epoch` is that of the worker that asks, who then is fenced like any writer, and takes nothing from a newer
+    revision. Raises `NotNow`, `CannotMove`, `CheckpointFenced`
     and what SQLAlchemy raises; the caller rolls back.
     """
     found = revisions(connection, bound.name)
@@ -164,6 +165,9 @@ def exchange(connection: Connection, bound: AnyBound, *, epoch: int | None = Non
     own, there = _own(found, bound), holders(found, bound)
     if epoch is not None and own.epoch != epoch:
         raise CheckpointFenced(bound.name, f"its epoch is no longer {epoch}")
+    if epoch is not None and any(one.revision > own.revision for one in there):
+        # It came after the worker looked. Only a person gives the place back to an older one.
+        raise NotNow(f"revision {there[-1].revision} took over meanwhile")
     missing = _behind(own, there)
     if missing:
         raise NotNow(f"it is {missing} events behind revision {there[-1].revision}")
@@ -200,8 +204,8 @@ def _standing(one: Checkpoint) -> tuple[object, ...]:
 
 
 def _behind(own: Checkpoint, there: Sequence[Checkpoint]) -> int:
-    """A position in another log says nothing."""
-    return max([0, *(one.position - own.position for one in there if one.log == own.log)])
+    """A position in another log says nothing; a revision without a log has not begun, and lacks everything."""
+    return max([0, *(one.position - own.position for one in there if own.log in ("", one.log))])
 
 
 def _note(connection: Connection, own: Checkpoint, there: Sequence[Checkpoint]) -> None:

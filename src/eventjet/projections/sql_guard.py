@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.dml import UpdateBase
 
 from eventjet.errors import ProjectionError
+from eventjet.projections.checkpoint import HALF_WRITTEN
 from eventjet.projections.sql import BoundSql
 
 _ENDS = re.compile(
@@ -46,7 +47,7 @@ class TransactionEnded(ProjectionError):
         self.position = position
         super().__init__(
             f"Projection {projection!r}: {handler} ended the transaction at the event at position {position}, so its "
-            f"tables may hold half of a batch. Mend it, then run `eventjet rebuild {projection}`."
+            f"tables {HALF_WRITTEN}. Mend it, then run `eventjet rebuild {projection}`."
         )
 
 

@@ -49,7 +49,7 @@ from eventjet.rebuild.decided import Remembered, remembered
 from eventjet.rebuild.load import LEDGER, Target
 from eventjet.rebuild.obstacles import check_obstacles
 from eventjet.rebuild.run_schema import RunSchema, drop_schemas, end_sessions
-from eventjet.rebuild.shadow import TAIL_MAX, NotYet, Swapped
+from eventjet.rebuild.shadow import TAIL_MAX, NotYet, Swapped, check_kept
 
 _ALIVE = "eventjet-run-"
 
@@ -171,6 +171,7 @@ class PostgresShadow:
         if live_table is not None:
             lock_table(connection, live_table, "exclusive")
         live = locked(connection, self.bound)
+        check_kept(self.bound, live)
         if self._live(connection) != (live_table, place):
             raise StepBackError("its table was swapped or moved meanwhile")
         position = live.position

@@ -8,8 +8,9 @@ from typing import Protocol
 
 from sqlalchemy import Engine, Table
 
+from eventjet.errors import RebuildError
 from eventjet.projections.bound import BoundProjection
-from eventjet.projections.checkpoint import Checkpoint
+from eventjet.projections.checkpoint import RETIRED, Checkpoint
 from eventjet.projections.sql import AnyBound
 from eventjet.rebuild.load import Target
 
@@ -32,6 +33,23 @@ class NotYet:
     """Nothing has changed; the swap is to be tried again."""
 
     reason: str
+
+
+class Dropped(RebuildError):
+    """Somebody dropped the revision that was being rebuilt."""
+
+    def __init__(self, bound: AnyBound) -> None:
+        self.projection = bound.name
+        super().__init__(
+            f"Revision {bound.revision} of projection {bound.name!r} was dropped while it was rebuilt, so what was "
+            "made has no place. Nothing was changed; run the rebuild again if it is wanted."
+        )
+
+
+def check_kept(bound: AnyBound, live: Checkpoint) -> None:
+    """Raise `Dropped` for one that has no place any more: where it would go, another revision's rows may be."""
+    if live.state == RETIRED:
+        raise Dropped(bound)
 
 
 class Swappable(Protocol):

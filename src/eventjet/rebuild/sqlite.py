@@ -30,7 +30,7 @@ from eventjet.rebuild import decided, runs
 from eventjet.rebuild.decided import Remembered, remembered
 from eventjet.rebuild.load import Target
 from eventjet.rebuild.obstacles import check_obstacles
-from eventjet.rebuild.shadow import TAIL_MAX, NotYet, Swapped
+from eventjet.rebuild.shadow import TAIL_MAX, NotYet, Swapped, check_kept
 
 _LIVE, _OWN = f"main.{decided.TABLE}", f"shadow.{decided.TABLE}"
 _SUFFIXES = ("", "-wal", "-shm", "-journal", ".lock")
@@ -208,6 +208,7 @@ def _swap(
         raise runs.LeaseEnded
     live = read_checkpoint(connection, "main", shadow.bound)
     assert live is not None
+    check_kept(shadow.bound, live)
     if tail is not None:
         with shadow.engine().begin() as made:
             found = checkpoint.read(made, shadow.bound.name, shadow.bound.revision)

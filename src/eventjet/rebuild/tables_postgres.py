@@ -33,7 +33,7 @@ from eventjet.rebuild.compare import Pair
 from eventjet.rebuild.obstacles import check_obstacles_together
 from eventjet.rebuild.postgres import StepBackError, advance, create_enums, locked, running
 from eventjet.rebuild.run_schema import RunSchema
-from eventjet.rebuild.shadow import TAIL_MAX, NotYet, Swapped
+from eventjet.rebuild.shadow import TAIL_MAX, NotYet, Swapped, check_kept
 
 T = TypeVar("T")
 
@@ -153,6 +153,7 @@ class PostgresTables:
         """
         runs.hold(connection, self.run)
         live = patiently(connection, lambda: locked(connection, self.bound))
+        check_kept(self.bound, live)
         tables, place = self._live(connection)
         for table in tables.values():
             lock_table(connection, table, "exclusive")

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import String
 
 from eventjet.errors import RebuildError
-from eventjet.projections.checkpoint import Checkpoint
+from eventjet.projections.checkpoint import RETIRED, Checkpoint
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import READ_ONLY, Database
 from eventjet.projections.sql import BoundSql
@@ -154,7 +154,7 @@ def _verify_tables(app: Wired, bound: BoundSql, settings: Settings, engine: Engi
 
 def _copied(shadow: Shadow | TablesShadow) -> Checkpoint:
     at = shadow.copy_live()
-    if at is None:
+    if at is None or at.state == RETIRED:
         raise RebuildError(
             f"{shadow.bound.name!r} has no live read model yet, so there is nothing to verify. "
             "Start a worker, or run `eventjet rebuild`."

@@ -61,9 +61,9 @@ class Consumer:
         """Let a waiting `take` return."""
         self._inbox.wake()
 
-    def is_at_the_end(self, position: int) -> bool:
-        """Whether nothing is known to come after `position`."""
-        return self._pull.pending == 0 and self._pull.position <= position
+    def left_after(self, position: int) -> int:
+        """About how many events are known to come after `position`; 0 at the end."""
+        return max(0, self._pull.position - position) + self._pull.pending
 
     async def close(self) -> None:
         """End the thread and the connection; the durable stays."""

@@ -145,10 +145,11 @@ class Projector:
                 else:
                     failpoints.reach("worker.batch_taken")
                     await self._write(session, held, batch)
-                if (building or takeover.wanted) and (batch is None or consumer.is_at_the_end(batch.last)):
-                    if await takeover.attempt(session, lease, advance):
+                if building or takeover.wanted:
+                    left = 0 if batch is None else consumer.left_after(batch.last)
+                    if takeover.is_due(left) and await takeover.attempt(session, lease, advance):
                         return
-                    if building:
+                    if building and not left:
                         failpoints.reach("worker.before_settle")
                         await lease.settle(held, ACTIVE)
                         failpoints.reach("worker.after_settle")

@@ -47,17 +47,20 @@ class Takeover:
         self._not_before = 0.0
         self._pause_s = _PAUSE_S[0]
 
+    def is_due(self, left: int) -> bool:
+        """Whether to try it with so many events left: a log that never rests has always some."""
+        return self.wanted and left <= TAIL_MAX and time.monotonic() >= self._not_before
+
     async def attempt(self, session: Session, lease: Lease, advance: Callable[[float], Awaitable[object]]) -> bool:
-        """Whether the term is over because the revision has another place now. For when the end of the log is reached.
+        """Whether the term is over because the revision has another place now. For when `is_due`.
 
         Until it succeeds the revision goes on building; what hinders it lastingly is noted in its checkpoint. `advance`
         writes the next batch, if one comes in so many seconds.
         """
-        if not self.wanted or time.monotonic() < self._not_before:
-            return False
         if await session.read(lambda connection: _has_successor(revisions(connection, self._bound.name), self._bound)):
             return await self._stand_back(session)
         if await self._behind(session) > TAIL_MAX:
+            self._later(self._pause_s)
             return False
         await lease.renew(self._held)
         try:

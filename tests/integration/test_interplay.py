@@ -1,0 +1,182 @@
+"""Features that meet: promotions of what has not begun, drops during a rebuild, two takeovers, ended transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from eventjet import Recorded
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import RebuildError
+from eventjet.projections.checkpoint import create_tables
+from eventjet.projections.database import Database
+from eventjet.projections.places_exchange import CannotMove, NotNow, attempt, promote
+from eventjet.projections.unused import retire
+from eventjet.rebuild import rebuild, verify
+from eventjet.rebuild.catchup import catching_up
+from eventjet.rebuild.places import shadow_of
+from eventjet.rebuild.progress import Watch
+from eventjet.rebuild.runs import new_run
+from eventjet.settings import Settings
+from eventjet.wire import Link
+from eventjet.wire.frames import publish_frame
+from eventjet.workers.session import Session
+from tests.caught_up import wait_caught_up
+from tests.integration import by_hand
+from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, expected, failed, found, log_of, state, where
+from tests.integration.deploys import DEPLOYS, NEWER, OPTIONS, deployed
+from tests.integration.ledger_log import Ledger, block, history
+from tests.integration.projecting import BALANCES, Added, Opened
+from tests.integration.revision_log import checkpoints, folded, init, rows, stands
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("eventjet_database"))
+    return f"sqlite:///{tmp_path}/read.db"
+
+
+@pytest.fixture
+def ledger(eventjet_nats: NatsServer, url: str) -> Ledger:
+    """The old deploy, with its tables."""
+    ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=url))
+    ledger.create()
+    init(ledger, "old")
+    return ledger
+
+
+@pytest.fixture
+def log(eventjet_nats: NatsServer, url: str) -> Ledger:
+    return log_of(eventjet_nats, url)
+
+
+async def built(ledger: Ledger) -> int:
+    """The old deploy has worked, and the tables of the new one are there."""
+    last = ledger.append(history(300))
+    async with ledger.working(options=OPTIONS):
+        await ledger.caught_up(last)
+    init(ledger, "fold")
+    return last
+
+
+async def test_a_revision_that_has_not_begun_is_not_shown_to_readers(ledger: Ledger) -> None:
+    last = await built(ledger)
+    with pytest.raises(CannotMove, match=f"it is {last} events behind revision 1"):
+        await asyncio.to_thread(promote, Database(ledger.settings.database), NEWER, patience_s=0)
+    assert checkpoints(ledger)["balances", 1].place == ""
+    assert rows(ledger, BALANCES) == folded(ledger, 1, last)
+
+
+async def test_a_worker_does_not_take_the_place_of_a_newer_revision(ledger: Ledger) -> None:
+    last = await built(ledger)
+    third = replace(NEWER, revision=3)
+    engine = Database(ledger.settings.database).sync_engine()
+    create_tables(engine, [third])
+    async with deployed("fold", ledger.settings, ledger.name).working(options=OPTIONS):
+        await stands(ledger, 2, place="")
+    async with Ledger(ledger.settings, ledger.name, projections={"balances": third}).working(options=OPTIONS):
+        await stands(ledger, 3, place="")
+    # As revision 2's worker would, had it looked for a newer one just before that came.
+    with pytest.raises(NotNow, match="revision 3"), engine.begin() as connection:
+        attempt(connection, NEWER, epoch=checkpoints(ledger)["balances", 2].epoch)
+    assert checkpoints(ledger)["balances", 3].place == ""
+    assert rows(ledger, third) == folded(ledger, 2, last)
+    engine.dispose()
+
+
+async def test_a_transaction_ended_underneath_is_not_gone_on_from_by_another_process(log: Ledger) -> None:
+    async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
+        await by_hand.added(event, connection)
+        await (await connection.get_raw_connection()).driver_connection.commit()  # type: ignore[union-attr]
+
+    last = log.append([("a-1", Added(amount=Decimal(1)))] * 3)
+    async with changed(log, bound_with(by_hand.opened, added, by_hand.closed)).working(options=QUICK):
+        await failed(log)
+    async with log.working(options=QUICK):
+        log.append([("a-1", Added(amount=Decimal(1)))])
+        await asyncio.sleep(1)
+        assert (await state(log)).state == "failed"
+        assert (await state(log)).position == last
+    # A rebuild makes it whole, and lets it go on.
+    ref: Any = SimpleNamespace(load=lambda: log)
+    await rebuild(ref, ["ledger"], log.settings, engine="local")
+    last = log.append([("a-1", Added(amount=Decimal(1)))])
+    async with log.working(options=QUICK):
+        await wait_caught_up(log.settings.database, LEDGER, last, 30)
+    assert found(where(log)) == expected(log.recorded(last))
+
+
+async def test_a_revision_dropped_while_it_is_rebuilt_does_not_come_back_over_another(ledger: Ledger) -> None:
+    last = await built(ledger)
+    async with deployed("fold", ledger.settings, ledger.name).working(options=OPTIONS):
+        await stands(ledger, 2, place="")
+    database = Database(ledger.settings.database)
+    log = checkpoints(ledger)["balances", 1].log
+    engine = database.sync_engine()
+    with shadow_of(database, BALANCES, new_run(), Watch(None)) as shadow:
+        shadow.finish()
+        with catching_up(shadow, ledger, ledger.endpoint, 1, 0, log) as follower:
+            follower.to(last)
+            with engine.begin() as connection:
+                retire(connection, "balances", 1, DEPLOYS["fold"][1])
+            with pytest.raises(RebuildError, match="was dropped while it was rebuilt"):
+                shadow.swap(log, follower.to)
+    assert checkpoints(ledger)["balances", 1].state == "retired"
+    assert rows(ledger, NEWER) == folded(ledger, 2, last)
+    engine.dispose()
+
+
+async def test_a_dropped_revision_is_not_verified_against_the_table_of_another(ledger: Ledger) -> None:
+    await built(ledger)
+    async with deployed("fold", ledger.settings, ledger.name).working(options=OPTIONS):
+        await stands(ledger, 2, place="")
+    engine = Database(ledger.settings.database).sync_engine()
+    with engine.begin() as connection:
+        retire(connection, "balances", 1, DEPLOYS["fold"][1])
+    engine.dispose()
+    ref: Any = SimpleNamespace(load=lambda: ledger)
+    with pytest.raises(RebuildError, match="has no live read model"):
+        await verify(ref, "balances", ledger.settings)
+
+
+async def test_a_log_that_never_rests_does_not_put_a_takeover_off(
+    eventjet_nats: NatsServer, eventjet_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commits that take longer than the next event takes to come: the worker keeps up, and is never at the end."""
+    ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=eventjet_database))
+    ledger.create()
+    init(ledger, "old")
+    await built(ledger)
+    write, done = Session.write, threading.Event()
+
+    async def slowly(session: Session, change: Any) -> Any:
+        await asyncio.sleep(0.05)
+        return await write(session, change)
+
+    def go_on() -> None:
+        with Link.open(ledger.endpoint) as link:
+            while not done.wait(0.004):
+                encoded = ledger.catalog.encode(Opened(owner="ada"))
+                subject = f"{ledger.name}.ledger.a-1"
+                link.send(publish_frame(subject, encoded.body, headers=block(encoded.type_name, encoded.schema)))
+
+    monkeypatch.setattr(Session, "write", slowly)
+    pouring = asyncio.create_task(asyncio.to_thread(go_on))
+    try:
+        newer = deployed("fold", ledger.settings, ledger.name)
+        async with ledger.working("balances", options=OPTIONS), newer.working("balances", options=OPTIONS):
+            async with asyncio.timeout(20):
+                await stands(ledger, 2, place="")
+    finally:
+        done.set()
+        await pouring
+    assert checkpoints(ledger)["balances", 1].place != ""
