@@ -248,3 +248,35 @@ async def test_whoever_waits_when_the_connection_ends_is_told() -> None:
         await waiter
     with pytest.raises(Unreachable, match="it is closed"):
         await waiting.caught_up(BALANCES, 1, 1)
+
+
+class SlowDesk(Desk):
+    """A first look that saw the checkpoints before it could be answered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began = asyncio.Event()
+        self.answered = asyncio.Event()
+
+    async def look(self) -> Mapping[str, Sequence[Standing]]:
+        found = await super().look()
+        if self.looks == 1:
+            self.began.set()
+            await self.answered.wait()
+        return found
+
+
+async def test_a_notice_that_comes_during_a_look_is_not_lost() -> None:
+    desk = SlowDesk()
+    desk.at(300)
+    waiting = desk.waiting()
+    waiter = asyncio.create_task(waiting.caught_up(BALANCES, 301, LONG_S))
+    await desk.began.wait()
+    desk.at(301)
+    desk.tell(1, 301)
+    desk.answered.set()
+    # Far sooner than the slow look.
+    async with asyncio.timeout(LONG_S / 3):
+        await waiter
+    assert desk.looks == 2
+    await waiting.close()

@@ -112,6 +112,8 @@ class Waiting:
     _waiters: set[_Waiter] = field(default_factory=set["_Waiter"])
     _least: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
     """The least position that is waited for, by projection and the revision that serves it."""
+    _told: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
+    """What notices said since the last look began, which may have been too early to see it."""
     _heard: set[str] = field(default_factory=set[str])
     _due: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
@@ -179,17 +181,25 @@ class Waiting:
         told = read_notice(payload)
         if told is not None:
             revision, position = told
-            least = self._least.get((projection, revision))
-            if least is not None and position >= least:
-                self._due.set()
+            key = projection, revision
+            self._told[key] = max(position, self._told.get(key, 0))
+            self._wake(key)
+
+    def _wake(self, key: tuple[str, int]) -> None:
+        least = self._least.get(key)
+        if least is not None and self._told[key] >= least:
+            self._due.set()
 
     async def _run(self) -> None:
         pause_s = _POLL_S[0]
         while self._waiters:
             self._due.clear()
+            self._told = {}
             came = list(self._waiters)
             await self._look_for(came)
             self._forget_done()
+            for key in self._told:
+                self._wake(key)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s if self.listen is None else self.slow_s):
                     if self._waiters:
