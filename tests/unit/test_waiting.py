@@ -85,7 +85,7 @@ def test_what_is_no_token_is_refused(token: str) -> None:
 
 
 def test_the_token_of_another_app_is_refused() -> None:
-    with pytest.raises(UsageError, match="is of the app 'shop', and this connection is 'bank'"):
+    with pytest.raises(UsageError, match="is of the app 'shop', and this connection is of 'bank'"):
         position_in("shop:7", "bank")
 
 
