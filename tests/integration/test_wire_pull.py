@@ -53,6 +53,25 @@ def test_an_empty_read_model_starts_wherever_the_log_begins(endpoint: Endpoint) 
         assert positions([take(pull, 10)]) == list(range(1_001, 1_011))
 
 
+def test_last_events_that_a_rival_was_given_are_missed_though_nothing_follows(endpoint: Endpoint) -> None:
+    name = make_log(endpoint, [b"{}"] * 10)
+    with DurablePull.open(endpoint, name, "p", position=0, heartbeat_s=0.5) as pull, Link.open(endpoint) as rival:
+        assert positions([take(pull, 10)]) == list(range(1, 11))
+        # It was stopped with a pull in hand, which reaches the durable of its successor.
+        rival.subscribe(f"{rival.inbox}.p")
+        rival.publish(f"$JS.API.CONSUMER.MSG.NEXT.{name}.p", b'{"batch":5}', reply=f"{rival.inbox}.p")
+        rival.flush()
+
+        def follow() -> None:
+            # The server gives waiting pulls one message each in turn; nothing follows the one that goes astray.
+            for number in range(11, 21):
+                append(endpoint, name, [b"new"])
+                assert positions([take(pull, 1)]) == [number]
+
+        with pytest.raises(DeliveryGap, match="another reader"):
+            follow()
+
+
 def test_batches_are_bounded_and_not_waited_for_to_fill(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 1_000)
     with DurablePull.open(endpoint, name, "p", position=0, batch_max=64) as pull:

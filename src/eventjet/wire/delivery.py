@@ -37,7 +37,7 @@ class Delivery:
         self.holes: list[tuple[int, int]] = []
         """(first, last) position of each run that was skipped, when `watch_holes`; emptied by the owner."""
         self.stream = stream
-        self._consumer = consumer
+        self.consumer = consumer
         self._sid = sid
         self._watch = watch_holes
         self._anywhere = anywhere
@@ -83,9 +83,9 @@ class Delivery:
         try:
             ack = parse_ack(reply)
         except ValueError as error:
-            raise DeliveryGap(self._consumer, position + 1, f"as something else: {error}") from None
-        if (ack.stream, ack.consumer) != (self.stream, self._consumer):
-            raise DeliveryGap(self._consumer, ack.position, f"it comes from {ack.consumer!r} of {ack.stream!r}")
+            raise DeliveryGap(self.consumer, position + 1, f"as something else: {error}") from None
+        if (ack.stream, ack.consumer) != (self.stream, self.consumer):
+            raise DeliveryGap(self.consumer, ack.position, f"it comes from {ack.consumer!r} of {ack.stream!r}")
         if first and self._anywhere:
             position = ack.position - 1
         prefix = ack_prefix(reply)
@@ -99,4 +99,4 @@ class Delivery:
             reason = f"as delivery {ack.sequence} after delivery {sequence}"
         else:
             reason = f"after position {position}"
-        return DeliveryGap(self._consumer, ack.position, reason)
+        return DeliveryGap(self.consumer, ack.position, reason)

@@ -15,7 +15,8 @@ from eventjet.codec.envelope import RawRecord
 from eventjet.errors import HistoryBroken
 from eventjet.wire.delivery import Delivery
 from eventjet.wire.endpoint import Endpoint
-from eventjet.wire.faults import LinkClosed, LinkLost
+from eventjet.wire.faults import DeliveryGap, LinkClosed, LinkLost
+from eventjet.wire.frames import number_in
 from eventjet.wire.link import Link
 from eventjet.wire.pulls import Pulls, create_consumer, delete_consumer
 
@@ -157,10 +158,22 @@ class DurablePull:
         self._pulls.arrived(len(self._ready) - had)
         self._tell_holes()
         for status in statuses:
+            self._check_nothing_else_went_out(status)
             self._pulls.ended(status)
         if statuses:
             self._pulls.ask()
         return True
+
+    def _check_nothing_else_went_out(self, status: bytes) -> None:
+        """A heartbeat names the last delivery of the consumer, to whomever it went (ADR-15).
+
+        A deposed worker that resumes with a pull in hand may be given the last events of a log that then rests, and no
+        later delivery would show the gap.
+        """
+        last = number_in(status, b"Nats-Last-Consumer")
+        if last is not None and last > self._delivery.sequence:
+            at = number_in(status, b"Nats-Last-Stream") or 0
+            raise DeliveryGap(self._delivery.consumer, at, f"to another reader: delivery {last} never came here")
 
     def _tell_holes(self) -> None:
         holes, self._delivery.holes = self._delivery.holes, []
