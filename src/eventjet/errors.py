@@ -23,7 +23,9 @@
     │   ├── LogRolledBack         the log under a checkpoint is not the log it was made from
     │   └── NotCaughtUp           the read model did not reach the position in time
     └── RebuildError
+        ├── ArchiveBroken         an archive has a gap, a file that was changed, or is of another log
         ├── RebuildRefused        the plan names something a swap cannot carry
+        ├── RowsRefused           a rule of the database forbids rows that the log gives
         └── VerificationFailed    what was loaded is not what was folded
 
 Each sets attributes, forms its message in the constructor, and ends by saying what to do. An application's own
@@ -289,6 +291,17 @@ class RebuildError(EventjetError):
     """A rebuild stopped; the live read model is untouched."""
 
 
+class ArchiveBroken(RebuildError):
+    """An archive cannot be trusted as it stands; nothing was made from it."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        self.url = url
+        self.reason = reason
+        super().__init__(
+            f"The archive {url} cannot be used: {reason}. Make it again with `eventjet archive`, or go without it."
+        )
+
+
 class RebuildRefused(RebuildError):
     """The plan names something a swap cannot carry."""
 
@@ -296,6 +309,19 @@ class RebuildRefused(RebuildError):
         self.projection = projection
         self.reason = reason
         super().__init__(f"Projection {projection!r} cannot be rebuilt: {reason}. {remedy}")
+
+
+class RowsRefused(RebuildError):
+    """A rule of the database forbids rows that the log gives."""
+
+    def __init__(self, projection: str, reason: str) -> None:
+        self.projection = projection
+        self.reason = reason
+        super().__init__(
+            f"The database refused rows of {projection!r} as the log gives them: {reason}. The live table is "
+            "untouched. Mend the projection, or the rule of its table, and run the rebuild again; a worker would stop "
+            "at the event in question and name it."
+        )
 
 
 class VerificationFailed(RebuildError):

@@ -1,8 +1,10 @@
 """Named places where a test can have this process killed, stopped or made to fail. Inert unless it asks for it.
 
 `EVENTJET_FAILPOINT=name:action[:count]` arms one of them: at the `count`-th time it is reached (default 1) the process
-gets SIGKILL (`kill`), SIGSTOP (`stop`), or `FailpointError` is raised (`raise`). With `EVENTJET_FAILPOINT_LOG` the name
-is appended to that file just before, so that whoever armed it knows that it was reached.
+gets SIGKILL (`kill`), SIGSTOP (`stop`) or SIGINT (`interrupt`), `FailpointError` is raised (`raise`), or nothing
+happens (`tell`). With `EVENTJET_FAILPOINT_LOG` that file is made just before, so that whoever armed it knows that it
+was reached. Processes that share the file, as all those of a Spark job do, share the failpoint: it has its effect in
+the first of them.
 """
 
 from __future__ import annotations
@@ -30,8 +32,38 @@ NAMES = (
     "worker.before_release",
     "takeover.moved",
     "takeover.committed",
+    "rebuild.planned",
+    "rebuild.claimed",
+    "rebuild.announced",
+    "rebuild.shadow_made",
+    "rebuild.engine_started",
+    "rebuild.batch_read",
+    "rebuild.part_begun",
+    "rebuild.rows_copied",
+    "rebuild.part_loaded",
+    "rebuild.loaded",
+    "rebuild.keys_made",
+    "rebuild.indexed",
+    "rebuild.caught_up",
+    "rebuild.before_swap",
+    "rebuild.inside_swap",
+    "rebuild.after_swap",
+    "rebuild.dropped",
+    "verify.copied",
+    "verify.loaded",
+    "verify.compared",
+    "task.begun",
+    "task.folded",
+    "archive.written",
+    "archive.read_back",
+    "archive.sealed",
 )
-"""In the order in which a term reaches them; the last two in a revision that takes over from another one."""
+"""In the order in which they are reached: by a worker's term, by a revision that takes over from another one, by a
+rebuild, by a verification, by a task of either on Spark, which loads its parts itself, and by the making of an
+archive."""
+ACTIONS = ("kill", "stop", "interrupt", "raise", "tell")
+
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "interrupt": signal.SIGINT}
 
 
 class FailpointError(Exception):
@@ -44,7 +76,7 @@ class _Armed:
     def __init__(self, spec: str) -> None:
         self.name, _, rest = spec.partition(":")
         self.action, _, count = rest.partition(":")
-        if self.name not in NAMES or self.action not in ("kill", "stop", "raise") or not (count or "1").isdigit():
+        if self.name not in NAMES or self.action not in ACTIONS or not (count or "1").isdigit():
             raise UsageError(f"EVENTJET_FAILPOINT={spec!r} is not name:action[:count]. Names: {', '.join(NAMES)}.")
         self._left = int(count or "1")
         self._lock = threading.Lock()
@@ -56,11 +88,15 @@ class _Armed:
                 return
         log = os.environ.get("EVENTJET_FAILPOINT_LOG")
         if log:
-            with Path(log).open("a", encoding="utf-8") as file:
-                file.write(f"{self.name}:{self.action}\n")
+            try:
+                with Path(log).open("x", encoding="utf-8") as file:
+                    file.write(f"{self.name}:{self.action}\n")
+            except FileExistsError:
+                return
         if self.action == "raise":
             raise FailpointError(self.name)
-        os.kill(os.getpid(), signal.SIGKILL if self.action == "kill" else signal.SIGSTOP)
+        if self.action != "tell":
+            os.kill(os.getpid(), _SIGNALS[self.action])
 
 
 def reach(name: str) -> None:

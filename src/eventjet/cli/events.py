@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from eventjet.cli.failure import printable
-from eventjet.codec.envelope import MSG_ID, SCHEMA, TYPE, VERSION, RawRecord, header, metadata_of
+from eventjet.codec.envelope import MSG_ID, SCHEMA, TYPE, VERSION, RawRecord, header, metadata_of, recorded_at
 from eventjet.domain.identity import decode_id
 from eventjet.errors import CodecError
 from eventjet.jet import Jet
@@ -78,10 +78,10 @@ def shown(jet: Jet, record: RawRecord) -> ShownEvent:
     """What can be said of a record; never raises for what is in it."""
     position, time_ns, subject, block, body = record
     aggregate, aggregate_id, fault = _named(subject)
-    recorded_at = _EPOCH + timedelta(microseconds=time_ns // 1000)
+    when = _EPOCH + timedelta(microseconds=time_ns // 1000)
     try:
-        recorded = jet.decode(record)
-        recorded_at = recorded_at if recorded is None else recorded.recorded_at
+        when = recorded_at(record)
+        jet.decode(record)
     except CodecError as error:
         fault = fault or str(error)
     try:
@@ -91,7 +91,7 @@ def shown(jet: Jet, record: RawRecord) -> ShownEvent:
     values = {} if metadata is None else {name: getattr(metadata, name) for name in _METADATA}
     return ShownEvent(
         position=position,
-        recorded_at=recorded_at,
+        recorded_at=when,
         aggregate=aggregate,
         aggregate_id=aggregate_id,
         version=_number(block, VERSION),

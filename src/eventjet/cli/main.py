@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from eventjet.cli import failure
+from eventjet.cli.archive import archive
 from eventjet.cli.db import db
 from eventjet.cli.demo import demo
 from eventjet.cli.dev import dev
@@ -18,6 +19,8 @@ from eventjet.cli.init import init
 from eventjet.cli.pause import pause, resume
 from eventjet.cli.quarantine import commands as quarantine
 from eventjet.cli.rebuild import rebuild
+from eventjet.cli.restore import restore
+from eventjet.cli.snapshots import snapshots
 from eventjet.cli.status import status
 from eventjet.cli.tail import tail
 from eventjet.cli.verify import verify
@@ -31,10 +34,11 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (init, worker, rebuild, verify, status, pause, resume, history, tail, dev, demo):
+for command in (init, worker, rebuild, verify, archive, restore, status, pause, resume, history, tail, dev, demo):
     app.command()(command)
 app.add_typer(quarantine, name="quarantine")
 app.add_typer(db)
+app.add_typer(snapshots)
 
 
 @app.callback(invoke_without_command=True)

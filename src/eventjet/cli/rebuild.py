@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from eventjet.cli.failure import ANSWER_IS_NO
 from eventjet.cli.target import AppDirOption, AppOption, DatabaseOption, JsonOption, ServersOption, Target, target
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
-    from eventjet.rebuild import EngineName, RebuildReport
+    from eventjet.rebuild import Candidate, EngineName, Preview, RebuildReport
 
 EngineOption = Annotated[
     str, typer.Option("--engine", metavar="spark|local", help="Spark, or this process alone without a JVM.")
@@ -21,12 +22,24 @@ MasterOption = Annotated[
     str | None,
     typer.Option("--master", metavar="URL", help="Spark's; else SPARK_REMOTE, else all cores of this machine."),
 ]
+FromArchiveOption = Annotated[
+    str | None,
+    typer.Option("--from-archive", metavar="URL", help="Read the past from an archive, as far as that goes."),
+]
+NoShipOption = Annotated[
+    bool, typer.Option("--no-ship", help="Do not send the app's package to Spark: it is installed there.")
+]
 
 
 def rebuild(
     projections: Annotated[list[str], typer.Argument(metavar="PROJECTION", help="Which ones.")],
     engine: EngineOption = "spark",
     master: MasterOption = None,
+    from_archive: FromArchiveOption = None,
+    no_ship: NoShipOption = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan and what would refuse it; change nothing.")
+    ] = False,
     json: JsonOption = False,
     app: AppOption = None,
     app_dir: AppDirOption = None,
@@ -42,8 +55,11 @@ def rebuild(
 
     at = target(app, app_dir, servers, database)
     chosen, names = engine_named(engine), at.chosen(projections)
-    with terminable("The live read models are as they were."):
-        report = asyncio.run(told_when_stopping(_rebuild(at, names, chosen, master)))
+    if dry_run:
+        _preview(at, names, chosen, master, from_archive, json=json)
+        return
+    with terminable("No live read model was changed but by a swap that was complete."):
+        report = asyncio.run(told_when_stopping(_rebuild(at, names, chosen, master, from_archive, ship=not no_ship)))
     if json:
         print_json({**asdict(report), "seconds": dict(report.seconds)})
     else:
@@ -59,7 +75,9 @@ def engine_named(name: str) -> EngineName:
     return name
 
 
-async def _rebuild(at: Target, names: list[str], engine: EngineName, master: str | None) -> RebuildReport:
+async def _rebuild(
+    at: Target, names: list[str], engine: EngineName, master: str | None, from_archive: str | None, *, ship: bool
+) -> RebuildReport:
     from eventjet.cli.progress import progress
     from eventjet.rebuild import AppRef, rebuild
 
@@ -70,6 +88,8 @@ async def _rebuild(at: Target, names: list[str], engine: EngineName, master: str
             at.settings,
             engine=engine,
             master=master,
+            ship=ship,
+            from_archive=from_archive,
             progress=lambda step: shown(step.phase, step.done, step.total or None),
         )
 
@@ -88,3 +108,81 @@ def _print(report: RebuildReport) -> None:
             )
     spent = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in report.seconds.items())
     say(f"{report.engine} engine: {spent}")
+    total_s = sum(report.seconds.values())
+    local_s = report.local_at_most_s
+    if local_s is not None and local_s < total_s:
+        say(
+            f"Starting Spark outweighed the work: `--engine local` would have taken about {local_s:.0f} s or less, "
+            f"and this took {total_s:.0f} s."
+        )
+
+
+def _preview(
+    at: Target, names: list[str], engine: EngineName, master: str | None, from_archive: str | None, *, json: bool
+) -> None:
+    from eventjet.cli.terminal import print_json
+    from eventjet.rebuild import AppRef, preview
+
+    app = AppRef.parse(at.reference, at.folder)
+    planned = preview(app, names, at.settings, engine=engine, master=master, from_archive=from_archive)
+    found = asyncio.run(planned)
+    if json:
+        print_json(_as_json(found))
+    else:
+        _print_preview(found)
+    if found.refusals:
+        raise typer.Exit(ANSWER_IS_NO)
+
+
+def _print_preview(found: Preview) -> None:
+    from eventjet.cli.terminal import counted, say
+
+    plan = found.plan
+    for one in found.candidates:
+        say(f"{one.projection} revision {one.revision}: {one.route.value}; {_live(one)}")
+    say(f"{plan.stream}: {counted(plan.events, 'event')}, positions {plan.first:,} to {plan.last:,}")
+    if plan.archived >= plan.first:
+        say(f"Positions up to {min(plan.archived, plan.last):,} would be read from the archive.")
+    on = f"spark engine on {found.master}" if found.master else "local engine"
+    ranges, parts = counted(len(plan.ranges), "range"), counted(plan.partitions, "partition")
+    say(f"{on}: the log is read {_times(len(plan.passes))}, in {ranges} into {parts}")
+    say(f"{found.database}: the shadows would be in {found.place}")
+    if found.upgrades:
+        say("eventjet's own tables would be made, or brought up to date, first.")
+    if found.remains:
+        say(f"What killed rebuilds left would be removed first: {', '.join(found.remains)}.")
+    for refusal in found.refusals:
+        say(f"Refused: {refusal}")
+    say("Nothing was changed.")
+
+
+def _live(one: Candidate) -> str:
+    return "no live one yet" if one.position is None else f"the live one is {one.state} at position {one.position:,}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _as_json(found: Preview) -> dict[str, Any]:
+    plan = found.plan
+    return {
+        "engine": plan.engine,
+        "master": found.master,
+        "stream": plan.stream,
+        "first": plan.first,
+        "last": plan.last,
+        "archived": plan.archived,
+        "events": plan.events,
+        "ranges": [one._asdict() for one in plan.ranges],
+        "partitions": plan.partitions,
+        "passes": [
+            {"route": one.route.value, "projections": [step.projection for step in one.steps]} for one in plan.passes
+        ],
+        "projections": [{**asdict(one), "route": one.route.value} for one in found.candidates],
+        "database": found.database,
+        "place": found.place,
+        "upgrades": found.upgrades,
+        "remains": found.remains,
+        "refusals": found.refusals,
+    }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from eventjet.cli.failure import ANSWER_IS_NO
-from eventjet.cli.rebuild import EngineOption, MasterOption, engine_named
+from eventjet.cli.rebuild import EngineOption, FromArchiveOption, MasterOption, NoShipOption, engine_named
 from eventjet.cli.target import AppDirOption, AppOption, DatabaseOption, JsonOption, ServersOption, Target, target
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ def verify(
     projection: Annotated[str, typer.Argument(help="Which one.")],
     engine: EngineOption = "local",
     master: MasterOption = None,
+    from_archive: FromArchiveOption = None,
+    no_ship: NoShipOption = False,
     json: JsonOption = False,
     app: AppOption = None,
     app_dir: AppDirOption = None,
@@ -39,7 +41,7 @@ def verify(
     chosen = engine_named(engine)
     (name,) = at.chosen([projection])
     with terminable("Nothing was changed."):
-        report = asyncio.run(told_when_stopping(_verify(at, name, chosen, master)))
+        report = asyncio.run(told_when_stopping(_verify(at, name, chosen, master, from_archive, ship=not no_ship)))
     if json:
         examples = [{**asdict(one), "key": shown_key(one.key)} for one in report.examples]
         print_json({**asdict(report), "seconds": dict(report.seconds), "examples": examples})
@@ -49,7 +51,9 @@ def verify(
         raise typer.Exit(ANSWER_IS_NO)
 
 
-async def _verify(at: Target, name: str, engine: EngineName, master: str | None) -> VerifyReport:
+async def _verify(
+    at: Target, name: str, engine: EngineName, master: str | None, from_archive: str | None, *, ship: bool
+) -> VerifyReport:
     from eventjet.cli.progress import progress
     from eventjet.rebuild import AppRef, verify
 
@@ -60,6 +64,8 @@ async def _verify(at: Target, name: str, engine: EngineName, master: str | None)
             at.settings,
             engine=engine,
             master=master,
+            ship=ship,
+            from_archive=from_archive,
             progress=lambda step: shown(step.phase, step.done, step.total or None),
         )
 

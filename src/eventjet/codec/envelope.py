@@ -8,7 +8,7 @@ here, once, by every engine alike.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -37,6 +37,7 @@ RECORDED_AT = "Ej-Recorded-At"
 ENCODING = "Ej-Encoding"
 ACTOR = META + "actor"
 
+_MSG_ID, _EXPECTED, _VERSION = (f"{name}: ".encode() for name in (MSG_ID, EXPECTED, VERSION))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _KEY = re.compile(r"[a-z][a-z0-9-]{0,40}")
 _METADATA = re.compile(rb"\r\n(?:Ej-C|Ej-Meta-|traceparent)")
@@ -105,6 +106,11 @@ def metadata_of(block: bytes, start: int = 0) -> tuple[str | None, Metadata]:
     return command_id, Metadata(*told, extra)
 
 
+def recorded_at(record: RawRecord) -> datetime:
+    """When it was recorded: JetStream's time, unless the record says otherwise; raises `UndecodableEvent`."""
+    return _told_time(record[3], _EPOCH + timedelta(microseconds=record[1] // 1000), record)
+
+
 class Decoder:
     """Turns records into recorded events, of the classes in `only` when given.
 
@@ -112,16 +118,46 @@ class Decoder:
     `UndecodableEvent`, which carry position and bytes.
     """
 
-    __slots__ = ("_catalog", "_known", "_only", "_second", "_second_at")
+    __slots__ = ("_catalog", "_known", "_only", "_plain", "_second", "_second_at")
 
     def __init__(self, catalog: Catalog, only: Collection[type] | None = None) -> None:
         self._catalog = catalog
         self._only = None if only is None else frozenset(only)
         self._known: dict[bytes, Resolved | None] = {}
+        self._plain: dict[tuple[bytes, bytes], Resolved | None] = {}
         self._second = 0
         self._second_at = _EPOCH
 
     def __call__(self, record: RawRecord) -> Recorded[Any] | None:
+        position, time_ns, subject, block, body = record
+        # What nearly every block is: nothing but the chain, each header in its place.
+        lines = block.split(b"\r\n")
+        if len(lines) == 8:
+            _, told_id, expected, kind, schema, number, more, _ = lines
+        elif len(lines) == 7:
+            _, told_id, kind, schema, number, more, _ = lines
+            expected = _EXPECTED
+        else:
+            return self._of_any_block(record)
+        try:
+            resolved = self._plain[kind, schema]
+        except KeyError:
+            return self._of_any_block(record)
+        if more or told_id[:13] != _MSG_ID or number[:12] != _VERSION or expected[:37] != _EXPECTED:
+            return self._of_any_block(record)
+        if resolved is None:
+            return None
+        try:
+            aggregate, aggregate_id = _place(subject)
+            version = int(number[12:])
+            data = resolved.decode(body)
+            event_id = told_id[13:].decode()
+        except Exception as error:
+            raise _undecodable(resolved, record, error) from error
+        return recorded(data, aggregate_id, version, position, self._time(time_ns), event_id, aggregate)
+
+    def _of_any_block(self, record: RawRecord) -> Recorded[Any] | None:
+        """As a call, whatever else the block holds."""
         position, time_ns, subject, block, body = record
         key, number, end = _kind(block)
         try:
@@ -137,18 +173,20 @@ class Decoder:
             start = block.find(b"\r\nNats-Msg-Id: ")
             event_id = block[start + 15 : block.index(b"\r\n", start + 15)].decode() if start >= 0 else ""
         except Exception as error:
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            raise UndecodableEvent(resolved.event.info.name, position, body, reason) from error
-        second, rest = divmod(time_ns, 1_000_000_000)
-        if second != self._second:
-            self._second, self._second_at = second, _EPOCH + timedelta(seconds=second)
-        recorded_at = self._second_at + timedelta(0, 0, rest // 1000)
+            raise _undecodable(resolved, record, error) from error
+        recorded_at = self._time(time_ns)
         if end + 4 >= len(block) or (block.find(b"\r\nEj-", end) < 0 and block.find(b"\r\ntraceparent", end) < 0):
             return recorded(data, aggregate_id, version, position, recorded_at, event_id, aggregate)
         command_id, metadata = metadata_of(block, end)
         if block.find(b"\r\nEj-Recorded-At: ", end) >= 0:
             recorded_at = _told_time(block, recorded_at, record)
         return recorded(data, aggregate_id, version, position, recorded_at, event_id, aggregate, command_id, metadata)
+
+    def _time(self, time_ns: int) -> datetime:
+        second, rest = divmod(time_ns, 1_000_000_000)
+        if second != self._second:
+            self._second, self._second_at = second, _EPOCH + timedelta(seconds=second)
+        return self._second_at + timedelta(0, 0, rest // 1000)
 
     def link(self, record: RawRecord) -> Link:
         """As a call, but only what folding one aggregate's history takes: half the work."""
@@ -187,7 +225,15 @@ class Decoder:
             resolved = None
         if key and len(self._known) < 10_000:
             self._known[key] = resolved
+            lines = key.split(b"\r\n")
+            if len(lines) == 3:
+                self._plain[lines[1], lines[2]] = resolved
         return resolved
+
+
+def _undecodable(resolved: Resolved, record: RawRecord, error: Exception) -> UndecodableEvent:
+    reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return UndecodableEvent(resolved.event.info.name, record[0], record[4], reason)
 
 
 def _unescaped(value: bytes) -> str:
@@ -236,8 +282,3 @@ def _escaped(name: str, value: str) -> str:
     if not value or len(text) > _VALUE_MAX:
         raise Refused(f"{name} of {len(value)} characters", f"a header holds 1 to {_VALUE_MAX} bytes", "Shorten it.")
     return text
-
-
-def headers_to_block(headers: Mapping[str, str] | None) -> bytes:
-    """The block of headers that a client library has already parsed."""
-    return header_block(headers.items()) if headers else b""

@@ -55,6 +55,10 @@ class BodyCodec:
             raise UnencodableEvent(event, f"it would be read back as {again!r}")
         return body, again
 
+    def text(self, value: Any) -> str:
+        """A value as JSON in the profile's form, not checked."""
+        return self._serializer.to_json(value).decode()
+
 
 def _equal(one: Any, other: Any) -> bool:
     """As `==`, but a time that its zone has twice or never equals itself in UTC, which Python denies (PEP 495)."""

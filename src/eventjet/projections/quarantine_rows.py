@@ -1,4 +1,7 @@
-"""SQL of the quarantine: what a batch does to it, as part of the batch's transaction, and what is held back."""
+"""SQL of the quarantine: what a batch does to it, as part of the batch's transaction, and what is held back.
+
+Its text is made of constants of eventjet's own; values are always bound.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _CONFLICT = f"on conflict (projection, revision, position) do update set {_ANEW}
 _INTO = f"insert into eventjet_quarantine (projection, revision, {', '.join(_COLUMNS)}, parked_at)"
 
 _POSTGRES_PARKED = (
-    f", parked as ({_INTO} select %s, %s, q.*, {clock(POSTGRESQL)} "  # noqa: S608
+    f", parked as ({_INTO} select %s, %s, q.*, {clock(POSTGRESQL)} "  # noqa: S608 - of constants
     f"from unnest({', '.join(f'%s::{kind}[]' for kind in _TYPES)}) q where exists (select 1 from held) {_CONFLICT})"
 )
 _POSTGRES_FREED = (
@@ -31,14 +34,14 @@ _POSTGRES_FREED = (
     "and position = any(%s::bigint[]) and exists (select 1 from held))"
 )
 _POSTGRES_DECIDED = (
-    f", decided as (update eventjet_quarantine q set decision = d.decision, decided_at = {clock(POSTGRESQL)} "  # noqa: S608
+    f", decided as (update eventjet_quarantine q set decision = d.decision, decided_at = {clock(POSTGRESQL)} "  # noqa: S608 - of constants
     "from unnest(%s::bigint[], %s::text[]) d(position, decision) where q.projection = %s and q.revision = %s "
     "and q.position = d.position and exists (select 1 from held))"
 )
 _SQLITE_PARKED = f"{_INTO} values (?, ?, {', '.join('?' for _ in _COLUMNS)}, {clock(SQLITE)}) {_CONFLICT}"
 _SQLITE_FREED = "delete from eventjet_quarantine where projection = ? and revision = ? and position = ?"
 _SQLITE_DECIDED = (
-    f"update eventjet_quarantine set decision = ?, decided_at = {clock(SQLITE)} "  # noqa: S608
+    f"update eventjet_quarantine set decision = ?, decided_at = {clock(SQLITE)} "  # noqa: S608 - of constants
     "where projection = ? and revision = ? and position = ?"
 )
 

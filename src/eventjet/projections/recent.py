@@ -9,6 +9,7 @@ from eventjet.projections.fold import RowKey, Rows
 
 ROWS_MAX = 20_000
 """Rows kept, at most twice as many for a moment."""
+NONE: Mapping[RowKey, Any] = {}
 
 
 class RecentRows:
@@ -17,21 +18,24 @@ class RecentRows:
     What a transaction changed counts only once it is `committed`; any doubt is answered by `forget`.
     """
 
-    __slots__ = ("_limit", "_new", "_old", "_uncommitted")
+    __slots__ = ("_limit", "_new", "_old")
 
     def __init__(self, limit: int = ROWS_MAX) -> None:
         self._limit = limit
         self._new: Rows = {}
         self._old: Rows = {}
-        self._uncommitted: Mapping[RowKey, Any] = {}
 
-    def find(self, keys: Iterable[RowKey]) -> tuple[Rows, list[RowKey]]:
-        """(rows known, None where there is none; keys that must be read)."""
+    def find(self, keys: Iterable[RowKey], before: Mapping[RowKey, Any] = NONE) -> tuple[Rows, list[RowKey]]:
+        """(rows known, None where there is none; keys that must be read), after what `before` changes."""
+        if not self._limit:
+            return {}, list(keys)
         new, old = self._new, self._old
         known: Rows = {}
         missing: list[RowKey] = []
         for key in keys:
-            if key in new:
+            if key in before:
+                known[key] = before[key]
+            elif key in new:
                 known[key] = new[key]
             elif key in old:
                 known[key] = old[key]
@@ -39,20 +43,14 @@ class RecentRows:
                 missing.append(key)
         return known, missing
 
-    def write(self, changed: Mapping[RowKey, Any]) -> None:
-        """Note what the open transaction writes."""
-        self._uncommitted = changed
-
-    def committed(self) -> None:
-        """The transaction is in the database."""
+    def committed(self, changed: Mapping[RowKey, Any]) -> None:
+        """These rows are in the database."""
         if self._limit:
-            self._new.update(self._uncommitted)
-        self._uncommitted = {}
-        if len(self._new) > self._limit:
-            self._old, self._new = self._new, {}
+            self._new.update(changed)
+            if len(self._new) > self._limit:
+                self._old, self._new = self._new, {}
 
     def forget(self) -> None:
         """Know nothing."""
         self._new = {}
         self._old = {}
-        self._uncommitted = {}

@@ -76,21 +76,21 @@ class PostgresStatements:
         keys = ", ".join(f"%s::{element_type(column.type)}[]" for column in names.key)
         aliases = ", ".join(f"k{index}" for index in range(len(names.key)))
         same = " and ".join(f"t.{names.quoted(column)} = k.k{index}" for index, column in enumerate(names.key))
-        self._read = f"select {names.all('t.')} from unnest({keys}) as k({aliases}) join {names.table} t on {same}"  # noqa: S608
+        self._read = f"select {names.all('t.')} from unnest({keys}) as k({aliases}) join {names.table} t on {same}"  # noqa: S608 - declared names
         if len(names.key) == 1:
             (only,) = names.key
             self._read = (
-                f"select {names.all('t.')} from {names.table} t "  # noqa: S608
+                f"select {names.all('t.')} from {names.table} t "  # noqa: S608 - declared names
                 f"where t.{names.quoted(only)} = any(%s::{element_type(only.type)}[])"
             )
         held = "exists (select 1 from held)"
         self._held = f"with held as ({_ADVANCE.format('%s', clock(POSTGRESQL))} returning 1)"
         self._made = (
-            f", made as (insert into {names.table} ({names.all()}) select * from unnest({arrays}) where {held})"  # noqa: S608
+            f", made as (insert into {names.table} ({names.all()}) select * from unnest({arrays}) where {held})"  # noqa: S608 - declared names
         )
         self._kept = self._made.replace("made as", "kept as", 1)[:-1] + names.on_conflict() + ")"
         self._gone = (
-            f", gone as (delete from {names.table} t using unnest({keys}) as k({aliases}) where {same} and {held})"  # noqa: S608
+            f", gone as (delete from {names.table} t using unnest({keys}) as k({aliases}) where {same} and {held})"  # noqa: S608 - declared names
         )
 
     def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
@@ -128,11 +128,11 @@ class SqliteStatements:
         same = " and ".join(f"t.{names.quoted(column)} = {part}" for column, part in zip(names.key, parts, strict=True))
         equal = " and ".join(f"{names.quoted(column)} = ?" for column in names.key)
         self._advance = _ADVANCE.format("?", clock(SQLITE))
-        self._insert = f"insert into {names.table} ({names.all()}) values ({marks})"  # noqa: S608
+        self._insert = f"insert into {names.table} ({names.all()}) values ({marks})"  # noqa: S608 - declared names
         self._upsert = self._insert + names.on_conflict()
         # A cross join keeps the order: each key is looked up in the index.
-        self._read = f"select {names.all('t.')} from json_each(?) k cross join {names.table} t on {same}"  # noqa: S608
-        self._delete = f"delete from {names.table} where {equal}"  # noqa: S608
+        self._read = f"select {names.all('t.')} from json_each(?) k cross join {names.table} t on {same}"  # noqa: S608 - declared names
+        self._delete = f"delete from {names.table} where {equal}"  # noqa: S608 - declared names
 
     def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
         dumped = self._dumped(keys)

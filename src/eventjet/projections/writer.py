@@ -7,9 +7,10 @@ it commits, nobody has written since. A worker that is stopped or slow while it 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias
 
 from sqlalchemy import JSON, Connection, LargeBinary, Table
 
@@ -18,9 +19,9 @@ from eventjet.domain.recorded import Recorded
 from eventjet.errors import CheckpointFenced
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import Checkpoint, read
-from eventjet.projections.fold import Fold, Rows
+from eventjet.projections.fold import Fold, RowKey, Rows
 from eventjet.projections.quarantine import Held, Offered, ParkingFold, Place, Sorted, Sorting
-from eventjet.projections.recent import ROWS_MAX, RecentRows
+from eventjet.projections.recent import NONE, ROWS_MAX, RecentRows
 from eventjet.projections.statements import Changes, statements
 from eventjet.projections.tables import RowCodec, storage_table
 
@@ -55,76 +56,107 @@ class Batch:
 class Writer:
     """Writes the batches of one projection, to its table or to `table` (a shadow).
 
-    Whoever tells `recent` of every commit is spared reading rows that it has just written.
+    Whoever tells it of every commit is spared reading rows that it has just written.
     """
 
     def __init__(self, bound: BoundProjection, dialect: str, *, lease_s: float, table: Table | None = None) -> None:
         codec = RowCodec(bound.table, bound.row_type, dialect)
         # Rows of values that may be large, or changed in place, are read anew for every batch.
         heavy = any(isinstance(column.type, JSON | LargeBinary) for column in bound.table.columns)
-        self.recent = RecentRows(0 if heavy else ROWS_MAX)
+        self._recent = RecentRows(0 if heavy else ROWS_MAX)
         self.held = Held()
         """What is held back at the checkpoint, as long as nobody else writes."""
         self._bound = bound
         self._fold = Fold(bound, codec)
         self._parking = ParkingFold(bound, codec) if bound.quarantines else None
-        self._newly_held: Collection[Place] = ()
+        self._prepared: deque[_Prepared] = deque(maxlen=2)
         self._lease_s = lease_s
         self._statements = statements(storage_table(bound.table, dialect) if table is None else table, codec)
 
     def write(self, connection: Connection, held: Checkpoint, batch: Batch) -> None:
         """Prepare and commit within the caller's transaction."""
-        self.commit(connection, held, batch, self.prepare(connection, held, batch))
+        self.commit(connection, held, batch, self.prepare(connection, batch))
 
-    def prepare(self, connection: Connection, held: Checkpoint, batch: Batch) -> Changes:
+    def prepare(self, connection: Connection, batch: Batch) -> Changes:
         """Read and fold: what the batch does to the rows. Raises `HandlerFailed`."""
-        events = batch.events
-        if batch.last <= batch.after or (events and events[0].position <= batch.after):
-            raise CheckpointFenced(held.name, f"a batch after position {batch.after} ends at {batch.last}")
-        if not events:
-            return Changes()
-        if self._parking is not None:
-            return self._parked_apart(connection, cast("Sequence[Any]", events))
-        if not self._bound.reads:
-            return Changes(made=list(self._fold({}, events).values()))
-        rows, missing = self.recent.find(self._fold.keys(events))
-        if missing:
-            rows.update(self._statements.read(connection, missing))
-        changed = self._fold(rows, events)
-        self.recent.write(changed)
-        return changes_of(changed)
+        self._prepared.clear()
+        changes = self._folded(batch, lambda keys: self._statements.read(connection, keys))
+        assert changes is not None
+        return changes
+
+    def prepare_next(self, batch: Batch) -> Changes | None:
+        """`prepare` for the batch after the one that is about to be committed.
+
+        None when that takes rows that are not in memory. Whatever it raises, `prepare` raises in its turn.
+        """
+        return None if len(self._prepared) > 1 else self._folded(batch, None)
 
     def sort(self, connection: Connection, offers: Sequence[Offered], held: Held) -> Sorted:
         """Read and fold, and park what cannot be taken. Only for a projection that quarantines."""
-        assert self._parking is not None
-        rows, missing = self.recent.find(self._parking.keys(offers))
-        if missing:
-            rows.update(self._statements.read(connection, missing))
-        found = self._parking(rows, offers, held)
-        self.recent.write(found.changed)
+        self._prepared.clear()
+        found = self._sorted(offers, held, lambda keys: self._statements.read(connection, keys))
+        assert found is not None
         return found
 
     def committed(self) -> None:
-        """What was prepared last is in the database."""
-        self.recent.committed()
-        if self._newly_held:
-            self.held.places.update(self._newly_held)
-            self._newly_held = ()
+        """What was prepared first, of what was not committed yet, is in the database."""
+        done = self._prepared.popleft()
+        self._recent.committed(done.changed)
+        if done.held:
+            self.held.places.update(done.held)
 
     def undone(self) -> None:
-        """What was prepared last is not in the database."""
-        self.recent.forget()
+        """What was prepared is not in the database."""
+        self._prepared.clear()
+        self._recent.forget()
 
     def forget(self) -> None:
         """Begin anew: somebody else may have written since."""
-        self.recent.forget()
-        self._newly_held = ()
+        self.undone()
         self.held = Held()
 
-    def _parked_apart(self, connection: Connection, offers: Sequence[Offered]) -> Changes:
-        found = self.sort(connection, offers, self.held)
-        self._newly_held = found.held
-        return changes_of(found.changed, Sorting(found.parked) if found.parked else None)
+    def _folded(self, batch: Batch, read: Read | None) -> Changes | None:
+        """What it does to the rows; None when some would have to be read, and cannot."""
+        events: Sequence[Any] = batch.events
+        if batch.last <= batch.after or (events and events[0].position <= batch.after):
+            raise CheckpointFenced(self._bound.name, f"a batch after position {batch.after} ends at {batch.last}")
+        if self._parking is not None:
+            found = self._sorted(events, self.held, read)
+            if found is None:
+                return None
+            self._prepared[-1].held = found.held
+            return changes_of(found.changed, Sorting(found.parked) if found.parked else None)
+        if not self._bound.reads:
+            made = self._fold({}, events)
+            self._prepared.append(_Prepared({}))
+            return Changes(made=list(made.values()))
+        rows = self._rows(self._fold.keys(events), read)
+        if rows is None:
+            return None
+        changed = self._fold(rows, events)
+        self._prepared.append(_Prepared(changed))
+        return changes_of(changed)
+
+    def _sorted(self, offers: Sequence[Offered], held: Held, read: Read | None) -> Sorted | None:
+        assert self._parking is not None
+        if self._prepared and self._prepared[-1].held:
+            # What the batch before holds back is not known to be held before it is committed.
+            return None
+        rows = self._rows(self._parking.keys(offers), read)
+        if rows is None:
+            return None
+        found = self._parking(rows, offers, held)
+        self._prepared.append(_Prepared(found.changed))
+        return found
+
+    def _rows(self, keys: Sequence[RowKey], read: Read | None) -> Rows | None:
+        """As they are once what was prepared before is committed."""
+        rows, missing = self._recent.find(keys, self._prepared[-1].changed if self._prepared else NONE)
+        if missing:
+            if read is None:
+                return None
+            rows.update(read(missing))
+        return rows
 
     def commit(self, connection: Connection, held: Checkpoint, batch: Batch, changes: Changes) -> None:
         """Rows and checkpoint together, or `CheckpointFenced` and neither."""
@@ -134,6 +166,18 @@ class Writer:
         if not self._statements.write(connection, advance, changes):
             raise fenced(connection, held, batch)
         failpoints.reach("worker.rows_written")
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """What a batch changes, to be remembered once it is committed."""
+
+    changed: Rows
+    held: Collection[Place] = ()
+    """Aggregates it holds back."""
+
+
+Read: TypeAlias = Callable[[Sequence[RowKey]], Rows]
 
 
 def fenced(connection: Connection, held: Checkpoint, batch: Batch) -> CheckpointFenced:

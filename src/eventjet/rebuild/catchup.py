@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from eventjet.projections.quarantine import Held, Parked, reader
 from eventjet.projections.sql import AnyBound
 from eventjet.projections.writer import Batch, Writer
 from eventjet.rebuild.progress import Watch
+from eventjet.rebuild.reading import read_ahead
 from eventjet.rebuild.shadow import Shadow
 from eventjet.spark.ship import Wired
 from eventjet.wire import Endpoint, get_record, read_range
@@ -49,13 +50,16 @@ class CatchUp:
             connection.rollback()
         self.position = held.position
 
-    def to(self, position: int, watch: Watch | None = None) -> None:
+    def to(self, position: int, watch: Watch) -> None:
         """Write what is missing up to a position of the log, batch by batch."""
         start, total = self.position, position - self.position
         begin = max(start + 1, self._first)
-        for records in read_range(self._endpoint, self._stream, begin, position + 1, batch=BATCH):
-            self._write(records)
-            if watch is not None:
+        if begin > position:
+            return
+        batches = read_range(self._endpoint, self._stream, begin, position + 1, batch=BATCH)
+        with closing(read_ahead(batches, watch)) as ahead:
+            for records in ahead:
+                self._write(records)
                 watch.tell("catch up", self.position - start, total)
 
     def _write(self, records: list[RawRecord]) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from eventjet import failpoints
 from eventjet.errors import LogRolledBack, RebuildError, VerificationFailed
 from eventjet.projections.checkpoint import Checkpoint
 from eventjet.projections.quarantine import Parked
@@ -27,7 +28,7 @@ _BACKOFF_S = (0.05, 2.0)
 class Follower(Protocol):
     """Brings a shadow further along the log."""
 
-    def to(self, position: int, watch: Watch | None = None) -> None:
+    def to(self, position: int, watch: Watch) -> None:
         """Write what is missing up to a position."""
         ...
 
@@ -67,13 +68,16 @@ def swap_in(shadow: Swappable, follower: Follower, app: Wired, endpoint: Endpoin
             state = stream_state(endpoint, app.name)
             if state.messages:
                 follower.to(state.last, watch)
+            failpoints.reach("rebuild.caught_up")
         with watch.phase("swap"):
-            outcome = shadow.swap(log, follower.to if same_past else None)
+            failpoints.reach("rebuild.before_swap")
+            outcome = shadow.swap(log, (lambda position: follower.to(position, watch)) if same_past else None)
         if isinstance(outcome, Swapped):
+            failpoints.reach("rebuild.after_swap")
             return outcome
         if time.monotonic() > deadline:
             raise _no_swap(shadow, outcome)
-        time.sleep(backoff_s)
+        watch.wait(backoff_s)
         backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
 
 

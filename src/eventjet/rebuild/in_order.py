@@ -14,6 +14,7 @@ from sqlalchemy import Column, Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from eventjet import failpoints
 from eventjet.codec.envelope import MSG_ID, Decoder, RawRecord, header
 from eventjet.errors import HandlerFailed, VerificationFailed
 from eventjet.projections.checkpoint import Checkpoint
@@ -21,13 +22,15 @@ from eventjet.projections.database import is_about_data
 from eventjet.projections.sql import BoundSql
 from eventjet.projections.sql_writer import SqlWriter, reason_of
 from eventjet.projections.writer import Batch
+from eventjet.rebuild.archived import Past, read_log
 from eventjet.rebuild.catchup import begun
 from eventjet.rebuild.compare import Pair
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Phase, Watch
+from eventjet.rebuild.reading import read_ahead
 from eventjet.rebuild.shadow import Swappable
 from eventjet.spark.ship import Wired
-from eventjet.wire import Endpoint, read_range
+from eventjet.wire import Endpoint
 
 BATCH = 1_000
 """Events in one transaction, at most."""
@@ -95,6 +98,7 @@ class InOrder:
         first: int,
         runner: asyncio.Runner,
         connection: AsyncConnection,
+        past: Past | None,
     ) -> None:
         self.position = 0
         self._shadow = shadow
@@ -103,6 +107,7 @@ class InOrder:
         self._first = first
         self._runner = runner
         self._connection = connection
+        self._past = past
         self._held = begun(shadow.bound)
         self._decode = Decoder(app.catalog, shadow.bound.events)
         self._writer = SqlWriter(shadow.bound, lease_s=0)
@@ -117,21 +122,22 @@ class InOrder:
                 raise VerificationFailed(self._shadow.bound.name, reason)
         return self._shadow.count()
 
-    def to(self, position: int, watch: Watch | None = None) -> None:
+    def to(self, position: int, watch: Watch) -> None:
         """Run the handlers for what is missing up to a position of the log."""
         self._runner.run(self._to(position, watch, "catch up"))
 
-    async def _to(self, position: int, watch: Watch | None, phase: Phase) -> None:
+    async def _to(self, position: int, watch: Watch, phase: Phase) -> None:
         start, total = self.position, position - self.position
         begin = max(start + 1, self._first)
-        batches = read_range(self._endpoint, self._stream, begin, position + 1, batch=BATCH)
+        log = read_log(self._endpoint, self._stream, begin, position + 1, batch=BATCH, past=self._past)
+        batches = read_ahead(log, watch)
         ahead = asyncio.create_task(asyncio.to_thread(next, batches, None))
         try:
             while (records := await ahead) is not None:
                 ahead = asyncio.create_task(asyncio.to_thread(next, batches, None))
                 await self._write(records)
-                if watch is not None:
-                    watch.tell(phase, self.position - start, total)
+                failpoints.reach("rebuild.batch_read")
+                watch.tell(phase, self.position - start, total)
         finally:
             await asyncio.wait([ahead])
             ahead.exception()
@@ -172,14 +178,16 @@ class InOrder:
 
 
 @contextmanager
-def in_order(shadow: TablesShadow, app: Wired, endpoint: Endpoint, first: int) -> Generator[InOrder]:
-    """Handlers and a connection to the empty shadow; `first` is the log's first position."""
+def in_order(
+    shadow: TablesShadow, app: Wired, endpoint: Endpoint, first: int, past: Past | None = None
+) -> Generator[InOrder]:
+    """Handlers and a connection to the empty shadow; `first` is the log's first position, or the archive's."""
     with asyncio.Runner() as runner:
         engine = shadow.handlers_engine()
         connection = engine.connect()
         runner.run(_started(connection))
         try:
-            yield InOrder(shadow, app, endpoint, first, runner, connection)
+            yield InOrder(shadow, app, endpoint, first, runner, connection, past)
         finally:
             runner.run(_ended(connection, engine))
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from psycopg import sql
 
+from eventjet import failpoints
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import Database
 from eventjet.projections.quarantine import Parked
+from eventjet.rebuild.refused import refusals, row_of
 
 SQLITE_CHUNK = 5_000
 """Rows a transaction of SQLite: a larger one would keep a live writer waiting."""
@@ -52,9 +55,13 @@ class Part:
 
 
 def load_part(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int:
-    """Load one part in one transaction with its row in the ledger; return how many rows the ledger says it has."""
+    """Load one part in one transaction with its row in the ledger; return how many rows the ledger says it has.
+
+    Raises `RowsRefused`.
+    """
     if target.database.dialect == POSTGRESQL:
-        return _copy(target, number, rows)
+        with refusals(target.projection):
+            return _copy(target, number, rows)
     return _insert(target, number, rows)
 
 
@@ -75,6 +82,7 @@ def _copy(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int:
             found = cursor.fetchone()
             assert found is not None
             return int(found[0])
+        failpoints.reach("rebuild.part_begun")
         statement = sql.SQL("copy {} ({}) from stdin").format(
             sql.Identifier(target.schema, target.table), sql.SQL(", ").join(map(sql.Identifier, target.columns))
         )
@@ -84,9 +92,11 @@ def _copy(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int:
             for row in rows:
                 write_row(row)
                 count += 1
+        failpoints.reach("rebuild.rows_copied")
         cursor.execute(
             sql.SQL("update {} set rows = %s where run = %s and part = %s").format(ledger), (count, *this_part)
         )
+    failpoints.reach("rebuild.part_loaded")
     return count
 
 
@@ -100,15 +110,19 @@ def _insert(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int:
             f"insert into {_quoted(target.table)} ({', '.join(map(_quoted, target.columns))}) "
             f"values ({', '.join('?' * len(target.columns))})"
         )
+        failpoints.reach("rebuild.part_begun")
         count = 0
         remaining = iter(rows)
         while chunk := list(islice(remaining, SQLITE_CHUNK)):
-            _insert_chunk(connection, statement, chunk)
+            with refusals(target.projection, partial(_refused, connection, statement, chunk)):
+                _insert_chunk(connection, statement, chunk)
             count += len(chunk)
+        failpoints.reach("rebuild.rows_copied")
         connection.execute(
             f"insert into {LEDGER} (run, part, projection, revision, rows) values (?, ?, ?, ?, ?)",
             (target.run, number, target.projection, target.revision, count),
         )
+        failpoints.reach("rebuild.part_loaded")
         return count
     finally:
         connection.close()
@@ -122,6 +136,20 @@ def _insert_chunk(connection: sqlite3.Connection, statement: str, chunk: Sequenc
     except BaseException:
         connection.execute("rollback")
         raise
+
+
+def _refused(connection: sqlite3.Connection, statement: str, chunk: Sequence[Sequence[Any]]) -> str:
+    """Which row of a chunk it was: the driver names the rule alone."""
+    connection.execute("begin immediate")
+    try:
+        for row in chunk:
+            try:
+                connection.execute(statement, row)
+            except sqlite3.Error:
+                return row_of(row)
+    finally:
+        connection.execute("rollback")
+    return ""
 
 
 def _quoted(name: str) -> str:

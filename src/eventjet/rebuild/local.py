@@ -2,48 +2,59 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import count
+from typing import Any
 
+from eventjet import failpoints
 from eventjet.codec.envelope import RawRecord
+from eventjet.rebuild.archived import Past, read_log
 from eventjet.rebuild.folding import Folding, Foldings, uncollected
 from eventjet.rebuild.load import Part, Target, load_part
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
+from eventjet.rebuild.reading import read_ahead
 from eventjet.spark.ship import Wired
-from eventjet.wire import Endpoint, read_range
+from eventjet.wire import Endpoint
 
 BATCH = 2_000
 ENTRIES_HELD_MAX = 50_000
 """Rows of entries that wait for the next load."""
 
-_AHEAD = 8
-_POLL_S = 0.5
+_TOLD_EVERY = 2_000
 
 
-def load_locally(plan: Plan, app: Wired, endpoint: Endpoint, targets: Sequence[Target], watch: Watch) -> list[Part]:
+def load_locally(
+    plan: Plan,
+    app: Wired,
+    endpoint: Endpoint,
+    targets: Sequence[Target],
+    watch: Watch,
+    past: Past | None = None,
+) -> list[Part]:
     """Carry out a plan; returns what every part of every projection holds."""
-    made = _Loads(app, targets)
+    made = _Loads(app, targets, watch)
     with watch.phase("read", plan.events), uncollected():
+        failpoints.reach("rebuild.engine_started")
         done = 0
-        batches = read_range(endpoint, plan.stream, plan.first, plan.last + 1, batch=BATCH)
-        with closing(_read_ahead(batches)) as ahead:
+        batches = read_log(endpoint, plan.stream, plan.first, plan.last + 1, batch=BATCH, past=past)
+        with closing(read_ahead(batches, watch)) as ahead:
             for records in ahead:
                 made.take(records)
+                failpoints.reach("rebuild.batch_read")
                 done += len(records)
                 watch.tell("read", done, plan.events)
     with watch.phase("load"):
-        return made.finish(watch)
+        return made.finish()
 
 
 class _Loads:
     """The foldings of one plan with the parts they were loaded in."""
 
-    def __init__(self, app: Wired, targets: Sequence[Target]) -> None:
+    def __init__(self, app: Wired, targets: Sequence[Target], watch: Watch) -> None:
         self._targets = targets
+        self._watch = watch
         names = [target.projection for target in targets]
         self._foldings = Foldings(app, names, targets[0].database.dialect, [target.known for target in targets])
         self._numbers = [count() for _ in targets]
@@ -57,52 +68,26 @@ class _Loads:
             if not folding.bound.reads and len(folding) >= ENTRIES_HELD_MAX:
                 self._load(index, folding, events=0)
 
-    def finish(self, watch: Watch) -> list[Part]:
+    def finish(self) -> list[Part]:
         """Load what is held; the last part of each projection accounts for the events."""
+        total = sum(map(len, self._foldings.each))
+        done = 0
         for index, folding in enumerate(self._foldings.each):
-            watch.tell("load", index, len(self._targets))
-            self._load(index, folding, events=self._events)
+            held = len(folding)
+            self._load(index, folding, events=self._events, done=done, total=total)
+            done += held
         return self._parts
 
-    def _load(self, index: int, folding: Folding, events: int) -> None:
+    def _load(self, index: int, folding: Folding, events: int, done: int = 0, total: int = 0) -> None:
         target = self._targets[index]
         number = next(self._numbers[index])
-        rows = load_part(target, number, folding.rows() if folding.bound.reads else folding.drain())
-        self._parts.append(Part(target.projection, number, events, rows, folding.parked))
+        rows = iter(folding.rows() if folding.bound.reads else folding.drain())
+        loaded = load_part(target, number, self._told(rows, done, total))
+        self._parts.append(Part(target.projection, number, events, loaded, folding.parked))
 
-
-def _read_ahead(batches: Iterator[list[RawRecord]]) -> Generator[list[RawRecord]]:
-    """The same batches, read in a thread of their own, a few ahead: the server works while this process folds."""
-    ready: queue.Queue[list[RawRecord] | BaseException | None] = queue.Queue(_AHEAD)
-    wanted = threading.Event()
-    wanted.set()
-
-    def put(item: list[RawRecord] | BaseException | None) -> None:
-        while wanted.is_set():
-            try:
-                ready.put(item, timeout=_POLL_S)
-                return
-            except queue.Full:
-                continue
-
-    def read() -> None:
-        end: BaseException | None = None
-        try:
-            for batch in batches:
-                put(batch)
-                if not wanted.is_set():
-                    break
-        except BaseException as error:  # noqa: BLE001 - it is raised again where the batches are awaited
-            end = error
-        put(end)
-
-    reader = threading.Thread(target=read, name="eventjet-read-ahead", daemon=True)
-    reader.start()
-    try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        wanted.clear()
-        reader.join()
+    def _told(self, rows: Iterator[Sequence[Any]], done: int, total: int) -> Iterator[Sequence[Any]]:
+        """The same rows; while they are loaded, `total` of them at the end, it is told how many are."""
+        for number, row in enumerate(rows, start=done):
+            if number % _TOLD_EVERY == 0:
+                self._watch.tell("load", number, total) if total else self._watch.check()
+            yield row

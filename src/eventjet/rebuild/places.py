@@ -6,10 +6,11 @@ from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
+from eventjet import failpoints
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import Database
-from eventjet.projections.sql import BoundSql
+from eventjet.projections.sql import AnyBound, BoundSql
 from eventjet.rebuild import postgres, sqlite
 from eventjet.rebuild.in_order import TablesShadow
 from eventjet.rebuild.progress import Watch
@@ -25,33 +26,46 @@ def shadow_of(
     database: Database, bound: BoundProjection, run: str, watch: Watch, *, to_swap: bool = True
 ) -> AbstractContextManager[Shadow]:
     """A shadow that is gone afterwards, swapped in or not."""
-    on_postgres = database.dialect == POSTGRESQL
-    shadow: Shadow = (
-        postgres.PostgresShadow(database, bound, run) if on_postgres else sqlite.SqliteShadow(database, bound, run)
-    )
-    return _living(shadow, database, run, watch, to_swap=to_swap)
+    return _living(_shadow(database, bound, run), database, run, watch, to_swap=to_swap)
 
 
 def tables_of(
     database: Database, bound: BoundSql, run: str, watch: Watch, *, to_swap: bool = True
 ) -> AbstractContextManager[TablesShadow]:
     """The same for SQL by hand."""
-    shadow: TablesShadow = (
-        PostgresTables(database, bound, run) if database.dialect == POSTGRESQL else SqliteTables(database, bound, run)
-    )
-    return _living(shadow, database, run, watch, to_swap=to_swap)
+    return _living(_tables(database, bound, run), database, run, watch, to_swap=to_swap)
+
+
+def unmade(database: Database, bound: AnyBound, run: str) -> Shadow | TablesShadow:
+    """One of which nothing is made, to ask it what it would meet."""
+    return _tables(database, bound, run) if isinstance(bound, BoundSql) else _shadow(database, bound, run)
+
+
+def _shadow(database: Database, bound: BoundProjection, run: str) -> Shadow:
+    if database.dialect == POSTGRESQL:
+        return postgres.PostgresShadow(database, bound, run)
+    return sqlite.SqliteShadow(database, bound, run)
+
+
+def _tables(database: Database, bound: BoundSql, run: str) -> TablesShadow:
+    if database.dialect == POSTGRESQL:
+        return PostgresTables(database, bound, run)
+    return SqliteTables(database, bound, run)
 
 
 @contextmanager
 def _living(shadow: S, database: Database, run: str, watch: Watch, *, to_swap: bool) -> Generator[S]:
     place = postgres if database.dialect == POSTGRESQL else sqlite
     with place.claimed(database, run):
+        failpoints.reach("rebuild.claimed")
         try:
             with watch.interrupted_by(shadow.interrupt), renewed(database.sync_engine("eventjet rebuild"), run):
                 shadow.create(to_swap=to_swap)
+                failpoints.reach("rebuild.shadow_made")
                 yield shadow
         finally:
             shadow.drop()
+            failpoints.reach("rebuild.dropped")
 
 
 def clear_abandoned(database: Database) -> list[str]:

@@ -61,7 +61,10 @@ class Plan:
     first: int
     last: int
     """The pinned position: events after it come by catching up."""
+    archived: int
+    """Positions from `first` to this one are read from an archive; less than `first` when none are."""
     ranges: tuple[Range, ...]
+    """Of the positions that are read from the log itself."""
     partitions: int
     """How many parts the keys are spread over."""
     passes: tuple[Pass, ...]
@@ -90,11 +93,16 @@ def make_plan(
     keys: int,
     engine: EngineName,
     cores: int,
+    archived: int = 0,
 ) -> Plan:
-    """Plan the rebuild of `bound` up to `last`; `keys` is about how many rows there may be, `runs` are fresh names."""
+    """Plan the rebuild of `bound` up to `last`; `keys` is about how many rows there may be, `runs` are fresh names.
+
+    `archived` is the last position of the archive that is read from, if one is.
+    """
     if engine not in ENGINES:
         raise UsageError(f"There is no engine {engine!r}. Use spark or local.")
-    events = max(0, last - first + 1)
+    archived = min(archived, last)
+    from_log = max(first, archived + 1)
     steps = [Step(run, one.name, one.revision, route_of(one)) for run, one in zip(runs, bound, strict=True)]
     partitions = max(1, cores, -(-keys // KEYS_PER_PARTITION)) if engine == "spark" else 1
     return Plan(
@@ -102,7 +110,8 @@ def make_plan(
         engine=engine,
         first=first,
         last=last,
-        ranges=split(first, last, range_count(events, at_least=cores)),
+        archived=archived,
+        ranges=split(from_log, last, range_count(last - from_log + 1, at_least=cores)),
         partitions=min(partitions, PARTITIONS_MAX),
         passes=_planned(steps, engine),
     )

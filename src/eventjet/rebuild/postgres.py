@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
@@ -25,6 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.schema import AddConstraint, CreateIndex, CreateTable
 
+from eventjet import failpoints
 from eventjet.projections import checkpoint
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import Checkpoint, create_tables
@@ -48,6 +50,7 @@ from eventjet.rebuild import decided, runs
 from eventjet.rebuild.decided import Remembered, remembered
 from eventjet.rebuild.load import LEDGER, Target
 from eventjet.rebuild.obstacles import check_obstacles
+from eventjet.rebuild.refused import breaker_of_check, refusals
 from eventjet.rebuild.run_schema import RunSchema, drop_schemas, end_sessions
 from eventjet.rebuild.shadow import TAIL_MAX, NotYet, Swapped, check_kept
 
@@ -83,10 +86,10 @@ class PostgresShadow:
         with self._engine.begin() as connection:
             create_tables(connection, [self.bound] if to_swap else ())
             if to_swap:
-                live, _ = self._live(connection)
-                check_obstacles(connection, self.bound, self.table, live.oid if live else None)
+                self.check_swappable(connection)
             create_enums(connection, self.bound.table)
             runs.open_run(connection, self.run, self.bound)
+        failpoints.reach("rebuild.announced")
         with self._engine.begin() as connection:
             for schema in (self.schema, self._old):
                 connection.execute(text(f"create schema {self._quote(schema)}"))
@@ -95,6 +98,10 @@ class PostgresShadow:
                 connection.execute(
                     text(f"create unlogged table {self._quote(self.schema)}.{own} (like {own} including all)")
                 )
+
+    def check_swappable(self, connection: Connection) -> None:
+        live, _ = self._live(connection)
+        check_obstacles(connection, self.bound, self.table, live.oid if live else None)
 
     def remember(self) -> None:
         engine = self._engine.execution_options(isolation_level="REPEATABLE READ")
@@ -134,10 +141,17 @@ class PostgresShadow:
         with self._engine.begin() as connection:
             connection.execute(text(f"alter table {name} set logged"))
             for constraint in sorted(self.table.constraints, key=lambda one: not isinstance(one, PrimaryKeyConstraint)):
-                if isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint | CheckConstraint):
-                    connection.execute(AddConstraint(constraint))
+                if isinstance(constraint, CheckConstraint):
+                    broken = partial(breaker_of_check, connection, self.table, constraint)
+                    with refusals(self.bound.name, broken), connection.begin_nested():
+                        connection.execute(AddConstraint(constraint))
+                elif isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint):
+                    with refusals(self.bound.name):
+                        connection.execute(AddConstraint(constraint))
             for index in sorted(self.table.indexes, key=lambda one: str(one.name)):
-                connection.execute(CreateIndex(index))
+                with refusals(self.bound.name):
+                    connection.execute(CreateIndex(index))
+            failpoints.reach("rebuild.keys_made")
         with self._engine.begin() as connection:
             connection.execute(text(f"analyze {name}"))
 
@@ -285,6 +299,7 @@ def advance(connection: Connection, bound: AnyBound, live: Checkpoint, own: Chec
     if takeable:
         values |= {"state": checkpoint.BUILDING if live.takes_over else checkpoint.ACTIVE, "reason": None}
     connection.execute(update(projections).where(checkpoint.is_row(live.name, live.revision)).values(**values))
+    failpoints.reach("rebuild.inside_swap")
     return Swapped(own.position, live.generation + 1, live.place)
 
 

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Phase: TypeAlias = Literal["start", "read", "load", "in order", "index", "catch up", "swap", "copy", "compare"]
+Phase: TypeAlias = Literal[
+    "start", "check", "spark", "read", "load", "in order", "index", "catch up", "swap", "copy", "compare", "archive"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class Watch:
         self._interrupts: list[Callable[[], None]] = []
         self.seconds: dict[str, float] = {}
         """Wall time by phase."""
+        self.cores: int | None = None
+        """That Spark had on this machine; None where it ran elsewhere or not at all."""
 
     @contextmanager
     def phase(self, name: Phase, total: int = 0) -> Generator[None]:
@@ -47,6 +51,16 @@ class Watch:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+    def local_at_most_s(self) -> float | None:
+        """What the local engine would have taken at the most; None where Spark did not run on this machine.
+
+        It would have had no JVM to start, and would have done one after the other what the cores did together.
+        """
+        if self.cores is None:
+            return None
+        spent = sum(self.seconds.values()) - self.seconds.get("spark", 0.0)
+        return spent + (self.cores - 1) * self.seconds.get("read", 0.0)
 
     def tell(self, phase: Phase, done: int, total: int) -> None:
         """Report, from any thread; raises `Stopped` once the work is not wanted any more."""
@@ -59,6 +73,11 @@ class Watch:
         if self._stop.is_set():
             raise Stopped
 
+    def wait(self, seconds: float) -> None:
+        """Let time pass; raises `Stopped` as soon as the work is not wanted any more."""
+        self._stop.wait(seconds)
+        self.check()
+
     def stop(self) -> None:
         """Make the next `tell` and `check` raise, and end what is being waited for."""
         self._stop.set()
@@ -67,8 +86,10 @@ class Watch:
 
     @contextmanager
     def interrupted_by(self, interrupt: Callable[[], None]) -> Generator[None]:
-        """Call `interrupt`, which must not raise, should `stop` come meanwhile."""
+        """Call `interrupt`, which must not raise, should `stop` come meanwhile or have come before."""
         self._interrupts.append(interrupt)
+        if self._stop.is_set():
+            interrupt()
         try:
             yield
         finally:

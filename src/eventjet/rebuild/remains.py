@@ -6,9 +6,8 @@ The next rebuild removes it too, unless the database does not remember the run a
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-from sqlalchemy import make_url, text
+from sqlalchemy import text
 
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import Database
@@ -43,8 +42,7 @@ def _found(database: Database) -> list[tuple[str, str]]:
         with database.sync_engine("eventjet db").begin() as connection:
             names = [str(name) for name in connection.scalars(text("select nspname from pg_namespace"))]
     else:
-        live = Path(str(make_url(database.url).database))
-        names = [path.name.removeprefix(f"{live.name}.") for path in live.parent.glob(f"{live.name}.ej_*")]
+        names = [name for name, _ in sqlite.found_files(database)]
     return [(name, found[1]) for name in names if (found := _RUN.fullmatch(name))]
 
 

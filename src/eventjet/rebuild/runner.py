@@ -13,10 +13,12 @@ from typing import TypeVar
 import psycopg
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
+from eventjet import failpoints
 from eventjet.errors import RebuildError, UsageError
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.database import Database
 from eventjet.projections.sql import AnyBound, BoundSql
+from eventjet.rebuild.archived import Past, past_of
 from eventjet.rebuild.cutover import check_loaded, cut_over, is_our_past, swap_in
 from eventjet.rebuild.in_order import in_order
 from eventjet.rebuild.load import Part
@@ -65,6 +67,8 @@ class RebuildReport:
     projections: tuple[Rebuilt, ...]
     seconds: Mapping[str, float]
     """Wall time by phase."""
+    local_at_most_s: float | None = None
+    """What the local engine would have taken at the most, from what was measured; None where that is not known."""
 
     @property
     def rows(self) -> int:
@@ -79,16 +83,20 @@ async def rebuild(
     engine: EngineName = "spark",
     master: str | None = None,
     ship: bool = True,
+    from_archive: str | None = None,
     progress: Report | None = None,
 ) -> RebuildReport:
     """Make read models again and swap them in, while workers, commands and readers go on.
 
     Cancelled or killed at any moment, it leaves the live tables as they are; the next run removes its remains.
+    `from_archive` is the URL of an archive that the past is read from; `ArchiveBroken` is raised when it cannot be.
     `progress` is called from another thread. Raises `RebuildError`, `Unreachable`, `UsageError`, and what the
     application's own code raises about an event (`HandlerFailed`, `CodecError`).
     """
     watch = Watch(progress)
-    return await in_thread(watch, lambda: _rebuild(app, names, settings, engine, master, ship, watch), settings)
+    return await in_thread(
+        watch, lambda: _rebuild(app, names, settings, engine, master, ship, from_archive, watch), settings
+    )
 
 
 def _rebuild(
@@ -98,6 +106,7 @@ def _rebuild(
     engine: EngineName,
     master: str | None,
     ship: bool,
+    from_archive: str | None,
     watch: Watch,
 ) -> RebuildReport:
     app = ref.load()
@@ -106,9 +115,12 @@ def _rebuild(
     with ExitStack() as stack:
         with watch.phase("start"):
             endpoint, log, state = log_of(app, settings)
+            past = stack.enter_context(past_of(from_archive, app.name, endpoint, log, state, engine, master, watch))
             clear_abandoned(database)
             runs = {one.name: new_run() for one in bound}
-            plan = plan_for(app, bound, list(runs.values()), engine, state, last=state.last if state.messages else 0)
+            last = state.last if state.messages else 0
+            plan = plan_for(app, bound, list(runs.values()), engine, state, last=last, past=past)
+            failpoints.reach("rebuild.planned")
             shadows = [
                 stack.enter_context(shadow_of(database, one, runs[one.name], watch))
                 for one in bound
@@ -123,24 +135,29 @@ def _rebuild(
                 # What was decided about another past says nothing about this one.
                 if shadow.bound.quarantines and is_our_past(endpoint, app.name, shadow.live_checkpoint()):
                     shadow.remember()
-        parts = load(plan, ref, app, settings, shadows, master, ship, watch)
+        parts = load(plan, ref, app, settings, shadows, master, ship, watch, past)
+        failpoints.reach("rebuild.loaded")
         made: list[Rebuilt] = []
         for shadow in shadows:
             with watch.phase("index", 1):
                 shadow.finish()
                 rows = check_loaded(shadow, plan, parts)
+                failpoints.reach("rebuild.indexed")
             parked = [one for part in parts if part.projection == shadow.bound.name for one in part.parked]
             swapped = cut_over(shadow, app, endpoint, plan, log, watch, parked)
             made.append(_rebuilt(shadow.bound, rows, swapped))
         for tables in by_hand:
-            with in_order(tables, app, endpoint, plan.first) as follower:
+            with in_order(tables, app, endpoint, plan.first, past) as follower:
                 rows = follower.load(plan, watch)
                 with watch.phase("index", 1):
                     tables.finish()
+                    failpoints.reach("rebuild.indexed")
                 swapped = swap_in(tables, follower, app, endpoint, log, watch)
             made.append(_rebuilt(tables.bound, rows, swapped))
     in_order_of_names = sorted(made, key=lambda one: list(runs).index(one.projection))
-    return RebuildReport(engine, plan.last, plan.events, tuple(in_order_of_names), watch.seconds)
+    return RebuildReport(
+        engine, plan.last, plan.events, tuple(in_order_of_names), watch.seconds, watch.local_at_most_s()
+    )
 
 
 def _rebuilt(bound: AnyBound, rows: int, swapped: Swapped) -> Rebuilt:
@@ -157,23 +174,28 @@ def load(
     master: str | None,
     ship: bool,
     watch: Watch,
+    past: Past | None = None,
 ) -> list[Part]:
-    """Carry out on its engine what a plan has for one."""
+    """Carry out on its engine what a plan has for one, after the archive it reads from was checked."""
+    if past is not None:
+        past.check(plan, watch)
     plan = plan.folded()
     if not plan.passes:
         return []
     targets = [shadow.target for shadow in shadows]
     if plan.engine == "local":
-        return load_locally(plan, app, Endpoint.of(settings).with_name("eventjet-rebuild"), targets, watch)
+        return load_locally(plan, app, Endpoint.of(settings).with_name("eventjet-rebuild"), targets, watch, past)
     from eventjet.spark.session import spark_session
 
     with ExitStack() as stack:
-        with watch.phase("start"):
-            started = stack.enter_context(spark_session(master, interrupted_by=watch.interrupted_by))
+        with watch.phase("spark"):
+            session = spark_session(master, interrupted_by=watch.interrupted_by)
+            started = stack.enter_context(session) if past is None or past.started is None else past.started
         # Only now is pyspark known to be there.
-        from eventjet.rebuild.spark import load_on_spark
+        from eventjet.rebuild.spark import cores_of, load_on_spark
 
-        return load_on_spark(plan, ref, settings, targets, started, watch, ship_app=ship)
+        watch.cores = cores_of(started)
+        return load_on_spark(plan, ref, settings, targets, started, watch, ship_app=ship, archive=past and past.archive)
 
 
 def bound_of(app: Wired, names: Sequence[str]) -> list[AnyBound]:
@@ -195,18 +217,25 @@ def log_of(app: Wired, settings: Settings) -> tuple[Endpoint, str, StreamState]:
 
 
 def plan_for(
-    app: Wired, bound: Sequence[AnyBound], runs: Sequence[str], engine: EngineName, state: StreamState, last: int
+    app: Wired,
+    bound: Sequence[AnyBound],
+    runs: Sequence[str],
+    engine: EngineName,
+    state: StreamState,
+    last: int,
+    past: Past | None = None,
 ) -> Plan:
-    """A plan from the log's first event to `last`, for this machine."""
+    """A plan from the log's first event, or the archive's, to `last`, for this machine."""
     return make_plan(
         app.name,
         bound,
         runs,
-        first=max(state.first, 1),
+        first=max(state.first, 1) if past is None else past.archive.first,
         last=last,
         keys=state.subjects,
         engine=engine,
         cores=cpu_count() or 1,
+        archived=0 if past is None else past.archive.last,
     )
 
 

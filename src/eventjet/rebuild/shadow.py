@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from sqlalchemy import Engine, Table
+from sqlalchemy import Connection, Engine, Table
 
 from eventjet.errors import RebuildError
 from eventjet.projections.bound import BoundProjection
@@ -57,6 +57,10 @@ class Swappable(Protocol):
 
     @property
     def bound(self) -> AnyBound: ...
+
+    def check_swappable(self, connection: Connection) -> None:
+        """Raise `RebuildRefused` for what a swap could not carry; only looks."""
+        ...
 
     def live_checkpoint(self) -> Checkpoint | None:
         """How far the live read model is."""

@@ -14,10 +14,12 @@ from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.fold import Fold, RowKey, Rows
 from eventjet.projections.quarantine import Held, ParkingFold, reader
 from eventjet.projections.tables import RowCodec
+from eventjet.rebuild.archived import Past, read_log
 from eventjet.spark.ship import Wired
 from eventjet.wire import Endpoint, read_range
 
 NEVER = "never equal"
+BATCH = 2_000
 
 
 def since_when(
@@ -28,6 +30,7 @@ def since_when(
     last: int,
     live: Mapping[RowKey, Any],
     known: Mapping[int, str],
+    past: Past | None = None,
 ) -> dict[RowKey, str]:
     """For each key: `missed since N`, where N is the first event the live row does not show, or `never equal`.
 
@@ -38,7 +41,7 @@ def since_when(
     equal: dict[RowKey, bool] = {key: row is None for key, row in live.items()}
     missed: dict[RowKey, int] = {}
     decode = reader(app.catalog, bound, known)
-    records = (record for batch in _records(app, bound, endpoint, first, last, live) for record in batch)
+    records = (record for batch in _records(app, bound, endpoint, first, last, live, past) for record in batch)
     for event in filter(None, map(decode, records)):
         for key, row in fold(rows, event).items():
             if key not in live:
@@ -79,11 +82,17 @@ def _only(bound: BoundProjection, live: Mapping[RowKey, Any]) -> BoundProjection
 
 
 def _records(
-    app: Wired, bound: BoundProjection, endpoint: Endpoint, first: int, last: int, live: Mapping[RowKey, Any]
+    app: Wired,
+    bound: BoundProjection,
+    endpoint: Endpoint,
+    first: int,
+    last: int,
+    live: Mapping[RowKey, Any],
+    past: Past | None,
 ) -> Iterator[list[RawRecord]]:
     """What could have touched the keys, in order: their own aggregates' records, or everything."""
-    if not bound.keyed_by_aggregate:
-        yield from read_range(endpoint, app.name, first, last + 1)
+    if past is not None or not bound.keyed_by_aggregate:
+        yield from read_log(endpoint, app.name, first, last + 1, batch=BATCH, past=past)
         return
     for (aggregate_id,) in live:
         subject = f"{app.name}.*.{encode_id(aggregate_id)}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -18,19 +18,23 @@ from typing import Any
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 from sqlalchemy import URL, make_url
 
+from eventjet import failpoints
 from eventjet.errors import RebuildError
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import Database
 from eventjet.projections.quarantine import Parked
 from eventjet.rebuild.load import Part, Target, load_part
 from eventjet.rebuild.plan import Pass, Plan, Route
-from eventjet.rebuild.progress import Stopped, Watch
+from eventjet.rebuild.progress import Phase, Stopped, Watch
 from eventjet.rebuild.tasks import KEYED, RESULT, FoldTask, KeyTask, unpack_parked, unpack_rows
 from eventjet.settings import Settings
+from eventjet.spark.archive_frames import archived_frame, reading
+from eventjet.spark.manifest import Archive
+from eventjet.spark.options import connection_options
 from eventjet.spark.scratch import scratch_folder
+from eventjet.spark.sealed import seal
 from eventjet.spark.session import Started
-from eventjet.spark.ship import AppRef, ship
-from eventjet.spark.source import connection_options, write_secret
+from eventjet.spark.ship import AppRef, send_files, ship
 
 _POLL_S = 0.25
 _OURS = re.compile(r"^eventjet\.[\w.]+: (?P<told>.+)$", re.MULTILINE)
@@ -46,42 +50,66 @@ def load_on_spark(
     watch: Watch,
     *,
     ship_app: bool = True,
+    archive: Archive | None = None,
 ) -> list[Part]:
-    """Carry out a plan; returns what every part of every projection holds. Raises `RebuildError`."""
+    """Carry out a plan; returns what every part of every projection holds. Raises `RebuildError`.
+
+    `archive` holds the positions that the plan does not read from the log.
+    """
     if not plan.events:
         return []
-    with scratch_folder() as scratch, watch.phase("read", plan.events):
+    frugal = nullcontext() if archive is None else reading(started.spark)
+    with scratch_folder() as scratch, frugal, watch.phase("read", plan.events):
         secrets = scratch / "secrets"
         secrets.mkdir()
         reference = ship(started, app, scratch) if ship_app else app
-        job = _Job(plan, reference, connection_options(settings, secrets), started, watch)
+        job = _Job(plan, reference, connection_options(settings, secrets), started, watch, archive)
         by_name = {target.projection: target for target in targets}
         databases = {one: passwordless(one, secrets) for one in {target.database for target in targets}}
         for_tasks = {name: replace(one, database=databases[one.database]) for name, one in by_name.items()}
-        _send(secrets, started)
+        send_files(secrets, started)
+        share = plan.events // len(plan.passes)
         parts: list[Part] = []
+        failpoints.reach("rebuild.engine_started")
         for number, one in enumerate(plan.passes):
             own = [by_name[step.projection] for step in one.steps]
-            with _following(started.spark, plan, number, watch):
+            with following(started.spark, watch, "read", share * number, share, plan.events):
                 try:
                     parts += job.run(one, own, tuple(for_tasks[target.projection] for target in own))
                 except RebuildError:
                     raise
                 except Exception as error:
                     watch.check()
-                    raise RebuildError(f"Spark could not finish: {_reason(error)}") from error
+                    raise RebuildError(f"Spark could not finish: {reason_of(error)}") from error
         return parts
+
+
+def cores_of(started: Started) -> int | None:
+    """How many tasks run at once on this machine; None when they run elsewhere, or the session does not tell."""
+    spark: Any = started.spark
+    if not started.local or "connect" in type(spark).__module__:
+        return None
+    return int(spark.sparkContext.defaultParallelism)
 
 
 class _Job:
     """A plan on one session."""
 
-    def __init__(self, plan: Plan, app: AppRef, connection: Mapping[str, str], started: Started, watch: Watch) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        app: AppRef,
+        connection: Mapping[str, str],
+        started: Started,
+        watch: Watch,
+        archive: Archive | None,
+    ) -> None:
         self._plan = plan
         self._app = app
         self._connection = connection
         self._started = started
         self._watch = watch
+        self._archive = archive
 
     def run(self, one: Pass, targets: Sequence[Target], for_tasks: tuple[Target, ...]) -> list[Part]:
         """Read the log once for the steps of one pass."""
@@ -97,14 +125,7 @@ class _Job:
     def _frame(self, one: Pass, dialect: str) -> Any:
         """The records of each partition, in the order of the log."""
         plan = self._plan
-        options = {
-            **self._connection,
-            "stream": plan.stream,
-            "fromPosition": str(plan.first),
-            "toPosition": str(plan.last),
-            "partitions": str(len(plan.ranges)),
-        }
-        frame: Any = self._started.spark.read.format("jetstream").options(**options).load()
+        frame = self._read()
         if one.route is Route.BY_AGGREGATE:
             # The id alone is the key, so the aggregates of one id have to meet.
             frame = frame.repartition(plan.partitions, F.substring_index("subject", ".", -1))
@@ -114,6 +135,23 @@ class _Job:
         else:
             return frame
         return frame.sortWithinPartitions("position")
+
+    def _read(self) -> Any:
+        """The records, the archived ones before those of the log: what each task reads is fixed by the plan."""
+        plan, spark = self._plan, self._started.spark
+        frames: list[Any] = []
+        if self._archive is not None and plan.archived >= plan.first:
+            frames.append(archived_frame(spark, self._archive, plan.first, plan.archived))
+        if plan.ranges:
+            options = {
+                **self._connection,
+                "stream": plan.stream,
+                "fromPosition": str(plan.ranges[0].start),
+                "toPosition": str(plan.last),
+                "partitions": str(len(plan.ranges)),
+            }
+            frames.append(spark.read.format("jetstream").options(**options).load())
+        return frames[0] if len(frames) == 1 else frames[0].union(frames[1])
 
     def _wanted(self, rows: Iterator[Any]) -> Iterator[Any]:
         for row in rows:
@@ -145,37 +183,31 @@ def _accounted(rows: Iterator[Any] | Sequence[Any], inserted_here: Mapping[str, 
 
 
 def passwordless(database: Database, secrets: Path) -> Database:
-    """The same database for tasks, which find its password in a file as libpq has it."""
+    """The same database for tasks, which find its password in a sealed file."""
     url = make_url(database.url)
     if url.password is None:
         return database
     bare = URL.create(url.drivername, url.username, None, url.host, url.port, url.database, url.query)
-    escaped = str(url.password).replace("\\", "\\\\").replace(":", "\\:")
-    file = write_secret(secrets, "pgpass", f"*:*:*:*:{escaped}\n")
-    return Database(bare.update_query_dict({"passfile": str(file)}).render_as_string(hide_password=False))
-
-
-def _send(secrets: Path, started: Started) -> None:
-    """Give the tasks of a cluster the files of secrets: in neither plan nor log, and gone with the session."""
-    spark: Any = started.spark
-    for file in sorted(secrets.iterdir()) if not started.local else ():
-        spark.addArtifacts(str(file), file=True)
+    sealed = seal(secrets, "pgpass", str(url.password))
+    return Database(bare.update_query_dict({"passfile": sealed}).render_as_string(hide_password=False))
 
 
 @contextmanager
-def _following(spark: Any, plan: Plan, number: int, watch: Watch) -> Generator[None]:
-    """Report progress from a thread, and interrupt the job soon after it is not wanted any more."""
-    done = threading.Event()
-    share = plan.events // len(plan.passes)
+def following(spark: Any, watch: Watch, phase: Phase, done: int, share: int, total: int) -> Generator[None]:
+    """Report progress from a thread, and interrupt the job soon after it is not wanted any more.
+
+    The job is `share` of the phase's `total`, after what was `done`.
+    """
+    ended = threading.Event()
     seen = _Stages()
 
     def follow() -> None:
-        while not done.wait(_POLL_S):
+        while not ended.wait(_POLL_S):
             try:
                 watch.check()
                 # A job does not fail because its progress cannot be told.
                 with suppress(Exception):
-                    watch.tell("read", int(share * (number + seen.fraction(spark))), plan.events)
+                    watch.tell(phase, done + int(share * seen.fraction(spark)), total)
             except Stopped:
                 with suppress(Exception):
                     spark.interruptAll()
@@ -184,23 +216,43 @@ def _following(spark: Any, plan: Plan, number: int, watch: Watch) -> Generator[N
     thread = threading.Thread(target=follow, name="eventjet-spark-progress", daemon=True)
     thread.start()
     try:
-        yield
+        with seen.told_by(spark):
+            yield
     finally:
-        done.set()
+        ended.set()
         thread.join()
 
 
 class _Stages:
-    """How much of the running jobs is done, in tasks; classic Spark only, Spark Connect has another way to tell."""
+    """How much of the running jobs is done, in tasks: classic Spark is asked, a Spark Connect server tells."""
 
     def __init__(self) -> None:
         self._totals: dict[int, tuple[int, int]] = {}
+        self._told = 0.0
+
+    @contextmanager
+    def told_by(self, spark: Any) -> Generator[None]:
+        """Listen to a Spark Connect server meanwhile."""
+        if not _is_remote(spark):
+            yield
+            return
+        spark.registerProgressHandler(self._take)
+        try:
+            yield
+        finally:
+            spark.removeProgressHandler(self._take)
 
     def fraction(self, spark: Any) -> float:
-        """0 while nothing is known."""
-        if "connect" in type(spark).__module__:
-            return 0.0
-        tracker = spark.sparkContext.statusTracker()
+        """0 while nothing is known; it never goes back when a job turns out to have more stages."""
+        if not _is_remote(spark):
+            self._ask(spark.sparkContext.statusTracker())
+        totals = list(self._totals.values())
+        total = sum(tasks for _, tasks in totals)
+        done = sum(completed for completed, _ in totals) / total if total else 0.0
+        self._told = max(self._told, done)
+        return self._told
+
+    def _ask(self, tracker: Any) -> None:
         for stage in tracker.getActiveStageIds():
             found = tracker.getStageInfo(stage)
             if found is not None:
@@ -208,11 +260,16 @@ class _Stages:
         for stage in set(self._totals) - set(tracker.getActiveStageIds()):
             total = self._totals[stage][1]
             self._totals[stage] = (total, total)
-        total = sum(tasks for _, tasks in self._totals.values())
-        return sum(completed for completed, _ in self._totals.values()) / total if total else 0.0
+
+    def _take(self, stages: Any, **_: Any) -> None:
+        self._totals |= {one.stage_id: (one.num_completed_tasks, one.num_tasks) for one in stages or ()}
 
 
-def _reason(error: Exception) -> str:
+def _is_remote(spark: Any) -> bool:
+    return "connect" in type(spark).__module__
+
+
+def reason_of(error: Exception) -> str:
     """The innermost sentence of what a task raised, out of Spark's many lines."""
     text = str(error)
     found = _OURS.findall(text) or _RAISED.findall(text)

@@ -5,17 +5,24 @@ A file of its own keeps the load away from the live database's one writer lock.
 
 from __future__ import annotations
 
+import fcntl
+import glob
+import re
 import sqlite3
+import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Protocol
 
-from sqlalchemy import Engine, Table, func, make_url, select
+from sqlalchemy import Connection, Engine, Table, func, make_url, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
+from eventjet import failpoints
 from eventjet.projections import checkpoint
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import Checkpoint, create_tables
@@ -30,10 +37,16 @@ from eventjet.rebuild import decided, runs
 from eventjet.rebuild.decided import Remembered, remembered
 from eventjet.rebuild.load import Target
 from eventjet.rebuild.obstacles import check_obstacles
+from eventjet.rebuild.refused import double, refusals
 from eventjet.rebuild.shadow import TAIL_MAX, NotYet, Swapped, check_kept
 
 _LIVE, _OWN = f"main.{decided.TABLE}", f"shadow.{decided.TABLE}"
+_STEPS = 100_000
+"""Steps of SQLite's machine between two looks: some milliseconds."""
 _SUFFIXES = ("", "-wal", "-shm", "-journal", ".lock")
+_CLAIM_TRIES = 100
+_CLAIM_S = 0.02
+_FILE = re.compile(rf"ej_({runs.RUN.pattern})(?:{'|'.join(map(re.escape, _SUFFIXES))})")
 
 
 class InFile(Protocol):
@@ -41,6 +54,8 @@ class InFile(Protocol):
 
     run: str
     path: Path
+    stopped: threading.Event
+    """Set when what runs on the live database is to end soon, undone."""
 
     @property
     def bound(self) -> AnyBound: ...
@@ -57,6 +72,7 @@ class SqliteShadow:
         self.bound = bound
         self.run = run
         self.path = shadow_path(database, run)
+        self.stopped = threading.Event()
         self._database = database
         self._engine = database.sync_engine("eventjet rebuild")
         self._own = Database(make_url(database.url).set(database=str(self.path)).render_as_string(hide_password=False))
@@ -77,14 +93,18 @@ class SqliteShadow:
         with self._engine.begin() as connection:
             create_tables(connection, [self.bound] if to_swap else ())
             if to_swap:
-                held = checkpoint.read(connection, self.bound.name, self.bound.revision)
-                live = placed(self.bound.table, held.place if held else DECLARED, SQLITE)
-                check_obstacles(connection, self.bound, live, None)
+                self.check_swappable(connection)
             runs.open_run(connection, self.run, self.bound)
+        failpoints.reach("rebuild.announced")
         with self.engine().begin() as connection:
             metadata.create_all(connection)
             # The live table has the indexes; here they would only be in the way.
             connection.execute(CreateTable(self.table))
+
+    def check_swappable(self, connection: Connection) -> None:
+        held = checkpoint.read(connection, self.bound.name, self.bound.revision)
+        live = placed(self.bound.table, held.place if held else DECLARED, SQLITE)
+        check_obstacles(connection, self.bound, live, None)
 
     def remember(self) -> None:
         with closing(self._database.connect_sqlite()) as connection:
@@ -98,6 +118,7 @@ class SqliteShadow:
     def copy_live(self) -> Checkpoint | None:
         """Only the run's file is written to, so nobody waits."""
         with closing(self._database.connect_sqlite()) as connection:
+            stop_when(connection, self.stopped)
             connection.execute("attach database ? as shadow", (str(self.path),))
             connection.execute("begin")
             found = read_checkpoint(connection, "main", self.bound)
@@ -125,7 +146,13 @@ class SqliteShadow:
             return connection.scalar(select(func.count()).select_from(self.table)) or 0
 
     def finish(self) -> None:
-        """Nothing to do: keys are there, and durability comes with the swap."""
+        """Find rows that a unique index forbids before the live database is locked; durability comes with the swap."""
+        with self.engine().begin() as connection:
+            for index in self.table.indexes:
+                if index.unique:
+                    twice = partial(double, connection, list(index.expressions))
+                    with refusals(self.bound.name, twice), connection.begin_nested():
+                        connection.execute(CreateIndex(index))
 
     def engine(self) -> Engine:
         return self._own.sync_engine("eventjet rebuild")
@@ -156,7 +183,7 @@ class SqliteShadow:
         connection.execute(f"insert into main.{name} ({columns}) select {columns} from shadow.{made}")
 
     def interrupt(self) -> None:
-        """Statements are short here."""
+        self.stopped.set()
 
     def drop(self) -> None:
         remove(self.path)
@@ -178,11 +205,17 @@ def read_checkpoint(connection: sqlite3.Connection, schema: str, bound: AnyBound
     return Checkpoint(*row) if row else None
 
 
+def stop_when(connection: sqlite3.Connection, stopped: threading.Event) -> None:
+    """End its statements with an error soon after the event is set: one that copies a large table takes seconds."""
+    connection.set_progress_handler(lambda: int(stopped.is_set()), _STEPS)
+
+
 def swapped_in(
     shadow: InFile, database: Database, log: str, replace_rows: Replace, tail: Callable[[int], None] | None
 ) -> Swapped | NotYet:
     """Replace rows and checkpoint of the live database by those of the run's file, in one transaction."""
     with closing(database.connect_sqlite()) as connection:
+        stop_when(connection, shadow.stopped)
         try:
             connection.execute("begin immediate")
         except sqlite3.OperationalError as error:
@@ -192,7 +225,9 @@ def swapped_in(
             connection.execute("rollback" if isinstance(outcome, NotYet) else "commit")
             return outcome
         except BaseException:
-            connection.execute("rollback")
+            # A statement that is interrupted has ended the transaction.
+            if connection.in_transaction:
+                connection.execute("rollback")
             raise
 
 
@@ -232,6 +267,7 @@ def _swap(
         "where name = ? and revision = ?",
         (own.position, own.event_id, log, recorded(shadow.bound), shadow.bound.name, shadow.bound.revision),
     )
+    failpoints.reach("rebuild.inside_swap")
     return Swapped(own.position, live.generation + 1, live.place)
 
 
@@ -245,12 +281,23 @@ def shadow_path(database: Database, run: str) -> Path:
 def claimed(database: Database, run: str) -> Generator[None]:
     """Hold what tells other processes that this run's process lives: a lock on a file, which goes with the process."""
     lock = _lock_path(database, run)
-    with lock.open("wb") as file:
-        _try_lock(file)
+    with _claim(lock):
         try:
             yield
         finally:
             lock.unlink(missing_ok=True)
+
+
+def _claim(lock: Path) -> IO[bytes]:
+    """The file, locked. Whoever clears away may hold it for a moment, or remove it before it is locked."""
+    for _ in range(_CLAIM_TRIES):
+        file = lock.open("wb")
+        held = _try_lock(file)
+        if lock.exists() and held:
+            return file
+        file.close()
+        time.sleep(_CLAIM_S)
+    raise runs.LeaseEnded
 
 
 def clear_abandoned(database: Database) -> list[str]:
@@ -266,7 +313,19 @@ def clear_abandoned(database: Database) -> list[str]:
             with engine.begin() as connection:
                 runs.close_run(connection, run)
             cleared.append(run)
+    # A run is killed before it is announced, too.
+    for run in {run for _, run in found_files(database)} - {run for run, _ in found}:
+        if not is_claimed(database, run):
+            remove(shadow_path(database, run))
+            cleared.append(run)
     return cleared
+
+
+def found_files(database: Database) -> list[tuple[str, str]]:
+    """(name, run) of the files of all runs, by their names alone."""
+    live = Path(str(make_url(database.url).database))
+    names = [path.name.removeprefix(f"{live.name}.") for path in live.parent.glob(f"{glob.escape(live.name)}.ej_*")]
+    return [(name, found[1]) for name in names if (found := _FILE.fullmatch(name))]
 
 
 def drop_run(database: Database, run: str) -> None:
@@ -284,11 +343,7 @@ def is_claimed(database: Database, run: str) -> bool:
 
 
 def _try_lock(file: IO[bytes]) -> bool:
-    """Lock the file if nobody has; where there are no such locks, only the lease counts."""
-    try:
-        import fcntl
-    except ImportError:
-        return False
+    """Lock the file if nobody has."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -9,6 +9,7 @@ from sqlalchemy import Column, Connection, MetaData, Table, func, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from eventjet import failpoints
 from eventjet.errors import RebuildRefused
 from eventjet.projections import checkpoint
 from eventjet.projections.checkpoint import Checkpoint, create_tables
@@ -58,10 +59,11 @@ class PostgresTables:
         with self._engine.begin() as connection:
             create_tables(connection, [self.bound] if to_swap else ())
             if to_swap:
-                self._check_obstacles(connection, self._live(connection)[0])
+                self.check_swappable(connection)
             for table in self.bound.tables:
                 create_enums(connection, table)
             runs.open_run(connection, self.run, self.bound)
+        failpoints.reach("rebuild.announced")
         with self._engine.begin() as connection:
             for schema in (self._place.schema, self._place.old):
                 connection.execute(text(f"create schema {self._quote(schema)}"))
@@ -72,6 +74,9 @@ class PostgresTables:
             connection.execute(text(f"create unlogged table {own} (like eventjet_projection including all)"))
         with self._place.database(self._engine).sync_engine(self._place.purpose).begin() as connection:
             begin(connection, begun(self.bound))
+
+    def check_swappable(self, connection: Connection) -> None:
+        self._check_obstacles(connection, self._live(connection)[0])
 
     def handlers_engine(self) -> AsyncEngine:
         # A shadow whose last batches a crash undoes is made again.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from sqlalchemy import Column, Connection, Engine, Table, event, func, make_url,
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from eventjet import failpoints
 from eventjet.projections import checkpoint
 from eventjet.projections.checkpoint import Checkpoint, create_tables
 from eventjet.projections.database import BULK, READ_ONLY, Database, enforce_foreign_keys
@@ -25,7 +27,7 @@ from eventjet.rebuild.catchup import begin, begun
 from eventjet.rebuild.compare import Pair
 from eventjet.rebuild.obstacles import check_obstacles_together
 from eventjet.rebuild.shadow import NotYet, Swapped
-from eventjet.rebuild.sqlite import read_checkpoint, remove, shadow_path, swapped_in
+from eventjet.rebuild.sqlite import read_checkpoint, remove, shadow_path, stop_when, swapped_in
 from eventjet.rebuild.tables_postgres import copy_of
 
 T = TypeVar("T")
@@ -42,6 +44,7 @@ class SqliteTables:
         self.bound = bound
         self.run = run
         self.path = shadow_path(database, run)
+        self.stopped = threading.Event()
         self._database = database
         self._engine = database.sync_engine("eventjet rebuild")
         self._own = Database(make_url(database.url).set(database=str(self.path)).render_as_string(hide_password=False))
@@ -51,15 +54,19 @@ class SqliteTables:
         with self._engine.begin() as connection:
             create_tables(connection, [self.bound] if to_swap else ())
             if to_swap:
-                held = checkpoint.read(connection, self.bound.name, self.bound.revision)
-                check_place(self.bound, held.place if held else DECLARED, SQLITE)
-                check_obstacles_together(connection, self.bound.name, dict.fromkeys(self._tables))
+                self.check_swappable(connection)
             runs.open_run(connection, self.run, self.bound)
+        failpoints.reach("rebuild.announced")
         with self.engine().begin() as connection:
             metadata.create_all(connection)
             for statement in creation(self._tables):
                 connection.execute(statement)
             begin(connection, begun(self.bound))
+
+    def check_swappable(self, connection: Connection) -> None:
+        held = checkpoint.read(connection, self.bound.name, self.bound.revision)
+        check_place(self.bound, held.place if held else DECLARED, SQLITE)
+        check_obstacles_together(connection, self.bound.name, dict.fromkeys(self._tables))
 
     def engine(self) -> Engine:
         """Connections to the run's file."""
@@ -76,6 +83,7 @@ class SqliteTables:
     def copy_live(self) -> Checkpoint | None:
         """Only the run's file is written to, so nobody waits."""
         with closing(self._database.connect_sqlite()) as connection:
+            stop_when(connection, self.stopped)
             connection.execute("attach database ? as shadow", (str(self.path),))
             connection.execute("begin")
             found = read_checkpoint(connection, "main", self.bound)
@@ -148,7 +156,7 @@ class SqliteTables:
             )
 
     def interrupt(self) -> None:
-        """Statements are short here."""
+        self.stopped.set()
 
     def drop(self) -> None:
         remove(self.path)

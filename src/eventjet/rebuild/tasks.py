@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
-from importlib import import_module
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import make_url
 
+from eventjet import failpoints
 from eventjet.codec.envelope import Decoder, RawRecord
-from eventjet.errors import CodecError, ProjectionError
+from eventjet.errors import CodecError, ProjectionError, RowsRefused
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import Database
 from eventjet.projections.quarantine import Parked
 from eventjet.rebuild.folding import Folding, Foldings, Tokens, fold_of, uncollected
 from eventjet.rebuild.load import SQLITE_CHUNK, Target, load_part
-from eventjet.spark.session import partition_id, session_file
+from eventjet.spark.arrow import pyarrow, records_of
+from eventjet.spark.sealed import is_sealed, unseal
+from eventjet.spark.session import partition_id
 from eventjet.spark.ship import AppRef
 
 KEYED = "token string, position bigint, time_ns bigint, subject string, headers binary, body binary"
@@ -55,7 +55,7 @@ class KeyTask:
             seen += batch.num_rows
             keyed: list[tuple[str, RawRecord]] = []
             try:
-                for record in _records(batch):
+                for record in records_of(batch):
                     event = decode(record)
                     if event is not None:
                         keyed += [(token, record) for token in tokens_of(event)]
@@ -77,12 +77,13 @@ class FoldTask:
     keyed: bool
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        failpoints.reach("task.begun")
         part = partition_id()
         here = replace(self, targets=tuple(map(_at_hand, self.targets)))
         try:
             with uncollected():
                 yield from here._fold(batches, part)
-        except (CodecError, ProjectionError, _ToldError) as error:
+        except (CodecError, ProjectionError, RowsRefused, _ToldError) as error:
             yield _result(self.targets[0].projection, part, fault=str(error))
 
     def _fold(self, batches: Iterator[Any], part: int) -> Iterator[Any]:
@@ -98,9 +99,10 @@ class FoldTask:
                 foldings.take_keyed(records)
             else:
                 events += batch.num_rows
-                foldings.take(_records(batch))
+                foldings.take(records_of(batch))
             for outlet in outlets:
                 yield from outlet.flush()
+        failpoints.reach("task.folded")
         for outlet in outlets:
             yield from outlet.finish(events)
 
@@ -141,14 +143,12 @@ class _Outlet:
 
 
 def _at_hand(target: Target) -> Target:
-    """The target with its password, if that came in a file of the session, which libpq would not take."""
+    """The target with its password, where that is sealed."""
     url = make_url(target.database.url)
     named = url.query.get("passfile")
-    if not isinstance(named, str) or Path(named).exists():
+    if not isinstance(named, str) or not is_sealed(named):
         return target
-    line = session_file(Path(named)).read_text().rstrip("\n")
-    password = re.sub(r"\\(.)", r"\1", line.removeprefix("*:*:*:*:"))
-    url = url.set(password=password).difference_update_query(["passfile"])
+    url = url.set(password=unseal(named)).difference_update_query(["passfile"])
     return replace(target, database=Database(url.render_as_string(hide_password=False)))
 
 
@@ -158,7 +158,7 @@ class _ToldError(Exception):
 
 def pack_rows(rows: Sequence[Sequence[Any]]) -> bytes:
     """Rows as SQLite's driver takes them (int, float, str, bytes, None) as one Arrow stream."""
-    arrow = _arrow()
+    arrow = pyarrow()
     columns = [arrow.array(column) for column in zip(*rows, strict=True)]
     batch = arrow.RecordBatch.from_arrays(columns, names=[str(number) for number in range(len(columns))])
     sink = arrow.BufferOutputStream()
@@ -169,7 +169,7 @@ def pack_rows(rows: Sequence[Sequence[Any]]) -> bytes:
 
 def unpack_rows(payload: bytes) -> Iterator[tuple[Any, ...]]:
     """The rows of `pack_rows`."""
-    with _arrow().ipc.open_stream(payload) as reader:
+    with pyarrow().ipc.open_stream(payload) as reader:
         for batch in reader:
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
@@ -182,18 +182,6 @@ def pack_parked(parked: Sequence[Parked]) -> bytes:
 def unpack_parked(packed: bytes) -> Iterator[Parked]:
     """The events of `pack_parked`."""
     return (Parked(*row) for row in unpack_rows(packed))
-
-
-def _records(batch: Any) -> Iterator[RawRecord]:
-    position, time_ns, subject, headers, body = batch.columns
-    return zip(
-        position.to_pylist(),
-        time_ns.to_pylist(),
-        subject.cast(_arrow().binary()).to_pylist(),
-        headers.to_pylist(),
-        body.to_pylist(),
-        strict=True,
-    )
 
 
 def _keyed_records(batch: Any) -> tuple[int, list[tuple[str, RawRecord]]]:
@@ -212,7 +200,7 @@ def _keyed_records(batch: Any) -> tuple[int, list[tuple[str, RawRecord]]]:
 
 
 def _keyed_batch(keyed: Sequence[tuple[str, tuple[int, int, bytes | None, bytes, bytes]]]) -> Any:
-    arrow = _arrow()
+    arrow = pyarrow()
     position, time_ns, subject, headers, body = zip(*(record for _, record in keyed), strict=True)
     return arrow.RecordBatch.from_arrays(
         [
@@ -237,7 +225,7 @@ def _result(
     parked: bytes | None = None,
     fault: str | None = None,
 ) -> Any:
-    arrow = _arrow()
+    arrow = pyarrow()
     return arrow.RecordBatch.from_arrays(
         [
             arrow.array([projection], arrow.string()),
@@ -250,7 +238,3 @@ def _result(
         ],
         names=["projection", "part", "events", "rows", "payload", "parked", "fault"],
     )
-
-
-def _arrow() -> Any:
-    return import_module("pyarrow")

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from sqlalchemy import String
 
+from eventjet import failpoints
 from eventjet.errors import RebuildError
 from eventjet.projections.checkpoint import RETIRED, Checkpoint
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import READ_ONLY, Database
 from eventjet.projections.sql import BoundSql
 from eventjet.projections.tables import RowCodec
+from eventjet.rebuild.archived import Past, past_of
 from eventjet.rebuild.compare import compare_table
 from eventjet.rebuild.cutover import check_loaded
 from eventjet.rebuild.in_order import TablesShadow, in_order
@@ -29,6 +31,7 @@ from eventjet.rebuild.since import since_when
 from eventjet.settings import Settings
 from eventjet.spark.ship import AppRef, Wired
 from eventjet.wire import Endpoint
+from eventjet.wire.stream import StreamState
 from eventjet.workers.identity import check_log
 
 EXAMPLES_MAX = 20
@@ -80,14 +83,18 @@ async def verify(
     engine: EngineName = "local",
     master: str | None = None,
     ship: bool = True,
+    from_archive: str | None = None,
     progress: Report | None = None,
 ) -> VerifyReport:
     """Rebuild a read model to a shadow at the live one's position and compare them; the live one is only read.
 
-    Raises as `rebuild` does, and `LogRolledBack` when the live read model was made from another past.
+    `from_archive` is as `rebuild` has it. Raises as that does, and `LogRolledBack` when the live read model was made
+    from another past.
     """
     watch = Watch(progress)
-    return await in_thread(watch, lambda: _verify(app, name, settings, engine, master, ship, watch), settings)
+    return await in_thread(
+        watch, lambda: _verify(app, name, settings, engine, master, ship, from_archive, watch), settings
+    )
 
 
 def _verify(
@@ -97,46 +104,61 @@ def _verify(
     engine: EngineName,
     master: str | None,
     ship: bool,
+    from_archive: str | None,
     watch: Watch,
 ) -> VerifyReport:
     app = ref.load()
     (bound,) = bound_of(app, [name])
-    if isinstance(bound, BoundSql):
-        return _verify_tables(app, bound, settings, engine, watch)
     database = Database(settings.database)
-    with watch.phase("start"):
-        endpoint, _, state = log_of(app, settings)
-        clear_abandoned(database)
-    run = new_run()
-    with shadow_of(database, bound, run, watch, to_swap=False) as shadow:
+    with ExitStack() as stack:
+        with watch.phase("start"):
+            endpoint, log, state = log_of(app, settings)
+            past = stack.enter_context(past_of(from_archive, app.name, endpoint, log, state, engine, master, watch))
+            clear_abandoned(database)
+        if isinstance(bound, BoundSql):
+            return _verify_tables(app, bound, settings, engine, endpoint, state, past, watch)
+        run = new_run()
+        shadow = stack.enter_context(shadow_of(database, bound, run, watch, to_swap=False))
         with watch.phase("copy"):
             at = _copied(shadow)
             check_log(endpoint, app.name, at)
-        plan = plan_for(app, [bound], [run], engine, state, last=at.position)
-        parts = load(plan, ref, app, settings, [shadow], master, ship, watch)
+        failpoints.reach("verify.copied")
+        plan = plan_for(app, [bound], [run], engine, state, last=at.position, past=past)
+        parts = load(plan, ref, app, settings, [shadow], master, ship, watch, past)
         check_loaded(shadow, plan, parts)
+        failpoints.reach("verify.loaded")
         with watch.phase("compare"):
             rows, differences, first = _compare(shadow, watch)
-            examples = _looked_into(app, shadow, endpoint, plan.first, at.position, first)
+            examples = _looked_into(app, shadow, endpoint, plan.first, at.position, first, past)
+        failpoints.reach("verify.compared")
     return VerifyReport(
         name, bound.revision, engine, at.position, plan.events, rows, differences, examples, watch.seconds
     )
 
 
-def _verify_tables(app: Wired, bound: BoundSql, settings: Settings, engine: EngineName, watch: Watch) -> VerifyReport:
+def _verify_tables(
+    app: Wired,
+    bound: BoundSql,
+    settings: Settings,
+    engine: EngineName,
+    endpoint: Endpoint,
+    state: StreamState,
+    past: Past | None,
+    watch: Watch,
+) -> VerifyReport:
     """By its handlers, in order, whatever the engine; then the database compares."""
-    database = Database(settings.database)
-    with watch.phase("start"):
-        endpoint, _, state = log_of(app, settings)
-        clear_abandoned(database)
     run = new_run()
-    with tables_of(database, bound, run, watch, to_swap=False) as shadow:
+    with tables_of(Database(settings.database), bound, run, watch, to_swap=False) as shadow:
         with watch.phase("copy"):
             at = _copied(shadow)
             check_log(endpoint, app.name, at)
-        plan = plan_for(app, [bound], [run], engine, state, last=at.position)
-        with in_order(shadow, app, endpoint, plan.first) as follower:
+        failpoints.reach("verify.copied")
+        plan = plan_for(app, [bound], [run], engine, state, last=at.position, past=past)
+        if past is not None:
+            past.check(plan, watch)
+        with in_order(shadow, app, endpoint, plan.first, past) as follower:
             follower.load(plan, watch)
+        failpoints.reach("verify.loaded")
         rows = differences = 0
         examples: list[Difference] = []
         with watch.phase("compare"):
@@ -146,6 +168,7 @@ def _verify_tables(app: Wired, bound: BoundSql, settings: Settings, engine: Engi
                 some, different, first = shadow.compare(look)
                 rows, differences = rows + some, differences + different
                 examples += [Difference(one.key, one.live, one.expected, UNKNOWN_SINCE) for one in first]
+        failpoints.reach("verify.compared")
     return VerifyReport(
         bound.name, bound.revision, engine, at.position, plan.events, rows, differences, tuple(examples[:EXAMPLES_MAX]),
         watch.seconds,
@@ -227,7 +250,13 @@ def _equal(one: Any, other: Any, codec: RowCodec) -> bool:
 
 
 def _looked_into(
-    app: Wired, shadow: Shadow, endpoint: Endpoint, first: int, last: int, pairs: list[tuple[Any, Any]]
+    app: Wired,
+    shadow: Shadow,
+    endpoint: Endpoint,
+    first: int,
+    last: int,
+    pairs: list[tuple[Any, Any]],
+    past: Past | None,
 ) -> tuple[Difference, ...]:
     """Say since when each differs."""
     if not pairs:
@@ -235,5 +264,5 @@ def _looked_into(
     bound = shadow.bound
     codec = RowCodec(bound.table, bound.row_type, POSTGRESQL)
     live = {codec.key(one if one is not None else other): one for one, other in pairs}
-    since = since_when(app, bound, endpoint, first, last, live, shadow.target.known)
+    since = since_when(app, bound, endpoint, first, last, live, shadow.target.known, past)
     return tuple(Difference(key, one, other, since[key]) for (one, other), key in zip(pairs, live, strict=True))

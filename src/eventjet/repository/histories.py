@@ -5,11 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import COMMAND, MSG_ID, VERSION, Decoder, RawRecord, context_headers, header, number_of
+from eventjet.codec.envelope import (
+    COMMAND,
+    MSG_ID,
+    VERSION,
+    Decoder,
+    RawRecord,
+    context_headers,
+    header,
+    number_of,
+    recorded_at,
+)
 from eventjet.domain.aggregate import AggregateInfo
 from eventjet.domain.history import Held, fold_history
 from eventjet.domain.recorded import NO_METADATA, Recorded
@@ -21,7 +31,6 @@ from eventjet.store.store import EventStore
 S = TypeVar("S")
 LAG_PAUSES_S = (0.01, 0.05, 0.2, 0.5, 0.0)
 """How long a replica may lag behind the leader before a read of the past gives up."""
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,18 @@ class Snapshots(Generic[S]):
     keeper: SnapshotKeeper
     codec: SnapshotCodec[S]
     every: int
+
+
+def fold_records(
+    held: Held[S], records: Sequence[RawRecord], decoder: Decoder, evolve: Callable[[S, Any], S]
+) -> Held[S]:
+    """Fold the next records of one aggregate; raises `HistoryBroken` and `CodecError`."""
+    if not records:
+        return held
+    _, _, subject, last_block, _ = records[-1]
+    last_id = header(last_block, MSG_ID) or ""
+    links = map(decoder.link, records)
+    return fold_history(held, links, evolve, subject.decode("utf-8", "replace"), last_id)
 
 
 class Histories(Generic[S]):
@@ -70,8 +91,8 @@ class Histories(Generic[S]):
             records = [record for record in known if record[0] <= position]
         else:
             bound = cast("datetime", at)
-            known = await self._read_until(aggregate_id, lambda record: self._time(record) > bound)
-            records = [record for record in known if self._time(record) <= bound]
+            known = await self._read_until(aggregate_id, lambda record: recorded_at(record) > bound)
+            records = [record for record in known if recorded_at(record) <= bound]
         return self._fold_page(self._start(), records)
 
     async def outcome(self, aggregate_id: str, first: int, last: int) -> tuple[Held[S], list[Recorded[Any]]]:
@@ -106,7 +127,8 @@ class Histories(Generic[S]):
         codec = self._snapshots.codec
         self._snapshots.keeper.keep(self.info.name, aggregate_id, lambda: codec.encode(held))
 
-    def evolve(self, state: S, event: Any) -> S:
+    @staticmethod
+    def evolve(state: S, event: Any) -> S:
         """One step of the fold; raises `DefinitionError` for an `evolve` that returns nothing."""
         after: S | None = cast("Any", state).evolve(event)
         if after is None:
@@ -194,16 +216,7 @@ class Histories(Generic[S]):
         raise StoreUnavailable(f"The history of {name} {aggregate_id!r}", "the replica that was asked lags behind")
 
     def _fold_page(self, held: Held[S], records: Sequence[RawRecord]) -> Held[S]:
-        if not records:
-            return held
-        _, _, subject, last_block, _ = records[-1]
-        last_id = header(last_block, MSG_ID) or ""
-        links = map(self._decoder.link, records)
-        return fold_history(held, links, self.evolve, subject.decode("utf-8", "replace"), last_id)
-
-    def _time(self, record: RawRecord) -> datetime:
-        recorded = self._decoder(record)
-        return recorded.recorded_at if recorded else _EPOCH + timedelta(microseconds=record[1] // 1000)
+        return fold_records(held, records, self._decoder, self.evolve)
 
     async def _check_bound(self, version: int | None, position: int | None, at: datetime | None) -> None:
         if sum(bound is not None for bound in (version, position, at)) != 1:

@@ -1,5 +1,27 @@
-"""The home of Spark: a session that brings its own JVM, and the log as a data source.
+"""The home of Spark: a session that brings its own JVM, and the log as a data source and as DataFrames.
 
-`spark_session` starts or reaches Spark; `spark.read.format("jetstream")` reads a range of the log; `Shipped` takes an
-application's code to where the tasks run. Nothing here is imported before a rebuild asks for it.
+`spark_session` starts or reaches Spark; `events` shows the log, or one event type of it, as a DataFrame;
+`spark.read` and `readStream` with `format("jetstream")` read raw records; `AppRef` names an app for those that import
+it elsewhere. pyspark is not imported before one of them is used.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eventjet.spark.frames import events
+    from eventjet.spark.session import spark_session
+    from eventjet.spark.ship import AppRef
+
+__all__ = ["AppRef", "events", "spark_session"]
+
+_HOMES = {"AppRef": "ship", "events": "frames", "spark_session": "session"}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'eventjet.spark' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"eventjet.spark.{home}"), name)

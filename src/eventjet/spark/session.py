@@ -87,6 +87,11 @@ def spark_session(
         yield Started(spark, _is_local(url))
 
 
+def found_session(spark: SparkSession) -> Started:
+    """A session that somebody else started."""
+    return Started(spark, _is_local(str(spark.conf.get("spark.master", ""))))
+
+
 def partition_id() -> int:
     """The number of the partition that the running task works on: the same when it is tried again."""
     from pyspark import TaskContext
@@ -111,8 +116,7 @@ def _existing() -> Started | None:
         spark = session_type.active()
     except RuntimeError:
         return None
-    master = str(spark.conf.get("spark.master", ""))
-    return Started(spark, _is_local(master))
+    return found_session(spark)
 
 
 def _where(master: str | None, environ: Mapping[str, str]) -> tuple[str, bool]:
@@ -164,6 +168,7 @@ def _running(
     taken = {"SPARK_REMOTE": None, **dict.fromkeys(_MARKS)} if not remote else {}
     variables = _variables(url, scratch, environ)
     with ExitStack() as stack:
+        stack.enter_context(_silent_about_an_ended_jvm())
         if _is_local(url) and not remote:
             java = find_java(environ)
             on_command_line = {**settings, "spark.master": url}
@@ -255,6 +260,21 @@ def _hushed() -> Generator[None]:
         for name in ("py4j", "pyspark"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         yield
+
+
+@contextmanager
+def _silent_about_an_ended_jvm() -> Generator[None]:
+    """py4j tells it with a traceback, through the root logger; the call that met it raises as well."""
+    root = logging.getLogger()
+    root.addFilter(_is_not_of_py4j)
+    try:
+        yield
+    finally:
+        root.removeFilter(_is_not_of_py4j)
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return Path(record.pathname).parent.name != "py4j"
 
 
 def _stop(spark: SparkSession) -> None:

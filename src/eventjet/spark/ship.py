@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from eventjet.codec.catalog import Catalog
+from eventjet.domain.aggregate import AggregateInfo
 from eventjet.errors import UsageError
 from eventjet.projections.sql import AnyBound
 
@@ -34,12 +35,14 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 class Wired(Protocol):
-    """What a rebuild needs of an `App`."""
+    """What bulk work needs of an `App`."""
 
     @property
     def name(self) -> str: ...
     @property
     def catalog(self) -> Catalog: ...
+    @property
+    def aggregates(self) -> Mapping[Any, AggregateInfo]: ...
     @property
     def projections(self) -> Mapping[str, AnyBound]: ...
 
@@ -68,6 +71,25 @@ class AppRef:
         if file is None:
             raise UsageError("An app typed into a console cannot be imported elsewhere. Write it into a module.")
         return cls(module, attribute, (str(Path(file).resolve().parent),), str(Path(file).resolve()))
+
+    @classmethod
+    def of(cls, app: Wired) -> AppRef:
+        """Where a module holds this very app by a name; raises `UsageError`."""
+        found = [
+            (module, attribute)
+            for module, loaded in list(sys.modules.items())
+            for attribute, value in list(getattr(loaded, "__dict__", {}).items())
+            if value is app and (module == "__main__" or getattr(loaded, "__spec__", None) is not None)
+        ]
+        if not found:
+            raise UsageError(
+                f"No module holds the app {app.name!r} by a name, so tasks cannot import it. Assign it at the top of a "
+                'module, or name it with `AppRef.parse("module:name")`.'
+            )
+        # A module is entered before those it imports: the last one is the app's own.
+        module, attribute = next((one for one in reversed(found) if one[0] != "__main__"), found[-1])
+        top = None if module == "__main__" else _top_level(module)
+        return cls.parse(f"{module}:{attribute}", top.parent if top is not None else None)
 
     def load(self) -> Wired:
         """Import it; what its module raises passes through. Raises `UsageError` when there is no app there."""
@@ -107,6 +129,13 @@ def ship(started: Started, app: AppRef, scratch: Path) -> AppRef:
     spark: Any = started.spark
     spark.addArtifacts(str(archive), pyfile=True)
     return replace(app, path=())
+
+
+def send_files(folder: Path, started: Started) -> None:
+    """Give the tasks of a cluster the files of a folder: in neither plan nor log, and gone with the session."""
+    spark: Any = started.spark
+    for file in sorted(folder.iterdir()) if not started.local else ():
+        spark.addArtifacts(str(file), file=True)
 
 
 def pack(top: Path) -> bytes:

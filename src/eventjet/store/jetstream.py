@@ -19,7 +19,7 @@ import orjson
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from eventjet.codec.envelope import MSG_ID, RawRecord, header, header_block
+from eventjet.codec.envelope import MSG_ID, RawRecord, header, header_block, recorded_at
 from eventjet.errors import (
     ConcurrencyConflict,
     Forbidden,
@@ -263,7 +263,15 @@ class JetStreamStore:
         """As `EventStore.position_at`; raises `StoreUnavailable` and `Forbidden`."""
         body = orjson.dumps({"start_time": at.astimezone(UTC), "next_by_subj": stream_subjects(self.app)})
         found = await self._direct(f"The first event after {at.isoformat()}", "", body)
-        return (await self.state()).last + 1 if found is None else found[0]
+        end = (await self.state()).last + 1
+        if found is None or recorded_at(found) >= at:
+            return end if found is None else found[0]
+        before = found[0]  # the log was restored, and the server knows only when that was
+        while end - before > 1:
+            middle = (before + end) // 2
+            found = await self._from_leader({"seq": middle, "next_by_subj": stream_subjects(self.app)})
+            before, end = (middle, end) if found is not None and recorded_at(found) < at else (before, middle)
+        return end
 
     async def state(self) -> LogState:
         """As `EventStore.state`."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from uuid import uuid4
 
-from eventjet.codec.envelope import MSG_ID, RawRecord, header, header_block
+from eventjet.codec.envelope import MSG_ID, RawRecord, header, header_block, recorded_at
 from eventjet.errors import ConcurrencyConflict, Refused
 from eventjet.store.limits import check_save
 from eventjet.store.store import Append, LogState, event_headers
@@ -69,7 +69,7 @@ class MemoryStore:
 
     async def position_at(self, at: datetime) -> int:
         """As `EventStore.position_at`."""
-        found = [record[0] for record in self._records if record[1] >= int(at.timestamp() * 1_000_000) * 1000]
+        found = [record[0] for record in self._records if recorded_at(record) >= at]
         return found[0] if found else len(self._records) + 1
 
     async def state(self) -> LogState:

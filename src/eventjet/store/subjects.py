@@ -30,8 +30,3 @@ def subject_of(app: str, aggregate: str, aggregate_id: str) -> str:
 def snapshot_bucket(app: str) -> str:
     """The key-value bucket that holds an app's snapshots."""
     return f"{app}_snapshots"
-
-
-def snapshot_key(aggregate: str, aggregate_id: str) -> str:
-    """The key of one snapshot."""
-    return f"{aggregate}.{encode_id(aggregate_id)}"

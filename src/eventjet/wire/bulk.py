@@ -101,6 +101,8 @@ class _Range:
     def _through_one_consumer(self) -> Generator[list[RawRecord]]:
         options = self.options
         with Link.open(self.endpoint, timeout_s=options.timeout_s, ping_interval_s=options.heartbeat_s) as link:
+            # From now on it pays to wait: an election, or a consumer that was placed on a server that just died.
+            self.reached = True
             name = f"ej_read_{secrets.token_hex(8)}"
             config = {
                 "deliver_policy": "by_start_sequence",
@@ -114,7 +116,6 @@ class _Range:
             consumer = create_consumer(
                 link, self.stream, name, config, filter_subject=self.filter, timeout_s=options.timeout_s
             )
-            self.reached = True
             try:
                 if consumer.pending == 0 and self._is_at_the_end(link):
                     return

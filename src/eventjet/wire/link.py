@@ -172,13 +172,13 @@ class Link:
             if left <= 0:
                 return []
 
-    def request(self, subject: str, payload: bytes = b"", *, timeout_s: float = 5.0) -> Frame:
+    def request(self, subject: str, payload: bytes = b"", *, headers: bytes = b"", timeout_s: float = 5.0) -> Frame:
         """Send and wait for the answer; raises `NoResponders` at once, `StoreUnavailable` after `timeout_s`."""
         if not self._requests:
             self.send(subscribe_frame(f"{self.inbox}.r.*", _REPLIES))
         self._requests += 1
         answer_to = f"{self.inbox}.r.{self._requests}".encode()
-        self.publish(subject, payload, reply=answer_to)
+        self.publish(subject, payload, reply=answer_to, headers=headers)
         deadline = time.monotonic() + timeout_s
         others, self._kept = self._kept, []
         try:

@@ -21,6 +21,8 @@ from eventjet.workers.workplace import Workplace
 _log = logging.getLogger(__name__)
 
 _JOIN_S = 5.0
+_PIECE_MAX = 1_000
+"""Events decoded at a time, of which several make a batch."""
 
 
 class Consumer:
@@ -44,7 +46,7 @@ class Consumer:
             place.stream,
             bound.durable,
             position=position,
-            batch_max=place.options.batch_max,
+            batch_max=min(place.options.batch_max, _PIECE_MAX),
         )
         inbox = Inbox(place.options.batch_max)
         return cls(pull, inbox, reader(place.catalog, bound), position, bound.durable)
@@ -56,6 +58,10 @@ class Consumer:
     async def take(self, timeout_s: float) -> Batch | None:
         """The next events; None when none came in time or `wake` was called."""
         return await self._inbox.take(timeout_s)
+
+    async def take_whole(self) -> Batch | None:
+        """As many as may be in a batch, however long that takes; None when reading ends before."""
+        return await self._inbox.take_whole()
 
     def wake(self) -> None:
         """Let a waiting `take` return."""
@@ -103,7 +109,8 @@ class Consumer:
         if done:
             last = records[done - 1]
             size = sum([len(record[4]) for record in records[:done]])
-            piece = Piece(self._position, last[0], header(last[3], MSG_ID) or "", events, done, size)
+            event_id, left = header(last[3], MSG_ID) or "", self._pull.pending
+            piece = Piece(self._position, last[0], event_id, events, done, size, left)
             self._position = last[0]
             if not self._inbox.put(piece):
                 return False

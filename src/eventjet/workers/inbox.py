@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from eventjet.projections.writer import Batch
 BYTES_MAX = 16 * 1024 * 1024
 """Bodies that may wait, in bytes; a single larger piece still passes."""
 _WAIT_S = 1.0
+_GATHER_S = 0.05
+"""How long a batch waits for more where the log has more: whole ones cost less an event, here and in the database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +32,14 @@ class Piece:
     """Records in it, those of no subscription included."""
     size: int
     """Bytes of their bodies."""
+    left: int = 0
+    """About how many more the log has after it."""
 
 
 class Inbox:
     """One thread puts, one task of the loop takes. Holds at most two batches.
 
-    What waits is merged, so that batches are small while the writer keeps up and large when it does not.
+    What waits is merged, so that batches are small while the writer keeps up and whole while it is far behind.
     """
 
     def __init__(self, batch_max: int) -> None:
@@ -70,15 +75,25 @@ class Inbox:
 
     async def take(self, timeout_s: float) -> Batch | None:
         """What waits, up to `batch_max` records; None when nothing comes in time or `wake` is called."""
-        batch = self._pop()
-        if batch is not None:
-            return batch
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._arrived.wait()
-        except TimeoutError:
-            return None
+        if not self._pieces and self._failure is None:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._arrived.wait()
+            except TimeoutError:
+                return None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GATHER_S):
+                while self._is_partial():
+                    self._arrived.clear()
+                    await self._arrived.wait()
         return self._pop()
+
+    async def take_whole(self) -> Batch | None:
+        """A whole batch, however long that takes; None when reading ends before there is one."""
+        while self._failure is None and not self._is_whole():
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._pop() if self._is_whole() else None
 
     def wake(self) -> None:
         """Let a waiting `take` return. From the loop."""
@@ -107,6 +122,15 @@ class Inbox:
             self._size -= sum(piece.size for piece in taken)
             self._changed.notify_all()
         return _merged(taken)
+
+    def _is_whole(self) -> bool:
+        return self._count >= self.batch_max or self._is_full()
+
+    def _is_partial(self) -> bool:
+        """Whether something waits, and more is about to come: more than is left of a batch."""
+        with self._changed:
+            coming = self._pieces and self._failure is None and self._pieces[-1].left > self.batch_max
+            return bool(coming) and not self._is_whole()
 
     def _is_full(self) -> bool:
         return self._count >= 2 * self.batch_max or self._size >= BYTES_MAX

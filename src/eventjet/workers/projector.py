@@ -28,6 +28,7 @@ from eventjet.errors import (
     UnknownEvent,
 )
 from eventjet.projections.checkpoint import ACTIVE, BUILDING, FAILED, Checkpoint
+from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.database import is_about_data
 from eventjet.projections.places import DECLARED, placed
 from eventjet.projections.quarantine import Offered, is_newer
@@ -35,6 +36,7 @@ from eventjet.projections.sql import AnyBound, BoundSql
 from eventjet.projections.sql_guard import TransactionEnded
 from eventjet.projections.sql_writer import AnyWriter, SqlWriter
 from eventjet.projections.writer import Batch, Writer
+from eventjet.workers.ahead import Ahead
 from eventjet.workers.consumer import Consumer
 from eventjet.workers.identity import check_log
 from eventjet.workers.lease import Lease, TableOccupied, pause
@@ -45,6 +47,8 @@ from eventjet.workers.workplace import Workplace
 
 _log = logging.getLogger(__name__)
 
+_BATCH_FIRST = 500
+"""Events in the first transaction, before anything is known of the handler."""
 _STOPS = (HandlerFailed, CodecError, LogRolledBack, HistoryBroken, TableOccupied, StillHeld, TransactionEnded)
 _PASSES = (EventjetError, SQLAlchemyError, OSError, TimeoutError)
 
@@ -59,9 +63,10 @@ class Projector:
         self._report = place.report(bound)
         self._writer = self._writer_in(DECLARED)
         self._writes_in: str = DECLARED
-        self._batch_max = place.options.batch_max
+        self._batch_max = min(_BATCH_FIRST, place.options.batch_max)
         self._pause_s = place.options.backoff_s[0]
         self._stumbled_at = -1
+        self._ahead: Ahead | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Term after term until `stop`; the batch in hand is finished and the lease let go."""
@@ -118,6 +123,7 @@ class Projector:
         await carry_out(session, self._writer, self._place, self.bound, held, stop)
         consumer = await Consumer.open(self._place, self.bound, held.position)
         waker = asyncio.create_task(_wake_at(stop, consumer))
+        self._ahead = ahead = Ahead(consumer)
         try:
             if not held.log:
                 await lease.check_unused(held)
@@ -132,13 +138,13 @@ class Projector:
             takeover = Takeover(self.bound, self._place, held)
 
             async def advance(timeout_s: float) -> None:
-                following = await consumer.take(timeout_s)
+                following = await ahead.take(timeout_s)
                 if following is not None:
                     await self._write(session, held, following)
 
             building = held.state == BUILDING and not takeover.wanted
             while not stop.is_set():
-                batch = await consumer.take(self._place.options.lease_s / 3)
+                batch = await ahead.take(self._place.options.lease_s / 3)
                 if batch is None:
                     await lease.renew(held)
                     failpoints.reach("worker.lease_renewed")
@@ -163,6 +169,7 @@ class Projector:
         rest: Batch | None = batch
         while rest is not None:
             part, rest = rest.cut(self._batch_max)
+            began = time.monotonic()
             try:
                 await self._commit(session, held, part)
             except HandlerFailed as error:
@@ -170,8 +177,16 @@ class Projector:
                 if before is not None:
                     await self._commit(session, held, before)
                 raise
-            self._batch_max = min(2 * self._batch_max, self._place.options.batch_max)
+            self._fit(len(part.events), time.monotonic() - began)
             self._pause_s = self._place.options.backoff_s[0]
+
+    def _fit(self, count: int, took_s: float) -> None:
+        """Larger parts as long as a lease lasts for many of them: handlers may be slow."""
+        options = self._place.options
+        if took_s < options.lease_s / 10:
+            self._batch_max = min(2 * self._batch_max, options.batch_max)
+        elif took_s > options.lease_s / 4:
+            self._batch_max = max(1, count // 2)
 
     async def _commit(self, session: Session, held: Checkpoint, part: Batch) -> None:
         """One transaction, or two halves when the database complains about data, until its event is found."""
@@ -209,10 +224,23 @@ class Projector:
             async with session.transaction() as connection:
                 await writer.write(connection, held, part)
             return began
-        changes = await session.read(lambda connection: writer.prepare(connection, held, part))
+        ahead = self._ahead
+        changes = ahead.changes(part) if ahead is not None else None
+        if changes is None:
+            changes = await session.read(lambda connection: writer.prepare(connection, part))
         failpoints.reach("worker.batch_folded")
         began = time.perf_counter()
-        await session.write(lambda connection: writer.commit(connection, held, part, changes))
+        writing = session.write(lambda connection: writer.commit(connection, held, part, changes))
+        if ahead is None or self._place.database.dialect != POSTGRESQL:
+            await writing
+        else:
+            # In this order: by its first wait it has sent its only statement.
+            sent = asyncio.ensure_future(writing)
+            folding = asyncio.ensure_future(ahead.fold(writer, part.last))
+            try:
+                await sent
+            finally:
+                folding.cancel()
         if changes.sorting is not None:
             tell_parked(self.bound.name, changes.sorting)
         return began

@@ -1,4 +1,7 @@
-"""eventjet's own tables, made or adopted as an eventjet before revisions left them."""
+"""eventjet's own tables, made or adopted as an eventjet before revisions left them.
+
+They are written down here again on purpose: a revision makes what it made on its day, whatever `own_tables` says since.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,56 @@
+"""`eventjet restore`: publish an archive into an empty stream."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from eventjet.cli.rebuild import MasterOption
+from eventjet.cli.target import AppDirOption, AppOption, JsonOption, ServersOption, target
+
+if TYPE_CHECKING:
+    from eventjet.store.restoring import Restored
+
+
+def restore(
+    url: Annotated[str, typer.Argument(metavar="URL", help="A folder, or the URL of any Hadoop file system.")],
+    master: MasterOption = None,
+    json: JsonOption = False,
+    app: AppOption = None,
+    app_dir: AppDirOption = None,
+    servers: ServersOption = None,
+) -> None:
+    """Publish an archive into an empty stream: the same events at the same positions, so that read models go on.
+
+    Stop what works on the app's log first. Run it again after Ctrl-C or a fault, and it goes on where it ended.
+    """
+    from eventjet.cli.interrupts import terminable
+    from eventjet.cli.progress import progress
+    from eventjet.cli.terminal import print_json
+    from eventjet.rebuild.restoring import restore as restored
+
+    at = target(app, app_dir, servers, None)
+    name = at.app().name
+    with terminable("What was restored stays; run it again and it goes on there."), progress() as shown:
+        report = restored(name, url, at.settings, master=master, progress=shown)
+    if json:
+        print_json({**asdict(report), "seconds": dict(report.seconds)})
+    else:
+        _print(report)
+
+
+def _print(report: Restored) -> None:
+    from eventjet.cli.terminal import counted, say
+
+    say(
+        f"{report.stream} is restored: {counted(report.events, 'event')} at positions {report.first:,} to "
+        f"{report.last:,}, log {report.log}"
+    )
+    before = report.events - report.published
+    if before:
+        say(f"{counted(before, 'event')} of them were there before.")
+    seconds = report.seconds["publish"]
+    pace = f" ({report.published / seconds:,.0f} events/s)" if report.published and seconds else ""
+    say(f"published in {seconds:.1f} s{pace}, compared with the archive in {report.seconds['compare']:.1f} s")

@@ -1,0 +1,162 @@
+"""`preview`: what a rebuild would do and what would refuse it, found out by looking alone."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from sqlalchemy import Connection, create_engine, make_url
+from sqlalchemy.pool import NullPool
+
+from eventjet.errors import EventjetError, RebuildError, Unreachable
+from eventjet.projections import checkpoint, migrations
+from eventjet.projections.columns import POSTGRESQL
+from eventjet.projections.database import READ_ONLY, Database
+from eventjet.projections.sql import AnyBound
+from eventjet.rebuild.archived import past_of
+from eventjet.rebuild.places import unmade
+from eventjet.rebuild.plan import EngineName, Plan, Route, route_of
+from eventjet.rebuild.progress import Watch
+from eventjet.rebuild.remains import remains
+from eventjet.rebuild.runner import bound_of, log_of, plan_for
+from eventjet.rebuild.runs import new_run
+from eventjet.rebuild.shadow import check_kept
+from eventjet.settings import Settings
+from eventjet.spark.java import find_java
+from eventjet.spark.ship import AppRef
+
+ALL_CORES = "local[*]"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One projection that would be made again."""
+
+    projection: str
+    revision: int
+    route: Route
+    position: int | None
+    """Of the live read model; None when there is none yet."""
+    state: str | None
+    refusal: str | None
+    """Why a rebuild of it would end at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A rebuild that did not take place."""
+
+    plan: Plan
+    master: str | None
+    """Where Spark would run; None for the local engine."""
+    database: str
+    """Without its password."""
+    place: str
+    """Where the shadows would be."""
+    candidates: tuple[Candidate, ...]
+    upgrades: bool
+    """Whether eventjet's own tables would be made, or brought up to date, first."""
+    remains: tuple[str, ...]
+    """What killed runs left behind, which would be removed first."""
+    refusal: str | None
+    """Why the engine could not run."""
+
+    @property
+    def refusals(self) -> list[str]:
+        """Everything that would have to be mended first."""
+        found = [self.refusal, *(one.refusal for one in self.candidates)]
+        return [one for one in found if one is not None]
+
+
+async def preview(
+    app: AppRef,
+    names: Sequence[str],
+    settings: Settings,
+    *,
+    engine: EngineName = "spark",
+    master: str | None = None,
+    from_archive: str | None = None,
+) -> Preview:
+    """Plan a rebuild and change nothing at all. Raises `ArchiveBroken`, `Unreachable` and `UsageError`."""
+    return await asyncio.to_thread(_preview, app, names, settings, engine, master, from_archive)
+
+
+def _preview(
+    ref: AppRef,
+    names: Sequence[str],
+    settings: Settings,
+    engine: EngineName,
+    master: str | None,
+    from_archive: str | None,
+) -> Preview:
+    app = ref.load()
+    bound = bound_of(app, names)
+    database = Database(settings.database)
+    endpoint, log, state = log_of(app, settings)
+    runs = [new_run() for _ in bound]
+    with past_of(from_archive, app.name, endpoint, log, state, engine, master, Watch()) as past:
+        plan = plan_for(app, bound, runs, engine, state, last=state.last if state.messages else 0, past=past)
+    with database.reaching_sync(), _looking(database) as connection:
+        known = connection is not None and migrations.version(connection) == migrations.HEAD
+        candidates = tuple(_candidate(database, one, run, connection if known else None) for one, run in
+                           zip(bound, runs, strict=True))  # fmt: skip
+    where = None if engine == "local" else (master or os.environ.get("SPARK_REMOTE") or ALL_CORES)
+    place = "a schema ej_<run> each" if database.dialect == POSTGRESQL else f"a file {_file(database)}.ej_<run> each"
+    left = () if connection is None else tuple(remains(database))
+    return Preview(plan, where, database.shown, place, candidates, not known, left, _refusal(where))
+
+
+def _candidate(database: Database, bound: AnyBound, run: str, connection: Connection | None) -> Candidate:
+    held, refusal = None, None
+    if connection is not None:
+        held = checkpoint.read(connection, bound.name, bound.revision)
+        try:
+            if held is not None:
+                check_kept(bound, held)
+            unmade(database, bound, run).check_swappable(connection)
+        except RebuildError as error:
+            refusal = str(error)
+    position, state = (held.position, held.state) if held is not None else (None, None)
+    return Candidate(bound.name, bound.revision, route_of(bound), position, state, refusal)
+
+
+@contextmanager
+def _looking(database: Database) -> Generator[Connection | None]:
+    """A connection that cannot write; None for a file that is not there and must not come to be."""
+    if database.dialect == POSTGRESQL:
+        engine = database.sync_engine("eventjet rebuild --dry-run").execution_options(postgresql_readonly=True)
+    else:
+        file = _file(database)
+        if not file.exists() or not file.stat().st_size:
+            yield None
+            return
+        # A reader would leave its own -wal and -shm beside a file that nobody has open: that one is as it stands.
+        mode = "mode=ro" if file.with_name(f"{file.name}-wal").exists() else "immutable=1"
+        engine = create_engine(f"sqlite:///file:{quote(str(file))}?{mode}&uri=true", poolclass=NullPool)
+    with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
+        yield connection
+
+
+def _file(database: Database) -> Path:
+    return Path(str(make_url(database.url).database))
+
+
+def _refusal(master: str | None) -> str | None:
+    """What Spark lacks on this machine; a cluster that cannot be reached shows only when it is tried."""
+    if master is None:
+        return None
+    if importlib.util.find_spec("pyspark") is None:
+        remedy = 'Install it with `pip install "eventjet[spark]"`, or use `--engine local`.'
+        return str(Unreachable("Spark", "the package pyspark is not installed", remedy))
+    try:
+        if master.startswith("local"):
+            find_java()
+    except EventjetError as error:
+        return str(error)
+    return None

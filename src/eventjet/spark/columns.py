@@ -1,0 +1,128 @@
+"""The columns of a record: what each is called, its type, and how a batch of it is made for Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from eventjet.codec.envelope import TYPE, VERSION, header, number_of, recorded_at
+from eventjet.domain.identity import decode_id
+from eventjet.errors import UsageError
+
+if TYPE_CHECKING:
+    from eventjet.codec.envelope import RawRecord
+
+STORED = ("position", "time_ns", "subject", "headers", "body")
+"""A record as it is stored; `time_ns` counts from 1970, `headers` is the raw block."""
+
+_Fields: TypeAlias = tuple[Any, Any, Any, Any, Any]
+"""One sequence for each column in `STORED`."""
+
+
+def schema_of(columns: Sequence[str]) -> str:
+    """The columns in Spark's DDL."""
+    return ", ".join(f"{name} {_COLUMNS[name][0]}" for name in columns)
+
+
+def parse_columns(text: str) -> tuple[str, ...]:
+    """Names separated by commas, in the order wanted; raises `UsageError`."""
+    return _known([name.strip().lower() for name in text.split(",") if name.strip()])
+
+
+def columns_in(schema: Any) -> tuple[str, ...]:
+    """The columns of a Spark `StructType`, which may be the user's own; raises `UsageError`."""
+    names = _known(schema.names)
+    for field in schema.fields:
+        if field.dataType.simpleString() != _COLUMNS[field.name][0]:
+            raise UsageError(
+                f"The column {field.name} is {_COLUMNS[field.name][0]}, not {field.dataType.simpleString()}. "
+                "Leave the schema out, and cast what was read."
+            )
+    return names
+
+
+def arrow_batch(records: Sequence[RawRecord], columns: Sequence[str] = STORED) -> Any:
+    """Records as one Arrow batch: bytes stay bytes until a fold decodes them."""
+    arrow: Any = import_module("pyarrow")
+    fields: Any = tuple(zip(*records, strict=True))
+    return arrow.RecordBatch.from_arrays([_COLUMNS[name][1](arrow, fields) for name in columns], names=list(columns))
+
+
+def _known(names: Sequence[str]) -> tuple[str, ...]:
+    unknown = [name for name in names if name not in _COLUMNS]
+    if unknown:
+        raise UsageError(f"The source jetstream has no column {unknown[0]!r}. It has: {', '.join(_COLUMNS)}.")
+    if not names or len(set(names)) < len(names):
+        raise UsageError("`columns` names none, or one twice. Name each column that is wanted once.")
+    return tuple(names)
+
+
+def _position(arrow: Any, fields: _Fields) -> Any:
+    return arrow.array(fields[0], arrow.int64())
+
+
+def _time_ns(arrow: Any, fields: _Fields) -> Any:
+    return arrow.array(fields[1], arrow.int64())
+
+
+def _time(arrow: Any, fields: _Fields) -> Any:
+    # As everywhere, the time a record tells itself comes before JetStream's: the log may be a restored one.
+    times = [recorded_at(record) for record in zip(*fields, strict=True)]
+    return arrow.array(times, arrow.timestamp("us", tz="UTC"))
+
+
+def _subject(arrow: Any, fields: _Fields) -> Any:
+    return arrow.array(fields[2], arrow.binary()).cast(arrow.string())
+
+
+def _headers(arrow: Any, fields: _Fields) -> Any:
+    return arrow.array(fields[3], arrow.binary())
+
+
+def _body(arrow: Any, fields: _Fields) -> Any:
+    return arrow.array(fields[4], arrow.binary())
+
+
+def _aggregate(arrow: Any, fields: _Fields) -> Any:
+    return arrow.array([_place(subject)[0] for subject in fields[2]], arrow.string())
+
+
+def _aggregate_id(arrow: Any, fields: _Fields) -> Any:
+    return arrow.array([_place(subject)[1] for subject in fields[2]], arrow.string())
+
+
+def _type(arrow: Any, fields: _Fields) -> Any:
+    return arrow.array([header(block, TYPE) for block in fields[3]], arrow.string())
+
+
+def _version(arrow: Any, fields: _Fields) -> Any:
+    return arrow.array([number_of(block, VERSION) for block in fields[3]], arrow.int64())
+
+
+@lru_cache(maxsize=65_536)
+def _place(subject: bytes) -> tuple[str | None, str | None]:
+    """(aggregate, aggregate id); nulls for a subject that eventjet did not make."""
+    try:
+        _, aggregate, token = subject.decode().split(".")
+        return aggregate, decode_id(token)
+    except ValueError:
+        return None, None
+
+
+_COLUMNS: dict[str, tuple[str, Callable[[Any, _Fields], Any]]] = {
+    "position": ("bigint", _position),
+    "time_ns": ("bigint", _time_ns),
+    "subject": ("string", _subject),
+    "headers": ("binary", _headers),
+    "body": ("binary", _body),
+    "time": ("timestamp", _time),
+    "aggregate": ("string", _aggregate),
+    "aggregate_id": ("string", _aggregate_id),
+    "type": ("string", _type),
+    "version": ("bigint", _version),
+}
+
+SCHEMA = schema_of(STORED)
+"""What is read when nobody asks for other columns, and what an archive's files hold."""

@@ -1,0 +1,232 @@
+"""Which Spark type each field of an event has, and how its values get there with nothing lost.
+
+Read from the schema that pydantic made of the class, as the wire's codec does. What Spark has no type for (unions,
+tuples of mixed types, recursive classes, anything else) becomes JSON text, as it stands in the stored body. A value
+that does not fit its type raises `ValueError`: it is never rounded, cut or wrapped around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from operator import attrgetter
+from typing import Any, TypeAlias, cast
+from uuid import UUID
+
+from eventjet.codec.json import BodyCodec
+from eventjet.spark.arrow import pyarrow
+
+Node: TypeAlias = Mapping[str, Any]
+"""A node of pydantic's core schema."""
+
+DIGITS_MAX = 38
+"""Of Spark's decimals."""
+PLACES = 18
+"""Decimal places of a `Decimal` that declares none, as Spark itself takes for Python's."""
+
+_WRAPPERS = frozenset({"default", "function-after", "function-before", "function-wrap", "nullable"})
+_LISTS = frozenset({"list", "set", "frozenset"})
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A Spark type with the way into it."""
+
+    ddl: str
+    arrow: Any
+    """The same as Arrow has it."""
+    convert: Callable[[Any], Any]
+    """A value that is not None as pyarrow takes it; raises `ValueError` for one that does not fit."""
+
+
+def forms_of(event_type: type) -> dict[str, Form]:
+    """The forms of an event's fields, in their order."""
+    made: Any = event_type
+    node: dict[str, Any] = made.__pydantic_core_schema__
+    definitions: dict[str, Node] = {}
+    if node["type"] == "definitions":
+        definitions = {one["ref"]: one for one in node["definitions"]}
+        node = node["schema"]
+    return _Forms(definitions).of_fields(node) or {}
+
+
+def leaf(kind: str) -> Form:
+    """The form of one of pydantic's simple types, or of a `map` of texts."""
+    return _map(leaf("str")) if kind == "map" else _LEAVES[kind](pyarrow())
+
+
+class _Forms:
+    """Forms of one class's nodes, of which some are named and shared."""
+
+    def __init__(self, definitions: Mapping[str, Node]) -> None:
+        self._definitions = definitions
+        self._open: list[str] = []
+
+    def of_fields(self, node: Node) -> dict[str, Form] | None:
+        """The fields of a dataclass or a model; None when it is neither."""
+        node = self._bare(node)
+        inner = node.get("schema")
+        if node["type"] == "dataclass":
+            fields = [(one["name"], one["schema"]) for one in self._bare(inner)["fields"] if one.get("init", True)]
+        elif node["type"] == "model" and not node.get("root_model"):
+            fields = [(name, one["schema"]) for name, one in self._bare(inner)["fields"].items()]
+        else:
+            return None
+        return {name: self.of(schema) for name, schema in fields}
+
+    def of(self, node: Node) -> Form:
+        """The form of any value."""
+        bare = self._bare(node)
+        # A class within itself has no end as a struct.
+        name = bare.get("ref")
+        if name in self._open:
+            raise _EndlessError(name)
+        self._open.append(name or "")
+        try:
+            return self._leaf(bare) or self._nested(bare) or self._text(node)
+        except _EndlessError as endless:
+            if endless.args[0] != name:
+                raise
+            return self._text(node)
+        finally:
+            self._open.pop()
+
+    def _bare(self, node: Any) -> Node:
+        """Without what only checks or fills in: the type that the field declares."""
+        while True:
+            if node["type"] in _WRAPPERS:
+                node = node["schema"]
+            elif node["type"] == "definition-ref":
+                node = self._definitions[node["schema_ref"]]
+            else:
+                return cast("Node", node)
+
+    def _leaf(self, node: Node) -> Form | None:
+        kind: str = node["type"]
+        if kind == "decimal":
+            return _decimal(node.get("max_digits"), node.get("decimal_places"))
+        if kind == "enum":
+            return _one_of([member.value for member in node["members"]], attrgetter("value"))
+        if kind == "literal":
+            return _one_of(node["expected"], lambda value: value)
+        return leaf(kind) if kind in _LEAVES else None
+
+    def _nested(self, node: Node) -> Form | None:
+        kind: str = node["type"]
+        items = node.get("items_schema")
+        if kind in _LISTS and items is not None:
+            return _array(self.of(items), in_order=kind == "list")
+        if kind == "tuple" and len(cast("Sequence[Any]", items)) == 1 and node.get("variadic_item_index") == 0:
+            return _array(self.of(cast("Sequence[Any]", items)[0]), in_order=True)
+        if kind == "json-or-python" and node["json_schema"]["type"] == "list":
+            return self._nested(node["json_schema"])
+        if kind == "dict" and self._bare(node.get("keys_schema", {"type": "any"}))["type"] == "str":
+            return _map(self.of(node.get("values_schema", {"type": "any"})))
+        fields = self.of_fields(node)
+        return _struct(fields) if fields else None
+
+    def _text(self, node: Node) -> Form:
+        """JSON, for want of a type."""
+        schema: Any = {"type": "definitions", "schema": node, "definitions": list(self._definitions.values())}
+        codec = BodyCodec(object, schema if self._definitions else cast("Any", node))
+        return Form("string", pyarrow().string(), codec.text)
+
+
+class _EndlessError(Exception):
+    """A class holds itself."""
+
+
+def _decimal(digits: int | None, places: int | None) -> Form:
+    precision = DIGITS_MAX if digits is None or places is None else min(max(digits, places), DIGITS_MAX)
+    scale = PLACES if places is None else min(places, DIGITS_MAX)
+    exact = Context(prec=precision, traps=[Inexact, InvalidOperation])
+    unit = Decimal(1).scaleb(-scale)
+    ddl = f"decimal({precision},{scale})"
+
+    def convert(value: Any) -> Decimal:
+        try:
+            return _checked(Decimal, value).quantize(unit, context=exact)
+        except (Inexact, InvalidOperation):
+            raise ValueError(f"{value} does not fit into {ddl}") from None
+
+    return Form(ddl, pyarrow().decimal128(precision, scale), convert)
+
+
+def _integer(value: Any) -> int:
+    if not -(2**63) <= _checked(int, value) < 2**63:
+        raise ValueError(f"{value} does not fit into bigint")
+    return int(value)
+
+
+def _one_of(values: Sequence[Any], value_of: Callable[[Any], Any]) -> Form | None:
+    """The form that all values of an enumeration have; None when they differ."""
+    kinds: set[type] = {type(value) for value in values if value is not None}
+    kind = next((kind for one, kind in ((str, "str"), (int, "int"), (bool, "bool")) if kinds == {one}), None)
+    if kind is None:
+        return None
+    inner = leaf(kind)
+    return Form(inner.ddl, inner.arrow, lambda value: inner.convert(value_of(value)))
+
+
+def _array(item: Form, *, in_order: bool) -> Form:
+    """A list; a set comes in an order that is the same for equal sets."""
+
+    def convert(value: Any) -> list[Any]:
+        return [_unless_none(item, one) for one in (value if in_order else sorted(value, key=repr))]
+
+    return Form(f"array<{item.ddl}>", pyarrow().list_(item.arrow), convert)
+
+
+def _map(item: Form) -> Form:
+    arrow = pyarrow()
+    return Form(
+        f"map<string,{item.ddl}>",
+        arrow.map_(arrow.string(), item.arrow),
+        lambda value: [(key, _unless_none(item, one)) for key, one in value.items()],
+    )
+
+
+def _struct(fields: Mapping[str, Form]) -> Form:
+    arrow = pyarrow()
+    told = ",".join(f"{quoted(name)}:{form.ddl}" for name, form in fields.items())
+    return Form(
+        f"struct<{told}>",
+        arrow.struct([arrow.field(name, form.arrow) for name, form in fields.items()]),
+        lambda value: {name: _unless_none(form, getattr(value, name)) for name, form in fields.items()},
+    )
+
+
+def _unless_none(form: Form, value: Any) -> Any:
+    return None if value is None else form.convert(value)
+
+
+def quoted(name: str) -> str:
+    """A name as Spark's SQL takes any."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _checked(kind: type, value: Any) -> Any:
+    """The value, unless a validator of the application made something else of it than the field declares."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{value!r} is not a {kind.__name__}, as the field declares")
+    return value
+
+
+def _is(kind: type) -> Callable[[Any], Any]:
+    return lambda value: _checked(kind, value)
+
+
+_LEAVES: Mapping[str, Callable[[Any], Form]] = {
+    "bool": lambda arrow: Form("boolean", arrow.bool_(), _is(bool)),
+    "bytes": lambda arrow: Form("binary", arrow.binary(), _is(bytes)),
+    "date": lambda arrow: Form("date", arrow.date32(), _is(date)),
+    "datetime": lambda arrow: Form("timestamp", arrow.timestamp("us", "UTC"), _is(datetime)),
+    "float": lambda arrow: Form("double", arrow.float64(), _is(float)),
+    "int": lambda arrow: Form("bigint", arrow.int64(), _integer),
+    "str": lambda arrow: Form("string", arrow.string(), _is(str)),
+    "time": lambda arrow: Form("string", arrow.string(), lambda value: _checked(time, value).isoformat()),
+    "timedelta": lambda arrow: Form("interval day to second", arrow.duration("us"), _is(timedelta)),
+    "uuid": lambda arrow: Form("string", arrow.string(), lambda value: str(_checked(UUID, value))),
+}

@@ -1,0 +1,99 @@
+"""The log as a stream: an offset is the position up to which a query has read, with the log's identity.
+
+Micro-batches are ranges of positions, so one that is tried again, or replayed after a crash, reads the same events. A
+checkpoint that is not of this log is refused, whichever way the log was changed under it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from eventjet.errors import HistoryBroken, StoreUnavailable, UsageError
+from eventjet.spark.looking import RangePartition, asked_for, look, ranges, read_records
+from eventjet.spark.options import LogOptions
+from eventjet.store.topology import IDENTITY
+from eventjet.wire import Link, StreamState
+
+
+class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Lives in a process beside the driver for as long as the query, with one link; tasks have copies without it."""
+
+    def __init__(self, options: LogOptions, columns: Sequence[str]) -> None:
+        if options.last is not None:
+            raise UsageError("A stream has no end. Leave toPosition out, or read the range with `spark.read`.")
+        self._options = options
+        self._columns = columns
+        self._link: Link | None = None
+        self._state: StreamState | None = None
+        self._target: int | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark names it
+        state = self._look()
+        first, _ = asked_for(self._options, state)
+        if first > state.last + 1:
+            raise UsageError(
+                f"fromPosition is {first}, and the log ends at {state.last}. Give {state.last + 1} at most."
+            )
+        identity = state.metadata.get(IDENTITY)
+        return {"position": first - 1, **({"log": identity} if identity else {})}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark names it
+        return ReadMaxRows(self._options.positions_per_trigger)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark names it
+        end = self._look_behind(start).last
+        if self._target is not None:
+            end = min(end, self._target)
+        if isinstance(limit, ReadMaxRows):
+            end = min(end, start["position"] + limit.max_rows)
+        return {**start, "position": max(end, start["position"])}
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark names it
+        return None if self._state is None else {"position": self._state.last}
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark names it
+        self._target = self._look().last
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[RangePartition]:
+        if start["position"] >= end["position"]:
+            return []
+        # A batch that is replayed after a restart has had no look at the log yet.
+        state = self._state
+        if state is None or state.last < end["position"]:
+            state = self._look_behind(end)
+        assert self._link is not None
+        return ranges(self._options, state, self._link, start["position"] + 1, end["position"], at_least=1)
+
+    def read(self, partition: Any) -> Iterator[Any]:
+        return read_records(self._options, partition, self._columns)
+
+    def stop(self) -> None:
+        if self._link is not None:
+            self._link.close()
+
+    def _look_behind(self, offset: dict[str, Any]) -> StreamState:
+        """The log as it is now; raises `HistoryBroken` unless it is the one that `offset` was read from."""
+        state = self._look()
+        name, position = self._options.stream, offset["position"]
+        was, now = offset.get("log"), state.metadata.get(IDENTITY)
+        if was is not None and was != now:
+            raise HistoryBroken(name, position, f"the query's checkpoint was made from the log {was}, this is {now}")
+        if state.last < position:
+            reason = f"the query's checkpoint says that it was read, and the log ends at {state.last}"
+            raise HistoryBroken(name, position, reason)
+        self._state = state
+        return state
+
+    def _look(self) -> StreamState:
+        """Ask through the link, which is made again once: the server drops one that was idle for long."""
+        if self._link is not None:
+            with suppress(StoreUnavailable):
+                return look(self._options, self._link)
+            self._link.close()
+        self._link = Link.open(self._options.endpoint())
+        return look(self._options, self._link)
