@@ -1,10 +1,10 @@
 """Markdown pages as something to run: their blocks in order, in a folder of their own.
 
-A block of Python is written to the file that a comment before it names (`<!-- file: bank.py -->`), else executed in a
-module that all such blocks of the page share; `await` may stand at its top, and tests that it defines are called. Lines
-of shell blocks run one by one: `eventjet dev` in the background until the page is done, `export` and `. file` on the
-page's environment, `eventjet`, `python` and `pytest` to their end, which must be success. A block of text after a shell
-block must be in what that printed, apart from numbers.
+A block of Python is written to the file that a comment before it names (`<!-- file: bank.py -->`), else executed in
+that folder, in a module that all such blocks of the page share; `await` may stand at its top, and tests that it defines
+are called. Lines of shell blocks run one by one: `eventjet dev` in the background until the page is done, `export` and
+`. file` on the page's environment, `eventjet`, `python` and `pytest` to their end, which must be success. A block of
+text after a block that printed something must be in what that printed, apart from numbers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import __future__
 import ast
 import asyncio
 import inspect
+import io
 import os
 import re
 import shlex
@@ -20,6 +21,7 @@ import signal
 import subprocess
 import sys
 import types
+from contextlib import chdir, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,7 +87,9 @@ class Running:
 
     def close(self) -> None:
         """End what runs in the background, with SIGINT as a reader does."""
-        sys.modules.pop(self.module.__name__, None)
+        own = [name for name, one in sys.modules.items() if str(self.folder) in str(getattr(one, "__file__", None))]
+        for name in (self.module.__name__, *own):
+            sys.modules.pop(name, None)
         for process in self.background:
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=_STOP_S)
@@ -93,20 +97,25 @@ class Running:
 
     def _execute(self, block: Block) -> None:
         padded = "\n" * (block.line - 1) + block.text
+        printed = io.StringIO()
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | __future__.annotations.compiler_flag
         code = compile(padded, str(self.page), "exec", flags)
         before = dict(os.environ)
         os.environ.update(self.environ)
+        sys.path.insert(0, str(self.folder))
         try:
             known = set(vars(self.module))
-            made = eval(code, vars(self.module))
-            if inspect.iscoroutine(made):
-                asyncio.run(made)
+            with chdir(self.folder), redirect_stdout(printed):
+                made = eval(code, vars(self.module))
+                if inspect.iscoroutine(made):
+                    asyncio.run(made)
             for name in [name for name in vars(self.module) if name.startswith("test_") and name not in known]:
                 vars(self.module)[name]()
         finally:
+            sys.path.remove(str(self.folder))
             os.environ.clear()
             os.environ.update(before)
+        self.printed = printed.getvalue() or None
 
     def _shell(self, line: str, block: Block) -> None:
         words = shlex.split(line, comments=True)

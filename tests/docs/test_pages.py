@@ -20,18 +20,25 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.fixture
-def running(request: pytest.FixtureRequest, tmp_path: Path, eventjet_nats: NatsServer) -> Iterator[Running]:
-    """A page in an empty folder, beside a server and an empty database."""
+def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]:
+    """A page in an empty folder, beside a server of its own and an empty database: every page has a bank."""
+    with NatsServer() as nats:
+        yield from _running(request.param, tmp_path, nats)
+
+
+def _running(shown: Path, tmp_path: Path, nats: NatsServer) -> Iterator[Running]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("EVENTJET_")}
     environ |= {
-        "EVENTJET_SERVERS": eventjet_nats.url,
+        "EVENTJET_SERVERS": nats.url,
         "EVENTJET_DATABASE": f"sqlite:///{tmp_path / 'read.db'}",
         "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
         "COLUMNS": "80",
     }
-    page = Running(request.param, tmp_path, environ)
-    yield page
-    page.close()
+    page = Running(shown, tmp_path, environ)
+    try:
+        yield page
+    finally:
+        page.close()
 
 
 @pytest.mark.timeout(400)

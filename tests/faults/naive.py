@@ -18,7 +18,7 @@ from nats.js.api import ConsumerConfig
 from sqlalchemy import Connection, text
 
 from eventjet import failpoints
-from eventjet.codec.envelope import Decoder, RawRecord, headers_to_block
+from eventjet.codec.envelope import Decoder, RawRecord, header_block
 from eventjet.projections.database import Database
 from eventjet.projections.tables import storage_table
 from tests.faults.tally import Added, Total, added, tally_app, totals_table
@@ -89,7 +89,7 @@ class Naive:
 
 def _record(message: Any) -> RawRecord:
     sequence = message.metadata.sequence.stream
-    return sequence, 0, message.subject.encode(), headers_to_block(message.headers), message.data
+    return sequence, 0, message.subject.encode(), header_block((message.headers or {}).items()), message.data
 
 
 async def main(server: str, database: str, name: str, batch_max: int) -> None:

@@ -12,9 +12,18 @@ from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import Checkpoint, create_tables, read_all
 from eventjet.projections.database import READ_ONLY, Database
 from eventjet.projections.places import placed
+from eventjet.settings import Settings
 from tests.integration.deploys import DEPLOYS, FOLDS, NewerAdded, deployed
 from tests.integration.ledger_log import Ledger, eventually
 from tests.integration.projecting import Added, Closed, Opened
+
+
+def old_deploy(server: str, database: str) -> Ledger:
+    """The old deploy over an empty log, with its tables."""
+    ledger = Ledger(Settings(servers=(server,), database=database))
+    ledger.create()
+    init(ledger, "old")
+    return ledger
 
 
 def init(ledger: Ledger, deploy: str) -> list[str]:

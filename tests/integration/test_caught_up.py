@@ -47,22 +47,6 @@ authorization { users [
 """
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    url = f"sqlite:///{tmp_path}/read.db"
-    if request.param == "postgresql":
-        url = str(request.getfixturevalue("eventjet_database"))
-    made(url, BALANCES, MOVEMENTS)
-    return url
-
-
-@pytest.fixture
-def ledger(eventjet_nats: NatsServer, database: str) -> Ledger:
-    made = Ledger(Settings(servers=(eventjet_nats.url,), database=database))
-    made.create()
-    return made
-
-
 @dataclass
 class Counted:
     """A reader of checkpoints that counts."""
@@ -143,6 +127,7 @@ def subscriptions(server: NatsServer, prefix: str) -> list[str]:
 async def test_a_worker_that_may_not_tell_still_projects_and_the_slow_look_finds_out(
     tmp_path: Path, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    made(database, BALANCES, MOVEMENTS)
     with NatsServer(config=USERS) as server:
         ledger = Ledger(Settings(servers=(server.url,), database=database, user="app", password="app"))
         ledger.create()
@@ -175,6 +160,7 @@ async def test_a_position_that_is_reached_unheard_is_found(ledger: Ledger) -> No
 
 
 async def test_a_server_that_is_restarted_is_listened_to_again(tmp_path: Path, database: str) -> None:
+    made(database, BALANCES, MOVEMENTS)
     with NatsServer() as server:
         ledger = Ledger(Settings(servers=(server.url,), database=database))
         ledger.create()
@@ -247,10 +233,6 @@ async def test_tables_that_are_gone_are_said(ledger: Ledger) -> None:
 @pytest.fixture
 async def jet(eventjet_nats: NatsServer, database: str) -> AsyncGenerator[Jet]:
     app = App(fresh_name(), aggregates=[Account], projections=[balances], upcasters=[withdrawn_has_a_reason])
-    if database.startswith("sqlite"):
-        database = database.replace("read.db", "bank.db")
-    else:
-        execute(database, "drop table balances")
     engine = Database(database).sync_engine()
     create_tables(engine, app.projections.values())
     engine.dispose()

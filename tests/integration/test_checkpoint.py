@@ -19,13 +19,6 @@ from tests.caught_up import wait_caught_up
 from tests.integration.projecting import BALANCES, MOVEMENTS, made
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/read.db"
-    return str(request.getfixturevalue("eventjet_database"))
-
-
 @pytest.fixture
 def engine(database: str) -> Iterator[Engine]:
     engine = made(database, BALANCES, MOVEMENTS).sync_engine()

@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from eventjet.dev.nats import NatsServer
-from eventjet.settings import Settings
 from tests.integration.ledger_log import Ledger, eventually, history
-from tests.integration.projecting import BALANCES, MOVEMENTS, folded, made
+from tests.integration.projecting import folded
 from tests.integration.test_worker_takeover import Worker, stored
 
 LEASE_S = 120.0
 """Longer than any wait here: a takeover proves that the lease was let go."""
-
-
-@pytest.fixture(params=["postgresql", "sqlite"])
-def ledger(request: pytest.FixtureRequest, eventjet_nats: NatsServer, tmp_path: Path) -> Ledger:
-    url = f"sqlite:///{tmp_path}/read.db"
-    if request.param == "postgresql":
-        url = str(request.getfixturevalue("eventjet_database"))
-    made(url, BALANCES, MOVEMENTS)
-    ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=url))
-    ledger.create()
-    return ledger
-
-
-@pytest.fixture
-def processes() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def is_stopped(pid: int) -> bool:

@@ -125,11 +125,11 @@ async def test_a_revision_dropped_while_it_is_rebuilt_does_not_come_back_over_an
     with shadow_of(database, BALANCES, new_run(), Watch(None)) as shadow:
         shadow.finish()
         with catching_up(shadow, ledger, ledger.endpoint, 1, 0, log) as follower:
-            follower.to(last)
+            follower.to(last, Watch())
             with engine.begin() as connection:
                 retire(connection, "balances", 1, DEPLOYS["fold"][1])
             with pytest.raises(RebuildError, match="was dropped while it was rebuilt"):
-                shadow.swap(log, follower.to)
+                shadow.swap(log, lambda position: follower.to(position, Watch()))
     assert checkpoints(ledger)["balances", 1].state == "retired"
     assert rows(ledger, NEWER) == folded(ledger, 2, last)
     engine.dispose()

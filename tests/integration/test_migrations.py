@@ -21,14 +21,6 @@ from eventjet.projections.database import Database
 from tests.integration.projecting import BALANCES, MOVEMENTS
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database of each kind."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/read.db"
-    return str(request.getfixturevalue("eventjet_database"))
-
-
 @pytest.fixture
 def engine(database: str) -> Iterator[Engine]:
     engine = Database(database).sync_engine()

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,20 +28,6 @@ from eventjet.rebuild.runs import new_run
 from eventjet.settings import Settings
 from eventjet.wire import Link
 from tests.integration.rebuild_log import ALL, Book, remains
-
-
-@pytest.fixture(scope="module")
-def nats() -> Iterator[NatsServer]:
-    with NatsServer(sync_interval="1m") as server:
-        yield server
-
-
-@pytest.fixture(params=["postgresql", "sqlite"])
-def book(request: pytest.FixtureRequest, nats: NatsServer, tmp_path: Path) -> Book:
-    database = f"sqlite:///{tmp_path}/read.db"
-    if request.param == "postgresql":
-        database = request.getfixturevalue("eventjet_database")
-    return Book(Settings.load({"servers": nats.url, "database": database}, {}), tmp_path)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -26,33 +25,17 @@ from tests.caught_up import wait_caught_up
 from tests.integration.deploys import DEPLOYS, NEWER, OPTIONS, Worker, deployed
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS
-from tests.integration.revision_log import checkpoints, execute, folded, init, is_past, rows, stands
+from tests.integration.revision_log import checkpoints, execute, folded, init, is_past, old_deploy, rows, stands
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
-def ledger(request: pytest.FixtureRequest, eventjet_nats: NatsServer, tmp_path: Path) -> Ledger:
-    """The old deploy, with its tables."""
-    url = f"sqlite:///{tmp_path}/read.db"
-    if request.param == "postgresql":
-        url = str(request.getfixturevalue("eventjet_database"))
-    ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=url))
-    ledger.create()
-    init(ledger, "old")
-    return ledger
+@pytest.fixture
+def ledger(eventjet_nats: NatsServer, database: str) -> Ledger:
+    return old_deploy(eventjet_nats.url, database)
 
 
 @pytest.fixture
 def postgres(eventjet_nats: NatsServer, eventjet_database: str) -> Ledger:
-    ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=eventjet_database))
-    ledger.create()
-    init(ledger, "old")
-    return ledger
-
-
-@pytest.fixture
-def processes() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
+    return old_deploy(eventjet_nats.url, eventjet_database)
 
 
 def is_postgres(ledger: Ledger) -> bool:

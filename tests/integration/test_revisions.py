@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +16,10 @@ from sqlalchemy import text
 
 from eventjet.dev.nats import NatsServer
 from eventjet.projections.database import READ_ONLY, Database
-from eventjet.settings import Settings
 from tests.integration.deploys import DEPLOYS, FOLDS, NEWER, NewerAdded, Worker, deployed
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Closed, Opened
-from tests.integration.revision_log import checkpoints, folded, init, is_past, rows, stands, waits
+from tests.integration.revision_log import checkpoints, folded, init, is_past, old_deploy, rows, stands, waits
 
 _ROWS = {
     "postgresql": "json_agg(json_build_array(account_id, owner, amount::text, events, last))::text",
@@ -29,22 +27,9 @@ _ROWS = {
 }
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
-def ledger(request: pytest.FixtureRequest, eventjet_nats: NatsServer, tmp_path: Path) -> Ledger:
-    """The old deploy, with its tables."""
-    url = f"sqlite:///{tmp_path}/read.db"
-    if request.param == "postgresql":
-        url = str(request.getfixturevalue("eventjet_database"))
-    ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=url))
-    ledger.create()
-    init(ledger, "old")
-    return ledger
-
-
 @pytest.fixture
-def processes() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
+def ledger(eventjet_nats: NatsServer, database: str) -> Ledger:
+    return old_deploy(eventjet_nats.url, database)
 
 
 class Reader:

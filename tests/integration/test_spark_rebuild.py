@@ -27,24 +27,10 @@ EVENTS = 50_000
 
 
 @pytest.fixture(scope="module")
-def nats() -> Iterator[NatsServer]:
-    with NatsServer(sync_interval="1m") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def spark() -> Iterator[Started]:
     """One session for the module: a rebuild uses the one that runs already."""
     with spark_session("local[2]") as started:
         yield started
-
-
-@pytest.fixture(params=["postgresql", "sqlite"])
-def book(request: pytest.FixtureRequest, nats: NatsServer, tmp_path: Path) -> Book:
-    database = f"sqlite:///{tmp_path}/read.db"
-    if request.param == "postgresql":
-        database = request.getfixturevalue("eventjet_database")
-    return Book(Settings.load({"servers": nats.url, "database": database}, {}), tmp_path)
 
 
 async def test_spark_the_local_engine_and_the_live_worker_make_the_same_tables(book: Book, spark: Started) -> None:
@@ -158,22 +144,6 @@ def test_workers_started_elsewhere_import_the_app_on_a_machine_without_java(book
     assert book.rows() == book.folded(last)
     assert done.stderr == ""
     assert list(elsewhere.iterdir()) == []
-
-
-def test_spark_connect_makes_the_same_table(nats: NatsServer, tmp_path: Path) -> None:
-    book = Book(Settings.load({"servers": nats.url, "database": f"sqlite:///{tmp_path}/read.db"}, {}), tmp_path)
-    last = book.fill(2_000)
-    (tmp_path / "run.py").write_text(RUN.replace('master="local[2]"', "master=None"))
-    environment = {
-        **os.environ,
-        "SPARK_REMOTE": "local[2]",
-        "EVENTJET_SERVERS": book.settings.servers[0],
-        "EVENTJET_DATABASE": book.settings.database,
-    }
-    command = [sys.executable, tmp_path / "run.py", f"{book.ref.module}:app", book.ref.path[0]]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert book.rows() == book.folded(last)
 
 
 def test_interrupted_it_ends_soon_and_leaves_neither_process_nor_shadow(book: Book, tmp_path: Path) -> None:

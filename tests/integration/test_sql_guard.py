@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import Recorded
-from eventjet.dev.nats import NatsServer
 from tests.integration import by_hand
 from tests.integration.by_hand import (
     LEDGER,
@@ -26,25 +24,11 @@ from tests.integration.by_hand import (
     found,
     kinds_table,
     lines_table,
-    log_of,
     totals_table,
     where,
 )
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import Added, Opened
-
-
-@pytest.fixture(params=["postgresql", "sqlite"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database of each kind."""
-    if request.param == "postgresql":
-        return str(request.getfixturevalue("eventjet_database"))
-    return f"sqlite:///{tmp_path}/read.db"
-
-
-@pytest.fixture
-def log(eventjet_nats: NatsServer, database: str) -> Ledger:
-    return log_of(eventjet_nats, database)
 
 
 async def commits(event: Recorded[Added], connection: AsyncConnection) -> None:

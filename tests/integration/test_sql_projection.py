@@ -7,14 +7,12 @@ import os
 import sys
 from dataclasses import replace
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
 from sqlalchemy import inspect
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import Recorded
-from eventjet.dev.nats import NatsServer
 from tests.integration import by_hand
 from tests.integration.by_hand import (
     LEDGER,
@@ -25,25 +23,11 @@ from tests.integration.by_hand import (
     expected,
     failed,
     found,
-    log_of,
     state,
     where,
 )
 from tests.integration.ledger_log import Ledger, history
 from tests.integration.projecting import Added, Noted
-
-
-@pytest.fixture(params=["postgresql", "sqlite"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database of each kind."""
-    if request.param == "postgresql":
-        return str(request.getfixturevalue("eventjet_database"))
-    return f"sqlite:///{tmp_path}/read.db"
-
-
-@pytest.fixture
-def log(eventjet_nats: NatsServer, database: str) -> Ledger:
-    return log_of(eventjet_nats, database)
 
 
 async def test_tables_equal_an_independent_computation_when_caught_up_and_while_the_log_grows(log: Ledger) -> None:

@@ -7,7 +7,6 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from decimal import Decimal
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,14 +27,6 @@ from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, execut
 from tests.integration.ledger_log import Ledger, history
 from tests.integration.projecting import BALANCES, Added, Opened, folded, made, rows_of
 from tests.integration.rebuild_log import remains
-
-
-@pytest.fixture(params=["postgresql", "sqlite"])
-def log(request: pytest.FixtureRequest, eventjet_nats: NatsServer, tmp_path: Path) -> Ledger:
-    database = f"sqlite:///{tmp_path}/read.db"
-    if request.param == "postgresql":
-        database = str(request.getfixturevalue("eventjet_database"))
-    return log_of(eventjet_nats, database)
 
 
 @pytest.fixture

@@ -25,21 +25,7 @@ from tests.integration.by_hand import (
     log_of,
     where,
 )
-from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import Added, Opened
-
-
-@pytest.fixture(params=["postgresql", "sqlite"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database of each kind."""
-    if request.param == "postgresql":
-        return str(request.getfixturevalue("eventjet_database"))
-    return f"sqlite:///{tmp_path}/read.db"
-
-
-@pytest.fixture
-def log(eventjet_nats: NatsServer, database: str) -> Ledger:
-    return log_of(eventjet_nats, database)
 
 
 async def test_values_of_every_kind_come_back_equal_through_the_declared_table(

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 
-from eventjet.dev.nats import NatsServer
 from eventjet.errors import LogRolledBack, RebuildError
 from eventjet.rebuild import rebuild, verify
-from eventjet.settings import Settings
 from tests.integration.rebuild_log import ALL, Book, remains
-
-
-@pytest.fixture(scope="module")
-def nats() -> Iterator[NatsServer]:
-    with NatsServer(sync_interval="1m") as server:
-        yield server
-
-
-@pytest.fixture(params=["postgresql", "sqlite"])
-def book(request: pytest.FixtureRequest, nats: NatsServer, tmp_path: Path) -> Book:
-    database = f"sqlite:///{tmp_path}/read.db"
-    if request.param == "postgresql":
-        database = request.getfixturevalue("eventjet_database")
-    return Book(Settings.load({"servers": nats.url, "database": database}, {}), tmp_path)
 
 
 async def made(book: Book, *names: str) -> None:

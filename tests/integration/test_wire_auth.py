@@ -14,7 +14,7 @@ from eventjet.errors import Forbidden, Unreachable, UsageError
 from eventjet.wire import Endpoint, Link, Unauthorized, get_record, read_range
 from tests.integration.wire_fake import FakeServer, read_until
 from tests.integration.wire_log import make_log, positions
-from tests.integration.wire_secrets import certificates, trust_chain, user_key
+from tests.integration.wire_secrets import certificates, tls_config, trust_chain, user_key
 
 CANARY = "c4nary-s3cret"
 
@@ -99,10 +99,6 @@ def test_files_that_cannot_be_used_are_named_without_their_content(tmp_path: Pat
                 Link.open(endpoint)
             assert CANARY not in str(raised.value)
             assert "AAAA" not in str(raised.value)
-
-
-def tls_config(pems: dict[str, Path], extra: str = "") -> str:
-    return f'tls {{ cert_file: "{pems["server.pem"]}", key_file: "{pems["server.key"]}"{extra} }}'
 
 
 def test_tls(pems: dict[str, Path]) -> None:

@@ -12,35 +12,16 @@ import pytest
 from sqlalchemy import text
 
 from eventjet.codec.catalog import Catalog
-from eventjet.dev.nats import NatsServer
 from eventjet.errors import Unreachable, UsageError
 from eventjet.projections.bound import BoundProjection
 from eventjet.projections.checkpoint import read
 from eventjet.projections.database import READ_ONLY, Database
-from eventjet.settings import Settings
 from eventjet.workers.status import ProjectionStatus, status
 from eventjet.workers.workplace import WorkerOptions
 from tests.integration.ledger_log import Ledger, block, eventually, history
-from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Movement, Noted, Opened, folded, made, rows_of
+from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Movement, Noted, Opened, folded, rows_of
 
 QUICK = WorkerOptions(lease_s=1.5, poll_s=0.1)
-
-
-@pytest.fixture(params=["postgresql", "sqlite"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of a database of each kind, with all tables."""
-    url = f"sqlite:///{tmp_path}/read.db"
-    if request.param == "postgresql":
-        url = str(request.getfixturevalue("eventjet_database"))
-    made(url, BALANCES, MOVEMENTS)
-    return url
-
-
-@pytest.fixture
-def ledger(eventjet_nats: NatsServer, database: str) -> Ledger:
-    made = Ledger(Settings(servers=(eventjet_nats.url,), database=database))
-    made.create()
-    return made
 
 
 def rows(ledger: Ledger, bound: BoundProjection = BALANCES) -> list[Any]:

@@ -35,17 +35,6 @@ from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Noted, made
 QUICK = WorkerOptions(lease_s=1.5, poll_s=0.1, look_s=0.1, stalled_s=1.0)
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
-def ledger(request: pytest.FixtureRequest, eventjet_nats: NatsServer, tmp_path: Path) -> Ledger:
-    url = f"sqlite:///{tmp_path}/read.db"
-    if request.param == "postgresql":
-        url = str(request.getfixturevalue("eventjet_database"))
-    made(url, BALANCES, MOVEMENTS)
-    ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=url))
-    ledger.create()
-    return ledger
-
-
 class Page:
     """What a worker answers."""
 
@@ -107,10 +96,12 @@ async def test_a_worker_that_keeps_up_is_healthy_and_tells_what_it_did(
         await ledger.caught_up(last, MOVEMENTS)
 
         async def told() -> bool:
-            return (await page.metrics()).get(f"eventjet_projection_position{own}") == last
+            found = await page.metrics()
+            return found.get(f"eventjet_projection_position{own}") == last and found.get(active) == 1
 
         own = '{projection="balances",revision="1"}'
-        await eventually(told, "the position")
+        active = 'eventjet_projection_state{projection="balances",revision="1",state="active"}'
+        await eventually(told, "the position, and the state that is noted after it")
         status, verdict = await page.health()
         assert (status, verdict["healthy"], verdict["reason"]) == (200, True, None)
         assert [(one["name"], one["held"]) for one in verdict["projections"]] == [
@@ -121,7 +112,6 @@ async def test_a_worker_that_keeps_up_is_healthy_and_tells_what_it_did(
         assert found[f"eventjet_events_total{own}"] == last
         assert found[f"eventjet_commit_seconds_count{own}"] == found[f"eventjet_batches_total{own}"] > 0
         assert found[f"eventjet_projection_lag_events{own}"] == found[f"eventjet_projection_lag_seconds{own}"] == 0
-        assert found['eventjet_projection_state{projection="balances",revision="1",state="active"}'] == 1
         assert found["eventjet_log_position"] == last
         names = {re.sub(r"(_bucket|_sum|_count)?(\{.*)?$", "", name) for name in found}
         assert {one.name for one in METRICS} == names

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from tests.integration.projecting import BALANCES, MOVEMENTS, folded, made, rows
 
 ROOT = Path(__file__).parents[2]
 TAKEOVER_S = 5.0
-KILLS = 8
+KILLS = 4
 
 
 class Worker:
@@ -60,23 +59,6 @@ class Worker:
         if self.process.poll() is None:
             self.process.kill()
             self.end()
-
-
-@pytest.fixture(params=["postgresql", "sqlite"])
-def ledger(request: pytest.FixtureRequest, eventjet_nats: NatsServer, tmp_path: Path) -> Ledger:
-    url = f"sqlite:///{tmp_path}/read.db"
-    if request.param == "postgresql":
-        url = str(request.getfixturevalue("eventjet_database"))
-    made(url, BALANCES, MOVEMENTS)
-    ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=url))
-    ledger.create()
-    return ledger
-
-
-@pytest.fixture
-def processes() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def stored(ledger: Ledger) -> tuple[Checkpoint | None, list[object]]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -53,17 +52,10 @@ from tests.integration.projecting import (
     Opened,
     folded,
     made,
+    movements,
     on,
     rows_of,
 )
-
-
-@pytest.fixture(params=["postgresql", "sqlite"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database of each kind."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/read.db"
-    return str(request.getfixturevalue("eventjet_database"))
 
 
 @pytest.fixture
@@ -118,6 +110,47 @@ def test_batches_of_any_size_give_the_rows_of_the_fold(engine: Engine, size: int
         found = checkpoint.read(connection, "balances", 1)
     assert found is not None
     assert (found.position, found.event_id) == (200, "id-200")
+
+
+@pytest.mark.parametrize("bound", [BALANCES, MOVEMENTS], ids=lambda bound: bound.name)
+def test_batches_folded_while_the_one_before_is_committed_give_the_rows_of_the_fold(
+    engine: Engine, bound: BoundProjection
+) -> None:
+    held = taken(engine, bound)
+    events = HISTORY if bound is BALANCES else [one for one in HISTORY if isinstance(one.data, Added)]
+    writer = Writer(bound, engine.dialect.name, lease_s=30)
+    waiting = list(batches(events, 7))
+    changes, early = None, 0
+    for batch, following in zip(waiting, [*waiting[1:], None], strict=True):
+        with engine.begin() as connection:
+            changes = writer.prepare(connection, batch) if changes is None else changes
+            writer.commit(connection, held, replace(batch, after=held.position), changes)
+            changes = None if following is None else writer.prepare_next(following)
+        writer.committed()
+        held = replace(held, position=batch.last)
+        early += changes is not None
+    assert early >= len(waiting) - 3
+    with engine.connect() as connection:
+        given = folded(HISTORY) if bound is BALANCES else [movements(one) for one in events]
+        assert rows_of(connection, bound) == given
+
+
+def test_what_was_folded_upon_a_batch_that_is_not_committed_is_forgotten(engine: Engine) -> None:
+    held = taken(engine, BALANCES)
+    writer = Writer(BALANCES, engine.dialect.name, lease_s=30)
+    first = Batch(0, 1, "id-1", [on(1, Added(amount=Decimal(1)))])
+    second = Batch(1, 2, "id-2", [on(2, Added(amount=Decimal(2)))])
+    with engine.connect() as connection:
+        writer.prepare(connection, first)
+    assert writer.prepare_next(second) is not None
+    assert writer.prepare_next(second) is None
+    writer.undone()
+    for batch in (first, second):
+        with engine.begin() as connection:
+            writer.write(connection, held, batch)
+        writer.committed()
+    with engine.connect() as connection:
+        assert rows_of(connection, BALANCES) == folded([*first.events, *second.events])
 
 
 def test_the_position_advances_over_events_nobody_takes(engine: Engine) -> None:

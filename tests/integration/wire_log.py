@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from uuid import uuid4
 
 from eventjet.codec.envelope import RawRecord
@@ -11,6 +12,8 @@ from eventjet.wire import Endpoint, Link
 from eventjet.wire.frames import publish_frame
 
 WINDOW = 500
+FORM_2 = "feature_flags { js_ack_fc_v2: true }"
+"""Configuration of a server that writes the newer reply subjects."""
 
 
 def fresh_name() -> str:
@@ -45,6 +48,30 @@ def append(endpoint: Endpoint, name: str, bodies: Iterable[bytes]) -> int:
 def block(number: int) -> bytes:
     """A header block as an event carries it."""
     return f"NATS/1.0\r\nNats-Msg-Id: {uuid4()}\r\nEj-Type: account.deposited\r\nEj-Version: {number}\r\n\r\n".encode()
+
+
+@contextmanager
+def overhearing(endpoint: Endpoint, log: str) -> Generator[Callable[[], list[bytes]]]:
+    """The reply subjects of what a log's consumers deliver to anybody meanwhile, as another client of it hears them."""
+    with Link.open(endpoint) as link:
+        link.subscribe("_INBOX.>")
+        link.flush()
+
+        def heard() -> list[bytes]:
+            link.flush()
+            found = [reply for _, _, reply, _, _ in link.frames(0.2) if reply.startswith(b"$JS.ACK.")]
+            return [reply for reply in found if log.encode() in reply.split(b".")]
+
+        yield heard
+
+
+def assert_form_2(replies: list[bytes], count: int) -> None:
+    """As many deliveries, each with a domain and an account hash before the stream."""
+    assert len(replies) == count
+    for reply in replies:
+        tokens = reply.split(b".")
+        assert len(tokens) >= 11, reply
+        assert tokens[2] == b"_", reply
 
 
 def _stored(link: Link, acks: bytes, frames: list[bytes]) -> int:

@@ -79,11 +79,15 @@ def certificates(directory: Path) -> dict[str, Path]:
     """A CA, a server's and a client's certificate of it, and the certificate of another CA, by name."""
     for name in ("ca", "other"):
         _openssl(
-            directory, f"req -x509 -newkey rsa:2048 -nodes -days 2 -keyout {name}.key -out {name}.pem -subj /CN={name}"
+            directory,
+            f"req -x509 {_NEW_KEY} -days 2 -keyout {name}.key -out {name}.pem -subj /CN={name}",
         )
     (directory / "san").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
     for name in ("server", "client"):
-        _openssl(directory, f"req -newkey rsa:2048 -nodes -keyout {name}.key -out {name}.csr -subj /CN={name}")
+        _openssl(
+            directory,
+            f"req {_NEW_KEY} -keyout {name}.key -out {name}.csr -subj /CN={name}",
+        )
         _openssl(
             directory,
             f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile san -out {name}.pem",
@@ -91,6 +95,12 @@ def certificates(directory: Path) -> dict[str, Path]:
     return {path.name: path for path in directory.iterdir()}
 
 
+def tls_config(pems: dict[str, Path], extra: str = "") -> str:
+    """What a server of `certificates` is configured with."""
+    return f'tls {{ cert_file: "{pems["server.pem"]}", key_file: "{pems["server.key"]}"{extra} }}'
+
+
+_NEW_KEY = "-newkey rsa:2048 -nodes"
 _OPERATOR: int = nkeys.PREFIX_BYTE_OPERATOR
 _ACCOUNT: int = nkeys.PREFIX_BYTE_ACCOUNT
 _USER: int = nkeys.PREFIX_BYTE_USER

@@ -10,8 +10,8 @@ import pytest
 from eventjet.workers.inbox import BYTES_MAX, Inbox, Piece
 
 
-def piece(after: int, count: int, size: int = 10) -> Piece:
-    return Piece(after, after + count, f"id-{after + count}", [], count, size)
+def piece(after: int, count: int, size: int = 10, left: int = 0) -> Piece:
+    return Piece(after, after + count, f"id-{after + count}", [], count, size, left)
 
 
 async def test_what_waits_is_merged_up_to_the_batch() -> None:
@@ -76,3 +76,48 @@ async def test_a_piece_from_another_thread_wakes_the_loop() -> None:
     found = await waiting
     assert found is not None
     assert found.last == 3
+
+
+async def test_far_behind_a_batch_is_waited_for_until_it_is_whole() -> None:
+    inbox = Inbox(batch_max=10)
+    inbox.put(piece(0, 4, left=100))
+    waiting = asyncio.create_task(inbox.take(5))
+    await asyncio.to_thread(inbox.put, piece(4, 6, left=94))
+    found = await waiting
+    assert found is not None
+    assert (found.after, found.last) == (0, 10)
+
+
+async def test_near_the_end_what_is_there_is_taken_at_once() -> None:
+    inbox = Inbox(batch_max=10)
+    inbox.put(piece(0, 4, left=10))
+    async with asyncio.timeout(0.04):
+        found = await inbox.take(5)
+    assert found is not None
+    assert found.last == 4
+
+
+async def test_nobody_waits_long_for_a_whole_batch() -> None:
+    inbox = Inbox(batch_max=10)
+    inbox.put(piece(0, 4, left=100))
+    found = await inbox.take(5)
+    assert found is not None
+    assert found.last == 4
+
+
+async def test_whoever_wants_a_whole_batch_gets_none_other() -> None:
+    inbox = Inbox(batch_max=10)
+    inbox.put(piece(0, 9))
+    waiting = asyncio.create_task(inbox.take_whole())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await asyncio.to_thread(inbox.put, piece(9, 1))
+    found = await waiting
+    assert found is not None
+    assert (found.after, found.last) == (0, 10)
+    inbox.put(piece(10, 9))
+    inbox.fail(LookupError("gone"))
+    assert await inbox.take_whole() is None
+    rest = await inbox.take(1)
+    assert rest is not None
+    assert rest.last == 19

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import URL, make_url
 
 from eventjet.errors import Unreachable, UsageError
 from eventjet.projections.database import Database
@@ -17,10 +18,11 @@ from eventjet.rebuild.spark import passwordless
 from eventjet.rebuild.tasks import pack_rows, unpack_rows
 from eventjet.settings import Settings
 from eventjet.spark.java import Java, find_java, make_java_home
+from eventjet.spark.options import LogOptions, connection_options
 from eventjet.spark.scratch import scratch_folder
+from eventjet.spark.sealed import is_sealed, unseal
 from eventjet.spark.session import with_retries
 from eventjet.spark.ship import AppRef, pack
-from eventjet.spark.source import LogOptions, connection_options
 
 needs_scripts = pytest.mark.skipif(sys.platform == "win32", reason="its Java is a shell script")
 
@@ -126,7 +128,8 @@ def test_options_reach_the_server_without_a_secret_among_them(tmp_path: Path) ->
     settings = Settings.load({"servers": "nats://ada:s3cret@127.0.0.1:4333"}, {})
     options = connection_options(settings, tmp_path)
     assert "s3cret" not in repr(options)
-    assert Path(options["passwordFile"]).stat().st_mode & 0o777 == 0o600
+    assert Path(options["passwordFile"].partition("#")[0]).stat().st_mode & 0o777 == 0o600
+    assert not any(b"s3cret" in file.read_bytes() for file in tmp_path.iterdir())
     endpoint = LogOptions.parse({"stream": "app", **options}).endpoint()
     assert (endpoint.servers, endpoint.user, endpoint.password) == (("nats://127.0.0.1:4333",), "ada", "s3cret")
 
@@ -146,17 +149,24 @@ def test_options_that_cannot_be_used_are_refused(options: dict[str, str], said: 
         LogOptions.parse(options)
 
 
-@pytest.mark.parametrize("password", ["plain", "a@b:c/d\\e%"])
-def test_tasks_find_the_password_of_the_database_in_a_file(tmp_path: Path, password: str) -> None:
-    from sqlalchemy import URL
-
+@pytest.mark.parametrize("password", ["plain", "a@b:c/d\\e%", "pässwörd\n"])
+def test_what_lies_on_a_disk_for_tasks_tells_no_password(tmp_path: Path, password: str) -> None:
     url = URL.create("postgresql", "ada", password, "db.host", 5432, "bank").render_as_string(hide_password=False)
     bare = passwordless(Database(url), tmp_path)
     assert password not in bare.url
     (file,) = tmp_path.iterdir()
-    escaped = password.replace("\\", "\\\\").replace(":", "\\:")
-    assert file.read_text() == f"*:*:*:*:{escaped}\n"
+    assert password.encode() not in file.read_bytes()
     assert file.stat().st_mode & 0o777 == 0o600
+    sealed = make_url(bare.url).query["passfile"]
+    assert isinstance(sealed, str)
+    assert is_sealed(sealed)
+    assert unseal(sealed) == password
+
+
+def test_a_secret_file_of_the_users_own_is_read_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("s3cret#1\n")
+    assert not is_sealed(str(tmp_path / "password"))
+    assert unseal(str(tmp_path / "password")) == "s3cret#1"
 
 
 def test_what_a_killed_process_left_in_its_folder_is_removed_by_the_next(

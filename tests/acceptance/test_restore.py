@@ -1,0 +1,142 @@
+"""`eventjet restore` as a program: killed, interrupted, run again, and what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from eventjet.codec.envelope import RawRecord
+from eventjet.dev.nats import NatsServer
+from eventjet.store.past import lasting
+from eventjet.wire import ApiRefused, stream_state
+from tests.acceptance.conftest import Program
+from tests.integration.restoring import block, endpoint, records_of, seal
+
+EVENTS = int(os.environ.get("EVENTJET_TEST_RESTORE_EVENTS", "12000"))
+KILLS = int(os.environ.get("EVENTJET_TEST_RESTORE_KILLS", "2"))
+LOG = "7f9d6a52-3b0e-4b0c-9a51-1c1f2f4e8a01"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer(sync_interval="1m") as server:
+        yield server
+
+
+def name_of(bank: Program) -> str:
+    text = (bank.folder / "bank.py").read_text(encoding="utf-8")
+    return text.partition('App("')[2].partition('"')[0]
+
+
+def records_for(name: str, count: int) -> list[RawRecord]:
+    """Deposits on a hundred accounts, a second apart, some weeks ago."""
+    return [
+        (
+            position,
+            1_700_000_000_000_000_000 + position * 1_000_000_000,
+            f"{name}.account.a-{position % 100}".encode(),
+            block(Ej_Version=str((position - 1) // 100 + 1)),
+            b'{"amount":"1.00"}',
+        )
+        for position in range(1, count + 1)
+    ]
+
+
+def last_of(url: str, name: str) -> int:
+    try:
+        return stream_state(endpoint(url), name).last
+    except ApiRefused:
+        return 0
+
+
+def reached(url: str, name: str, position: int, process: subprocess.Popen[str]) -> int:
+    """Wait until the log is as long, or the process ends."""
+    deadline = time.monotonic() + 60
+    while (last := last_of(url, name)) < position and process.poll() is None:
+        assert time.monotonic() < deadline
+    return last
+
+
+def test_a_restore_killed_anywhere_is_finished_by_the_next(
+    bank: Program,
+    server: NatsServer,
+    tmp_path: Path,
+    ended_processes: Callable[[subprocess.Popen[str]], None],
+) -> None:
+    name = name_of(bank)
+    records = records_for(name, EVENTS)
+    url = seal(tmp_path / "archive", records, LOG, name=name)
+    killed: list[int] = []
+    for number in range(KILLS):
+        process = bank.start("restore", url, EVENTJET_SERVERS=server.url)
+        ended_processes(process)
+        reached(server.url, name, EVENTS * (number + 1) // (KILLS + 2), process)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(30)
+        killed.append(last_of(server.url, name))
+        assert [lasting(one) for one in records_of(server.url, name)] == [lasting(one) for one in records[: killed[-1]]]
+    assert 0 < killed[0] < EVENTS
+    done = bank("restore", url, "--json", EVENTJET_SERVERS=server.url)
+    assert (done.status, done.err) == (0, "") or "phase=" in done.err, done.err
+    report = json.loads(done.out)
+    assert (report["log"], report["events"], report["published"]) == (LOG, EVENTS, EVENTS - killed[-1])
+    assert [lasting(one) for one in records_of(server.url, name)] == [lasting(one) for one in records]
+
+
+def test_an_interrupted_restore_says_that_it_can_go_on(
+    bank: Program,
+    server: NatsServer,
+    tmp_path: Path,
+    ended_processes: Callable[[subprocess.Popen[str]], None],
+) -> None:
+    name = name_of(bank)
+    url = seal(tmp_path / "archive", records_for(name, EVENTS), LOG, name=name)
+    process = bank.start("restore", url, EVENTJET_SERVERS=server.url)
+    ended_processes(process)
+    reached(server.url, name, 1, process)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 130, err
+    assert "What was restored stays; run it again and it goes on there." in " ".join(err.split())
+    assert "Traceback" not in err
+
+
+def test_a_restored_log_shows_its_first_times_and_what_cannot_be_restored_is_said(
+    bank: Program, server: NatsServer, tmp_path: Path
+) -> None:
+    name = name_of(bank)
+    url = seal(tmp_path / "archive", records_for(name, 300), LOG, name=name)
+    at = {"EVENTJET_SERVERS": server.url}
+    done = bank("restore", url, **at)
+    assert done.status == 0, done.err
+    said = " ".join(done.out.split())
+    assert said.startswith(f"{name} is restored: 300 events at positions 1 to 300, log {LOG} published in ")
+    shown = json.loads(bank("history", "account", "a-1", "--json", **at).out)
+    assert [one["recorded_at"] for one in shown] == [
+        "2023-11-14T22:13:21Z",
+        "2023-11-14T22:15:01Z",
+        "2023-11-14T22:16:41Z",
+    ]
+    (tailed, *_) = bank("tail", "--json", **at).out.splitlines()
+    assert json.loads(tailed)["recorded_at"] == "2023-11-14T22:18:11Z"
+    again = bank("restore", url, **at)
+    assert again.status == 0
+    assert "300 events of them were there before." in again.out
+    other = seal(tmp_path / "other", records_for(name, 200), LOG, name=name)
+    refused = bank("restore", other, **at)
+    assert (refused.status, refused.out) == (2, "")
+    assert "holds 300 events at positions 1 to 300, and the archive 1 to 200" in refused.said()
+    nothing = bank("restore", str(tmp_path / "nowhere"), **at)
+    assert nothing.status == 1
+    assert "nothing is in it" in nothing.said()
+    away = bank("restore", url, EVENTJET_SERVERS="nats://127.0.0.1:1")
+    assert away.status == 3
+    for one in (refused, nothing, away):
+        assert one.is_one_paragraph()

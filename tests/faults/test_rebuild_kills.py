@@ -1,0 +1,75 @@
+"""Rebuilds and verifications killed at every step, alone and two at once: the live table is always whole."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from eventjet import failpoints
+from eventjet.dev.nats import NatsServer
+from tests.faults.rebuilding import RebuildProcess, Stage, stage
+
+KILLS = int(os.environ.get("EVENTJET_TEST_REBUILD_KILLS", "0"))
+"""How often at each place; by default once at every fourth one, others on the other database."""
+ALONE = tuple(name for name in failpoints.NAMES if name.startswith(("rebuild.", "verify.")))
+NOT_ON_SQLITE = ("rebuild.keys_made",)
+"""Its shadow has its keys from the start."""
+PAIRS = max(1, KILLS)
+
+
+def places(*, sqlite: bool) -> list[str]:
+    """Where runs are killed, one after the other."""
+    named = ALONE * KILLS if KILLS else ALONE[2 * int(sqlite) + 1 :: 4]
+    return [name for name in named if not (sqlite and name in NOT_ON_SQLITE)]
+
+
+def coverage(killed: Counter[str]) -> list[str]:
+    return [f"  {name:24} killed {killed[name]:3}" for name in ALONE if killed[name]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200 + 15 * KILLS * len(ALONE))
+async def test_a_run_killed_at_any_step_leaves_the_live_table_whole(
+    eventjet_nats: NatsServer, database: str, tmp_path: Path
+) -> None:
+    killed: Counter[str] = Counter()
+    with stage(eventjet_nats.url, database, tmp_path) as scene:
+        for name in places(sqlite=scene.is_sqlite):
+            command = name.partition(".")[0]
+            with RebuildProcess(scene, at=name, command=command) as run:
+                assert run.ended() == -signal.SIGKILL, run.logged()
+                assert run.fired.exists()
+            killed[name] += 1
+            await scene.settle()
+        scene.said += [f"{killed.total()} runs killed (SIGKILL) at {len(killed)} places", *coverage(killed)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120 + 40 * PAIRS)
+async def test_of_two_rebuilds_at_once_one_may_be_killed_and_the_other_does_its_work(
+    eventjet_nats: NatsServer, database: str, tmp_path: Path
+) -> None:
+    chance = random.Random(PAIRS)
+    killed: Counter[str] = Counter()
+    with stage(eventjet_nats.url, database, tmp_path) as scene:
+        await both_done(scene)
+        for _ in range(PAIRS):
+            there = [name for name in ALONE if name.startswith("rebuild.")]
+            name = chance.choice([name for name in there if not (scene.is_sqlite and name in NOT_ON_SQLITE)])
+            with RebuildProcess(scene, at=name) as armed, RebuildProcess(scene) as other:
+                assert armed.ended() == -signal.SIGKILL, armed.logged()
+                assert other.ended() == 0, other.logged()
+            killed[name] += 1
+            await scene.settle()
+        scene.said += [f"{killed.total()} times two at once, one of them killed", *coverage(killed)]
+
+
+async def both_done(scene: Stage) -> None:
+    with RebuildProcess(scene) as one, RebuildProcess(scene) as other:
+        assert (one.ended(), other.ended()) == (0, 0), one.logged() + other.logged()
+    await scene.check()

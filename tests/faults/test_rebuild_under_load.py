@@ -1,0 +1,102 @@
+"""Rebuilds while commands keep arriving, readers keep reading and workers keep working: nobody notices a swap."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from eventjet.dev.nats import NatsServer
+from eventjet.projections.database import Database
+from eventjet.rebuild import rebuild
+from tests.faults.rebuilding import Stage, stage
+
+EVENTS = int(os.environ.get("EVENTJET_TEST_REBUILD_EVENTS", "5000"))
+"""In the log when the rebuilds begin."""
+REBUILDS = int(os.environ.get("EVENTJET_TEST_REBUILDS", "2"))
+RATE = float(os.environ.get("EVENTJET_TEST_REBUILD_RATE", "150"))
+"""Commands in a second; 700 are asked for to get 500 on two cores."""
+READERS_WAIT_S = 2.0
+"""More than a look takes on a busy machine, and far less than the swap waits for the idle reader below."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300 + 60 * REBUILDS)
+async def test_nobody_sees_a_swap_while_commands_keep_arriving(
+    eventjet_nats: NatsServer, database: str, tmp_path: Path
+) -> None:
+    with stage(eventjet_nats.url, database, tmp_path, events=EVENTS, rate=RATE) as scene:
+        before, began = scene.feed.stored, time.monotonic()
+        generations = [await rebuilt(scene) for _ in range(REBUILDS)]
+        rate = (scene.feed.stored - before) / (time.monotonic() - began)
+        scene.feed.pause()
+        # Workers go on by themselves, in the new tables.
+        await asyncio.to_thread(caught_up, scene)
+        await scene.check()
+        scene.said.append(f"{REBUILDS} rebuilds of two read models while {rate:,.0f} commands a second arrived")
+    assert generations == sorted(set(generations))
+    assert rate > RATE / 5
+
+
+async def rebuilt(scene: Stage) -> int:
+    report = await rebuild(scene.ref, ["totals", "journal"], scene.ledger.settings, engine="local")
+    return report.projections[0].generation
+
+
+def caught_up(scene: Stage) -> None:
+    """Wait until the live read models are where the log is."""
+    last = scene.feed.stored
+    query = text("select min(position) from eventjet_projection")
+    deadline = time.monotonic() + 60
+    while True:
+        with Database(scene.ledger.settings.database).sync_engine("fault tests").connect() as connection:
+            found = connection.scalar(query)
+        if found is not None and found >= last:
+            return
+        assert time.monotonic() < deadline, (found, last)
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+async def test_while_a_swap_waits_for_an_idle_reader_other_readers_go_on(
+    eventjet_nats: NatsServer, eventjet_database: str, tmp_path: Path
+) -> None:
+    with stage(eventjet_nats.url, eventjet_database, tmp_path, rate=20.0) as scene:
+        engine = Database(eventjet_database).sync_engine("idle reader")
+        waiting = threading.Event()
+        tries: list[float] = []
+
+        def told(phase: str) -> None:
+            if phase == "swap":
+                tries.append(time.monotonic())
+                waiting.set()
+
+        with engine.connect() as idle:
+            idle.execute(text("select count(*) from totals"))
+            work = asyncio.create_task(
+                rebuild(
+                    scene.ref, ["totals"], scene.ledger.settings, engine="local", progress=lambda one: told(one.phase)
+                )
+            )
+            assert await asyncio.to_thread(waiting.wait, 60)
+            reader = scene.readers[0]
+            reader.longest_s, looks = 0.0, reader.looks
+            while len(tries) < 5:
+                assert not work.done()
+                await asyncio.sleep(0.05)
+            longest_s, looks = reader.longest_s, reader.looks - looks
+            idle.rollback()
+        report = await asyncio.wait_for(work, 60)
+        scene.said.append(
+            f"while an idle reader held the table a swap was tried {len(tries)} times; another reader looked {looks} "
+            f"times meanwhile, {longest_s:.2f} s at most for one"
+        )
+        assert report.projections[0].generation > 1
+        assert looks > 10
+        assert longest_s < READERS_WAIT_S
+        await scene.settle()

@@ -1,0 +1,126 @@
+"""What the tests of restores share: a bank's log on one server, its archive, and another server that is empty."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from eventjet import App, Imported, Metadata
+from eventjet.codec.envelope import MSG_ID, RawRecord, header
+from eventjet.spark.manifest import ArchivedFile, Segment, dump_segment
+from eventjet.store.past import Past
+from eventjet.wire import Endpoint, Link, read_range, stream_state
+from eventjet.wire.frames import publish_frame
+from examples.bank.account import Account, Deposited, Opened
+
+NAME = "bank"
+
+
+def endpoint(url: str) -> Endpoint:
+    return Endpoint((url,))
+
+
+def records_of(url: str, name: str = NAME) -> list[RawRecord]:
+    """All that a log holds."""
+    state = stream_state(endpoint(url), name)
+    return list(chain.from_iterable(read_range(endpoint(url), name, state.first, state.last + 1)))
+
+
+def past_of(records: Sequence[RawRecord], log: str = "the-log", name: str = NAME) -> Past:
+    """A past in memory, in pages of an odd size."""
+    first = records[0][0]
+
+    def pages(start: int, end: int) -> Iterator[list[RawRecord]]:
+        wanted = records[start - first : end - first]
+        for at in range(0, len(wanted), 333):
+            yield list(wanted[at : at + 333])
+
+    return Past("the archive", name, log, first, records[-1][0], pages)
+
+
+async def fill(app: App, url: str, count: int = 1_500, seed: int = 3) -> None:
+    """Single saves, commands with metadata, transactions and an import, so that every kind of header is there."""
+    chance = random.Random(seed)
+    async with app.connect(servers=url) as jet:
+        await jet.init()
+        accounts = jet.repository(Account)
+        for name in ("ada", "bob"):
+            await accounts.execute(name, Account.open, name)
+        for number in range(20):
+            once = accounts.command(f"c-{number}", metadata=Metadata(actor="ada", extra={"till": str(number)}))
+            await once.execute("ada", Account.deposit, Decimal(number + 1))
+        for _ in range(5):
+            await jet.transact(
+                accounts.decide("ada", Account.withdraw, Decimal(2)),
+                accounts.decide("bob", Account.deposit, Decimal(2)),
+            )
+        opened = [Imported(Account, f"a-{number}", Opened(owner=f"o-{number}")) for number in range(40)]
+        deposits = [
+            Imported(Account, f"a-{chance.randrange(40)}", Deposited(amount=Decimal(chance.randrange(1, 999)) / 100))
+            for _ in range(count)
+        ]
+        await jet.append_many(opened + deposits, source="till")
+
+
+def seal(folder: Path, records: Sequence[RawRecord], log: str, *, name: str = NAME, segments: int = 2) -> str:
+    """An archive in a folder, two files a segment, as `eventjet archive` seals it; its URL."""
+    size = -(-len(records) // segments)
+    for start in range(0, len(records), size):
+        part = records[start : start + size]
+        files = [_file(folder, part, piece) for piece in (part[: len(part) // 2], part[len(part) // 2 :]) if piece]
+        last_id = header(part[-1][3], MSG_ID) or ""
+        segment = Segment(name, log, part[0][0], part[-1][0], part[0][1], part[-1][1], last_id, tuple(files))
+        line = folder / "manifest" / segment.name / "part-00000.txt"
+        line.parent.mkdir(parents=True)
+        line.write_text(dump_segment(segment) + "\n")
+    return str(folder)
+
+
+def _file(folder: Path, segment: Sequence[RawRecord], records: Sequence[RawRecord]) -> ArchivedFile:
+    name = f"{segment[0][0]:020d}-{segment[-1][0]:020d}"
+    path = f"events/{name}/part-{records[0][0]}.parquet"
+    at = folder / path
+    at.parent.mkdir(parents=True, exist_ok=True)
+    position, time_ns, subject, headers, body = zip(*records, strict=True)
+    columns: dict[str, Any] = {
+        "position": pa.array(position, pa.int64()),
+        "time_ns": pa.array(time_ns, pa.int64()),
+        "subject": pa.array([one.decode() for one in subject], pa.string()),
+        "headers": pa.array(headers, pa.binary()),
+        "body": pa.array(body, pa.binary()),
+    }
+    pq.write_table(pa.table(columns), at, compression="zstd")
+    found = at.read_bytes()
+    return ArchivedFile(path, records[0][0], records[-1][0], len(found), hashlib.sha256(found).hexdigest())
+
+
+def append_raw(url: str, messages: Iterable[tuple[str, bytes, bytes]], name: str = NAME) -> int:
+    """Store (subject after the stream's name, headers, body) one by one; returns the last position."""
+    with Link.open(endpoint(url)) as link:
+        for subject, headers, body in messages:
+            link.send(publish_frame(f"{name}.{subject}", body, headers=headers))
+        link.flush()
+        return stream_state(link, name).last
+
+
+def block(**more: str) -> bytes:
+    """The headers of a deposit, and some more."""
+    pairs = {"Nats-Msg-Id": str(uuid4()), "Ej-Type": "account.deposited", "Ej-Schema": "1", "Ej-Version": "1"}
+    pairs |= {name.replace("_", "-"): value for name, value in more.items()}
+    return ("NATS/1.0\r\n" + "".join(f"{name}: {value}\r\n" for name, value in pairs.items()) + "\r\n").encode()
+
+
+def delete(url: str, name: str = NAME) -> None:
+    """Have the stream gone, if it is there."""
+    with Link.open(endpoint(url)) as link:
+        if name in (link.api("STREAM.NAMES").get("streams") or []):
+            link.api(f"STREAM.DELETE.{name}")

@@ -1,0 +1,142 @@
+"""What the tests of building snapshots share: an app in a module of its own, its log and its bucket."""
+
+from __future__ import annotations
+
+import string
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from eventjet import Imported, Jet, Settings
+from eventjet.codec.envelope import header_block
+from eventjet.domain.aggregate import aggregate_info
+from eventjet.domain.history import Held
+from eventjet.domain.ids import new_event_id
+from eventjet.rebuild import AppRef
+from eventjet.repository.histories import Histories
+from eventjet.snapshots.kv import KeyValueSnapshots
+from eventjet.snapshots.snapshot import SnapshotCodec
+from eventjet.store.subjects import snapshot_bucket
+from eventjet.wire import Endpoint, Link
+from tests.stores import fresh_name
+
+APP = string.Template("""
+from dataclasses import replace
+
+from eventjet import App, aggregate, event
+
+
+@event("tally.added")
+class Added:
+    n: int
+    note: str = ""
+
+
+@event("tally.spoiled")
+class Spoiled:
+    pass
+
+
+@event("plain.noted")
+class Noted:
+    pass
+
+
+@aggregate("tally", snapshot_every=3, revision=$revision)
+class Tally:
+    total: int = 0
+    ratio: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    def add(self, n: int) -> Added:
+        return Added(n=n)
+
+    def evolve(self, event: Added | Spoiled) -> "Tally":
+        if isinstance(event, Spoiled):
+            return replace(self, ratio=float("inf"))
+        if event.n == 13:
+            raise RuntimeError("no 13")
+        return replace(self, total=2 * self.total + event.n, notes=(*self.notes[-9:], event.note))
+
+
+@aggregate("plain")
+class Plain:
+    def evolve(self, event: Noted) -> "Plain":
+        return self
+
+
+app = App("$name", aggregates=[Tally, Plain])
+""")
+
+
+@dataclass
+class Scene:
+    """An app whose log and bucket exist."""
+
+    settings: Settings
+    folder: Path
+    name: str
+    ref: AppRef
+    app: Any
+    module: Any
+
+    @classmethod
+    def of(cls, settings: Settings, folder: Path, name: str | None = None, revision: int = 1) -> Scene:
+        """A new app, or another revision of one."""
+        module = fresh_name()
+        name = name or module
+        (folder / f"{module}.py").write_text(APP.substitute(name=name, revision=revision))
+        ref = AppRef.parse(f"{module}:app", folder)
+        return cls(settings, folder, name, ref, ref.load(), sys.modules[module])
+
+    def connect(self) -> Any:
+        return self.app.connect(servers=self.settings.servers)
+
+    async def fill(self, jet: Jet, lengths: Iterable[tuple[str, int]], seed: int = 1) -> None:
+        """Histories of given lengths, mixed."""
+        random = Random(seed)
+        added = self.module.Added
+        ids = [one for one, length in lengths for _ in range(length)]
+        random.shuffle(ids)
+        made = [Imported(self.module.Tally, one, added(n=random.choice((1, 2, 3)), note=one[:5])) for one in ids]
+        await jet.append_many(made, source=f"fill-{seed}")
+
+    def put(self, token: str, type_name: str, version: int, body: bytes, aggregate: str = "tally") -> None:
+        """One record as anybody could have written it."""
+        pairs = [("Nats-Msg-Id", new_event_id()), ("Ej-Type", type_name), ("Ej-Schema", "1")]
+        with Link.open(Endpoint.of(self.settings)) as link:
+            sid = link.subscribe(f"{link.inbox}.ack")
+            headers = header_block([*pairs, ("Ej-Version", str(version))])
+            link.publish(f"{self.name}.{aggregate}.{token}", body, reply=f"{link.inbox}.ack", headers=headers)
+            (frame,) = link.receive(10)
+            assert frame[0] == sid
+            assert b"error" not in frame[4], frame[4]
+
+    def histories(self, jet: Jet) -> Histories[Any]:
+        """Loads that know of no snapshots."""
+        tally = self.module.Tally
+        return Histories(jet.store, self.app.catalog, tally, aggregate_info(tally))
+
+    def bucket(self, jet: Jet) -> KeyValueSnapshots:
+        assert jet.requests is not None
+        return KeyValueSnapshots(snapshot_bucket(self.name), jet.requests.answer)
+
+    @property
+    def codec(self) -> SnapshotCodec[Any]:
+        return SnapshotCodec(self.module.Tally)
+
+    async def snapshot(self, jet: Jet, aggregate_id: str) -> Held[Any] | None:
+        """What the bucket holds, if a load would believe it."""
+        value = await self.bucket(jet).get("tally", aggregate_id)
+        return None if value is None else self.codec.decode(value)
+
+
+def known(held: Held[Any] | None) -> Any:
+    """All of a folded state, its command ids too."""
+    if held is None:
+        return None
+    commands = held.commands.as_mapping(held.version)
+    return (held.state, held.version, held.position, held.event_id, commands, held.commands.complete)

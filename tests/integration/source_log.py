@@ -1,0 +1,71 @@
+"""What the tests of the data source share: logs of the bank's events, and a query that ends when it has read them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from eventjet.dev.nats import NatsServer
+from eventjet.settings import Settings
+from eventjet.wire import Endpoint, Link
+from examples.bank.account import Deposited, Opened, Withdrawn
+from examples.bank.app import bank
+from tests.integration.ledger_log import Ledger
+
+
+def bank_log(nats: NatsServer, events: int = 0) -> Ledger:
+    """A log of its own, with an identity."""
+    log = Ledger(Settings.load({"servers": nats.url}, {}), catalog=bank.catalog, projections={})
+    log.create()
+    if events:
+        fill(log, events)
+    return log
+
+
+def fill(log: Ledger, count: int) -> int:
+    """Append random movements of twenty accounts; returns the last position."""
+    chance = random.Random(count)
+
+    def movement() -> Any:
+        amount = Decimal(chance.randrange(1, 100_000)) / 100
+        return chance.choice((Opened(owner="ada"), Deposited(amount=amount), Withdrawn(amount=amount)))
+
+    return log.append((f"a-{chance.randrange(20)}", movement()) for _ in range(count))
+
+
+def turnover(log: Ledger, last: int) -> dict[str, int]:
+    """Cents that moved on each account, by a plain loop."""
+    found: dict[str, int] = {}
+    for event in log.recorded(last):
+        amount = getattr(event.data, "amount", Decimal(0))
+        found[event.aggregate_id] = found.get(event.aggregate_id, 0) + int(amount * 100)
+    return found
+
+
+def frame_of(spark: Any, nats: NatsServer, stream: str, *, streaming: bool = False, **options: str) -> Any:
+    """A DataFrame of a log."""
+    reader = spark.readStream if streaming else spark.read
+    return reader.format("jetstream").options(servers=nats.url, stream=stream, **options).load()
+
+
+def run_stream(frame: Any, checkpoint: Path, take: Callable[[Any, int], None]) -> None:
+    """Feed micro-batches to `take` until all that was there at the start is read; raises what failed the query."""
+    writer = frame.writeStream.foreachBatch(take).option("checkpointLocation", str(checkpoint))
+    query = writer.trigger(availableNow=True).start()
+    try:
+        assert query.awaitTermination(120), "the query did not end"
+    finally:
+        query.stop()
+
+
+def positions_of(frame: Any) -> list[int]:
+    return sorted(row.position for row in frame.select("position").collect())
+
+
+def api(nats: NatsServer, subject: str, body: object = None) -> Any:
+    """Ask the server's JetStream for something that eventjet never does."""
+    with Link.open(Endpoint((nats.url,))) as link:
+        return link.api(subject, body)

@@ -1,0 +1,205 @@
+"""Spark as processes of its own, started in an empty folder that knows neither the project nor any app.
+
+What they run with is what an operator gives them: a Java, a `python3` on the PATH that has eventjet installed, nothing
+else. Their addresses are read from what they log, so no port is chosen here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Self
+
+import pyspark
+
+import eventjet
+from eventjet.dev.process import Program, ServerProcess
+from eventjet.spark.java import find_java, make_java_home
+from tests.integration.rebuild_log import Book
+
+STARTS_S = 60.0
+SPARK_HOME = Path(pyspark.__file__).parent
+QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+_MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
+_REGISTERED = re.compile(r"Successfully registered with master")
+_CONNECT = re.compile(r"Spark Connect server started at: \S+?:(\d+)")
+
+
+class Daemon:
+    """One of Spark's programs with its log; it ends with this process at the latest."""
+
+    def __init__(self, name: str, command: list[str], folder: Path) -> None:
+        self.log = folder / f"{name}.log"
+        program, *arguments = command
+        there = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', str(folder), str(SPARK_HOME / "bin" / program), *arguments]
+        self._process = ServerProcess(Program(f"Spark's {name}", there, self.log, environ=environment(folder)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.stop()
+
+    def said(self, what: re.Pattern[str]) -> re.Match[str]:
+        """Once it has logged this."""
+        deadline = time.monotonic() + STARTS_S
+        while True:
+            logged = self.log.read_text(errors="replace")
+            match = what.search(logged)
+            if match:
+                return match
+            assert self._process.running, logged
+            assert time.monotonic() < deadline, logged
+            time.sleep(0.05)
+
+
+class Cluster:
+    """A standalone master with two workers of one core each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.master = ""
+        self.daemons: list[Daemon] = []
+
+    def start(self, master: Daemon) -> Iterator[Daemon]:
+        """The workers, after the master listens."""
+        self.daemons.append(master)
+        self.master = master.said(_MASTER)[1]
+        for number in (1, 2):
+            place = ["--host", "127.0.0.1", "--webui-port", "0", "--work-dir", str(self.folder / f"work-{number}")]
+            command = ["spark-class", "org.apache.spark.deploy.worker.Worker", *place, "--cores", "1", "--memory", "1g"]
+            self.daemons.append(Daemon(f"worker-{number}", [*command, self.master], self.folder))
+            yield self.daemons[-1]
+        for worker in self.daemons[1:]:
+            worker.said(_REGISTERED)
+
+    def executors(self) -> list[Path]:
+        """The work folders of all that ever ran."""
+        return list(self.folder.glob("work-*/app-*/*"))
+
+
+@contextmanager
+def standalone_cluster(folder: Path) -> Generator[Cluster]:
+    """Master and workers, from an empty folder."""
+    cluster = Cluster(folder)
+    place = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+    with ExitStack() as stack:
+        master = stack.enter_context(
+            Daemon("master", ["spark-class", "org.apache.spark.deploy.master.Master", *place], folder)
+        )
+        for worker in cluster.start(master):
+            stack.enter_context(worker)
+        yield cluster
+
+
+@contextmanager
+def connect_server(folder: Path, master: str = "local[2]") -> Generator[str]:
+    """Its `sc://` URL."""
+    conf = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
+        "spark.sql.shuffle.partitions": "2",
+        **defaults(folder),
+    }
+    settings = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+    server = "org.apache.spark.sql.connect.service.SparkConnectServer"
+    with Daemon("connect", ["spark-submit", "--class", server, "--master", master, *settings], folder) as daemon:
+        yield f"sc://127.0.0.1:{daemon.said(_CONNECT)[1]}"
+
+
+def defaults(folder: Path) -> dict[str, str]:
+    """What an operator would have in spark-defaults.conf: small executors, and a log of all that happens."""
+    events = folder / "events"
+    events.mkdir(exist_ok=True)
+    return {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": events.as_uri(),
+        "spark.eventLog.compress": "false",
+        "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": QUICK,
+        "spark.driver.extraJavaOptions": QUICK,
+        "spark.ui.enabled": "false",
+        # What a dead executor held is not asked for again and again.
+        "spark.shuffle.io.maxRetries": "1",
+        "spark.shuffle.io.retryWait": "1s",
+    }
+
+
+def driver_conf(folder: Path, settings: dict[str, str]) -> Path:
+    """A SPARK_CONF_DIR."""
+    conf = folder / "conf"
+    conf.mkdir()
+    (conf / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+    return conf
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Of a machine of the cluster: eventjet is installed in its Python, wherever this one has it from."""
+    environ = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
+    temporary = folder / "tmp"
+    temporary.mkdir(exist_ok=True)
+    return environ | {
+        "TMPDIR": str(temporary),
+        "SPARK_LOCAL_DIRS": str(temporary),
+        "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={temporary}",
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
+        "PYTHONPATH": str(Path(eventjet.__file__).parents[1]),
+        "JAVA_HOME": str(make_java_home(find_java(), folder / "java")),
+        "SPARK_HOME": str(SPARK_HOME),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_JAVA_OPTS": QUICK,
+        "SPARK_DAEMON_MEMORY": "640m",
+    }
+
+
+def cli(*arguments: str) -> list[str]:
+    """eventjet's own, as a command."""
+    return [sys.executable, "-m", "eventjet.cli", *arguments]
+
+
+def settings_of(book: Book, user: str, password: str) -> dict[str, str]:
+    """The environment of a driver: the secrets are in nobody else's."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("EVENTJET_", "SPARK_"))}
+    return environ | {
+        "EVENTJET_SERVERS": book.settings.servers[0],
+        "EVENTJET_USER": user,
+        "EVENTJET_PASSWORD": password,
+        "EVENTJET_DATABASE": book.settings.database,
+    }
+
+
+@contextmanager
+def watched(secrets: Sequence[str], seen: list[str]) -> Generator[None]:
+    """Gathers in `seen` the command lines of this machine that show a secret, looked at ten times a second."""
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.1):
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                with suppress(OSError):
+                    line = path.read_bytes()
+                    seen.extend(line.decode(errors="replace") for one in secrets if one.encode() in line)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def files_with(secrets: Sequence[str], folder: Path) -> tuple[int, list[Path]]:
+    """(how many files a folder holds, those of them that show a secret or the key of a sealed one)."""
+    telling = b"|".join(re.escape(one.encode()) for one in secrets)
+    key = telling + rb"|#[0-9a-f]{64}"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    # A Connect server writes plans into its log, with the keys, which open nothing that it keeps.
+    found = [path for path in files if re.search(telling if path.name == "connect.log" else key, path.read_bytes())]
+    return len(files), found

@@ -1,0 +1,259 @@
+"""Archives: every record as the log has it, sealed and checked; refused when they are not that log's past."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import ArchiveBroken, RebuildError, UsageError
+from eventjet.rebuild import ENGINES, preview, rebuild, verify
+from eventjet.spark import archive_write
+from eventjet.spark.archive import archived_records, check_files, read_manifest
+from eventjet.spark.archive_frames import archived_frame, reading
+from eventjet.spark.session import Started, spark_session
+from eventjet.wire import Link
+from tests.integration.archived import book_of, files_of, log_records, made, purge, sealed, tables
+from tests.integration.ledger_log import block
+from tests.integration.rebuild_log import Book, remains
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def nats() -> Iterator[NatsServer]:
+    with NatsServer(sync_interval="1m") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def mounted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `viewfs://archives/there` is: a file system of Hadoop's that no path of this machine names."""
+    return tmp_path_factory.mktemp("mounted")
+
+
+@pytest.fixture(scope="module")
+def spark(mounted: Path) -> Iterator[Started]:
+    """One session for the module: archiving uses the one that runs already."""
+    link = {"spark.hadoop.fs.viewfs.mounttable.archives.link./there": f"file://{mounted}"}
+    with spark_session("local[2]", conf=link) as started:
+        yield started
+
+
+@pytest.fixture
+def book(nats: NatsServer, tmp_path: Path) -> Book:
+    return book_of(nats, tmp_path)
+
+
+async def test_an_archive_holds_every_record_as_the_log_has_it(book: Book, spark: Started, tmp_path: Path) -> None:
+    book.fill(2_500)
+    url = tmp_path / "archive"
+    first = await sealed(book, url, to=1_500, segment_events=1_000)
+    assert [(one.first, one.last) for one in first.sealed] == [(1, 1_000), (1_001, 1_500)]
+    second = await sealed(book, url, segment_events=1_000)
+    assert [(one.first, one.last) for one in second.sealed] == [(1_501, 2_000), (2_001, 2_500)]
+    assert (second.first, second.last, second.events) == (1, 2_500, 2_500)
+
+    archive = read_manifest(str(url))
+    assert archive.segments == (*first.sealed, *second.sealed)
+    check_files(archive, 1, archive.last)
+    records = log_records(book, 2_500)
+    batches = list(archived_records(archive, 1, 2_501, batch=300))
+    assert [one for batch in batches for one in batch] == records
+    assert max(map(len, batches)) <= 300
+    assert [one for batch in archived_records(archive, 999, 1_503) for one in batch] == records[998:1_502]
+    for one in archive.segments:
+        assert (one.first_time_ns, one.last_time_ns) == (records[one.first - 1][1], records[one.last - 1][1])
+        assert f"Nats-Msg-Id: {one.last_id}\r\n".encode() in records[one.last - 1][3]
+
+    with reading(spark.spark):
+        rows = archived_frame(spark.spark, archive, 999, 1_502).orderBy("position").collect()
+    found = [(row.position, row.time_ns, row.subject.encode(), bytes(row.headers), bytes(row.body)) for row in rows]
+    assert found == records[998:1_502]
+
+
+async def test_what_is_up_to_date_stays_as_it_is(book: Book, tmp_path: Path) -> None:
+    url = tmp_path / "archive"
+    empty = await sealed(book, url)
+    assert (empty.events, empty.sealed, url.exists()) == (0, (), False)
+    last = book.fill(10)
+    await sealed(book, url)
+    before = {path: path.stat().st_mtime_ns for path in url.rglob("*")}
+    again = await sealed(book, url)
+    assert (again.last, again.sealed) == (last, ())
+    assert {path: path.stat().st_mtime_ns for path in url.rglob("*")} == before
+    assert (await sealed(book, url, to=3)).sealed == ()
+    with pytest.raises(UsageError, match="ends at 10"):
+        await sealed(book, url, to=11)
+
+
+async def test_events_that_differ_much_in_size_are_cut_finer(
+    book: Book, spark: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(3)
+    bodies = [chance.randbytes(990_000) if number % 8 == 0 else b"{}" for number in range(32)]
+    last = book.append_raw((f"a-{number}", block("account.closed"), body) for number, body in enumerate(bodies))
+    monkeypatch.setattr(archive_write, "FILE_BYTES_MAX", 2_100_000)
+    await sealed(book, tmp_path / "archive")
+    archive = read_manifest(str(tmp_path / "archive"))
+    assert max(file.bytes for file in archive.files()) < 2_100_000
+    assert [one for batch in archived_records(archive, 1, last + 1) for one in batch] == log_records(book, last)
+    with reading(spark.spark):
+        rows = archived_frame(spark.spark, archive, 1, last).orderBy("position").collect()
+    assert [bytes(row.body) for row in rows] == bodies
+
+
+async def test_an_archive_on_another_file_system_is_made_read_and_checked_by_spark(
+    book: Book, spark: Started, mounted: Path
+) -> None:
+    book.fill(1_200)
+    url = f"viewfs://archives/there/{book.name}"
+    await sealed(book, url, to=500, segment_events=400)
+    report = await sealed(book, url, to=1_000, segment_events=400)
+    assert [(one.first, one.last) for one in report.sealed] == [(501, 800), (801, 1_000)]
+    assert (await sealed(book, url, to=1_000)).sealed == ()
+
+    archive = read_manifest(url, spark.spark)
+    assert (archive.first, archive.last, len(archive.segments)) == (1, 1_000, 4)
+    assert (mounted / book.name / archive.files()[0].path).exists()
+    check_files(archive, 1, 1_000, spark.spark)
+    found = [one for batch in archived_records(archive, 300, 901, spark=spark.spark) for one in batch]
+    assert found == log_records(book, 900, first=300)
+
+    wanted = await made(book, engine="local")
+    assert await made(book, engine="spark", from_archive=url) == wanted
+    report = await verify(book.ref, "balances", book.settings, engine="spark", from_archive=url)
+    assert (report.differences, report.events) == (0, 1_200)
+    with pytest.raises(UsageError, match="--engine spark"):
+        await made(book, engine="local", from_archive=url)
+
+    damaged = mounted / book.name / archive.files(600, 600)[0].path
+    damaged.with_name(f".{damaged.name}.crc").unlink()
+    flip(damaged)
+    with pytest.raises(ArchiveBroken, match=damaged.name):
+        await made(book, engine="spark", from_archive=url)
+    damaged.unlink()
+    with pytest.raises(ArchiveBroken, match=damaged.name):
+        await made(book, engine="spark", from_archive=url)
+    assert tables(book) == wanted
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def flip_first(folder: Path) -> str:
+    path = files_of(read_manifest(str(folder)), folder)[0]
+    flip(path)
+    return path.name
+
+
+def lose_last(folder: Path) -> str:
+    path = files_of(read_manifest(str(folder)), folder)[-1]
+    path.unlink()
+    return path.name
+
+
+def swap_two(folder: Path) -> str:
+    one, _, other = files_of(read_manifest(str(folder)), folder)
+    aside = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(aside)
+    return one.name
+
+
+def forget_one(folder: Path) -> str:
+    next(folder.glob(f"manifest/{101:020d}-*/part-*")).unlink()
+    return "position 101"
+
+
+async def test_a_harmed_archive_is_named_and_nothing_is_made_from_it(
+    book: Book, spark: Started, tmp_path: Path
+) -> None:
+    book.fill(300)
+    await sealed(book, tmp_path / "archive", segment_events=100)
+    before = await made(book, engine="local"), book.checkpoint()
+    book.fill(10)
+    for harm in (flip_first, lose_last, swap_two, forget_one):
+        harmed = tmp_path / harm.__name__
+        shutil.copytree(tmp_path / "archive", harmed)
+        named = harm(harmed)
+        for engine in ENGINES:
+            with pytest.raises(ArchiveBroken, match=named):
+                await rebuild(book.ref, ["balances"], book.settings, engine=engine, from_archive=str(harmed))
+    assert (tables(book), book.checkpoint()) == before
+    assert remains(book.where) == []
+
+
+async def test_an_archive_of_another_log_or_another_past_is_refused(
+    book: Book, nats: NatsServer, tmp_path: Path
+) -> None:
+    url = str(tmp_path / "archive")
+    other = book_of(nats, tmp_path / "other")
+    book.fill(20)
+    other.fill(20)
+    await sealed(book, url)
+    for run in (sealed(other, url), made(other, engine="local", from_archive=url)):
+        with pytest.raises(ArchiveBroken, match="is of the log"):
+            await run
+    identity = read_manifest(url).segments[0].log
+    book.delete()
+    book.create(identity)
+    for events, said in ((10, "the log has lost its end"), (15, "and the log has the event")):
+        book.fill(events, seed=9)
+        for run in (sealed(book, url), made(book, engine="local", from_archive=url)):
+            with pytest.raises(ArchiveBroken, match=said):
+                await run
+
+
+async def test_a_log_whose_past_is_gone_is_made_again_from_the_archive_and_the_rest(book: Book, tmp_path: Path) -> None:
+    url = str(tmp_path / "archive")
+    book.fill(600)
+    await sealed(book, url, segment_events=250)
+    book.fill(100, seed=2)
+    wanted = await made(book, engine="local")
+    purge(book, 601)
+    plan = (await preview(book.ref, ["balances"], book.settings, engine="local", from_archive=url)).plan
+    assert (plan.first, plan.archived, plan.last, plan.ranges[0].start) == (1, 600, 700, 601)
+    for engine in ENGINES:
+        assert await made(book, engine=engine, from_archive=url) == wanted
+    report = await verify(book.ref, "balances", book.settings, from_archive=url)
+    assert (report.differences, report.events) == (0, 700)
+    assert (await sealed(book, url)).events == 700
+    purge(book, 701)
+    with pytest.raises(ArchiveBroken, match="no event any more"):
+        await made(book, engine="local", from_archive=url)
+    assert tables(book) == wanted
+
+
+async def test_a_gap_between_archive_and_log_is_refused(book: Book, tmp_path: Path) -> None:
+    url = str(tmp_path / "archive")
+    book.fill(50)
+    await sealed(book, url, to=20)
+    purge(book, 30)
+    for run in (sealed(book, url), made(book, engine="local", from_archive=url)):
+        with pytest.raises(ArchiveBroken, match="ends at position 20, and the log begins at 30"):
+            await run
+
+
+async def test_a_log_with_a_hole_is_not_archived_past_it(book: Book, spark: Started, tmp_path: Path) -> None:
+    url = str(tmp_path / "archive")
+    book.fill(50)
+    with Link.open(book.endpoint) as link:
+        link.api(f"STREAM.MSG.DELETE.{book.name}", {"seq": 35})
+    with pytest.raises(RebuildError, match="broken at position 35"):
+        await sealed(book, url, segment_events=20)
+    assert read_manifest(url).last == 20
+
+
+async def test_nothing_is_made_from_an_archive_that_is_not_there(book: Book, tmp_path: Path) -> None:
+    book.fill(5)
+    with pytest.raises(ArchiveBroken, match="nothing is in it"):
+        await made(book, engine="local", from_archive=str(tmp_path / "none"))

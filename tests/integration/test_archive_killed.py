@@ -1,0 +1,85 @@
+"""`eventjet archive` killed at every step: the next run goes on, and what is there is always whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from eventjet.dev.nats import NatsServer
+from eventjet.spark.archive import archived_records, check_files, read_manifest
+from tests.integration.archived import book_of, log_records
+from tests.integration.ledger_log import eventually
+from tests.integration.rebuild_log import Book
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        "EVENTJET_TEST_ARCHIVE_KILLS" not in os.environ,
+        reason="minutes of JVMs: `make faults` runs it",
+    ),
+]
+
+EVENTS = 1_000
+PATIENCE_S = 200
+KILLS = ("archive.written:kill:1", "archive.read_back:kill:2", "archive.sealed:kill:1")
+
+
+def run(book: Book, folder: Path, failpoint: str | None = None) -> subprocess.Popen[str]:
+    """The command in a process of its own, over segments of 250 events."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("EVENTJET_")}
+    armed = {"EVENTJET_FAILPOINT": failpoint} if failpoint else {}
+    command = ["archive", str(folder / "archive"), "--segment-events", "250", "--master", "local[2]"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "eventjet.cli", *command, "--app", f"{book.ref.module}:app", "--app-dir", str(folder)],
+        env={**own, **armed, "EVENTJET_SERVERS": book.settings.servers[0]},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def writes_begun(folder: Path) -> Callable[[], Awaitable[bool]]:
+    async def begun() -> bool:
+        return any(folder.glob("archive/events/*/_temporary/0/*"))
+
+    return begun
+
+
+def check_whole(book: Book, folder: Path) -> int:
+    """What the manifest names is there, and is the log; returns how much that is."""
+    archive = read_manifest(str(folder / "archive"))
+    check_files(archive, 1, archive.last)
+    if archive.last:
+        found = [one for batch in archived_records(archive, 1, archive.last + 1) for one in batch]
+        assert found == log_records(book, archive.last)
+    return archive.last
+
+
+async def test_killed_at_every_step_it_goes_on_where_it_was(eventjet_nats: NatsServer, tmp_path: Path) -> None:
+    book = book_of(eventjet_nats, tmp_path)
+    book.fill(EVENTS)
+    process = run(book, tmp_path)
+    await eventually(writes_begun(tmp_path), "the first file was begun", timeout_s=PATIENCE_S)
+    process.kill()
+    process.communicate(timeout=PATIENCE_S)
+    reached = [check_whole(book, tmp_path)]
+    for failpoint in KILLS:
+        process = run(book, tmp_path, failpoint)
+        said = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == -signal.SIGKILL, said
+        reached.append(check_whole(book, tmp_path))
+    assert reached == [0, 0, 250, 500]
+    out, err = run(book, tmp_path).communicate(timeout=PATIENCE_S)
+    assert "sealed 501 to 750: 250 events in 1 file" in out, err
+    assert "holds positions 1 to 1,000" in " ".join(out.split())
+    assert check_whole(book, tmp_path) == EVENTS
+    again = run(book, tmp_path)
+    assert "Up to date" in again.communicate(timeout=PATIENCE_S)[0]
+    assert again.returncode == 0

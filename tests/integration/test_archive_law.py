@@ -1,0 +1,85 @@
+"""One log, five roads: a live worker, the local engine, Spark, Spark from the archive, and from archive and tail.
+
+`EVENTJET_TEST_HISTORIES` says for how many random histories.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eventjet.dev.nats import NatsServer
+from eventjet.rebuild import rebuild
+from eventjet.spark.session import Started, spark_session
+from tests.integration.archived import book_of, made, sealed, tables
+from tests.integration.rebuild_log import Book
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+HISTORIES = int(os.environ.get("EVENTJET_TEST_HISTORIES", "1"))
+
+
+@pytest.fixture(scope="module")
+def nats() -> Iterator[NatsServer]:
+    with NatsServer(sync_interval="1m") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Started]:
+    with spark_session("local[2]") as started:
+        yield started
+
+
+accounts = st.integers(0, 4).map(lambda number: f"a-{number}")
+cents = st.integers(1, 10**6).map(lambda number: Decimal(number) / 100)
+events = st.one_of(
+    st.tuples(st.just("Opened"), st.fixed_dictionaries({"owner": st.text("ab", max_size=2)})),
+    st.tuples(st.just("Deposited"), st.fixed_dictionaries({"amount": cents})),
+    st.tuples(st.just("Sent"), st.fixed_dictionaries({"amount": cents, "to": accounts})),
+    st.tuples(st.just("Closed"), st.just({})),
+)
+
+
+@settings(max_examples=HISTORIES, deadline=None, database=None)
+@given(st.lists(st.tuples(accounts, events), min_size=1, max_size=60), st.data())
+def test_whatever_happened_all_roads_lead_to_the_same_tables(
+    tmp_path_factory: pytest.TempPathFactory, nats: NatsServer, spark: Started, history: list[Any], data: st.DataObject
+) -> None:
+    book = book_of(nats, tmp_path_factory.mktemp("book"))
+    types = {one.__name__: one for one in book.projections["balances"].events}
+    last = book.append((name, types[kind](**values)) for name, (kind, values) in history)
+    edge = data.draw(st.integers(1, last), label="archived to")
+    size = data.draw(st.integers(1 + last // 4, last), label="events a segment")
+    asyncio.run(all_roads_agree(book, tmp_path_factory.mktemp("archive"), last, edge, size))
+
+
+async def test_a_longer_history_too(tmp_path: Path, nats: NatsServer, spark: Started) -> None:
+    book = book_of(nats, tmp_path)
+    last = book.fill(3_000)
+    await all_roads_agree(book, tmp_path / "archive", last, 2_000, 900)
+
+
+async def all_roads_agree(book: Book, url: Path, last: int, edge: int, size: int) -> None:
+    """Up to `edge` the log is archived first, then to its end."""
+    async with book.working():
+        for bound in book.projections.values():
+            await book.caught_up(last, bound, timeout_s=60)
+    live = tables(book)
+    assert await made(book, engine="local") == live
+    assert await made(book, engine="spark") == live
+    await sealed(book, url, to=edge, segment_events=size)
+    assert await made(book, engine="spark", from_archive=str(url)) == live, "archive and tail"
+    await rebuild(book.ref, ["movements"], book.settings, engine="spark", from_archive=str(url))
+    assert tables(book) == live, "entries alone, which no shuffle numbers"
+    await sealed(book, url, segment_events=size)
+    assert await made(book, engine="spark", from_archive=str(url)) == live, "archive alone"
+    assert await made(book, engine="local", from_archive=str(url)) == live, "archive alone, locally"

@@ -1,0 +1,131 @@
+"""A rebuild through Spark Connect: the server is a process of its own, which knows neither app nor secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import make_url
+
+from eventjet.dev.nats import NatsServer
+from eventjet.settings import Settings
+from tests.integration.rebuild_log import ALL, Book, remains
+from tests.integration.roles import ADMIN, with_rebuild_role
+from tests.integration.spark_cluster import cli, connect_server, files_with, settings_of, watched
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+EVENTS = int(os.environ.get("EVENTJET_TEST_CLUSTER_EVENTS", "3000"))
+PASSWORD = "c4nary:n@ts-s3cret"
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("elsewhere")
+
+
+@pytest.fixture(scope="module")
+def remote(elsewhere: Path) -> Iterator[str]:
+    with connect_server(elsewhere) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def nats() -> Iterator[NatsServer]:
+    with NatsServer(sync_interval="1m", config=with_rebuild_role("*", PASSWORD)) as server:
+        yield server
+
+
+LARGE = pytest.mark.skipif("EVENTJET_TEST_CLUSTER_EVENTS" not in os.environ, reason="every day one database is enough")
+
+
+@pytest.fixture(params=["postgresql", pytest.param("sqlite", marks=LARGE)])
+def book(request: pytest.FixtureRequest, nats: NatsServer, tmp_path: Path) -> Book:
+    database = f"sqlite:///{tmp_path}/read.db"
+    if request.param == "postgresql":
+        database = request.getfixturevalue("eventjet_database")
+    given = {"servers": nats.url, "database": database, "user": ADMIN, "password": ADMIN}
+    return Book(Settings.load(given, {}), tmp_path)
+
+
+def test_a_connect_server_rebuilds_with_the_app_as_it_is_now_and_keeps_no_secret(
+    book: Book, remote: str, elsewhere: Path, tmp_path: Path
+) -> None:
+    last = book.fill(EVENTS, accounts=400)
+    app = ["--app", f"{book.ref.module}:app", "--app-dir", book.ref.path[0]]
+    secrets = [PASSWORD, *filter(None, [make_url(book.settings.database).password])]
+    shown: list[str] = []
+    driver = tmp_path / "driver"
+    driver.mkdir()
+
+    def rebuilt(*names: str, **more: str) -> subprocess.CompletedProcess[str]:
+        environ = {**settings_of(book, "rebuild", PASSWORD), "SPARK_REMOTE": remote, **more}
+        command = cli("rebuild", *names, "--json", *app)
+        done = subprocess.run(command, cwd=driver, env=environ, capture_output=True, text=True, timeout=400)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["events"] == EVENTS
+        return done
+
+    with watched(secrets, shown):
+        first = rebuilt(*ALL)
+        for name in ALL:
+            assert book.rows(name) == book.folded(last, name)
+    if book.where.dialect == "postgresql":
+        # The same module, in another session of the same server: what was sent before is not what is run.
+        module = Path(book.ref.path[0], f"{book.ref.module}.py")
+        module.write_text(module.read_text().replace("accounts + 1", "accounts + 1000"))
+        rebuilt("owners")
+        assert sum(row.accounts for row in book.rows("owners")) > 1_000
+    assert remains(book.where) == []
+    count, telling = files_with(secrets, elsewhere)
+    assert (telling, shown) == ([], [])
+    assert count > 2
+    assert not any(secret in first.stdout + first.stderr for secret in secrets)
+    assert list(driver.iterdir()) == []
+
+
+@pytest.mark.parametrize("book", ["postgresql"], indirect=True)
+def test_interrupted_it_ends_the_work_on_the_server_and_told_of_progress_before(
+    book: Book, remote: str, tmp_path: Path
+) -> None:
+    book.fill(EVENTS, accounts=400)
+    marker = tmp_path / "reached"
+    # The last event of the log waits: by then the parts before it are done.
+    first = "    row = replace(row, events=row.events + 1,"
+    wait = (
+        f"    if event.position == {EVENTS}:\n"
+        f"        open({str(marker)!r}, 'w').write(str(os.getpid()))\n"
+        "        time.sleep(120)\n"
+    )
+    slow = book.altered((first, wait + first), ("from dataclasses", "import os\nimport time\nfrom dataclasses"))
+    command = cli("rebuild", "balances", "--master", remote, "--app", f"{slow.module}:app", "--app-dir", slow.path[0])
+    stderr = tmp_path / "stderr"
+    with stderr.open("w") as told:
+        running = subprocess.Popen(command, cwd=tmp_path, env=settings_of(book, "rebuild", PASSWORD), stderr=told)
+        try:
+            awaited(lambda: marker.exists() and marker.read_text() != "", stderr)
+            worker = Path("/proc", marker.read_text())
+            assert worker.exists()
+            awaited(lambda: re.search(r"phase=read done=[1-9]", stderr.read_text()) is not None, stderr)
+            running.send_signal(signal.SIGINT)
+            assert running.wait(20) != 0
+        finally:
+            running.kill()
+            running.wait(20)
+    assert remains(book.where) == []
+    awaited(lambda: not worker.exists(), stderr)
+
+
+def awaited(found: object, told: Path, timeout_s: float = 90.0) -> None:
+    assert callable(found)
+    deadline = time.monotonic() + timeout_s
+    while not found():
+        assert time.monotonic() < deadline, told.read_text()
+        time.sleep(0.05)

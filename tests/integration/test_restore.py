@@ -1,0 +1,284 @@
+"""A past published into an empty stream: the same log, or an explanation, whatever happens on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+
+import pytest
+
+from eventjet import App
+from eventjet.codec.envelope import RawRecord, recorded_at
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import ArchiveBroken, Refused
+from eventjet.store.past import BATCH_MAX, lasting
+from eventjet.store.restoring import WINDOW_NS, Restored, restore
+from eventjet.store.topology import IDENTITY, stream_config
+from eventjet.wire import Link, stream_state
+from examples.bank.account import Account
+from examples.bank.app import withdrawn_has_a_reason
+from tests.faults.proxy import PASS, Fate, NatsProxy, Publish
+from tests.integration.restoring import (
+    NAME,
+    append_raw,
+    block,
+    delete,
+    endpoint,
+    fill,
+    past_of,
+    records_of,
+)
+
+APP = App(NAME, aggregates=[Account], upcasters=[withdrawn_has_a_reason])
+LOG = "18e9b2fc-0d0b-4a0f-9c57-1f6f3f3a0c11"
+
+
+@pytest.fixture(scope="module")
+def records() -> Sequence[RawRecord]:
+    """A log of some 1,500 events of every kind; the server that held it is gone."""
+    with NatsServer(sync_interval="1m") as server:
+        asyncio.run(fill(APP, server.url, 1_500))
+        return records_of(server.url)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer(sync_interval="1m") as server:
+        yield server
+
+
+@pytest.fixture
+def url(server: NatsServer) -> str:
+    """A server without the stream."""
+    delete(server.url)
+    return server.url
+
+
+def make(url: str, **config: object) -> None:
+    """The stream, as `init` would make it but for what is given."""
+    with Link.open(endpoint(url)) as link:
+        link.api(f"STREAM.CREATE.{NAME}", {**stream_config(NAME, 1), **config})
+
+
+def same(url: str, records: Sequence[RawRecord]) -> bool:
+    return [lasting(one) for one in records_of(url)] == [lasting(one) for one in records]
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupt_after(events: int) -> object:
+    def told(phase: str, done: int, _total: int) -> None:
+        if phase == "publish" and done >= events:
+            raise Interrupted
+
+    return told
+
+
+def restored(url: str, records: Sequence[RawRecord], progress: object = None) -> Restored:
+    told = {} if progress is None else {"progress": progress}
+    return restore(endpoint(url), past_of(records, LOG), timeout_s=2.0, **told)  # type: ignore[arg-type]
+
+
+async def test_the_restored_log_is_the_same_and_init_finds_nothing_amiss(url: str, records: list[RawRecord]) -> None:
+    told: list[tuple[str, int, int]] = []
+    report = restored(url, records, lambda *step: told.append(step))
+    assert (report.first, report.last, report.published) == (1, len(records), len(records))
+    assert same(url, records)
+    assert {phase: (done, total) for phase, done, total in told} == dict.fromkeys(
+        ("publish", "compare"), (len(records), len(records))
+    )
+    async with APP.connect(servers=url) as jet:
+        topology = await jet.init()
+    assert (topology.identity, topology.drifts) == (LOG, ())
+
+
+def test_a_log_that_was_restored_is_restored_again_to_the_byte(url: str, records: list[RawRecord]) -> None:
+    restored(url, records)
+    once = records_of(url)
+    delete(url)
+    restored(url, once)
+    twice = records_of(url)
+    batch_id = re.compile(rb"Nats-Batch-Id: [^\r]*")
+    assert [(one[0], one[2], batch_id.sub(b"", one[3]), one[4]) for one in once] == [
+        (one[0], one[2], batch_id.sub(b"", one[3]), one[4]) for one in twice
+    ]
+    assert once[0][1] != twice[0][1], "the server's own time is another"
+    assert all(one[3].count(b"Ej-Recorded-At: ") == 1 for one in twice)
+
+
+async def test_an_interrupted_restore_goes_on_and_init_tells_that_it_is_not_whole(
+    url: str, records: list[RawRecord]
+) -> None:
+    with pytest.raises(Interrupted):
+        restored(url, records, interrupt_after(2 * BATCH_MAX))
+    assert stream_state(endpoint(url), NAME).last == 2 * BATCH_MAX
+    async with APP.connect(servers=url) as jet:
+        assert [drift.setting for drift in (await jet.init()).drifts] == ["duplicate_window"]
+    report = restored(url, records)
+    assert (report.published, report.events) == (len(records) - 2 * BATCH_MAX, len(records))
+    assert same(url, records)
+    assert restored(url, records).published == 0
+    async with APP.connect(servers=url) as jet:
+        assert (await jet.init()).drifts == ()
+
+
+async def test_an_empty_stream_that_init_made_becomes_the_restored_log(url: str, records: list[RawRecord]) -> None:
+    async with APP.connect(servers=url) as jet:
+        assert (await jet.init()).identity != LOG
+        restored(url, records)
+        assert (await jet.init()).identity == LOG
+    assert same(url, records)
+
+
+@pytest.mark.parametrize(
+    ("log", "start", "end", "said"),
+    [
+        ("another", 0, 5, "of the log another, and the archive is of"),
+        (LOG, 5, 20, "its event at position 1 is not that of the archive"),
+        (LOG, 0, None, "it holds 1,572 events at positions 1 to 1,572, and the archive 1 to 1,000"),
+    ],
+    ids=["another log", "another past", "more than that"],
+)
+def test_a_stream_that_holds_anything_else_is_left_alone(
+    url: str, records: list[RawRecord], log: str, start: int, end: int | None, said: str
+) -> None:
+    make(url, metadata={IDENTITY: log})
+    app = [(one[2].decode().removeprefix("bank."), _bare(one[3]), one[4]) for one in records[start:end]]
+    last = append_raw(url, app)
+    with pytest.raises(Refused, match=said):
+        restored(url, records[:1_000])
+    after = stream_state(endpoint(url), NAME)
+    assert (after.last, after.metadata[IDENTITY]) == (last, log)
+
+
+def _bare(headers: bytes) -> bytes:
+    return re.sub(rb"\r\nNats-(Expected|Batch)[^\r]*", b"", headers)
+
+
+def test_a_stream_of_other_settings_is_left_alone(url: str, records: list[RawRecord]) -> None:
+    make(url, allow_atomic=False)
+    with pytest.raises(Refused, match="bank: allow_atomic is None, declared is True"):
+        restored(url, records)
+
+
+def test_a_stream_whose_past_was_purged_is_left_alone(url: str, records: list[RawRecord]) -> None:
+    make(url, first_seq=100, metadata={IDENTITY: LOG})
+    with pytest.raises(Refused, match="its next event gets position 100"):
+        restored(url, records)
+
+
+@pytest.mark.parametrize("writes_at", [BATCH_MAX, 1_572])
+def test_another_writer_ends_it_with_an_explanation(url: str, records: list[RawRecord], writes_at: int) -> None:
+    def told(phase: str, done: int, _total: int) -> None:
+        if phase == "publish" and done == writes_at:
+            append_raw(url, [("account.rival", block(), b"{}")])
+
+    said = "somebody else wrote" if writes_at < len(records) else "holds 1573 events"
+    with pytest.raises(Exception, match=said):
+        restored(url, records, told)
+    assert stream_state(endpoint(url), NAME).last == writes_at + 1
+    with pytest.raises(Refused):
+        restored(url, records)
+
+
+@pytest.mark.parametrize(
+    "fate",
+    [Fate(answer="lose"), Fate(answer="cut"), Fate(request="lose"), Fate(request="cut"), Fate(late_s=3.0)],
+    ids=["answer lost", "answer cut", "request lost", "request cut", "request late"],
+)
+async def test_an_answer_that_is_lost_is_found_out_by_reading(url: str, records: list[RawRecord], fate: Fate) -> None:
+    commits: list[str] = []
+
+    def choose(publish: Publish) -> Fate:
+        if b"Nats-Batch-Commit" not in publish.headers:
+            return PASS
+        commits.append(publish.subject)
+        return fate if len(commits) in (2, 4) else PASS
+
+    async with NatsProxy(url, choose) as proxy:
+        past = past_of(records, LOG)
+        report = await asyncio.to_thread(restore, endpoint(proxy.url), past, timeout_s=0.4)
+    assert report.events == len(records)
+    assert same(url, records)
+    assert len(commits) >= 4
+
+
+@pytest.mark.parametrize("first", [701, 2])
+async def test_a_log_that_begins_later_keeps_its_positions(url: str, records: list[RawRecord], first: int) -> None:
+    late = records[first - 1 :]
+    report = restored(url, late)
+    assert (report.first, report.last) == (first, len(records))
+    assert same(url, late)
+    async with APP.connect(servers=url) as jet:
+        assert (await jet.init()).drifts == ()
+
+
+def test_a_message_of_the_largest_size_still_fits(url: str) -> None:
+    make(url)
+    headers = block(Ej_Command="c")
+    append_raw(url, [("account.a", headers, b"x" * (900_000 - len(headers))), ("account.a", block(), b"")])
+    largest = records_of(url)
+    delete(url)
+    restored(url, largest)
+    assert same(url, largest)
+    again = records_of(url)
+    delete(url)
+    restored(url, again)
+    assert [len(one[3]) for one in records_of(url)] == [len(one[3]) for one in again]
+
+
+def test_a_server_for_smaller_messages_is_named(records: list[RawRecord]) -> None:
+    large = [*records[:3], (4, records[3][1], b"bank.account.x", block(), b"x" * 200_000)]
+    with NatsServer(sync_interval="1m", config="max_payload: 100KB") as small:
+        with pytest.raises(Refused, match="102,400 bytes; an event of positions 1 to 4 has 200,"):
+            restored(small.url, large)
+        assert stream_state(endpoint(small.url), NAME).last == 0
+
+
+def test_an_id_that_the_log_holds_twice_is_stored_twice(url: str) -> None:
+    twice = [(1 + number, 10**18, b"bank.account.a", block(Nats_Msg_Id="same"), b"%d" % number) for number in range(3)]
+    restored(url, twice)
+    assert [one[4] for one in records_of(url)] == [b"0", b"1", b"2"]
+
+
+def test_what_others_wrote_is_restored_as_it_is(url: str) -> None:
+    strange = [
+        (1, 10**18, b"bank.account.a", b"", b""),
+        (2, 10**18, b"bank.account.a", b"NATS/1.0\r\nx:\r\n\r\n", b"\xff\r\n\x00"),
+        (3, 10**18, b"bank.account.*", b"NATS/1.0\r\nEj-Type: no\r\n\r\n", b"HPUB"),
+        (4, 10**18, "bank.konto.ä".encode(), block(Nats_Expected_Last_Subject_Sequence="x"), b"{}"),
+    ]
+    restored(url, strange)
+    assert same(url, strange)
+    assert [one[2] for one in records_of(url)] == [one[2] for one in strange]
+
+
+def test_a_past_whose_events_do_not_follow_their_own_is_told_apart(url: str) -> None:
+    broken = [
+        (1, 10**18, b"bank.account.a", block(Nats_Expected_Last_Subject_Sequence="0"), b"{}"),
+        (2, 10**18, b"bank.account.b", block(Nats_Expected_Last_Subject_Sequence="1"), b"{}"),
+    ]
+    with pytest.raises(ArchiveBroken, match="positions 1 to 2 does not follow the one it was written after"):
+        restored(url, broken)
+    state = stream_state(endpoint(url), NAME)
+    assert (state.last, state.config["duplicate_window"]) == (0, WINDOW_NS)
+
+
+async def test_time_travel_passes_over_events_that_were_retired(url: str) -> None:
+    kinds = ("account.opened", "account.noted", "account.deposited", "account.deposited")
+    bodies = (b'{"owner":"ada"}', b"{}", b'{"amount":"1"}', b'{"amount":"2"}')
+    past = [
+        (number, 10**18 + number * 10**9, b"bank.account.a", block(Ej_Type=kind, Ej_Version=str(number)), body)
+        for number, (kind, body) in enumerate(zip(kinds, bodies, strict=True), 1)
+    ]
+    restored(url, past)
+    app = App(NAME, aggregates=[Account], upcasters=[withdrawn_has_a_reason], retired_events=["account.noted"])
+    async with app.connect(servers=url) as jet:
+        accounts = jet.repository(Account)
+        assert (await accounts.load("a", at=recorded_at(past[2]))).balance == Decimal(1)
+        assert (await accounts.load("a", at=recorded_at(past[1]))).balance == Decimal(0)
+        assert await jet.store.position_at(recorded_at(past[1])) == 2

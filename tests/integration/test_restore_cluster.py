@@ -1,0 +1,45 @@
+"""A restore into three replicas, one of which is killed on the way."""
+
+from __future__ import annotations
+
+import pytest
+
+from eventjet.codec.envelope import RawRecord
+from eventjet.dev.nats_cluster import NatsCluster
+from eventjet.store.past import BATCH_MAX, lasting
+from eventjet.store.restoring import restore
+from eventjet.wire import Endpoint, Link
+from tests.integration.restoring import NAME, block, past_of, records_of
+
+EVENTS = 6 * BATCH_MAX + 7
+
+
+def leader_of(urls: list[str]) -> str:
+    with Link.open(Endpoint(tuple(urls))) as link:
+        return str(link.api(f"STREAM.INFO.{NAME}")["cluster"]["leader"])
+
+
+@pytest.mark.slow
+def test_the_leader_may_be_killed_on_the_way() -> None:
+    records: list[RawRecord] = []
+    places: dict[int, int] = {}
+    for position in range(1, EVENTS + 1):
+        expected = places.get(position % 10, 0)
+        headers = block(Nats_Expected_Last_Subject_Sequence=str(expected))
+        records.append((position, 10**18 + position, b"bank.account.%d" % (position % 10), headers, b"{}"))
+        places[position % 10] = position
+    killed: list[str] = []
+    with NatsCluster(sync_interval="1m") as cluster:
+
+        def told(phase: str, done: int, _total: int) -> None:
+            if phase == "publish" and done == 2 * BATCH_MAX:
+                killed.append(leader_of(cluster.urls))
+                next(one for one in cluster.servers if one.name == killed[0]).kill()
+
+        endpoint = Endpoint(tuple(cluster.urls))
+        report = restore(endpoint, past_of(records), replicas=3, progress=told, timeout_s=2.0)
+        assert len(killed) == 1
+        assert (report.published, report.events) == (EVENTS, EVENTS)
+        alive = next(one.url for one in cluster.servers if one.running)
+        assert [lasting(one) for one in records_of(alive)] == [lasting(one) for one in records]
+        cluster.kill()  # in good order it would take some seconds

@@ -1,0 +1,58 @@
+"""Archives that `eventjet archive` sealed, restored, archived again and restored again: the same log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eventjet.codec.envelope import RawRecord, recorded_at
+from eventjet.dev.nats import NatsServer
+from eventjet.rebuild import AppRef
+from eventjet.rebuild.archiving import archive
+from eventjet.rebuild.restoring import restore
+from eventjet.settings import Settings
+from eventjet.spark.session import spark_session
+from eventjet.store.past import lasting
+from tests.integration.restored_bank import bank
+from tests.integration.restoring import fill, records_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+REF = AppRef.parse("tests.integration.restored_bank:bank", Path(__file__).parents[2])
+BATCH_ID = re.compile(rb"Nats-Batch-Id: [^\r]*")
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[str]:
+    """A folder as `viewfs` has it, which only Spark reaches."""
+    link = {"spark.hadoop.fs.viewfs.mounttable.archives.link./there": f"file://{tmp_path}"}
+    with spark_session("local[2]", conf=link):
+        yield "viewfs://archives/there"
+
+
+def seen(records: list[RawRecord]) -> list[tuple[int, bytes, bytes, bytes]]:
+    """What a restore makes, but for its batches' ids."""
+    return [(one[0], one[2], BATCH_ID.sub(b"", one[3]), one[4]) for one in records]
+
+
+async def test_a_log_goes_round_unchanged(elsewhere: str, tmp_path: Path) -> None:
+    with NatsServer(sync_interval="1m") as first, NatsServer(sync_interval="1m") as second:
+        await fill(bank, first.url, 900)
+        records = records_of(first.url)
+        await archive(REF, f"{elsewhere}/past", Settings(servers=(first.url,)), to=700)
+        sealed = await archive(REF, f"{elsewhere}/past", Settings(servers=(first.url,)))
+        assert len(sealed.sealed) == 1
+        once = restore("bank", f"{elsewhere}/past", Settings(servers=(second.url,)))
+        assert (once.events, once.log) == (len(records), sealed.log)
+        restored = records_of(second.url)
+        await archive(REF, str(tmp_path / "again"), Settings(servers=(second.url,)))
+    with NatsServer(sync_interval="1m") as third:
+        twice = restore("bank", str(tmp_path / "again"), Settings(servers=(third.url,)))
+        again = records_of(third.url)
+    assert (twice.events, twice.log) == (once.events, once.log)
+    assert [lasting(one) for one in restored] == [lasting(one) for one in records]
+    assert seen(again) == seen(restored)
+    assert [recorded_at(one) for one in again] == [recorded_at(one) for one in records]

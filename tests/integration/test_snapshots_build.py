@@ -1,0 +1,262 @@
+"""All snapshots of one aggregate type from one reading of the log: what loads find is what a replay would give."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from eventjet import Jet, Settings
+from eventjet.cli.main import main
+from eventjet.dev.nats import NatsServer
+from eventjet.domain.identity import encode_id
+from eventjet.errors import Refused, Unreachable, UsageError
+from eventjet.rebuild import EngineName, SnapshotReport, build_snapshots
+from eventjet.snapshots.bulk import BulkSnapshots, Offer
+from eventjet.snapshots.kv import VALUE_MAX
+from eventjet.spark.session import Started, spark_session
+from eventjet.store.subjects import snapshot_bucket
+from eventjet.wire import Endpoint
+from tests.hostile_ids import hostile_ids
+from tests.integration.snapshot_log import Scene, known
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+AGGREGATES = int(os.environ.get("EVENTJET_TEST_SNAPSHOTS", "600"))
+AT_ONCE = 64
+
+
+@pytest.fixture(scope="module")
+def nats() -> Iterator[NatsServer]:
+    with NatsServer(sync_interval="1m") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Started]:
+    with spark_session("local[2]") as started:
+        yield started
+
+
+@pytest.fixture
+def scene(nats: NatsServer, tmp_path: Path) -> Scene:
+    return Scene.of(Settings.load({"servers": nats.url}, {}), tmp_path)
+
+
+@pytest.fixture
+async def jet(scene: Scene) -> AsyncIterator[Jet]:
+    async with scene.connect() as jet:
+        await jet.init()
+        yield jet
+
+
+async def build(scene: Scene, engine: EngineName = "local", **options: Any) -> SnapshotReport:
+    return await build_snapshots(scene.ref, "tally", scene.settings, engine=engine, **options)
+
+
+def possible_ids(count: int) -> list[str]:
+    """Hostile ones that a log takes."""
+    found: list[str] = []
+    for one in dict.fromkeys(hostile_ids(4 * count, seed=11)):
+        try:
+            encode_id(one)
+        except Refused:
+            continue
+        found.append(one)
+    assert len(found) >= count
+    return found[:count]
+
+
+async def test_every_load_starts_at_a_snapshot_and_gives_what_a_replay_gives(
+    scene: Scene, jet: Jet, spark: Started
+) -> None:
+    lengths = {one: 1 + number % 7 for number, one in enumerate(possible_ids(AGGREGATES))}
+    await scene.fill(jet, lengths.items())
+    scene.put("p", "plain.noted", 1, b"{}", aggregate="plain")
+    due = sum(length >= 3 for length in lengths.values())
+    first = await build(scene, "spark")
+    assert (first.tally.written, first.tally.newer, first.tally.broken) == (due, 0, 0), first.tally.told
+    assert (first.tally.aggregates, first.tally.events) == (AGGREGATES, sum(lengths.values()))
+    assert first.tally.few == AGGREGATES - due
+    replays, room = scene.histories(jet), asyncio.Semaphore(AT_ONCE)
+
+    async def compare(aggregate_id: str, length: int) -> None:
+        async with room:
+            replayed = await replays.load(aggregate_id, None)
+            assert replayed.version == length
+            assert known(await scene.snapshot(jet, aggregate_id)) == (known(replayed) if length >= 3 else None)
+            assert await jet.repository(scene.module.Tally).load(aggregate_id) == replayed.state
+
+    await asyncio.gather(*(compare(*one) for one in lengths.items()))
+    # The other engine makes the same: there is nothing to be done, and with a lower bar the short ones are new.
+    again = await build(scene, "local")
+    assert (again.tally.written, again.tally.newer, again.tally.few) == (0, due, AGGREGATES - due)
+    lower = await build(scene, "local", min_events=1)
+    assert (lower.tally.written, lower.tally.newer, lower.tally.few) == (AGGREGATES - due, due, 0)
+    for one in [name for name, length in lengths.items() if length < 3][:100]:
+        assert known(await scene.snapshot(jet, one)) == known(await replays.load(one, None))
+
+
+@pytest.mark.parametrize("engine", ["local", "spark"])
+async def test_commands_go_on_and_no_snapshot_is_replaced_by_an_older_one(
+    scene: Scene, jet: Jet, spark: Started, engine: EngineName
+) -> None:
+    ids = [f"a-{number}" for number in range(150)]
+    await scene.fill(jet, [(one, 5) for one in ids])
+    kept: dict[str, int] = {}
+    building = asyncio.create_task(build(scene, engine))
+    async with scene.connect() as live:
+        tallies = live.repository(scene.module.Tally)
+        while not building.done():
+            for one in ids:
+                done = await tallies.execute(one, scene.module.Tally.add, 1)
+                if done.version % 3 == 0:
+                    kept[one] = done.version
+                if building.done():
+                    break
+    report = await building
+    assert kept
+    assert report.tally.broken == 0
+    assert report.tally.written + report.tally.newer == len(ids)
+    replays = scene.histories(jet)
+    for one in ids:
+        found = await scene.snapshot(jet, one)
+        assert found is not None
+        assert found.version >= kept.get(one, 5)
+        assert await jet.repository(scene.module.Tally).load(one) == (await replays.load(one, None)).state
+        assert known(found) == known(await replays.load_until(one, version=found.version, position=None, at=None))
+
+
+@pytest.mark.parametrize("engine", ["local", "spark"])
+async def test_what_cannot_be_kept_is_counted_and_a_broken_history_is_named(
+    scene: Scene, jet: Jet, spark: Started, engine: EngineName
+) -> None:
+    await scene.fill(jet, [("good", 4), ("few", 2), ("unkept", 3), ("gap", 3), ("odd", 3), ("thirteen", 3)])
+    scene.put("unkept", "tally.spoiled", 4, b"{}")
+    scene.put("gap", "tally.added", 5, b'{"n": 1}')
+    scene.put("odd", "tally.unheard_of", 4, b"{}")
+    scene.put("thirteen", "tally.added", 4, b'{"n": 13}')
+    for version in (1, 2, 3):
+        scene.put("huge", "tally.added", version, orjson.dumps({"n": 1, "note": "x" * (VALUE_MAX // 3)}))
+    tally = (await build(scene, engine)).tally
+    counts = (tally.aggregates, tally.written, tally.few, tally.unkept, tally.too_large, tally.broken)
+    assert counts == (7, 1, 1, 1, 1, 3)
+    told = "\n".join(sorted(tally.told))
+    assert f"The history of {scene.name}.tally.gap is broken at position" in told
+    assert "version 5 follows version 3" in told
+    assert "'tally.unheard_of' schema 1" in told
+    assert f"Folding {scene.name}.tally.thirteen raised RuntimeError: no 13" in told
+    assert [await scene.snapshot(jet, one) is not None for one in ("good", "gap", "huge", "odd")] == [
+        True,
+        *[False] * 3,
+    ]
+
+
+async def test_another_revision_s_snapshots_are_replaced_and_believed_by_nobody_else(scene: Scene, jet: Jet) -> None:
+    await scene.fill(jet, [("a", 4), ("b", 4)])
+    assert (await build(scene)).tally.written == 2
+    newer = Scene.of(scene.settings, scene.folder, scene.name, revision=2)
+    report = await build(newer)
+    assert (report.tally.written, report.tally.newer) == (2, 0)
+    assert await scene.snapshot(jet, "a") is None
+    assert known(await newer.snapshot(jet, "a")) == known(await newer.histories(jet).load("a", None))
+
+
+async def test_only_a_snapshot_of_this_very_history_stands(scene: Scene, jet: Jet) -> None:
+    await scene.fill(jet, [(one, 4) for one in ("same", "rubbish", "beyond", "stranger", "gone")])
+    last = (await jet.log()).last
+    true = {one: await scene.histories(jet).load(one, None) for one in ("same", "rubbish", "beyond", "stranger")}
+    bucket = scene.bucket(jet)
+
+    async def hold(one: str, **changed: Any) -> None:
+        value = scene.codec.encode(true[one])
+        assert value is not None
+        inner = {**orjson.loads(value)["snapshot"], **changed}
+        from eventjet.snapshots.snapshot import _checksum  # pyright: ignore[reportPrivateUsage]
+
+        body = orjson.dumps(inner)
+        await bucket.put("tally", one, orjson.dumps({"checksum": _checksum(body), "snapshot": inner}))
+
+    await hold("same")
+    await bucket.put("tally", "rubbish", b"\xff")
+    await hold("beyond", position=last + 1_000)
+    await hold("stranger", event_id="another past")
+    await bucket.put("tally", "gone", b"x")
+    assert jet.requests is not None
+    purge = {"filter": f"$KV.{snapshot_bucket(scene.name)}.tally.gone"}
+    await jet.requests.api(f"STREAM.PURGE.KV_{snapshot_bucket(scene.name)}", purge)
+    report = await build(scene)
+    assert (report.tally.written, report.tally.newer) == (4, 1)
+    for one, held in true.items():
+        assert known(await scene.snapshot(jet, one)) == known(held)
+
+
+async def test_a_write_that_comes_in_between_is_looked_at_before_anything_is_replaced(scene: Scene, jet: Jet) -> None:
+    await scene.fill(jet, [("a", 3)])
+    old = await scene.histories(jet).load("a", None)
+    await jet.repository(scene.module.Tally).execute("a", scene.module.Tally.add, 1)
+    new = await scene.histories(jet).load("a", None)
+    values = {one.position: scene.codec.encode(one) for one in (old, new)}
+    assert None not in values.values()
+    await scene.bucket(jet).put("tally", "a", b"first")
+    loop = asyncio.get_running_loop()
+
+    def write_meanwhile(value: bytes) -> Any:
+        if value == b"first":
+            meanwhile = scene.bucket(jet).put("tally", "a", values[new.position] or b"")
+            asyncio.run_coroutine_threadsafe(meanwhile, loop).result(10)
+        return scene.codec.decode(value)
+
+    endpoint = Endpoint.of(scene.settings)
+    with BulkSnapshots(endpoint, scene.name, snapshot_bucket(scene.name), old.position, write_meanwhile) as bulk:
+        offer = Offer("tally.a", old.position, old.event_id, values[old.position] or b"")
+        await asyncio.to_thread(bulk.put, [offer])
+        assert (bulk.written, bulk.newer) == (0, 1)
+    assert known(await scene.snapshot(jet, "a")) == known(new)
+
+
+async def test_what_cannot_be_built_is_said_at_once(scene: Scene, jet: Jet, nats: NatsServer, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="keeps no snapshots"):
+        await build_snapshots(scene.ref, "plain", scene.settings, engine="local")
+    with pytest.raises(UsageError, match="It has tally, plain"):
+        await build_snapshots(scene.ref, "nothing", scene.settings, engine="local")
+    with pytest.raises(UsageError, match="min_events is 0"):
+        await build(scene, min_events=0)
+    assert (await build(scene)).tally.aggregates == 0
+    with pytest.raises(Unreachable, match="eventjet init"):
+        await build(Scene.of(scene.settings, tmp_path))
+
+
+def test_the_command_reports_and_fails_when_a_history_is_broken(
+    nats: NatsServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene.of(Settings.load({"servers": nats.url}, {}), tmp_path)
+
+    async def fill(version: int) -> None:
+        async with scene.connect() as jet:
+            await jet.init()
+            await scene.fill(jet, [("a", 4), ("b", 1)])
+            if version:
+                scene.put("a", "tally.added", version, b'{"n": 1}')
+
+    monkeypatch.setenv("EVENTJET_SERVERS", nats.url)
+    command = ["snapshots", "build", "tally", "--engine", "local", "--app", f"{scene.ref.module}:app"]
+    command += ["--app-dir", str(tmp_path)]
+    asyncio.run(fill(0))
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["written"], found["few"], found["min_events"], found["engine"]) == (1, 1, 3, "local")
+    asyncio.run(fill(9))
+    assert main(command) == 1
+    out = capsys.readouterr().out
+    assert "0 snapshots written from 6 events of 2 aggregates, at position 6" in " ".join(out.split())
+    assert f"The history of {scene.name}.tally.a is broken" in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
+    assert main([*command[:2], "plain", *command[3:]]) == 2
+    assert "keeps no snapshots" in " ".join(capsys.readouterr().err.split())

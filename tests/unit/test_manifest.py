@@ -1,0 +1,133 @@
+"""What a manifest says of an archive: written and read the same, and refused when it does not hang together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventjet.errors import ArchiveBroken, UsageError
+from eventjet.spark.archive import archived_records, check_files, folder_of, read_manifest, url_for_spark
+from eventjet.spark.manifest import Archive, ArchivedFile, Segment, cut, dump_segment, load_archive
+
+
+def segment(first: int, last: int, *edges: int, log: str = "log-1") -> Segment:
+    """One whose files begin at `first` and at `edges`."""
+    starts = (first, *edges)
+    ends = (*(edge - 1 for edge in edges), last)
+    files = tuple(
+        ArchivedFile(f"events/{a}/{b}.parquet", a, b, 10, "0" * 64) for a, b in zip(starts, ends, strict=True)
+    )
+    return Segment("bank", log, first, last, 1, 2, f"event-{last}", files)
+
+
+SEALED = (segment(3, 10, 5, 6), segment(11, 20), segment(21, 21))
+
+
+def test_what_was_written_is_read_in_the_order_of_positions() -> None:
+    archive = load_archive("a", [dump_segment(one) for one in reversed(SEALED)])
+    assert archive == Archive("a", SEALED)
+    assert (archive.first, archive.last, archive.events) == (3, 21, 19)
+    assert [one.name for one in archive.segments] == sorted(one.name for one in archive.segments)
+
+
+def test_an_archive_without_lines_is_empty() -> None:
+    archive = load_archive("a", [])
+    assert (archive.first, archive.last, archive.events, archive.files()) == (0, 0, 0, ())
+
+
+def test_the_files_of_a_range_are_those_that_hold_some_of_it() -> None:
+    archive = Archive("a", SEALED)
+    assert [(file.first, file.last) for file in archive.files(5, 11)] == [(5, 5), (6, 10), (11, 20)]
+    assert len(archive.files()) == 5
+    assert archive.files(22, 30) == archive.files(1, 2) == ()
+
+
+def altered(**values: object) -> str:
+    """A line of the manifest with some of its values changed."""
+    return orjson.dumps({**orjson.loads(dump_segment(SEALED[1])), **values}).decode()
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([dump_segment(SEALED[0]), dump_segment(SEALED[2])], "position 11 should follow"),
+        ([dump_segment(SEALED[1]), dump_segment(segment(15, 30))], "position 21 should follow"),
+        ([dump_segment(SEALED[0]), dump_segment(segment(11, 20, log="log-2"))], "of different logs"),
+        ([altered(format=9)], "the format 9, and this eventjet reads 1"),
+        (["{"], "a line of its manifest cannot be read"),
+        (["[]"], "a line of its manifest cannot be read"),
+        ([altered(last_id=None, files=[{}])], "a line of its manifest cannot be read"),
+        ([altered(last=25)], "end at position 20"),
+        ([dump_segment(replace(SEALED[0], files=SEALED[0].files[::2]))], "does not go on at position 5"),
+    ],
+)
+def test_a_manifest_that_does_not_hang_together_is_refused(lines: list[str], said: str) -> None:
+    with pytest.raises(ArchiveBroken, match=said):
+        load_archive("a", lines)
+
+
+@given(st.integers(1, 10**9), st.integers(0, 5_000), st.integers(1, 2_000))
+def test_segments_are_cut_at_the_same_positions_wherever_a_run_begins(first: int, length: int, events: int) -> None:
+    found = list(cut(first, first + length - 1, events))
+    assert [position for a, b in found for position in range(a, b + 1)] == list(range(first, first + length))
+    assert all(b % events == 0 for _, b in found[:-1])
+    assert all(b - a < events for a, b in found)
+    if len(found) > 1:
+        assert list(cut(found[1][0], found[-1][1], events)) == found[1:]
+
+
+@pytest.mark.parametrize(
+    ("url", "folder"),
+    [
+        ("/data/a", "/data/a"),
+        ("/data/a/", "/data/a"),
+        ("file:/data/a b", "/data/a b"),
+        ("file:///data/a%20b", "/data/a%20b"),
+        ("file://localhost/data/a", "/data/a"),
+        ("FILE:///data", "/data"),
+        ("hdfs://name:8020/data", None),
+        ("s3a://bucket/data", None),
+    ],
+)
+def test_a_folder_of_this_machine_is_known_by_its_url(url: str, folder: str | None) -> None:
+    assert folder_of(url) == (None if folder is None else Path(folder))
+
+
+def test_spark_is_told_the_file_system() -> None:
+    assert url_for_spark("/data/a/") == "file:///data/a"
+    assert url_for_spark("hdfs://name/data/") == "hdfs://name/data"
+    assert url_for_spark("data").startswith("file:///")
+
+
+@pytest.mark.parametrize("url", ["", "/data/*", "hdfs://name/{a,b}", "s3a://key:secret@bucket/a", "hdfs://[name/a"])
+def test_a_url_that_no_archive_can_have_is_refused(url: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        folder_of(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_only_spark_reads_what_is_not_in_a_folder_of_this_machine() -> None:
+    archive = Archive("hdfs://name/a", SEALED)
+    for reads in (
+        lambda: read_manifest(archive.url),
+        lambda: check_files(archive, 1, 21),
+        lambda: list(archived_records(archive, 3, 22)),
+    ):
+        with pytest.raises(UsageError, match="--engine spark"):
+            reads()
+
+
+def test_nothing_where_there_is_no_archive_yet(tmp_path: Path) -> None:
+    assert read_manifest(str(tmp_path / "none")).segments == ()
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    archive = Archive(str(tmp_path), SEALED)
+    for reads in (lambda: check_files(archive, 1, 21), lambda: list(archived_records(archive, 3, 22))):
+        with pytest.raises(ArchiveBroken, match=r"events/3/4\.parquet cannot be read"):
+            reads()

@@ -1,0 +1,55 @@
+"""How a rebuild is told to stop, and what it says of the engine that was not used."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator
+
+import pytest
+
+from eventjet.codec.envelope import RawRecord
+from eventjet.rebuild.progress import Stopped, Watch
+from eventjet.rebuild.reading import read_ahead
+
+
+def test_what_is_begun_after_the_stop_is_interrupted_too() -> None:
+    watch = Watch()
+    watch.stop()
+    interrupted: list[bool] = []
+    with watch.interrupted_by(lambda: interrupted.append(True)):
+        pass
+    assert interrupted == [True]
+
+
+def test_a_pause_ends_with_the_stop() -> None:
+    watch = Watch()
+    threading.Timer(0.05, watch.stop).start()
+    began = time.monotonic()
+    with pytest.raises(Stopped):
+        watch.wait(30)
+    assert time.monotonic() - began < 10
+
+
+def test_reading_from_a_server_that_says_nothing_ends_with_the_stop() -> None:
+    silence = threading.Event()
+
+    def nothing() -> Generator[list[RawRecord]]:
+        silence.wait(30)
+        yield []
+
+    watch = Watch()
+    threading.Timer(0.05, watch.stop).start()
+    began = time.monotonic()
+    with pytest.raises(Stopped):
+        list(read_ahead(nothing(), watch))
+    assert time.monotonic() - began < 10
+    silence.set()
+
+
+def test_what_the_local_engine_would_have_taken_is_reckoned_from_what_was_measured() -> None:
+    watch = Watch()
+    watch.seconds |= {"start": 1.0, "spark": 8.0, "read": 3.0, "swap": 0.5}
+    assert watch.local_at_most_s() is None
+    watch.cores = 2
+    assert watch.local_at_most_s() == pytest.approx(7.5)
