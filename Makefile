@@ -8,10 +8,15 @@ PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3; do \
 bin := $(VENV)/bin
 installed := $(VENV)/.installed
 
-# The environment of a peer that `make bench` compares with.
+# The environments of the peers that `make bench` compares with.
 peer := $(VENV)/peer
+protean := $(VENV)/protean
+node := $(VENV)/node
 PEER_PYTHON ?= $(shell for each in python3.13 python3.14 python3 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.1[3-9]*/bin/python; do \
 	$$each -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 13))' 2>/dev/null && echo $$each && break; done)
+
+# Of the tests, each with servers of its own; a file stays in one, since its tests share them. 0: none but this one.
+PROCESSES ?= 2
 
 # What `make simulate` runs: seeds 0 to this.
 SCHEDULES ?= 1000000
@@ -19,9 +24,13 @@ SCHEDULES ?= 1000000
 # How many of each kind `make faults` tries; the tests' own figures are for every day.
 FAULTS ?= EVENTJET_TEST_UNKNOWNS=1000 EVENTJET_TEST_IDS=100000 EVENTJET_TEST_KILLS=200 EVENTJET_TEST_EVENTS=50000 \
 	EVENTJET_TEST_TAKEOVERS=50 EVENTJET_TEST_OUTAGES=20 EVENTJET_TEST_CONTROL_KILLS=20 \
-	EVENTJET_TEST_CONCURRENT=10000 EVENTJET_TEST_BAD=10000
+	EVENTJET_TEST_CONCURRENT=10000 EVENTJET_TEST_BAD=10000 \
+	EVENTJET_TEST_REBUILD_KILLS=10 EVENTJET_TEST_REBUILDS=10 EVENTJET_TEST_REBUILD_EVENTS=200000 \
+	EVENTJET_TEST_REBUILD_RATE=700 EVENTJET_TEST_ARCHIVE_KILLS=1 EVENTJET_TEST_HISTORIES=20 \
+	EVENTJET_TEST_CLUSTER_EVENTS=20000 EVENTJET_TEST_SNAPSHOTS=4000 EVENTJET_TEST_RESTORE_EVENTS=40000 \
+	EVENTJET_TEST_RESTORE_KILLS=6
 
-.PHONY: setup test simulate faults demo lint format types contract bench clean
+.PHONY: setup test simulate faults demo lint format types contract bench bench-full bench-peers scale clean
 
 setup: $(installed)
 
@@ -35,14 +44,17 @@ $(installed): pyproject.toml constraints.txt
 	@touch $@
 
 test: setup
-	$(bin)/python -m pytest
+	$(bin)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile
 
 simulate: setup
 	$(bin)/python -m tests.simulation --schedules $(SCHEDULES)
 
 faults: setup
 	$(FAULTS) $(bin)/python -m pytest --timeout 1800 --durations 20 -s tests/faults \
-		tests/integration/test_unknown_outcomes.py tests/integration/test_hostile_ids.py
+		tests/integration/test_unknown_outcomes.py tests/integration/test_hostile_ids.py \
+		tests/integration/test_archive_killed.py tests/integration/test_archive_law.py tests/acceptance/test_restore.py \
+		tests/integration/test_cluster_connect.py tests/integration/test_cluster_standalone.py \
+		tests/integration/test_spark_frames.py tests/integration/test_spark_source.py tests/integration/test_snapshots_build.py
 
 demo: setup
 	$(bin)/eventjet demo
@@ -62,10 +74,38 @@ types: setup
 contract: setup
 	$(bin)/lint-imports --no-logo
 
-bench: setup $(peer)/.installed
-	$(bin)/python -m pip install --quiet --constraint constraints.txt --group bench
+# Every figure with its peers in the same minutes, small enough for a coffee; then tables and plots.
+bench: setup bench-peers
+	$(bin)/python -m benchmarks.startup --runs 5
 	$(bin)/python -m benchmarks.commands
+	$(bin)/python -m benchmarks.loads
+	$(bin)/python -m benchmarks.append
+	$(bin)/python -m benchmarks.booking
+	$(bin)/python -m benchmarks.lag
 	$(bin)/python -m benchmarks.catchup
+	$(bin)/python -m benchmarks.rebuild
+	$(bin)/python -m benchmarks.report
+
+# The table of docs/reference/performance.md, on a machine that does nothing else.
+bench-full: setup bench-peers
+	$(bin)/python -m benchmarks.startup --runs 15
+	$(bin)/python -m benchmarks.commands --runs 5 --count 3000
+	$(bin)/python -m benchmarks.loads --runs 5
+	$(bin)/python -m benchmarks.append --runs 5 --count 50000
+	$(bin)/python -m benchmarks.booking --runs 5 --count 2000
+	$(bin)/python -m benchmarks.lag --runs 5 --count 4000
+	$(bin)/python -m benchmarks.catchup --runs 5 --events 500000 --memory 1000000
+	$(bin)/python -m benchmarks.rebuild --events 1000000
+	$(bin)/python -m benchmarks.report
+
+bench-peers: setup $(peer)/.installed $(protean)/.installed $(node)/.installed
+	$(bin)/python -m pip install --quiet --constraint constraints.txt --group bench
+
+# How long the logs are that `make scale` rebuilds: --events of every road, --long of the one that shows growth.
+SCALE ?= --events 1000000 --long 10000000
+
+scale: setup
+	$(bin)/python -m benchmarks.scale $(SCALE)
 
 # eventsource-py asks for a newer Python than eventjet does; without one its rows are left out.
 $(peer)/.installed: pyproject.toml constraints.txt
@@ -76,6 +116,21 @@ $(peer)/.installed: pyproject.toml constraints.txt
 		$(peer)/bin/python -m pip install --quiet --constraint constraints.txt --group bench-eventsource && \
 		touch $@; \
 	else echo "no Python 3.13 or newer (PEER_PYTHON=), so the benchmarks leave eventsource-py out" >&2; fi
+
+# Protean compiles its driver of PostgreSQL, which needs a compiler and libpq; without them its rows are left out.
+$(protean)/.installed: pyproject.toml constraints.txt
+	@test -x $(protean)/bin/python || $(PYTHON) -m venv $(protean)
+	@if $(protean)/bin/python -m pip install --quiet --upgrade --constraint constraints.txt pip && \
+		$(protean)/bin/python -m pip install --quiet --constraint constraints.txt --group bench-protean; then touch $@; \
+	else echo "Protean could not be installed, so the benchmarks leave it out" >&2; rm -rf $(protean); fi
+
+# Emmett and the SQL of Message DB come from npm; without it their rows are left out.
+$(node)/.installed: benchmarks/node/package.json
+	@mkdir -p $(node)
+	@cp benchmarks/node/package.json $(node)
+	@if command -v npm >/dev/null && cd $(node) && npm install --no-package-lock --no-audit --no-fund --silent; then \
+		touch .installed; \
+	else echo "npm could not install Emmett and Message DB, so the benchmarks leave Emmett and Protean out" >&2; fi
 
 clean:
 	rm -rf .venv benchmarks/out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist spark-warehouse

@@ -33,12 +33,18 @@ AccountEvent = Deposited | Withdrawn
 class Account:
     balance: Decimal = Decimal(0)
 
+    def deposit(self, tx_id: str, amount: Decimal, currency: str, memo: str) -> Deposited:
+        return Deposited(tx_id=tx_id, amount=amount, currency=currency, memo=memo)
+
+    def withdraw(self, tx_id: str, amount: Decimal, currency: str, memo: str) -> Withdrawn:
+        return Withdrawn(tx_id=tx_id, amount=amount, currency=currency, memo=memo)
+
     def evolve(self, event: AccountEvent) -> Account:
         match event:
             case Deposited(amount=amount):
-                return Account(self.balance + amount)
+                return Account(balance=self.balance + amount)
             case Withdrawn(amount=amount):
-                return Account(self.balance - amount)
+                return Account(balance=self.balance - amount)
 
 
 metadata = MetaData()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,13 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache, partial
-from importlib.util import find_spec
 from pathlib import Path
 
+from benchmarks import message_db, peers
 from benchmarks.bank import bank
-from benchmarks.laps import Lap, lap, python, worker_lap
+from benchmarks.laps import Lap, lap, last_line, worker_lap
 from benchmarks.log import fill
-from benchmarks.measure import Comparison, Figures, keep, show
+from benchmarks.measure import Comparison, Figures, conditions, keep, show
+from benchmarks.peers import python
 from benchmarks.postings import balances
 from benchmarks.readmodel import check
 from eventjet.dev import NatsServer, PostgresServer
@@ -35,6 +35,8 @@ FLOOR = "floor by hand: nats-py, eventjet's decoder, SQL"
 LIMIT = "limit by hand: nats-py, bodies alone, SQL"
 PYEVENTSOURCING = "pyeventsourcing, a commit an event"
 EVENTSOURCE = "eventsource-py, batches by hand"
+PROTEAN = "Protean, rebuild from Message DB"
+EMMETT = "Emmett, rebuild"
 MEMORY_MAX_MB = 300
 TARGETS = {
     "PostgreSQL": {FLOOR: 1.2, EVENTSOURCE: 3.0, PYEVENTSOURCING: 25.0},
@@ -59,6 +61,12 @@ class Databases:
         self.current.append(f"bench{self.made}")
         return url
 
+    def kept(self, kind: str) -> str:
+        """One that laps do not drop."""
+        url = self.new(kind)
+        self.current.clear()
+        return url
+
     def drop(self) -> None:
         """The last one, if it is on the server."""
         if self.current:
@@ -74,6 +82,8 @@ class Subject:
     run: Callable[[str], Lap]
     """Into the empty database of this URL."""
     in_cents: bool = True
+    view: str | None = None
+    """Where its read model is, if not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +113,7 @@ class Job:
         if done.last != subject.count:
             raise RuntimeError(f"{subject.name} took {done.last} of {subject.count} events")
         try:
-            check(url, _truth(subject.count), in_cents=subject.in_cents)
+            check(subject.view or url, _truth(subject.count), in_cents=subject.in_cents)
         except RuntimeError as error:
             raise RuntimeError(f"{subject.name} into {self.database}: {error}") from None
         self.note(subject.name, done)
@@ -138,40 +148,40 @@ def _worker(nats: str, count: int, url: str) -> Lap:
 
 def _peers(databases: Databases, kind: str, sizes: argparse.Namespace) -> list[Subject]:
     """Those that are installed, their stores filled."""
+    python_peers = (
+        (EVENTSOURCE, "peer_eventsource", peers.eventsource_python(), sizes.batch_peer_events),
+        (PYEVENTSOURCING, "peer_pyeventsourcing", peers.pyeventsourcing_python(), sizes.peer_events),
+        (PROTEAN, "peer_protean", peers.protean_python(), sizes.slow_peer_events),
+    )
     found: list[Subject] = []
-    for name, module, executable, count in (
-        (EVENTSOURCE, "peer_eventsource", _eventsource_python(), sizes.batch_peer_events),
-        (PYEVENTSOURCING, "peer_pyeventsourcing", _pyeventsourcing_python(), sizes.peer_events),
-    ):
-        if executable is None:
-            print(f"{name}: not installed, so it is left out (`make bench` installs it)")
+    for name, module, executable, count in python_peers:
+        if name == PROTEAN and kind != "PostgreSQL":
             continue
-        store = databases.new(kind)
-        databases.current.clear()
-        program = partial(python, module, executable=executable)
-        version = subprocess.run(
-            program("fill", store, store, str(count)),
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
-            cwd=Path(__file__).parent.parent,
-        ).stdout.split()[-1]
-        print(f"{name}: version {version}, {count:,} events in its store on {kind}")
-        found.append(Subject(name, count, lambda url, f=program, s=store, c=count: lap(f("run", s, url, str(c)))))
-    return found
+        if executable is None:
+            peers.left_out(name)
+            continue
+        store = databases.kept(kind)
+        if name == PROTEAN:
+            message_db.install(store)
+        program = python(module, executable)
+        _say(name, last_line(program("fill", store, store, count)), count, kind)
+        found.append(Subject(name, count, lambda url, f=program, s=store, c=count: lap(f("run", s, url, c))))
+    return [*found, *_emmett(databases, sizes.peer_events)] if kind == "PostgreSQL" else found
 
 
-def _pyeventsourcing_python() -> str | None:
-    return sys.executable if find_spec("eventsourcing") is not None else None
+def _emmett(databases: Databases, count: int) -> list[Subject]:
+    """Its read model is in the database of its store, in which every lap makes it again."""
+    fill, run = (peers.emmett(job, databases.folder) for job in ("fill", "run"))
+    if fill is None or run is None:
+        peers.left_out(EMMETT)
+        return []
+    store = databases.kept("PostgreSQL")
+    _say(EMMETT, last_line(fill(store, count)), count, "PostgreSQL")
+    return [Subject(EMMETT, count, lambda _: lap(run(store, count)), view=store)]
 
 
-def _eventsource_python() -> str | None:
-    """It asks for a newer Python than eventjet, so it may be in an environment of its own."""
-    if find_spec("eventsource") is not None:
-        return sys.executable
-    own = Path(sys.prefix) / "peer" / "bin" / "python"
-    return str(own) if own.exists() else None
+def _say(name: str, version: str, count: int, kind: str) -> None:
+    print(f"{name}: version {version}, {count:,} events in its store on {kind}")
 
 
 def _context(nats: str, count: int) -> list[Subject]:
@@ -181,8 +191,7 @@ def _context(nats: str, count: int) -> list[Subject]:
         "fold": "… and events onto rows",
     }
     return [
-        Subject(name, count, lambda _, k=kind: lap(python("context", nats, str(count), k)))
-        for kind, name in names.items()
+        Subject(name, count, lambda _, k=kind: lap(python("context")(nats, count, k))) for kind, name in names.items()
     ]
 
 
@@ -195,7 +204,7 @@ def main(sizes: argparse.Namespace) -> int:
     ):
         smallest, largest = fill(nats.url, sizes.events)
         print(
-            f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores; a log of {sizes.events:,} events "
+            f"{conditions()}; a log of {sizes.events:,} events "
             f"with bodies of {smallest} to {largest} bytes; the databases fsync"
         )
         databases = Databases(postgres, Path(folder))
@@ -207,7 +216,7 @@ def main(sizes: argparse.Namespace) -> int:
                 Subject(
                     name,
                     sizes.events,
-                    lambda url, how=how: lap(python("floor", nats.url, url, str(sizes.events), how)),
+                    lambda url, how=how: lap(python("floor")(nats.url, url, sizes.events, how)),
                 )
                 for name, how in by_hand.items()
             ]
@@ -221,7 +230,7 @@ def main(sizes: argparse.Namespace) -> int:
                 context.note(subject.name, subject.run(""))
         memory = _memory(databases, sizes.memory) if sizes.memory else None
     _report(jobs, context, memory)
-    print(f"took {time.monotonic() - started:.0f} s, load average {os.getloadavg()[0]:.1f}")
+    print(f"took {time.monotonic() - started:.0f} s; {conditions()}")
     return 0
 
 
@@ -263,6 +272,7 @@ def _sizes() -> argparse.Namespace:
     size("events", 150_000, "events in the log, for eventjet and the floors")
     size("batch_peer_events", 60_000, "events in the store of the peer that works in batches")
     size("peer_events", 4_000, "events in the store of the peer that commits one by one")
+    size("slow_peer_events", 400, "events in the store of the peer that takes milliseconds for one")
     size("memory", 0, "events for a run that looks at the worker's memory, 0 for none")
     parser.add_argument("--databases", default="PostgreSQL,SQLite", help="which (%(default)s)")
     return parser.parse_args()

@@ -1,245 +1,146 @@
-"""Commands and loads against the floor and a peer: `python -m benchmarks.commands`.
+"""Commands (load, decide, append one event) against the limit and the peers: `python -m benchmarks.commands`.
 
-The floor is one publish with an expected sequence, or one direct get, by hand over the same client. The peer is
-pyeventsourcing on PostgreSQL, written as its own documentation does, when it is installed (`--group bench`).
+Subjects take turns, each lap in a process of its own on a store of its own; every lap compares a hundred balances with
+the truth. The limit is the same events as bare publishes with an expected sequence over the same client. PostgreSQL and
+SQLite sync with every commit, so the row with `sync_interval: always` is the one to compare them with.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import os
+import sys
 import time
-from collections.abc import Awaitable, Callable
-from decimal import Decimal
-from uuid import uuid4
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import orjson
+from benchmarks import peers
+from benchmarks.laps import told
+from benchmarks.measure import Comparison, Figures, conditions, keep, show
+from benchmarks.peers import EMMETT, EVENTSOURCE, PROTEAN, PYEVENTSOURCING, Program, python
+from benchmarks.stores import Store, Stores
 
-from benchmarks.measure import Comparison, Figures, interleave, keep, show
-from eventjet import App, Imported, Jet
-from eventjet.dev import NatsServer, PostgresServer
-from eventjet.repository import Repository
-from eventjet.store.requests import Requests
-from examples.bank.account import Account, Deposited, Opened
-from examples.bank.app import withdrawn_has_a_reason
-
-HEADER = "Nats-Expected-Last-Subject-Sequence"
-
-
-class Bench:
-    """One server, one app, one connection."""
-
-    def __init__(self, jet: Jet, app: App, url: str, runs: int, count: int) -> None:
-        assert jet.requests is not None
-        self.jet, self.app, self.url, self.runs, self.count = jet, app, url, runs, count
-        self.requests: Requests = jet.requests
-
-    async def bare_publishes(self, count: int, tasks: int) -> float:
-        body = orjson.dumps({"amount": "12.50"})
-        each = count // tasks
-
-        async def one() -> None:
-            subject, last = f"{self.app.name}.bare.{uuid4().hex}", 0
-            for _ in range(each):
-                headers = {"Nats-Msg-Id": str(uuid4()), HEADER: str(last)}
-                last = orjson.loads((await self.requests.ask(subject, body, headers)).data)["seq"]
-
-        started = time.perf_counter()
-        await asyncio.gather(*(one() for _ in range(tasks)))
-        return each * tasks / (time.perf_counter() - started)
-
-    async def executes(self, count: int, tasks: int) -> float:
-        accounts = self.jet.repository(Account)
-        each = count // tasks
-
-        async def one() -> None:
-            name = uuid4().hex
-            for _ in range(each):
-                await accounts.execute(name, Account.deposit, Decimal("12.50"))
-
-        started = time.perf_counter()
-        await asyncio.gather(*(one() for _ in range(tasks)))
-        return each * tasks / (time.perf_counter() - started)
-
-    async def commands(self, tasks: int) -> Figures:
-        figures = Figures(f"commands, {tasks} task(s)", "ops/s", higher_is_better=True)
-
-        async def floor() -> None:
-            figures.add("floor: bare publish with expected sequence", await self.bare_publishes(self.count, tasks))
-
-        async def ours() -> None:
-            figures.add("eventjet: execute on hot aggregates", await self.executes(self.count, tasks))
-
-        await interleave(self.runs, floor, ours)
-        return figures
-
-    async def snapshot_load(self) -> Figures:
-        figures = Figures("load with a snapshot at the tip", "ms", higher_is_better=False)
-        await self.jet.append_many(_history("tip", 200), source="tip")
-        async with self.app.connect(servers=self.url) as other:
-            await other.repository(Account).load("tip")
-        accounts = self.jet.repository(Account)
-        await accounts.load("tip")
-        await asyncio.sleep(0.5)
-        subject = f"$JS.API.DIRECT.GET.{self.app.name}.{self.app.name}.account.tip"
-        accounts.cache.drop("tip")
-        state = await accounts.load("tip")
-        assert state.balance == Decimal(199), state
-
-        async def get() -> None:
-            await self.requests.ask(subject)
-
-        async def load() -> None:
-            accounts.cache.drop("tip")
-            await accounts.load("tip")
-
-        await interleave(
-            self.runs,
-            lambda: _timed(figures, "floor: one direct get of the last event", get, 300),
-            lambda: _timed(figures, "eventjet: load from a snapshot", load, 300),
-        )
-        return figures
-
-    async def long_load(self, length: int, peer: Peer | None) -> Figures:
-        figures = Figures(f"load of {length:,} events without a snapshot", "ms", higher_is_better=False)
-        name = f"long{length}"
-        accounts = self.jet.repository(Account)
-        for _ in range(length // 100):
-            await accounts.execute(name, _hundred)
-
-        plain = Repository(self.app.name, self.jet.store, self.app.catalog, Account, self.app.aggregates[Account])
-        expected = Decimal("12.50") * length
-
-        async def load() -> None:
-            plain.cache.drop(name)
-            assert (await plain.load(name)).balance == expected
-
-        subjects = [lambda: _timed(figures, "eventjet", load, 20)]
-        if peer is not None:
-            made = peer.account(length)
-
-            async def theirs() -> None:
-                peer.load(made)
-
-            subjects.append(lambda: _timed(figures, "pyeventsourcing on PostgreSQL", theirs, 10))
-        await interleave(self.runs, *subjects)
-        return figures
+EXECUTE = "eventjet"
+UNCACHED = "eventjet, loading every time"
+LIMIT = "limit by hand: bare publish with expected sequence"
+TASKS = 64
+SLOW_SHARE = 5
+"""A peer of some milliseconds a command gets this fraction of the commands."""
 
 
-class Peer:
-    """pyeventsourcing on PostgreSQL."""
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Whoever carries out commands."""
 
-    def __init__(self, url: str) -> None:
-        from urllib.parse import urlparse
-
-        from eventsourcing.application import Application
-        from eventsourcing.domain import Aggregate, event
-
-        class Owned(Aggregate):
-            @event("Opened")
-            def __init__(self, owner: str) -> None:
-                self.owner = owner
-                self.balance = Decimal(0)
-
-            @event("Deposited")
-            def deposit(self, amount: Decimal) -> None:
-                self.balance += amount
-
-        globals()["Owned"] = Owned
-        Owned.__qualname__ = "Owned"
-        place = urlparse(url.replace("+psycopg", ""))
-        env = {
-            "PERSISTENCE_MODULE": "eventsourcing.postgres",
-            "POSTGRES_DBNAME": place.path.lstrip("/"),
-            "POSTGRES_HOST": place.hostname or "",
-            "POSTGRES_PORT": str(place.port),
-            "POSTGRES_USER": place.username or "",
-            "POSTGRES_PASSWORD": place.password or "",
-        }
-        self._aggregate = Owned
-        self.application = Application(env=env)
-
-    def account(self, length: int) -> object:
-        account = self._aggregate(owner="ada")
-        for _ in range(length - 1):
-            account.deposit(amount=Decimal("12.50"))
-        self.application.save(account)
-        return account.id
-
-    def load(self, account_id: object) -> None:
-        assert self.application.repository.get(account_id).balance  # type: ignore[arg-type, attr-defined]  the peer is untyped
-
-    def executes(self, count: int) -> float:
-        account = self._aggregate(owner="ada")
-        self.application.save(account)
-        started = time.perf_counter()
-        for _ in range(count):
-            found = self.application.repository.get(account.id)
-            found.deposit(amount=Decimal("12.50"))  # type: ignore[attr-defined]  the peer is untyped
-            self.application.save(found)
-        return count / (time.perf_counter() - started)
+    name: str
+    store: Store
+    program: Callable[[str, int, int], list[str]]
+    share: int = 1
 
 
-async def _timed(figures: Figures, subject: str, call: Callable[[], Awaitable[None]], times: int) -> None:
-    laps: list[float] = []
-    for _ in range(times):
-        started = time.perf_counter()
-        await call()
-        laps.append(time.perf_counter() - started)
-    figures.add(subject, sorted(laps)[len(laps) // 2] * 1000)
+@dataclass
+class Job:
+    """One number of tasks on one kind of durability."""
+
+    name: str
+    tasks: int
+    subjects: list[Subject]
+    targets: dict[tuple[str, str], float]
+    figures: list[Figures] = field(default_factory=list[Figures])
+
+    def __post_init__(self) -> None:
+        self.rate = Figures(self.name, "ops/s", higher_is_better=True)
+        self.p50 = Figures(f"{self.name}: p50", "ms", higher_is_better=False)
+        self.p99 = Figures(f"{self.name}: p99", "ms", higher_is_better=False)
+        self.figures = [self.rate, self.p50, self.p99]
+
+    def lap(self, subject: Subject, count: int) -> None:
+        with subject.store() as store:
+            found = told(subject.program(store, count // subject.share, self.tasks))
+        self.rate.add(subject.name, found["count"] / found["wall_s"])
+        self.p50.add(subject.name, found["p50_ms"])
+        self.p99.add(subject.name, found["p99_ms"])
+
+    def comparisons(self) -> list[Comparison]:
+        others = [one.name for one in self.subjects if one.name != EXECUTE]
+        return [Comparison(self.rate, EXECUTE, name, self.targets.get((EXECUTE, name))) for name in others]
 
 
-def _hundred(_: Account) -> list[Deposited]:
-    return [Deposited(amount=Decimal("12.50"))] * 100
+def jobs(stores: Stores, folder: Path) -> list[Job]:
+    always, default = stores.nats_always, stores.nats_default
+    limit, own = Subject(LIMIT, always, _ours("publish")), Subject(EXECUTE, always, _ours("execute"))
+    uncached = Subject(UNCACHED, always, _ours("uncached"))
+    by_default = [Subject(EXECUTE, default, _ours("execute")), Subject(LIMIT, default, _ours("publish"))]
+    on_postgres = f"{PYEVENTSOURCING} on PostgreSQL"
+    return [
+        Job(
+            "commands, 1 task",
+            1,
+            [own, limit, uncached, *_peers(stores, folder, tasks=1)],
+            {(EXECUTE, LIMIT): 0.8, (EXECUTE, on_postgres): 2.5},
+        ),
+        Job(f"commands, {TASKS} tasks", TASKS, [own, limit, *_peers(stores, folder, TASKS)], {(EXECUTE, LIMIT): 0.7}),
+        Job("commands, 1 task, synced every 2 minutes", 1, by_default, {}),
+        Job(f"commands, {TASKS} tasks, synced every 2 minutes", TASKS, by_default, {}),
+    ]
 
 
-def _history(name: str, length: int) -> list[Imported]:
-    deposits = [Imported(Account, name, Deposited(amount=Decimal(1))) for _ in range(length - 1)]
-    return [Imported(Account, name, Opened(owner="ada")), *deposits]
+def _ours(job: str) -> Callable[[str, int, int], list[str]]:
+    return lambda store, count, tasks: python("ours")(job, store, count, tasks)
 
 
-async def main(runs: int, count: int) -> None:
-    app = App("bench", aggregates=[Account], upcasters=[withdrawn_has_a_reason])
-    try:
-        import eventsourcing  # noqa: F401  is it installed?
+def _peers(stores: Stores, folder: Path, tasks: int) -> list[Subject]:
+    """On the stores they recommend; those that write one after the other have no row with several tasks."""
+    found: list[Subject] = []
 
-        postgres: PostgresServer | None = PostgresServer()
-    except ModuleNotFoundError:
-        print("pyeventsourcing is not installed; its rows are left out (pip install --group bench)")
-        postgres = None
-    with NatsServer() as nats:
-        if postgres is not None:
-            postgres.start()
-        try:
-            peer = Peer(postgres.create_database("peer")) if postgres is not None else None
-            async with app.connect(servers=nats.url) as jet:
-                await jet.init()
-                bench = Bench(jet, app, nats.url, runs, count)
-                print(f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, sync_interval always")
-                one, many = await bench.commands(1), await bench.commands(64)
-                tip, long = await bench.snapshot_load(), await bench.long_load(1_000, peer)
-                for figures in (one, many, tip, long):
-                    figures.show()
-                bare, ours = "floor: bare publish with expected sequence", "eventjet: execute on hot aggregates"
-                get, load = "floor: one direct get of the last event", "eventjet: load from a snapshot"
-                comparisons = [
-                    Comparison(one, ours, bare, 0.8),
-                    Comparison(many, ours, bare, 0.7),
-                    Comparison(tip, load, get, 1 / 3),
-                ]
-                if peer is not None:
-                    comparisons.append(Comparison(long, "eventjet", "pyeventsourcing on PostgreSQL", 2))
-                show(comparisons)
-                keep([one, many, tip, long], comparisons)
-        finally:
-            if postgres is not None:
-                postgres.close()
+    def add(name: str, store: Store, program: Program | None, share: int = 1) -> None:
+        if program is None:
+            peers.left_out(name)
+        else:
+            found.append(Subject(name, store, program, share))
+
+    executable = peers.pyeventsourcing_python()
+    own = None if executable is None else python("commands_pyeventsourcing", executable)
+    add(f"{PYEVENTSOURCING} on PostgreSQL", stores.postgres, own)
+    if tasks == 1:
+        add(f"{PYEVENTSOURCING} on SQLite", stores.sqlite, own)
+    executable = peers.eventsource_python()
+    own = None if executable is None else python("commands_eventsource", executable)
+    add(f"{EVENTSOURCE} on PostgreSQL", stores.postgres, own)
+    if tasks == 1:
+        add(f"{EVENTSOURCE} on SQLite", stores.sqlite, own)
+    add(f"{EMMETT} on PostgreSQL", stores.postgres, peers.emmett("commands", folder))
+    if tasks == 1:
+        executable = peers.protean_python()
+        own = None if executable is None else python("peer_protean", executable)
+        program = None if own is None else lambda store, count, _: own("commands", store, "-", count)
+        add(f"{PROTEAN} on Message DB", stores.message_db, program, SLOW_SHARE)
+    return found
+
+
+def main(runs: int, count: int) -> int:
+    started = time.monotonic()
+    print(conditions())
+    with Stores.opened() as stores, TemporaryDirectory(prefix="eventjet-bench-") as folder:
+        every = jobs(stores, Path(folder))
+        for _ in range(runs):
+            for job in every:
+                for subject in job.subjects:
+                    job.lap(subject, count)
+    figures = [one for job in every for one in job.figures]
+    for one in figures:
+        one.show()
+    comparisons = [one for job in every for one in job.comparisons()]
+    show(comparisons)
+    keep(figures, comparisons)
+    print(f"took {time.monotonic() - started:.0f} s; {conditions()}")
+    return 0
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--count", type=int, default=2_000)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--count", type=int, default=1_500, help="commands of a lap (%(default)s)")
     given = parser.parse_args()
-    asyncio.run(main(given.runs, given.count))
+    sys.exit(main(given.runs, given.count))

@@ -8,10 +8,11 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psycopg
@@ -44,52 +45,73 @@ class Lap:
 def lap(command: list[str]) -> Lap:
     """Run a program that prints what `Clock` prints."""
     started = time.monotonic()
-    told = json.loads(_run(command).splitlines()[-1])
-    startup_s = time.monotonic() - started - told["wall_s"]
-    return Lap(told["count"], told["count"], told["wall_s"], told["cpu_s"], startup_s)
+    found = told(command)
+    startup_s = time.monotonic() - started - found["wall_s"]
+    count = int(found["count"])
+    return Lap(count, count, found["wall_s"], found["cpu_s"], startup_s)
 
 
-def python(module: str, *arguments: str, executable: str = sys.executable) -> list[str]:
-    return [executable, "-m", f"benchmarks.subjects.{module}", *arguments]
+def told(command: list[str]) -> dict[str, float]:
+    """Run a program; what its last line tells."""
+    found: dict[str, float] = json.loads(last_line(command))
+    return found
+
+
+def last_line(command: list[str]) -> str:
+    """Run a program; the last line it prints."""
+    return _run(command).splitlines()[-1]
 
 
 def worker_lap(server: str, database: str, count: int) -> Lap:
     """`eventjet worker`, from the first look at its position once it says it is ready until the last is committed."""
     started = time.monotonic()
-    settings = {"EVENTJET_APP": APP, "EVENTJET_SERVERS": server, "EVENTJET_DATABASE": database}
+    with running_worker(server, database) as process, _position(database) as position:
+        first, ready, ready_cpu_s = position(), time.monotonic(), _cpu_s(process.pid)
+        deadline = time.monotonic() + _LIMIT_S
+        while (at := position()) < count:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the worker stopped at position {at} of {count}")
+            time.sleep(_POLL_S)
+        ended = time.monotonic()
+        cpu_s = _cpu_s(process.pid) - ready_cpu_s
+        return Lap(at, at - first, ended - ready, cpu_s, ready - started, _memory_mb(process.pid))
+
+
+@contextmanager
+def running_worker(server: str, database: str) -> Generator[subprocess.Popen[str]]:
+    """`eventjet worker`, from when it says it is ready."""
     process = subprocess.Popen(
         [sys.executable, "-m", "eventjet.cli", "worker"],
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**_environment(), **settings},
+        env={**_environment(), **_settings(server, database)},
     )
     try:
-        told = _until_ready(process)
-        with _position(database) as position:
-            first, ready, ready_cpu_s = position(), time.monotonic(), _cpu_s(process.pid)
-            deadline = time.monotonic() + _LIMIT_S
-            while (at := position()) < count:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"the worker stopped at position {at} of {count}; it had said {told}")
-                time.sleep(_POLL_S)
-        ended = time.monotonic()
-        cpu_s = _cpu_s(process.pid) - ready_cpu_s
-        return Lap(at, at - first, ended - ready, cpu_s, ready - started, _memory_mb(process.pid))
+        _await_ready(process)
+        yield process
     finally:
         process.terminate()
         process.communicate(timeout=30)
 
 
-def _until_ready(process: subprocess.Popen[str]) -> list[str]:
-    """What it says up to and including that it is ready."""
+def initialise(server: str, database: str) -> None:
+    """`eventjet init`."""
+    _run([sys.executable, "-m", "eventjet.cli", "init"], _settings(server, database))
+
+
+def _settings(server: str, database: str) -> dict[str, str]:
+    return {"EVENTJET_APP": APP, "EVENTJET_SERVERS": server, "EVENTJET_DATABASE": database}
+
+
+def _await_ready(process: subprocess.Popen[str]) -> None:
     assert process.stderr is not None
-    told: list[str] = []
+    said: list[str] = []
     for line in process.stderr:
-        told.append(line.rstrip())
+        said.append(line.rstrip())
         if line.startswith("ready:"):
-            return told
-    raise RuntimeError(f"the worker ended before it was ready: {' '.join(told)}")
+            return
+    raise RuntimeError(f"the worker ended before it was ready: {' '.join(said)}")
 
 
 @contextmanager
@@ -106,9 +128,10 @@ def _position(database: str) -> Generator[Callable[[], int]]:
         connection.close()
 
 
-def _run(command: list[str]) -> str:
+def _run(command: list[str], more: Mapping[str, str] = MappingProxyType({})) -> str:
+    environment = {**_environment(), **more}
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=_environment(), timeout=_LIMIT_S, check=False
+        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment, timeout=_LIMIT_S, check=False
     )
     if done.returncode:
         shown = " ".join(part for part in command if "://" not in part)

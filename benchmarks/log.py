@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 from decimal import Decimal
 from itertools import islice
+from typing import Self
 
 from benchmarks.bank import Deposited, Withdrawn, bank
 from benchmarks.postings import CURRENCY, Posting, postings
@@ -22,25 +23,45 @@ _WINDOW = 2_000
 
 def fill(url: str, count: int, app: str = bank.name) -> tuple[int, int]:
     """A fresh stream with the first `count` postings; returns the smallest and the largest body in bytes."""
-    smallest, largest = 1 << 30, 0
-    with Link.open(Endpoint.of(Settings(servers=(url,)))) as link:
-        link.api(f"STREAM.CREATE.{app}", {**stream_config(app, 1), "metadata": {IDENTITY: str(uuid.uuid4())}})
-        reply = f"{link.inbox}.acks"
-        sid = link.subscribe(reply)
-        records = _records(count)
-        stored = 0
-        while window := list(islice(records, _WINDOW)):
+    with Filling(url, count, app) as filling:
+        return filling.to(count)
+
+
+class Filling:
+    """A fresh stream that is filled step by step, with the first of `total` postings."""
+
+    def __init__(self, url: str, total: int, app: str = bank.name) -> None:
+        self.stored = 0
+        self._app = app
+        self._link = Link.open(Endpoint.of(Settings(servers=(url,))))
+        config = {**stream_config(app, 1), "metadata": {IDENTITY: str(uuid.uuid4())}}
+        self._link.api(f"STREAM.CREATE.{app}", config)
+        self._reply = f"{self._link.inbox}.acks"
+        self._sid = self._link.subscribe(self._reply)
+        self._records = _records(total)
+        self._smallest, self._largest = 1 << 30, 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._link.close()
+
+    def to(self, count: int) -> tuple[int, int]:
+        """Go on until the log holds so many; returns the smallest and the largest body so far, in bytes."""
+        while window := list(islice(self._records, min(_WINDOW, count - self.stored))):
             frames: list[bytes] = []
             for subject, block, body in window:
-                smallest, largest = min(smallest, len(body)), max(largest, len(body))
-                frames.append(publish_frame(f"{app}.{subject}", body, reply=reply.encode(), headers=block))
-            link.send(b"".join(frames))
-            stored += len(window)
-            _await_acks(link, sid, len(window))
-        found = link.api(f"STREAM.INFO.{app}")["state"]
+                self._smallest, self._largest = min(self._smallest, len(body)), max(self._largest, len(body))
+                reply = self._reply.encode()
+                frames.append(publish_frame(f"{self._app}.{subject}", body, reply=reply, headers=block))
+            self._link.send(b"".join(frames))
+            self.stored += len(window)
+            _await_acks(self._link, self._sid, len(window))
+        found = self._link.api(f"STREAM.INFO.{self._app}")["state"]
         if (found["first_seq"], found["last_seq"], found["messages"]) != (1, count, count):
             raise RuntimeError(f"the log of {count} events came out as {found}")
-    return smallest, largest
+        return self._smallest, self._largest
 
 
 def _records(count: int) -> Iterator[tuple[str, bytes, bytes]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,6 +100,11 @@ def keep(figures: Sequence[Figures], comparisons: Iterable[Comparison] = ()) -> 
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text("".join(json.dumps(one) + "\n" for one in kept + fresh))
     print(f"\nkept in {RESULTS.relative_to(Path.cwd()) if RESULTS.is_relative_to(Path.cwd()) else RESULTS}")
+
+
+def conditions() -> str:
+    """What the machine was doing, and what it is."""
+    return f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, Python {sys.version.split()[0]}"
 
 
 async def interleave(runs: int, *subjects: Callable[[], Awaitable[None]]) -> None:

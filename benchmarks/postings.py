@@ -47,3 +47,13 @@ def balances(count: int, seed: int = 42) -> dict[str, tuple[Decimal, int]]:
         balance, number = found.get(account, (Decimal(0), 0))
         found[account] = (balance + (Decimal(amount) if is_deposit else -Decimal(amount)), number + 1)
     return {str(account): row for account, row in found.items()}
+
+
+def shares(count: int, tasks: int) -> list[list[Posting]]:
+    """The first `count` postings for so many tasks that write at once, each to accounts of its own, in their order."""
+    found: list[list[Posting]] = [[] for _ in range(tasks)]
+    owner: dict[UUID, int] = {}
+    for posting in postings(count):
+        task = owner.setdefault(posting[0], len(owner) % tasks)
+        found[task].append(posting)
+    return found

@@ -1,12 +1,13 @@
 """What one core can do of the road, without a database.
 
-`python -m benchmarks.subjects.context <nats> <count> <how far>`. How far is read (frames into records), decode (records
-into events) or fold (events onto rows, as a worker folds).
+`python -m benchmarks.subjects.context <nats> <count> <how far>`. How far is frames (bytes into frames), read (frames
+into records), decode (records into events) or fold (events onto rows, as a worker folds).
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.bank import bank
@@ -16,9 +17,11 @@ from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.fold import Fold
 from eventjet.projections.tables import RowCodec
 from eventjet.settings import Settings
-from eventjet.wire import Endpoint, read_range
+from eventjet.wire import Endpoint, Link, read_range
+from eventjet.wire.pulls import Pulls, create_consumer
 
 BATCH = 1_000
+CONSUMER = {"ack_policy": "none", "deliver_policy": "all", "mem_storage": True, "inactive_threshold": 60_000_000_000}
 
 
 def main(server: str, count: int, how_far: str) -> None:
@@ -37,6 +40,9 @@ def main(server: str, count: int, how_far: str) -> None:
     endpoint = Endpoint.of(Settings(servers=(server,)))
     clock = Clock()
     clock.start()
+    if how_far == "frames":
+        clock.stop(sum(_frames(endpoint, count)))
+        return
     for records in read_range(endpoint, bank.name, 1, count + 1, batch=BATCH):
         read += len(records)
         if how_far != "read":
@@ -44,6 +50,21 @@ def main(server: str, count: int, how_far: str) -> None:
     clock.stop(read)
     if how_far == "fold" and sum(row.postings for row in rows.values()) != count:
         raise RuntimeError(f"the rows hold {sum(row.postings for row in rows.values())} of {count} postings")
+
+
+def _frames(endpoint: Endpoint, count: int) -> Iterator[int]:
+    """Numbers of frames as they come, none of which is looked into: what no reader of whole messages can beat."""
+    left = count
+    with Link.open(endpoint) as link:
+        consumer = create_consumer(link, bank.name, "frames", CONSUMER, filter_subject=None, timeout_s=5)
+        pulls = Pulls(link, consumer, batch=5_000, window=20_000, heartbeat_s=5)
+        while left > 0:
+            pulls.ask(left - pulls.outstanding)
+            got = sum(1 for frame in link.receive(10) if frame[2])
+            pulls.arrived(got)
+            left -= got
+            yield got
+        link.api(f"CONSUMER.DELETE.{bank.name}.frames")
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ class Balances:
 
 
 async def run(store_url: str, view_url: str, count: int) -> None:
-    store, engine = _store(store_url)
+    store, engine = open_store(store_url)
     view = create_async_engine(_driver(view_url))
     await _create_view(view)
     handler = Balances()
@@ -112,14 +112,12 @@ async def run(store_url: str, view_url: str, count: int) -> None:
         done += len(batch)
     clock.stop(done)
     await view.dispose()
-    await _close(store, engine)
+    await close(store, engine)
 
 
 async def fill(store_url: str, count: int) -> None:
-    store, engine = _store(store_url)
-    if engine is not None:
-        async with engine.begin() as connection:
-            await _script(connection, get_schema("all"))
+    store, engine = open_store(store_url)
+    await create_schema(engine)
     versions: dict[UUID, int] = {}
     rows: list[dict[str, object]] = []
     for number, posting in enumerate(postings(count)):
@@ -140,7 +138,7 @@ async def fill(store_url: str, count: int) -> None:
         await connection.execute(insert, rows)
     if target is not engine:
         await target.dispose()
-    await _close(store, engine)
+    await close(store, engine)
     print(version("eventsource-py"))
 
 
@@ -162,11 +160,18 @@ def _row(event: DomainEvent, number: int, *, lite: bool) -> dict[str, object]:
     }
 
 
-def _store(url: str) -> tuple[PostgreSQLEventStore | SQLiteEventStore, AsyncEngine | None]:
+def open_store(url: str, pool_size: int = 5) -> tuple[PostgreSQLEventStore | SQLiteEventStore, AsyncEngine | None]:
     if url.startswith("sqlite"):
         return SQLiteEventStore(path_of(url), wal_mode=True), None
-    engine = create_async_engine(_driver(url))
+    engine = create_async_engine(_driver(url), pool_size=pool_size)
     return PostgreSQLEventStore(engine), engine
+
+
+async def create_schema(engine: AsyncEngine | None) -> None:
+    """The library's tables on PostgreSQL; on SQLite the store makes its own."""
+    if engine is not None:
+        async with engine.begin() as connection:
+            await _script(connection, get_schema("all"))
 
 
 async def _create_view(view: AsyncEngine) -> None:
@@ -184,7 +189,7 @@ async def _script(connection: AsyncConnection, script: str) -> None:
     await (raw.executescript(script) if connection.dialect.name == "sqlite" else raw.execute(script))
 
 
-async def _close(store: object, engine: AsyncEngine | None) -> None:
+async def close(store: object, engine: AsyncEngine | None) -> None:
     if isinstance(store, SQLiteEventStore):
         await store.close()
     if engine is not None:

@@ -133,7 +133,7 @@ class BalancesProcess(ProcessApplication[UUID]):
 
 
 def fill(store: str, count: int) -> None:
-    application = Bank(_environment(store))
+    application = Bank(environment(store))
     accounts: dict[UUID, Account] = {}
     touched: dict[UUID, Account] = {}
     for number, (account_id, is_deposit, tx_id, text, memo) in enumerate(postings(count), 1):
@@ -156,19 +156,19 @@ def fill(store: str, count: int) -> None:
 
 
 def run_postgres(store: str, view: str, count: int) -> None:
-    environment = {**_environment(store), **_environment(view, "BALANCES_")}
+    both = {**environment(store), **environment(view, "BALANCES_")}
     with ProjectionRunner(
-        application_class=Bank, projection_class=Balances, view_class=BalancesView, env=environment
+        application_class=Bank, projection_class=Balances, view_class=BalancesView, env=both
     ) as runner:
         runner.wait(count, timeout=300)
         Balances.clock.stop(count)
 
 
 def run_sqlite(store: str, view: str) -> None:
-    upstream = Bank(_environment(store))
+    upstream = Bank(environment(store))
     upstream.notification_log.section_size = SECTION
     recorder = {"PROCESS_RECORDER_TOPIC": get_topic(BalancesRecorder)}
-    process = BalancesProcess({**_environment(view), **recorder})
+    process = BalancesProcess({**environment(view), **recorder})
     process.follow(upstream.name, upstream.notification_log)
     clock = Clock()
     clock.start()
@@ -178,7 +178,7 @@ def run_sqlite(store: str, view: str) -> None:
     upstream.close()
 
 
-def _environment(url: str, prefix: str = "") -> dict[str, str]:
+def environment(url: str, prefix: str = "") -> dict[str, str]:
     if url.startswith("sqlite"):
         found = {"PERSISTENCE_MODULE": "eventsourcing.sqlite", "SQLITE_DBNAME": path_of(url)}
     else:

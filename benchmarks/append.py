@@ -1,0 +1,56 @@
+"""Bulk append of the bank's postings: `python -m benchmarks.append`.
+
+eventjet imports with `append_many`, pyeventsourcing saves 500 events at a time, by hand they are pipelined publishes
+with every acknowledgement awaited. Counts are checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from benchmarks import peers
+from benchmarks.laps import told
+from benchmarks.measure import Comparison, Figures, conditions, keep, show
+from benchmarks.peers import PYEVENTSOURCING, python
+from benchmarks.stores import Stores
+
+OURS = "eventjet: append_many"
+LIMIT = "limit by hand: pipelined publishes"
+
+
+def main(runs: int, count: int) -> int:
+    started = time.monotonic()
+    print(conditions())
+    figures = Figures("bulk append", "events/s", higher_is_better=True)
+    theirs = f"{PYEVENTSOURCING} on PostgreSQL, 500 a save"
+    executable = peers.pyeventsourcing_python()
+    with Stores.opened() as stores:
+        for _ in range(runs):
+            for name, job in ((OURS, "import"), (LIMIT, "fill")):
+                with stores.nats_always() as nats:
+                    _note(figures, name, told(python("append_ours")(job, nats, count)), count)
+            if executable is not None:
+                with stores.postgres() as store:
+                    _note(figures, theirs, told(python("append_pyeventsourcing", executable)(store, count)), count)
+    figures.show()
+    comparisons = [Comparison(figures, OURS, name) for name in figures.values if name != OURS]
+    show(comparisons)
+    keep([figures], comparisons)
+    print(f"took {time.monotonic() - started:.0f} s; {conditions()}")
+    return 0
+
+
+def _note(figures: Figures, name: str, found: dict[str, float], count: int) -> None:
+    if found["count"] != count:
+        raise RuntimeError(f"{name} stored {found['count']:.0f} of {count} events")
+    figures.add(name, count / found["wall_s"])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--count", type=int, default=20_000)
+    given = parser.parse_args()
+    sys.exit(main(given.runs, given.count))

@@ -1,0 +1,237 @@
+"""Rebuild of one read model, against the bare reader, a peer's catch-up and each other: `python -m benchmarks.rebuild`.
+
+Subjects take turns (A B A B …) on one log, and every lap's rows are compared with the truth: a wrong one ends it. Warm
+laps are calls in a process that has rebuilt before, from the call until the new table is swapped in; cold ones are the
+program `eventjet rebuild`, from its start to its end. Wall rates hold for a quiet machine; CPU by part (the JVM, the
+Python workers, …) also for a busy one, and it is what scales on a cluster. `--help` names the sizes. Needs Linux.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.bank import bank
+from benchmarks.laps import ROOT, Lap, lap
+from benchmarks.log import fill
+from benchmarks.measure import Comparison, Figures, keep, show
+from benchmarks.peers import python
+from benchmarks.postings import balances
+from benchmarks.readmodel import check
+from benchmarks.rebuilder import Made, Program, Rebuilder, make_archive, run_program, settings_of
+from benchmarks.usage import DRIVER, JVM, POSTGRES, SERVER, WORKERS
+from eventjet.dev import NatsServer, PostgresServer
+from eventjet.projections.checkpoint import create_tables
+from eventjet.projections.database import Database
+
+FRAMES = "limit: bytes into frames, one core"
+RECORDS = "limit: frames into records, one core"
+LOCAL = "local engine"
+SPARK = "Spark from JetStream"
+ARCHIVE = "Spark from an archive"
+LOCAL_PROGRAM = "eventjet rebuild --engine local, from nothing"
+SPARK_PROGRAM = "eventjet rebuild, from nothing"
+PEER = "pyeventsourcing, catch-up"
+
+TARGETS = ((LOCAL, FRAMES, 0.4), (LOCAL, RECORDS, None), (SPARK, LOCAL, 0.8), (ARCHIVE, SPARK, 2.0))
+PEER_TARGETS = ((LOCAL, 100.0), (LOCAL_PROGRAM, None), (SPARK, None), (SPARK_PROGRAM, 50.0))
+FIRST_TASK_MAX_S = 7.0
+
+
+@dataclass
+class Tables:
+    """What was measured, one table a kind."""
+
+    events: int
+    rate: Figures = field(init=False)
+    cpu: Figures = field(init=False)
+    parts: Figures = field(init=False)
+    memory: Figures = field(init=False)
+    first_task: Figures = field(init=False)
+
+    def __post_init__(self) -> None:
+        job = f"rebuild of {self.events:,} events into PostgreSQL"
+        self.rate = Figures(job, "events/s", higher_is_better=True)
+        self.cpu = Figures(f"{job}: CPU of all parts", "s/million", higher_is_better=False)
+        self.parts = Figures(f"{job}: CPU by part", "s/million", higher_is_better=False)
+        self.memory = Figures(f"{job}: most memory by part", "MB", higher_is_better=False)
+        self.first_task = Figures(f"{job}: from nothing to the first read", "s", higher_is_better=False)
+
+    def made(self, name: str, one: Made) -> None:
+        self.rate.add(name, one.events / one.wall_s)
+        self.cpu.add(name, one.cpu_us_an_event)
+        for part in (SERVER, POSTGRES, DRIVER, JVM, WORKERS):
+            if part in one.cpu_s:
+                self.parts.add(f"{name}: {part}", one.cpu_s[part] / one.events * 1e6)
+                self.memory.add(f"{name}: {part}", one.peak_mb[part])
+
+    def program(self, name: str, one: Program) -> None:
+        self.rate.add(name, self.events / one.wall_s)
+        self.first_task.add(name, one.first_task_s)
+
+    def read(self, name: str, one: Lap) -> None:
+        """A reader's own CPU alone."""
+        self.rate.add(name, one.count / one.wall_s)
+        self.parts.add(f"{name}: reader", one.client_cpu_s / one.count * 1e6)
+
+    def peer(self, one: Lap) -> None:
+        """From another store, so of its CPU only the client's is known, which says nothing here."""
+        self.rate.add(PEER, one.count / one.wall_s)
+
+    def comparisons(self) -> list[Comparison]:
+        known = self.rate.values
+        pairs = [*TARGETS, *((name, PEER, target) for name, target in PEER_TARGETS)]
+        found = [Comparison(self.rate, one, other, to) for one, other, to in pairs if {one, other} <= known.keys()]
+        return found + [
+            Comparison(self.cpu, one, other) for one, other, _ in TARGETS if {one, other} <= self.cpu.values.keys()
+        ]
+
+    def report(self) -> None:
+        figures = [self.rate, self.cpu, self.parts, self.memory, self.first_task]
+        for one in figures:
+            one.show()
+        first_s = self.first_task.median(SPARK_PROGRAM)
+        verdict = "met" if first_s <= FIRST_TASK_MAX_S else f"missed by {first_s - FIRST_TASK_MAX_S:.1f} s"
+        print(f"  (target for Spark <= {FIRST_TASK_MAX_S:g} s: {verdict})")
+        comparisons = self.comparisons()
+        show(comparisons)
+        keep(figures, comparisons)
+
+
+def main(sizes: argparse.Namespace) -> int:
+    started = time.monotonic()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eventjet-bench-")))
+        nats = stack.enter_context(NatsServer(sync_interval='"2m"'))
+        postgres = stack.enter_context(PostgresServer())
+        smallest, largest = fill(nats.url, sizes.events)
+        truth = balances(sizes.events)
+        print(
+            f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores; a log of {sizes.events:,} events "
+            f"with bodies of {smallest} to {largest} bytes; PostgreSQL fsyncs; Spark's master is {sizes.master}",
+            flush=True,
+        )
+        archive = folder / "archive"
+        make_archive(nats, archive, sizes.master)
+        tables = Tables(sizes.events)
+        laps = [*_limits(nats, sizes.events, tables), *_programs(nats, postgres, sizes, truth, tables)]
+        roads = ((LOCAL, "local", None), (SPARK, "spark", None), (ARCHIVE, "spark", archive))
+        url = new_database(postgres, "warm")
+        rebuilders = {
+            engine: stack.enter_context(Rebuilder(nats, postgres, url, sizes.events, sizes.master))
+            for engine in ("local", "spark")
+        }
+        for name, engine, source in roads:
+            # The first of each road finds nothing warm and does not count.
+            rebuilders[engine].rebuild(engine, source)
+            warm = partial(_warm, rebuilders[engine], engine, source, url, truth)
+            laps.append(lambda name=name, warm=warm: tables.made(name, warm()))
+        laps += _peer(postgres, sizes, tables)
+        for _ in range(sizes.runs):
+            for each in laps:
+                each()
+    tables.report()
+    print(f"took {time.monotonic() - started:.0f} s, load average {os.getloadavg()[0]:.1f}")
+    return 0
+
+
+def new_database(postgres: PostgresServer, name: str) -> str:
+    """An empty read model in a database of its own."""
+    url = postgres.create_database(name)
+    engine = Database(url).sync_engine()
+    create_tables(engine, bank.projections.values())
+    engine.dispose()
+    return url
+
+
+def _limits(nats: NatsServer, count: int, tables: Tables) -> list[Callable[[], None]]:
+    def limit(name: str, how_far: str) -> None:
+        tables.read(name, lap(python("context")(nats.url, count, how_far)))
+
+    return [partial(limit, FRAMES, "frames"), partial(limit, RECORDS, "read")]
+
+
+def _programs(
+    nats: NatsServer,
+    postgres: PostgresServer,
+    sizes: argparse.Namespace,
+    truth: Mapping[str, tuple[Decimal, int]],
+    tables: Tables,
+) -> list[Callable[[], None]]:
+    url = new_database(postgres, "program")
+
+    def program(name: str, *options: str) -> None:
+        done = run_program(nats, url, *options)
+        check(url, truth, in_cents=False)
+        tables.program(name, done)
+
+    return [
+        partial(program, LOCAL_PROGRAM, "--engine", "local"),
+        partial(program, SPARK_PROGRAM, "--master", sizes.master),
+    ]
+
+
+def _warm(
+    rebuilder: Rebuilder,
+    engine: str,
+    archive: Path | None,
+    url: str,
+    truth: Mapping[str, tuple[Decimal, int]],
+) -> Made:
+    made = rebuilder.warm(engine, archive)
+    check(url, truth, in_cents=False)
+    if made.rows != len(truth):
+        raise RuntimeError(f"the rebuild tells of {made.rows} rows, and there are {len(truth)}")
+    return made
+
+
+def _peer(postgres: PostgresServer, sizes: argparse.Namespace, tables: Tables) -> list[Callable[[], None]]:
+    """pyeventsourcing's own catch-up, the nearest it has to a rebuild, if it is installed and wanted."""
+    count = sizes.peer_events
+    if not count or find_spec("eventsourcing") is None:
+        return []
+    store = postgres.create_database("peerstore")
+    truth = balances(count)
+    command = python("peer_pyeventsourcing")("fill", store, store, count)
+    subprocess.run(command, cwd=ROOT, env=settings_of("", ""), stdout=subprocess.DEVNULL, check=True)
+
+    def catch_up() -> None:
+        url = postgres.create_database("peer")
+        done = lap(python("peer_pyeventsourcing")("run", store, url, count))
+        check(url, truth, in_cents=True)
+        postgres.drop_database("peer")
+        tables.peer(done)
+
+    return [catch_up]
+
+
+def _sizes() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def size(name: str, default: int, what: str) -> None:
+        variable = f"EVENTJET_BENCH_REBUILD_{name.upper()}"
+        value = int(os.environ.get(variable, default))
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=int, default=value, help=f"{what} ({value:,}; {variable})"
+        )
+
+    size("runs", 3, "laps of each subject")
+    size("events", 200_000, "events in the log")
+    size("peer_events", 10_000, "events in the store of pyeventsourcing, 0 to leave it out")
+    parser.add_argument("--master", default="local[2]", help="Spark's (%(default)s)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main(_sizes()))

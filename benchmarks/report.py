@@ -1,0 +1,99 @@
+"""All figures as Markdown tables and plots: `python -m benchmarks.report`, from `benchmarks/out/results.jsonl`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import RESULTS
+
+WIDTH_IN = 9.0
+_OURS = "eventjet"
+
+
+def tables(results: Iterable[dict[str, Any]]) -> str:
+    """A table a job: medians, spread, and how many times better eventjet is."""
+    parts: list[str] = []
+    for job, figures in _by_job(results).items():
+        ratios = {(one["subject"], one["versus"]): one for one in figures if "versus" in one}
+        rows = [one for one in figures if "versus" not in one]
+        parts += [f"### {_title(job)}", "", f"| | {rows[0]['unit']} | lowest to highest | runs | eventjet is |"]
+        parts.append("|---|---:|---:|---:|---:|")
+        for one in rows:
+            versus = [ratio for (_, other), ratio in ratios.items() if other == one["subject"]]
+            told = _ratio(versus[0]) if versus else ""
+            spread = f"{_number(one['min'])} to {_number(one['max'])}"
+            parts.append(f"| {one['subject']} | {_number(one['median'])} | {spread} | {one['runs']} | {told} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def plot(results: Iterable[dict[str, Any]], folder: Path) -> list[Path]:
+    """A bar chart a job with several subjects; nothing where matplotlib is not installed."""
+    try:
+        pyplot: Any = import_module("matplotlib.pyplot")
+    except ModuleNotFoundError:
+        print("matplotlib is not installed, so there are no plots (`make bench` installs it)")
+        return []
+    made: list[Path] = []
+    for job, figures in _by_job(results).items():
+        rows = [one for one in figures if "versus" not in one]
+        if len(rows) < 2:
+            continue
+        figure, axes = pyplot.subplots(figsize=(WIDTH_IN, 0.8 + 0.4 * len(rows)), layout="constrained")
+        medians = [one["median"] for one in rows]
+        errors = [[one["median"] - one["min"] for one in rows], [one["max"] - one["median"] for one in rows]]
+        colours = ["#2a6fbb" if one["subject"].startswith(_OURS) else "#b5bcc6" for one in rows]
+        bars = axes.barh([one["subject"] for one in rows], medians, xerr=errors, color=colours, ecolor="#555555")
+        axes.bar_label(bars, labels=[_number(one) for one in medians], padding=6, fontsize=8)
+        axes.invert_yaxis()
+        axes.set_title(f"{_title(job)} ({rows[0]['unit']})", loc="left", fontsize=10)
+        axes.margins(x=0.15)
+        axes.spines[["top", "right"]].set_visible(False)
+        path = folder / f"{_slug(job)}.png"
+        figure.savefig(path, dpi=110)
+        pyplot.close(figure)
+        made.append(path)
+    return made
+
+
+def _by_job(results: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for one in results:
+        found.setdefault(one["job"], []).append(one)
+    return found
+
+
+def _ratio(found: dict[str, Any]) -> str:
+    told = f"{found['ratio']:.2f} ×"
+    target = found.get("target")
+    if target is None:
+        return told
+    return f"{told} (aimed at {target:g}{'' if found['ratio'] >= target else ', missed'})"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
+
+
+def _title(job: str) -> str:
+    return job[:1].upper() + job[1:]
+
+
+def _slug(job: str) -> str:
+    return "-".join("".join(one if one.isalnum() else " " for one in job.lower()).split())
+
+
+def main() -> None:
+    results = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+    report = RESULTS.parent / "report.md"
+    report.write_text(f"# Benchmarks\n\n{tables(results)}")
+    made = plot(results, RESULTS.parent)
+    print(f"{report.name} and {len(made)} plots are in {RESULTS.parent.name}/ of benchmarks")
+
+
+if __name__ == "__main__":
+    main()

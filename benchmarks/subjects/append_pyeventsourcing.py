@@ -1,0 +1,18 @@
+"""pyeventsourcing's bulk append: `python -m benchmarks.subjects.append_pyeventsourcing <store> <count>`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+
+from benchmarks.subjects.clock import Clock
+from benchmarks.subjects.peer_pyeventsourcing import fill
+
+if __name__ == "__main__":
+    store, count = sys.argv[1:]
+    clock = Clock()
+    clock.start()
+    with contextlib.redirect_stdout(io.StringIO()):
+        fill(store, int(count))
+    clock.stop(int(count))

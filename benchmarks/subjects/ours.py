@@ -1,0 +1,89 @@
+"""eventjet's commands: `python -m benchmarks.subjects.ours <job> <nats> <count> <tasks>`.
+
+Job is `execute` (as an application calls it: hot aggregates are in the cache), `uncached` (every command loads first),
+`publish` (the limit: the same events as bare publishes with an expected sequence, from known sequences).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from decimal import Decimal
+from typing import TypeAlias
+from uuid import UUID, uuid4
+
+import orjson
+
+from benchmarks.bank import Account, bank
+from benchmarks.postings import CURRENCY, Posting, balances, shares
+from benchmarks.subjects.clock import Clock
+from eventjet import Jet
+from eventjet.codec.envelope import EXPECTED, MSG_ID
+
+Call: TypeAlias = Callable[[Posting], Awaitable[object]]
+
+
+async def main(job: str, server: str, count: int, tasks: int) -> None:
+    async with bank.connect(servers=server) as jet:
+        await jet.init()
+        call = _publisher(jet) if job == "publish" else _executor(jet, cached=job == "execute")
+        latencies: list[float] = []
+        clock = Clock()
+
+        async def one(postings: list[Posting]) -> None:
+            for posting in postings:
+                started = time.perf_counter()
+                await call(posting)
+                latencies.append(time.perf_counter() - started)
+
+        work = shares(count, tasks)
+        clock.start()
+        await asyncio.gather(*map(one, work))
+        clock.stop(len(latencies), latencies)
+        if job != "publish":
+            await _check(jet, count)
+
+
+def _executor(jet: Jet, *, cached: bool) -> Call:
+    accounts = jet.repository(Account)
+
+    async def call(posting: Posting) -> object:
+        account, is_deposit, tx_id, amount, memo = posting
+        name = str(account)
+        if not cached:
+            accounts.cache.drop(name)
+        decision = Account.deposit if is_deposit else Account.withdraw
+        return await accounts.execute(name, decision, tx_id, Decimal(amount), CURRENCY, memo)
+
+    return call
+
+
+def _publisher(jet: Jet) -> Call:
+    assert jet.requests is not None
+    requests, known = jet.requests, dict[UUID, int]()
+
+    async def call(posting: Posting) -> object:
+        account, _, tx_id, amount, memo = posting
+        body = orjson.dumps({"tx_id": tx_id, "amount": amount, "currency": CURRENCY, "memo": memo})
+        headers = {MSG_ID: str(uuid4()), EXPECTED: str(known.get(account, 0))}
+        answer = await requests.ask(f"{bank.name}.account.{account}", body, headers)
+        known[account] = orjson.loads(answer.data)["seq"]
+        return answer
+
+    return call
+
+
+async def _check(jet: Jet, count: int) -> None:
+    expected = balances(count)
+    accounts = jet.repository(Account)
+    for name in list(expected)[:100]:
+        held = (await accounts.load(name)).balance
+        if held != expected[name][0]:
+            raise RuntimeError(f"{name} holds {held} and must hold {expected[name][0]}")
+
+
+if __name__ == "__main__":
+    job, server, count, tasks = sys.argv[1:]
+    asyncio.run(main(job, server, int(count), int(tasks)))
