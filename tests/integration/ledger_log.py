@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -92,24 +93,30 @@ class Ledger:
 
     @asynccontextmanager
     async def working(self, *names: str, options: WorkerOptions | None = None) -> AsyncGenerator[None]:
-        """A worker in this process, ready, and drained at the end."""
-        stop = asyncio.Event()
-        ready = asyncio.Event()
-        work = asyncio.create_task(
-            run_workers(self, self.settings, names, stop=stop, on_ready=ready.set, options=options)
-        )
-        waiter = asyncio.create_task(ready.wait())
+        """A worker in this process, ready, and drained at the end.
+
+        On a loop of its own: a test that waits for the database's lock must not keep the worker from giving it back.
+        """
+        stop, ready = asyncio.Event(), threading.Event()
+        loops: list[asyncio.AbstractEventLoop] = []
+
+        async def work() -> None:
+            loops.append(asyncio.get_running_loop())
+            await run_workers(self, self.settings, names, stop=stop, on_ready=ready.set, options=options)
+
+        worker = asyncio.create_task(asyncio.to_thread(asyncio.run, work()))
         try:
             async with asyncio.timeout(30):
-                await asyncio.wait([work, waiter], return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
+                while not (ready.is_set() or worker.done()):
+                    await asyncio.sleep(0.005)
+            if worker.done():
+                worker.result()
             yield
         finally:
-            waiter.cancel()
-            stop.set()
+            with suppress(RuntimeError):  # its loop is closed when it has ended by itself
+                loops[0].call_soon_threadsafe(stop.set)
             async with asyncio.timeout(30):
-                await work
+                await worker
 
 
 def block(type_name: str, schema: int = 1, version: int = 1) -> bytes:
