@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 from dataclasses import replace
 from decimal import Decimal
 
@@ -87,7 +88,7 @@ async def test_two_workers_and_a_lease_shorter_than_a_batch_take_every_event_onc
 
 
 async def test_a_worker_cut_off_in_the_midst_of_a_batch_leaves_nothing_of_it(log: Ledger) -> None:
-    reached = asyncio.Event()
+    reached = threading.Event()
 
     async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
         await by_hand.added(event, connection)
@@ -98,7 +99,7 @@ async def test_a_worker_cut_off_in_the_midst_of_a_batch_leaves_nothing_of_it(log
     last = log.append([("a-1", Added(amount=Decimal(1)))] * 50)
     stuck = changed(log, bound_with(by_hand.opened, added, by_hand.closed))
     async with stuck.working(options=replace(QUICK, drain_s=0.1)):
-        await asyncio.wait_for(reached.wait(), 20)
+        assert await asyncio.to_thread(reached.wait, 20)
     assert (await state(log)).position < 25
     assert found(where(log)) == expected(log.recorded((await state(log)).position))
     async with log.working(options=QUICK):

@@ -126,7 +126,7 @@ class Decoder:
         self._known: dict[bytes, Resolved | None] = {}
         self._plain: dict[tuple[bytes, bytes], Resolved | None] = {}
         self._second = 0
-        self._second_at = _EPOCH
+        self._second_at = _EPOCH.timetuple()[:6]
 
     def __call__(self, record: RawRecord) -> Recorded[Any] | None:
         position, time_ns, subject, block, body = record
@@ -185,8 +185,8 @@ class Decoder:
     def _time(self, time_ns: int) -> datetime:
         second, rest = divmod(time_ns, 1_000_000_000)
         if second != self._second:
-            self._second, self._second_at = second, _EPOCH + timedelta(seconds=second)
-        return self._second_at + timedelta(0, 0, rest // 1000)
+            self._second, self._second_at = second, (_EPOCH + timedelta(seconds=second)).timetuple()[:6]
+        return datetime(*self._second_at, rest // 1000, UTC)  # noqa: DTZ001 - its eighth argument
 
     def link(self, record: RawRecord) -> Link:
         """As a call, but only what folding one aggregate's history takes: half the work."""

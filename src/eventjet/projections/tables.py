@@ -11,8 +11,8 @@ from sqlalchemy import JSON, Column, Enum, MetaData, String, Table
 from sqlalchemy.sql import quoted_name
 from sqlalchemy.sql.schema import SchemaConst
 
-from eventjet.errors import RowRefused
 from eventjet.projections.columns import dumper, loader, normaliser
+from eventjet.projections.row_checks import normaliser_of
 from eventjet.projections.storage import storage_type
 from eventjet.projections.values import Convert
 
@@ -24,16 +24,14 @@ class RowCodec:
     """
 
     __slots__ = (
-        "_checks",
         "_dumps",
         "_loads",
         "_make",
-        "_mutable",
-        "_unknown",
         "_values",
         "columns",
         "dialect",
         "key",
+        "normalise",
         "row_type",
         "table_name",
     )
@@ -49,36 +47,18 @@ class RowCodec:
         self.key: Callable[[Any], tuple[Any, ...]] = _values_of([column.key for column in table.primary_key.columns])
         """The key of a row, always a tuple."""
         self._values = _values_of(names)
-        self._checks = [_check(column) for column in declared]
-        self._unknown = (_UNKNOWN,) * len(declared)
-        self._mutable = any(isinstance(column.type, JSON) for column in declared)
         self._dumps = _conversions([dumper(column.type, dialect) for column in declared])
         self._loads = _conversions([loader(column.type, dialect) for column in declared])
         self._make = _maker(row_type, names)
-
-    def normalise(self, row: Any, before: Any = None) -> Any:
-        """The row as it will be read back; raises `RowRefused` for a value that would not come back equal.
-
-        `before` is a normalised row it may share values with: what is the very same object is not checked again.
-        """
-        if type(row) is not self.row_type:
-            raise TypeError(f"it returned {type(row).__name__}, not {self.row_type.__name__}")
-        values = self._values(row)
-        fitted: list[Any] | None = None
-        known = self._unknown if before is None or self._mutable else self._values(before)
-        index = 0
-        try:
-            for check, value, old in zip(self._checks, values, known, strict=True):
-                if value is not old:
-                    fresh = check(value)
-                    if fresh is not value:
-                        fitted = fitted or list(values)
-                        fitted[index] = fresh
-                index += 1
-        except ValueError as error:
-            reason = "it is NOT NULL" if values[index] is None else str(error)
-            raise RowRefused(self.table_name, self.columns[index], values[index], reason) from None
-        return row if fitted is None else self._make(fitted)
+        self.normalise = normaliser_of(
+            row_type,
+            table.name,
+            [(column.key, column.name, _check(column)) for column in declared],
+            self._make,
+            shares=not any(isinstance(column.type, JSON) for column in declared),
+        )
+        """(row, row before or None) → the row as it will be read back; raises `RowRefused` for a value that would not
+        come back equal. The row before is a normalised one with which it may share values."""
 
     def dump(self, row: Any) -> tuple[Any, ...]:
         """What the driver takes, for an insert or `COPY`; the row must be normalised."""
@@ -129,7 +109,6 @@ def key_check(column: Column[Any], parts: int) -> Convert:
 
 
 _KEY_BYTES = 2_600
-_UNKNOWN = object()
 
 
 def _converted(values: Sequence[Any], conversions: Sequence[tuple[int, Convert]]) -> list[Any]:
