@@ -29,10 +29,15 @@ class Figures:
     def median(self, subject: str) -> float:
         return statistics.median(self.values[subject])
 
-    def ratio(self, subject: str, versus: str) -> float:
-        """How many times better `subject` is than `versus`: above 1 is better."""
-        mine, theirs = self.median(subject), self.median(versus)
-        return mine / theirs if self.higher_is_better else theirs / mine
+    def ratios(self, subject: str, versus: str) -> list[float]:
+        """How many times better `subject` is than `versus`, above 1 is better: lap by lap, as they followed each other.
+
+        So a machine that is slower for a minute is so for both. Subjects with unlike numbers of laps give one ratio.
+        """
+        pairs = list(zip(self.values[subject], self.values[versus], strict=False))
+        if len(self.values[subject]) != len(self.values[versus]):
+            pairs = [(self.median(subject), self.median(versus))]
+        return [mine / theirs if self.higher_is_better else theirs / mine for mine, theirs in pairs]
 
     def show(self) -> None:
         print(f"\n{self.job}")
@@ -68,17 +73,24 @@ class Comparison:
     target: float | None = None
 
     @property
+    def ratios(self) -> list[float]:
+        return self.figures.ratios(self.subject, self.versus)
+
+    @property
     def ratio(self) -> float:
-        return self.figures.ratio(self.subject, self.versus)
+        return statistics.median(self.ratios)
 
     def show(self) -> None:
         target = "" if self.target is None else f"  (target >= {self.target:.3g})"
-        print(f"  {self.subject} against {self.versus:<48} {self.ratio:>6.2f}{target}")
+        spread = f"({min(self.ratios):.2f} to {max(self.ratios):.2f})"
+        print(f"  {self.subject} against {self.versus:<48} {self.ratio:>6.2f} {spread}{target}")
 
     def result(self) -> dict[str, Any]:
         (mine,) = [one for one in self.figures.results() if one["subject"] == self.subject]
+        found = {"ratio": self.ratio, "ratio_min": min(self.ratios), "ratio_max": max(self.ratios)}
+        spread = {name: round(value, 3) for name, value in found.items()}
         aimed = {} if self.target is None else {"target": round(self.target, 3)}
-        return {**mine, "versus": self.versus, "ratio": round(self.ratio, 3), **aimed}
+        return {**mine, "versus": self.versus, **spread, **aimed}
 
 
 def show(comparisons: Iterable[Comparison]) -> None:

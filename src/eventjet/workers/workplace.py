@@ -21,7 +21,7 @@ from eventjet.workers.report import Report
 class WorkerOptions:
     """Bounds of a worker; by default it takes over a dead worker's projection in under 5 s."""
 
-    batch_max: int = 4_000
+    batch_max: int = 16_000
     """Events in one transaction, at most: with slow handlers a worker takes fewer."""
     lease_s: float = 3.5
     """How long a lease lives without a batch or a renewal."""
