@@ -1,17 +1,22 @@
-"""All figures as Markdown tables and plots: `python -m benchmarks.report`, from `benchmarks/out/results.jsonl`."""
+"""All figures as Markdown tables and plots: `python -m benchmarks.report`, from `benchmarks/out/results.jsonl`.
+
+`--into` puts the tables between the marks `<!-- tables: begin -->` and `<!-- tables: end -->` of a page.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import RESULTS
+from benchmarks.measure import RESULTS, conditions
 
 WIDTH_IN = 9.0
 _OURS = "eventjet"
+BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 
 def tables(results: Iterable[dict[str, Any]]) -> str:
@@ -29,6 +34,15 @@ def tables(results: Iterable[dict[str, Any]]) -> str:
             parts.append(f"| {one['subject']} | {_number(one['median'])} | {spread} | {one['runs']} | {told} |")
         parts.append("")
     return "\n".join(parts)
+
+
+def placed(page: str, made: str) -> str:
+    """The page with these tables in the place of what is between its marks; raises `ValueError` without them."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"the page has no {BEGIN} … {END}")
+    return f"{before}{begin}\n\n{made.strip()}\n\n{end}{after}"
 
 
 def plot(results: Iterable[dict[str, Any]], folder: Path) -> list[Path]:
@@ -87,13 +101,18 @@ def _slug(job: str) -> str:
     return "-".join("".join(one if one.isalnum() else " " for one in job.lower()).split())
 
 
-def main() -> None:
+def main(into: Path | None) -> None:
     results = [json.loads(line) for line in RESULTS.read_text().splitlines()]
     report = RESULTS.parent / "report.md"
-    report.write_text(f"# Benchmarks\n\n{tables(results)}")
-    made = plot(results, RESULTS.parent)
-    print(f"{report.name} and {len(made)} plots are in {RESULTS.parent.name}/ of benchmarks")
+    made = tables(results)
+    report.write_text(f"# Benchmarks\n\n{made}")
+    if into is not None:
+        into.write_text(placed(into.read_text(), f"{conditions()}.\n\n{made}"))
+    plots = plot(results, RESULTS.parent)
+    print(f"{report.name} and {len(plots)} plots are in {RESULTS.parent.name}/ of benchmarks")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--into", type=Path, help="a page that has the marks")
+    main(parser.parse_args().into)

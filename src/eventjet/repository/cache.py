@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
 from eventjet.domain.history import Held
@@ -46,18 +44,37 @@ class Cache(Generic[S]):
         """Forget every state."""
         self._held.clear()
 
-    @asynccontextmanager
-    async def alone(self, aggregate_id: str) -> AsyncGenerator[None]:
-        """One command at a time on one id, within this process."""
-        lock = self._locks.setdefault(aggregate_id, _Lock())
-        lock.users += 1
+    def alone(self, aggregate_id: str) -> Alone:
+        """One command at a time on one id, within this process: to be entered by `async with`."""
+        return Alone(self._locks, aggregate_id)
+
+
+class Alone:
+    """Holds the lock of one id, which is there as long as somebody holds it or waits for it."""
+
+    __slots__ = ("_aggregate_id", "_lock", "_locks")
+
+    def __init__(self, locks: dict[str, _Lock], aggregate_id: str) -> None:
+        self._locks = locks
+        self._aggregate_id = aggregate_id
+
+    async def __aenter__(self) -> None:
+        self._lock = self._locks.get(self._aggregate_id) or self._locks.setdefault(self._aggregate_id, _Lock())
+        self._lock.users += 1
         try:
-            async with lock.lock:
-                yield
-        finally:
-            lock.users -= 1
-            if not lock.users:
-                self._locks.pop(aggregate_id, None)
+            await self._lock.lock.acquire()
+        except BaseException:
+            self._leave()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.lock.release()
+        self._leave()
+
+    def _leave(self) -> None:
+        self._lock.users -= 1
+        if not self._lock.users:
+            self._locks.pop(self._aggregate_id, None)
 
 
 class _Lock:

@@ -30,7 +30,7 @@ from eventjet.errors import (
 from eventjet.store import outcome
 from eventjet.store.limits import check_save
 from eventjet.store.long_reads import LongReads, nanoseconds
-from eventjet.store.requests import ApiError, Denied, Lost, Requests
+from eventjet.store.requests import ROOM_BYTES, ApiError, Denied, Lost, Requests
 from eventjet.store.store import Append, LogState, event_headers
 from eventjet.store.subjects import stream_subjects, subject_of
 from eventjet.store.topology import IDENTITY, info
@@ -39,8 +39,6 @@ from eventjet.wire import Endpoint
 FIRST_PAGE = 6
 """Records after a known position that come by the client's own connection: mostly there are none."""
 PAGE = 1_000
-_PENDING_MAX = 1 << 20
-"""Bytes of a batch that may wait for the socket: half of what nats-py buffers without waiting."""
 _GRACE_S = 0.05
 """A request is given this much, however near the deadline is."""
 _NO_MESSAGE = 10037
@@ -76,7 +74,7 @@ class JetStreamStore:
         """As `EventStore.append`. Cancelling the caller does not abandon the save."""
         check_save(self.app, writes)
         deadline = time.monotonic() + self._save_timeout_s
-        if self._client.pending_data_size > _PENDING_MAX:
+        if self._client.pending_data_size > ROOM_BYTES:
             return await self._bounded(writes, None, deadline, resume=False)
         try:
             # The usual save is one answer long and needs no task of its own.
@@ -204,10 +202,10 @@ class JetStreamStore:
 
     async def _room(self, timeout_s: float | None = None) -> None:
         """Wait until the connection takes more: beyond its buffer, nats-py waits without a bound. Raises `Lost`."""
-        if self._client.pending_data_size <= _PENDING_MAX:
+        if self._client.pending_data_size <= ROOM_BYTES:
             return
         limit = time.monotonic() + (self._requests.timeout_s if timeout_s is None else timeout_s)
-        while self._client.pending_data_size > _PENDING_MAX:
+        while self._client.pending_data_size > ROOM_BYTES:
             if time.monotonic() > limit:
                 raise Lost("the connection takes nothing")
             await asyncio.sleep(0.001)
@@ -232,7 +230,7 @@ class JetStreamStore:
     async def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
         """As `EventStore.pages`: from the beginning over the fast road, what came since by the client's own connection.
 
-        From five records on the fast road is the quicker one; what came since is mostly nothing.
+        What came since is mostly nothing, and that is as cheap by the client's own.
         """
         subject = subject_of(self.app, aggregate, aggregate_id)
         if after == 0:

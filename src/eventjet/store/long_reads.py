@@ -1,159 +1,135 @@
-"""Long histories by batched direct get (ADR-31) over the fast road, folded while they travel.
+"""Histories by batched direct get (ADR-31) over a connection of their own, folded while they travel.
 
 nats-py spends some 30 µs on the headers of a message; here a history of a thousand events is read in the time the
-server takes to send it. Links are blocking, so each request is read by a thread of a small pool, which hands over what
-has come as it comes.
+server takes to send it, and one without events costs half of what it does there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import queue
 import time
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import AsyncIterator
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+
+import orjson
 
 from eventjet.codec.envelope import RawRecord
 from eventjet.errors import StoreUnavailable
-from eventjet.wire import Endpoint, Link, LinkLost
+from eventjet.store.read_link import ReadLink
+from eventjet.wire import Endpoint, LinkLost
 from eventjet.wire.frames import Frame, status_of
 
 REQUEST_MAX = 1_000
 """Records of one request: there is no flow control inside it."""
-REQUEST_BYTES = 8_000_000
+REQUEST_BYTES = 2_000_000
 """Bytes of one request, so that records of any size fit into memory."""
-HANDED_MIN = 150
-"""Records handed over at once: waking the loop costs as much as folding some twenty."""
-THREADS = 4
+REQUESTS_MAX = 24
+"""Requests at once: what all of them bring is less than the server keeps for a slow client (64 MB)."""
 _STREAM = b"\r\nNats-Stream: "
 _SEQUENCE = b"\r\nNats-Sequence: "
 _TIME = b"\r\nNats-Time-Stamp: "
-
-Hand = Callable[["list[RawRecord] | int | BaseException | None"], object]
+_STATUS = b"NATS/1.0 "
 
 
 class LongReads:
-    """Opens nothing before it is used; at most four links."""
+    """Opens nothing before it is used; one connection at a time. For one loop."""
 
     def __init__(self, stream: str, endpoint: Endpoint, *, timeout_s: float) -> None:
-        self._stream = stream
+        self._subject = f"$JS.API.DIRECT.GET.{stream}"
         self._endpoint = endpoint.with_name("eventjet histories")
         self._timeout_s = timeout_s
-        self._executor: ThreadPoolExecutor | None = None
-        self._idle: queue.LifoQueue[Link] = queue.LifoQueue()
+        self._room = asyncio.Semaphore(REQUESTS_MAX)
+        self._opens = asyncio.Lock()
+        self._link: ReadLink | None = None
         self._closed = False
 
     async def pages(self, subject: str, start: int) -> AsyncIterator[list[RawRecord]]:
         """The records of one subject from a position on; raises `StoreUnavailable`, `Forbidden`, `Unreachable`."""
-        loop = asyncio.get_running_loop()
-        position: int = start
-        while True:
-            # Bounded by what one request may bring.
-            handed: asyncio.Queue[list[RawRecord] | int | BaseException | None] = asyncio.Queue()
-
-            def hand(item: list[RawRecord] | int | BaseException | None, into: Any = handed) -> None:
-                with suppress(RuntimeError):  # the loop has ended, and who waited with it
-                    loop.call_soon_threadsafe(into.put_nowait, item)
-
-            self._submit(subject, position, hand)
-            while isinstance(item := await handed.get(), list):
-                yield item
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                return
-            position = item
+        what, told = f"The history of {subject}", subject.encode()
+        position: int | None = start
+        has_been_lost = False
+        while position is not None:
+            async with self._room:
+                asked = _Asked(await self._usable(what), what, self._timeout_s)
+                asked.send(self._subject, subject, position)
+                try:
+                    while True:
+                        frames = await asked.came()
+                        final = frames.pop() if frames[-1][3].startswith(_STATUS) else None
+                        if frames:
+                            yield [_record(frame, told) for frame in frames]
+                        if final is not None:
+                            position = _next_start(what, final)
+                            break
+                except LinkLost:
+                    # The connection was lost since it was used last: once more, over another one.
+                    if asked.has_brought or has_been_lost:
+                        raise
+                    has_been_lost = True
+                finally:
+                    asked.end()
 
     def close(self) -> None:
-        """End every idle link; a request under way ends its own."""
+        """End the connection, and whoever waits for an answer."""
         self._closed = True
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
-        self._end_idle()
+        if self._link is not None:
+            self._link.close(_closed("A history"))
 
-    def _submit(self, subject: str, start: int, hand: Hand) -> None:
-        """Have it read by a thread; whoever waits is told when that never begins."""
-        closed = StoreUnavailable(f"The history of {subject}", "the connection was closed by this process")
-        if self._closed:
-            raise closed
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="eventjet-history")
-        asked = self._executor.submit(self._request, subject, start, hand)
-        asked.add_done_callback(lambda done: hand(closed) if done.cancelled() else None)
+    async def _usable(self, what: str) -> ReadLink:
+        if self._link is None or not self._link.usable:
+            async with self._opens:
+                if (self._link is None or not self._link.usable) and not self._closed:
+                    self._link = await ReadLink.open(self._endpoint, self._timeout_s)
+        if self._closed or self._link is None:
+            self.close()  # perhaps it was opened meanwhile
+            raise _closed(what)
+        return self._link
 
-    def _request(self, subject: str, start: int, hand: Hand) -> None:
-        """In a thread: hand over records as they come, then where to go on, None for nowhere, or what went wrong."""
-        try:
-            hand(self._answer(subject, start, hand))
-        except Exception as error:  # noqa: BLE001  it is raised where it was asked for
-            hand(error)
 
-    def _answer(self, subject: str, start: int, hand: Hand) -> int | None:
-        """Read over an idle link; over a new one when that turns out lost before it brought anything."""
-        try:
-            link = self._idle.get_nowait()
-        except queue.Empty:
-            return self._through(self._fresh(), subject, start, hand)
-        brought: list[bool] = []
+class _Asked:
+    """One request, and what has come of it."""
 
-        def noted(item: list[RawRecord] | int | BaseException | None) -> None:
-            brought.append(True)
-            hand(item)
+    def __init__(self, link: ReadLink, what: str, timeout_s: float) -> None:
+        self.has_brought = False
+        self._link = link
+        self._what = what
+        self._timeout_s = timeout_s
+        self._came: asyncio.Queue[list[Frame] | Exception] = asyncio.Queue()
+        self._reply = b""
+        self._heard_at = self._asked_at = time.monotonic()
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._look)
 
-        try:
-            return self._through(link, subject, start, noted)
-        except LinkLost:
-            if brought:
-                raise
-        self._end_idle()  # the server went away, so the others are lost, too
-        return self._through(self._fresh(), subject, start, hand)
+    def send(self, to: str, subject: str, position: int) -> None:
+        query = {"seq": position, "next_by_subj": subject, "batch": REQUEST_MAX, "max_bytes": REQUEST_BYTES}
+        self._reply = self._link.ask(to, orjson.dumps(query), self._came.put_nowait)
 
-    def _through(self, link: Link, subject: str, start: int, hand: Hand) -> int | None:
-        try:
-            next_start = self._read(link, subject, start, hand)
-        except BaseException:
-            link.close()  # what is still on its way must not reach the next request
-            raise
-        self._idle.put(link)
-        if self._closed:
-            self._end_idle()
-        return next_start
+    async def came(self) -> list[Frame]:
+        """The next frames of the answer; raises what ended it."""
+        item = await self._came.get()
+        if isinstance(item, Exception):
+            raise item
+        self.has_brought = True
+        self._heard_at = time.monotonic()
+        return item
 
-    def _fresh(self) -> Link:
-        link = Link.open(self._endpoint, timeout_s=self._timeout_s)
-        link.subscribe(f"{link.inbox}.h.*")
-        return link
+    def end(self) -> None:
+        self._timer.cancel()
+        self._link.forget(self._reply)
 
-    def _end_idle(self) -> None:
-        with suppress(queue.Empty):
-            while True:
-                self._idle.get_nowait().close()
+    def _look(self) -> None:
+        """End the wait when nothing came for as long as a request may take."""
+        left_s = self._heard_at + self._timeout_s - time.monotonic()
+        if left_s > 0:
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._look)
+            return
+        self._came.put_nowait(StoreUnavailable(self._what, f"no answer within {self._timeout_s:g} s"))
+        if self._link.heard_at < self._asked_at:
+            self._link.lost(f"it has been silent for {self._timeout_s:g} s")
 
-    def _read(self, link: Link, subject: str, start: int, hand: Hand) -> int | None:
-        what = f"The history of {subject}"
-        reply = f"{link.inbox}.h.{start}".encode()
-        query = {"seq": start, "next_by_subj": subject, "batch": REQUEST_MAX, "max_bytes": REQUEST_BYTES}
-        link.publish(f"$JS.API.DIRECT.GET.{self._stream}", json.dumps(query).encode(), reply=reply)
-        told = subject.encode()
-        records: list[RawRecord] = []
-        deadline = time.monotonic() + self._timeout_s
-        while time.monotonic() < deadline:
-            frames = [frame for frame in link.receive(self._timeout_s) if frame[1] == reply]
-            final = frames.pop() if frames and frames[-1][3].startswith(b"NATS/1.0 ") else None
-            if frames:
-                deadline = time.monotonic() + self._timeout_s
-                records += [_record(frame, told) for frame in frames]
-            if records and (final is not None or len(records) >= HANDED_MIN):
-                hand(records)
-                records = []
-            if final is not None:
-                return _next_start(what, final)
-        raise StoreUnavailable(what, f"no answer within {self._timeout_s:g} s")
+
+def _closed(what: str) -> StoreUnavailable:
+    return StoreUnavailable(what, "the connection was closed by this process")
 
 
 def _next_start(what: str, final: Frame) -> int | None:

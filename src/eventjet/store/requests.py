@@ -22,6 +22,8 @@ from eventjet.errors import Forbidden, StoreUnavailable
 _DENIED = re.compile(r'permissions violation for publish to "([^"]+)"', re.IGNORECASE)
 _PENDING_BYTES = 1 << 30
 _PENDING_MESSAGES = 1_000_000
+ROOM_BYTES = 1 << 20
+"""What may wait for the socket: half of what nats-py buffers before a publish waits with it."""
 
 
 class Lost(Exception):
@@ -47,6 +49,8 @@ class _Waiting:
     subjects: Collection[str]
     """What was published for this answer: a violation on any of them ends the wait."""
     future: asyncio.Future[Msg]
+    until: float
+    """When the wait ends, by the loop's clock."""
     gathered: list[Msg] | None = None
     """Messages before the final status, when several are expected."""
 
@@ -62,6 +66,8 @@ class Requests:
     on_lost: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
     """Called when the connection is lost."""
     _waiting: dict[str, _Waiting] = field(default_factory=dict[str, _Waiting])
+    _timer: asyncio.TimerHandle | None = None
+    """One for all that wait: nearly every answer is there long before its time is over."""
 
     async def start(self) -> None:
         """Subscribe the inbox."""
@@ -129,19 +135,45 @@ class Requests:
     ) -> Msg:
         self._count += 1
         token = str(self._count)
-        future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._waiting[token] = _Waiting((subject, *also), future, gathered)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Msg] = loop.create_future()
         wait_s = timeout_s or self.timeout_s
+        self._waiting[token] = _Waiting((subject, *also), future, loop.time() + wait_s, gathered)
+        reply = f"{self._prefix}.{token}"
         try:
-            async with asyncio.timeout(wait_s):
-                await self.client.publish(subject, payload, reply=f"{self._prefix}.{token}", headers=headers)
-                return await future
+            if self.client.pending_data_size > ROOM_BYTES:
+                async with asyncio.timeout(wait_s):
+                    await self.client.publish(subject, payload, reply=reply, headers=headers)
+            else:
+                # With room in its buffer, nats-py does not wait.
+                await self.client.publish(subject, payload, reply=reply, headers=headers)
+            self._watch(loop, self._waiting[token].until)
+            return await future
         except TimeoutError:
             raise Lost(f"no answer within {wait_s:g} s") from None
         except (NatsError, OSError) as error:
             raise Lost(f"{type(error).__name__}: {error}") from None
         finally:
             del self._waiting[token]
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, until: float) -> None:
+        if self._timer is not None:
+            if self._timer.when() <= until:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(until, self._end_late, loop)
+
+    def _end_late(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End the waits whose time is over, and look again when the next one's is."""
+        self._timer = None
+        now = loop.time()
+        for waiting in self._waiting.values():
+            if waiting.future.done():
+                continue
+            if waiting.until <= now:
+                waiting.future.set_exception(TimeoutError())
+            else:
+                self._watch(loop, waiting.until)
 
     async def _received(self, message: Msg) -> None:
         waiting = self._waiting.get(message.subject.rpartition(".")[2])

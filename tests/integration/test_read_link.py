@@ -1,0 +1,113 @@
+"""Histories over their own connection: many at once, over TLS, denied, and from a server that falls silent or goes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from eventjet import App, Imported
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import Forbidden, StoreUnavailable
+from eventjet.settings import Settings
+from eventjet.store.long_reads import LongReads
+from eventjet.wire import Endpoint
+from examples.bank.account import Account, Deposited
+from examples.bank.app import withdrawn_has_a_reason
+from tests.integration.wire_secrets import certificates, tls_config
+from tests.stores import fresh_name
+
+ACCOUNTS = 100
+LONG = 2_500
+
+
+@pytest.fixture
+def app() -> App:
+    return App(fresh_name(), aggregates=[Account], upcasters=[withdrawn_has_a_reason])
+
+
+def deposits() -> list[Imported]:
+    one = Deposited(amount=Decimal(1))
+    short = [Imported(Account, f"a-{number}", one) for number in range(ACCOUNTS) for _ in range(number % 7)]
+    return short + [Imported(Account, "long", one) for _ in range(LONG)]
+
+
+async def lengths(app: App, reads: LongReads) -> list[int]:
+    async def length(name: str) -> int:
+        records = [one async for page in reads.pages(f"{app.name}.account.{name}", 1) for one in page]
+        assert [one[0] for one in records] == sorted({one[0] for one in records})
+        assert {one[2] for one in records} <= {f"{app.name}.account.{name}".encode()}
+        return len(records)
+
+    return await asyncio.gather(*(length(f"a-{number}") for number in range(ACCOUNTS)), length("long"))
+
+
+EXPECTED = [number % 7 for number in range(ACCOUNTS)] + [LONG]
+
+
+async def test_many_histories_at_once_do_not_mix(app: App, eventjet_nats: NatsServer) -> None:
+    async with app.connect(servers=eventjet_nats.url) as jet:
+        await jet.init()
+        await jet.append_many(deposits(), source="x")
+    reads = LongReads(app.name, Endpoint.of(Settings(servers=(eventjet_nats.url,))), timeout_s=10)
+    assert await lengths(app, reads) == EXPECTED
+    reads.close()
+
+
+async def test_histories_over_tls(app: App, tmp_path: Path) -> None:
+    pems = certificates(tmp_path)
+    with NatsServer(config=tls_config(pems)) as server:
+        async with app.connect(servers=server.url, tls_ca=pems["ca.pem"]) as jet:
+            await jet.init()
+            await jet.append_many(deposits(), source="x")
+            accounts = jet.repository(Account)
+            for _ in range(3):
+                assert len(await accounts.history("long")) == LONG
+
+
+async def test_a_silent_server_ends_the_wait_and_the_connection(app: App) -> None:
+    with NatsServer() as server:
+        async with app.connect(servers=server.url) as jet:
+            await jet.init()
+            await jet.append_many(deposits(), source="x")
+        reads = LongReads(app.name, Endpoint.of(Settings(servers=(server.url,))), timeout_s=1)
+        assert await lengths(app, reads) == EXPECTED
+        server.pause()
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="no answer within 1 s"):
+            await lengths(app, reads)
+        assert time.monotonic() - started < 5
+        server.resume()
+        assert await lengths(app, reads) == EXPECTED
+        reads.close()
+
+
+async def test_a_lost_connection_is_opened_anew_for_whoever_asked_over_it(app: App) -> None:
+    with NatsServer() as server:
+        async with app.connect(servers=server.url) as jet:
+            await jet.init()
+            await jet.append_many(deposits(), source="x")
+        reads = LongReads(app.name, Endpoint.of(Settings(servers=(server.url,))), timeout_s=10)
+        assert await lengths(app, reads) == EXPECTED
+        server.kill()
+        server.start()
+        # The loop has not seen the end of the connection yet: this is asked over it.
+        assert await lengths(app, reads) == EXPECTED
+        reads.close()
+
+
+async def test_who_may_not_read_is_told(app: App) -> None:
+    config = (
+        'authorization { users = [ {user: "all", password: "x"}, {user: "some", password: "x", '
+        'permissions: { publish: { deny: ["$JS.API.DIRECT.GET.>"] } } } ] }'
+    )
+    with NatsServer(config=config) as server:
+        async with app.connect(servers=server.url, user="all", password="x") as jet:
+            await jet.init()
+        async with app.connect(servers=server.url, user="some", password="x") as jet:
+            for _ in range(2):
+                with pytest.raises(Forbidden):
+                    await jet.repository(Account).load("a-1")
