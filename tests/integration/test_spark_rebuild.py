@@ -10,14 +10,19 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import RebuildError
 from eventjet.projections.checkpoint import create_tables
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
+from eventjet.spark.log_frames import log_frame
+from eventjet.spark.ranges import Range, split
 from eventjet.spark.session import Started, spark_session
 from tests.integration.rebuild_log import ALL, Book, remains
 
@@ -106,6 +111,25 @@ def test_the_source_reads_a_range_without_registration(nats: NatsServer, spark: 
     assert spark.spark.read.format("jetstream").options(**options).load().count() == 3_000
 
 
+def test_ranges_are_read_as_the_source_reads_them_and_as_they_were_cut(
+    nats: NatsServer, spark: Started, tmp_path: Path
+) -> None:
+    book = Book(Settings.load({"servers": nats.url, "database": f"sqlite:///{tmp_path}/read.db"}, {}), tmp_path)
+    last = book.fill(3_000)
+    options = {"servers": nats.url, "stream": book.name}
+    cut = split(1_001, 2_500, 3)
+    frame = log_frame(spark.spark, options, cut)
+    part = {"fromPosition": "1001", "toPosition": "2500"}
+    source: Any = spark.spark.read.format("jetstream").options(**options, **part).load()
+    assert frame.dtypes == source.dtypes
+    rows: list[Any] = frame.withColumn("part", F.spark_partition_id()).collect()
+    assert sorted(tuple(row)[:-1] for row in rows) == sorted(tuple(row) for row in source.collect())
+    read = {number: [row.position for row in rows if row.part == number] for number in range(3)}
+    assert read == {number: list(range(one.start, one.end)) for number, one in enumerate(cut)}
+    with pytest.raises(PySparkException, match=rf"the log ends at {last}|position {last + 1}\b"):
+        log_frame(spark.spark, options, [Range(last - 5, last + 6)]).collect()
+
+
 def test_an_empty_stream_is_an_empty_frame(nats: NatsServer, spark: Started, tmp_path: Path) -> None:
     book = Book(Settings.load({"servers": nats.url, "database": f"sqlite:///{tmp_path}/read.db"}, {}), tmp_path)
     assert (
@@ -116,6 +140,7 @@ def test_an_empty_stream_is_an_empty_frame(nats: NatsServer, spark: Started, tmp
 RUN = """
 import asyncio, json, sys
 from pathlib import Path
+from typing import Any
 from eventjet.rebuild import AppRef, rebuild
 from eventjet.settings import Settings
 

@@ -60,7 +60,7 @@ def past_of(
     with ExitStack() as stack:
         started = None
         if folder_of(url) is None and engine == "spark":
-            started = stack.enter_context(spark_session(master, interrupted_by=watch.interrupted_by))
+            started = stack.enter_context(spark_session(master, bulk_only=True, interrupted_by=watch.interrupted_by))
             stack.enter_context(watch.interrupted_by(partial(_interrupt, started)))
         archive = read_manifest(url, None if started is None else started.spark)
         check_past(archive, endpoint, stream, log, state)

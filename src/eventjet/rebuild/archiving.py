@@ -69,7 +69,7 @@ def _archive(
     with ExitStack() as stack:
 
         def session() -> Started:
-            return stack.enter_context(spark_session(master, interrupted_by=watch.interrupted_by))
+            return stack.enter_context(spark_session(master, bulk_only=True, interrupted_by=watch.interrupted_by))
 
         with watch.phase("start"):
             endpoint, log, state = log_of(app, settings)

@@ -32,7 +32,7 @@ def restore(
     another app, and what `eventjet.store.restoring.restore` raises.
     """
     with ExitStack() as stack:
-        started = None if folder_of(url) is not None else stack.enter_context(spark_session(master))
+        started = None if folder_of(url) is not None else stack.enter_context(spark_session(master, bulk_only=True))
         past = _checked(stream, url, started, progress)
         endpoint = Endpoint.of(settings).with_name("eventjet-restore")
         timeout_s = settings.request_timeout_s

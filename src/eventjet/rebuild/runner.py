@@ -189,7 +189,7 @@ def load(
 
     with ExitStack() as stack:
         with watch.phase("spark"):
-            session = spark_session(master, interrupted_by=watch.interrupted_by)
+            session = spark_session(master, bulk_only=True, interrupted_by=watch.interrupted_by)
             started = stack.enter_context(session) if past is None or past.started is None else past.started
         # Only now is pyspark known to be there.
         from eventjet.rebuild.spark import cores_of, load_on_spark

@@ -124,7 +124,8 @@ class _Job:
 
         with ExitStack() as stack:
             with self.watch.phase("start"):
-                started = stack.enter_context(spark_session(self.master, interrupted_by=self.watch.interrupted_by))
+                session = spark_session(self.master, bulk_only=True, interrupted_by=self.watch.interrupted_by)
+                started = stack.enter_context(session)
             # Only now is pyspark known to be there.
             from eventjet.rebuild.spark import following, reason_of
             from eventjet.spark.options import connection_options

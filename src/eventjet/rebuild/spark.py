@@ -29,6 +29,7 @@ from eventjet.rebuild.progress import Phase, Stopped, Watch
 from eventjet.rebuild.tasks import KEYED, RESULT, FoldTask, KeyTask, unpack_parked, unpack_rows
 from eventjet.settings import Settings
 from eventjet.spark.archive_frames import archived_frame, reading
+from eventjet.spark.log_frames import log_frame
 from eventjet.spark.manifest import Archive
 from eventjet.spark.options import connection_options
 from eventjet.spark.scratch import scratch_folder
@@ -143,14 +144,8 @@ class _Job:
         if self._archive is not None and plan.archived >= plan.first:
             frames.append(archived_frame(spark, self._archive, plan.first, plan.archived))
         if plan.ranges:
-            options = {
-                **self._connection,
-                "stream": plan.stream,
-                "fromPosition": str(plan.ranges[0].start),
-                "toPosition": str(plan.last),
-                "partitions": str(len(plan.ranges)),
-            }
-            frames.append(spark.read.format("jetstream").options(**options).load())
+            options = {**self._connection, "stream": plan.stream}
+            frames.append(log_frame(spark, options, plan.ranges))
         return frames[0] if len(frames) == 1 else frames[0].union(frames[1])
 
     def _wanted(self, rows: Iterator[Any]) -> Iterator[Any]:

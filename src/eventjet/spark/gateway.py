@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TypeAlias
 
@@ -48,6 +49,9 @@ _FRUGAL = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 500,000 events cost 12 CPU-seconds of JVM with these and 19 without, and the first task starts a third sooner."""
 _OPTIONS = (
     "-XX:+IgnoreUnrecognizedVMOptions",
+    # To verify the byte code of every class is a sixth of a start, and Spark's jars are what compilers made.
+    "-XX:+UnlockDiagnosticVMOptions",
+    "-XX:-BytecodeVerificationRemote",
     "-Dio.netty.tryReflectionSetAccessible=true",
     "-Dio.netty.allocator.type=pooled",
     "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
@@ -81,10 +85,18 @@ def running_gateway(
     )
     try:
         with interrupted_by(process.kill):
+            _import_meanwhile()
             port, secret = _awaited(process, announced)
             yield {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
     finally:
         end_jvm(process)
+
+
+def _import_meanwhile() -> None:
+    """What the session needs next and the JVM does not wait for; the session itself tells what is not there."""
+    for name in ("pandas", "pyarrow"):
+        with suppress(ImportError):
+            import_module(name)
 
 
 def end_jvm(process: subprocess.Popen[bytes]) -> None:

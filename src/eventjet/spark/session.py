@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 TASK_TRIES = 4
 """What clusters give a task by default; `local[…]` gives one unless told."""
 
+_BULK = {"spark.sql.extensions.test.loadFromCp": "false"}
+"""Of a session on this machine that runs nothing but our own bulk work: without it Spark loads what the class path
+offers to extend its SQL, and that is MLlib, whose few functions take a fifth of the JVM's start."""
+
 _LOCAL = re.compile(r"local(?:\[([^,\]]+)(?:,[^\]]*)?\])?")
 _MARKS = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
 _LOG4J2 = """\
@@ -65,11 +69,13 @@ def spark_session(
     *,
     conf: Mapping[str, str] | None = None,
     environ: Mapping[str, str] = os.environ,
+    bulk_only: bool = False,
     interrupted_by: InterruptedBy = lambda _: nullcontext(),
 ) -> Generator[Started]:
     """Raises `Unreachable` when pyspark, a Java or the master is not there.
 
-    `interrupted_by` gets a function that ends the JVM of a local session at once, and with it whatever runs there.
+    `bulk_only` leaves out what only other queries than ours would use. `interrupted_by` gets a function that ends the
+    JVM of a local session at once, and with it whatever runs there.
     """
     existing = _existing()
     if existing is not None:
@@ -80,10 +86,8 @@ def spark_session(
         yield existing
         return
     url, remote = _where(master, environ)
-    with (
-        scratch_folder() as scratch,
-        _running(url, remote, scratch, conf or {}, environ, interrupted_by) as spark,
-    ):
+    conf = {**(_BULK if bulk_only and not remote and _is_local(url) else {}), **(conf or {})}
+    with scratch_folder() as scratch, _running(url, remote, scratch, conf, environ, interrupted_by) as spark:
         yield Started(spark, _is_local(url))
 
 
