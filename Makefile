@@ -28,7 +28,7 @@ FAULTS ?= EVENTJET_TEST_UNKNOWNS=1000 EVENTJET_TEST_IDS=100000 EVENTJET_TEST_KIL
 	EVENTJET_TEST_REBUILD_KILLS=10 EVENTJET_TEST_REBUILDS=10 EVENTJET_TEST_REBUILD_EVENTS=200000 \
 	EVENTJET_TEST_REBUILD_RATE=700 EVENTJET_TEST_ARCHIVE_KILLS=1 EVENTJET_TEST_HISTORIES=20 \
 	EVENTJET_TEST_CLUSTER_EVENTS=20000 EVENTJET_TEST_SNAPSHOTS=4000 EVENTJET_TEST_RESTORE_EVENTS=40000 \
-	EVENTJET_TEST_RESTORE_KILLS=6
+	EVENTJET_TEST_RESTORE_KILLS=6 EVENTJET_TEST_BANK_EVENTS=50000 EVENTJET_TEST_SPARK_EVENTS=50000
 
 .PHONY: setup test simulate faults demo lint format types contract bench bench-full bench-peers scale clean
 
@@ -43,8 +43,10 @@ $(installed): pyproject.toml constraints.txt
 		--editable ".[spark,dev,testing,otel]" --group dev
 	@touch $@
 
+# Compiled once: where PYTHONDONTWRITEBYTECODE is set, every process of the tests would do so again.
 test: setup
-	$(bin)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile
+	$(bin)/python -m compileall -q src tests examples
+	$(bin)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 simulate: setup
 	$(bin)/python -m tests.simulation --schedules $(SCHEDULES)
@@ -53,6 +55,7 @@ faults: setup
 	$(FAULTS) $(bin)/python -m pytest --timeout 1800 --durations 20 -s tests/faults \
 		tests/integration/test_unknown_outcomes.py tests/integration/test_hostile_ids.py \
 		tests/integration/test_archive_killed.py tests/integration/test_archive_law.py tests/acceptance/test_restore.py \
+		tests/acceptance/test_bank_on_three_engines.py tests/integration/test_spark_rebuild.py \
 		tests/integration/test_cluster_connect.py tests/integration/test_cluster_standalone.py \
 		tests/integration/test_spark_frames.py tests/integration/test_spark_source.py tests/integration/test_snapshots_build.py
 

@@ -13,6 +13,7 @@ from uuid import uuid4
 import pytest
 
 from eventjet.dev.nats import NatsServer
+from tests import forked
 
 BANK = Path(__file__).parents[2] / "src" / "eventjet" / "dev" / "demo_app" / "demo_bank.py"
 
@@ -44,10 +45,14 @@ class Program:
 
     def __call__(self, *arguments: str, without: tuple[str, ...] = (), timeout_s: float = 100, **more: str) -> Ended:
         """`without`: top-level modules that cannot be imported, as if they were not installed."""
+        environ = {**self.environ, **more}
+        if not without:
+            done = forked.run("eventjet.cli", arguments, folder=self.folder, environ=environ, timeout_s=timeout_s)
+            return Ended(done.returncode, done.stdout, done.stderr)
         done = subprocess.run(
-            [sys.executable, *_entry(without), *arguments],
+            [sys.executable, "-P", "-c", _ABSENT.replace("ABSENT", repr(without)), *arguments],
             cwd=self.folder,
-            env={**self.environ, **more},
+            env=environ,
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -55,9 +60,9 @@ class Program:
         return Ended(done.returncode, done.stdout, done.stderr)
 
     def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
-        """As a process of its own session, its output in pipes."""
+        """As a process of its own session and a new interpreter, its output in pipes."""
         return subprocess.Popen(
-            [sys.executable, *_entry(()), *arguments],
+            [sys.executable, "-P", "-m", "eventjet.cli", *arguments],
             cwd=self.folder,
             env={**self.environ, **more},
             stdout=subprocess.PIPE,
@@ -79,12 +84,6 @@ sys.meta_path.insert(0, Absent())
 from eventjet.cli.main import run
 run()
 """
-
-
-def _entry(without: tuple[str, ...]) -> list[str]:
-    if not without:
-        return ["-P", "-m", "eventjet.cli"]
-    return ["-P", "-c", _ABSENT.replace("ABSENT", repr(without))]
 
 
 def clean_environ() -> dict[str, str]:

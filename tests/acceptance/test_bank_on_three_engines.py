@@ -1,4 +1,4 @@
-"""The bank's 50,000 events: a live worker, Spark and the local engine make the same tables, on both databases.
+"""The bank's events: a live worker, Spark and the local engine make the same tables, on both databases.
 
 The rebuilds are commands started from another folder with nothing on their path: driver and Spark's workers find the
 bank by its reference alone.
@@ -29,8 +29,8 @@ from examples.bank.read_models import balances_table, postings_table
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
-EVENTS = 50_000
-ACCOUNTS = 2_000
+EVENTS = int(os.environ.get("EVENTJET_TEST_BANK_EVENTS", "10000"))
+ACCOUNTS = EVENTS // 25
 
 
 def cents(random: Random) -> Decimal:

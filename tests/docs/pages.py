@@ -25,6 +25,8 @@ from contextlib import chdir, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests import forked
+
 _BLOCK = re.compile(r"(?:<!-- (\w+): (\S+) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _RUN = frozenset({"eventjet", "python", "pytest"})
 _NOT_HERE = frozenset({"pip", "make", "git", "cd", "python3"})
@@ -129,13 +131,18 @@ class Running:
         elif words[:2] == ["eventjet", "dev"]:
             self._start(words)
         elif words[0] in _RUN:
-            done = subprocess.run(
-                _command(words), cwd=self.folder, env=self.environ, capture_output=True, text=True, timeout=_LINE_S
-            )
+            done = self._ended(words)
             self.printed = (self.printed or "") + done.stdout
             assert done.returncode == 0, f"{self.page}:{block.line}: {line}\n{done.stdout}{done.stderr}"
         else:
             raise AssertionError(f"{self.page}:{block.line}: nothing runs {line!r}")
+
+    def _ended(self, words: list[str]) -> subprocess.CompletedProcess[str]:
+        if words[0] == "eventjet":
+            return forked.run("eventjet.cli", words[1:], folder=self.folder, environ=self.environ, timeout_s=_LINE_S)
+        return subprocess.run(
+            _command(words), cwd=self.folder, env=self.environ, capture_output=True, text=True, timeout=_LINE_S
+        )
 
     def _start(self, words: list[str]) -> None:
         process = subprocess.Popen(

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from tests.forked import ROOT, Forked
 from tests.integration.ledger_log import Ledger
 
-ROOT = Path(__file__).parents[2]
 FIRES_S = 45.0
 ENDS_S = 30.0
 
@@ -55,10 +53,9 @@ class WorkerProcess:
         environ = {**os.environ, "EVENTJET_FAILPOINT_LOG": str(self._fired)}
         if fault is not None and fault.name != "idle":
             environ["EVENTJET_FAILPOINT"] = f"{fault.name}:{fault.action}:{fault.count}"
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *place, *names], cwd=ROOT, env=environ, stdout=log, stderr=log
-            )
+        self.process = Forked(
+            module, [*place, *names], folder=ROOT, environ=environ, out=self._log, err=self._log, path=[str(ROOT)]
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -129,7 +126,7 @@ class WorkerProcess:
         return True
 
     def logged(self) -> str:
-        return self._log.read_text(errors="replace")
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def peak_mb(self) -> float:
         """The most memory it has had."""

@@ -24,9 +24,10 @@ from eventjet.rebuild import AppRef, rebuild, verify
 from eventjet.settings import Settings
 from eventjet.wire import Link
 from tests.faults.feed import Feed
-from tests.faults.processes import ROOT, WorkerProcess, await_it
+from tests.faults.processes import WorkerProcess, await_it
 from tests.faults.scene import NAMES
 from tests.faults.tally import Added, tally_app
+from tests.forked import ROOT, Forked
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import made
 from tests.integration.rebuild_log import remains
@@ -120,12 +121,17 @@ class RebuildProcess:
         if at:
             environ["EVENTJET_FAILPOINT"] = f"{at}:{action}"
         names = NAMES if command == "rebuild" else NAMES[:1]
-        program = [sys.executable, "-P", "-m", "eventjet.cli", command, *names, *(arguments or ("--engine", "local"))]
+        program = [command, *names, *(arguments or ("--engine", "local"))]
         where = ["--app", f"{stage.ref.module}:app", "--app-dir", stage.ref.path[0]]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*program, *where], cwd=stage.folder, env=environ, stdout=log, stderr=log, start_new_session=True
-            )
+        self.process = Forked(
+            "eventjet.cli",
+            [*program, *where],
+            folder=stage.folder,
+            environ=environ,
+            out=self.log,
+            err=self.log,
+            start_new_session=True,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -165,7 +171,7 @@ class RebuildProcess:
             raise AssertionError(f"it did not end within {timeout_s} s:\n{self.logged()}") from None
 
     def logged(self) -> str:
-        return self.log.read_text(errors="replace")
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
 
 
 @dataclass(slots=True)

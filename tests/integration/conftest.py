@@ -10,10 +10,26 @@ import pytest
 
 from eventjet.dev.nats import NatsServer
 from eventjet.settings import Settings
+from eventjet.spark.session import Started
 from tests.integration.by_hand import log_of
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import BALANCES, MOVEMENTS, made
 from tests.integration.rebuild_log import Book
+from tests.integration.shared_spark import SharedSpark
+
+SPARK = SharedSpark()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Files that want no Spark are to find none; those that do take the session that runs."""
+    if SPARK.running is not None and (nextitem is None or not wants_spark(nextitem)):
+        SPARK.close()
+
+
+def wants_spark(item: pytest.Item) -> bool:
+    """Whether a test of the same file does."""
+    return any("spark" in getattr(one, "fixturenames", ()) for one in item.session.items if one.path == item.path)
 
 
 @pytest.fixture(params=["postgresql", "sqlite"])
@@ -29,6 +45,18 @@ def nats() -> Iterator[NatsServer]:
     """A server of the module's own, for logs of thousands of events."""
     with NatsServer(sync_interval="1m") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def mounted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `viewfs://archives/there` is: a file system of Hadoop's that no path of this machine names."""
+    return tmp_path_factory.mktemp("mounted")
+
+
+@pytest.fixture(scope="module")
+def spark(mounted: Path) -> Started:
+    """The session that runs: rebuilds and archives use it by themselves."""
+    return SPARK.started(mounted)
 
 
 @pytest.fixture

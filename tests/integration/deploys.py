@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,6 +28,7 @@ from eventjet.projections.projection import entries, projection
 from eventjet.settings import Settings
 from eventjet.workers.supervisor import run_workers
 from eventjet.workers.workplace import WorkerOptions
+from tests.forked import ForkedWorker
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import (
     BALANCES,
@@ -140,23 +139,12 @@ def deployed(deploy: str, settings: Settings, name: str) -> Ledger:
     return Ledger(settings, name=name, catalog=catalog, projections={one.name: one for one in bound})
 
 
-class Worker:
+class Worker(ForkedWorker):
     """A worker process of one deploy."""
 
     def __init__(self, deploy: str, ledger: Ledger, **more: str) -> None:
         place = (deploy, ledger.settings.servers[0], ledger.settings.database, ledger.name)
-        command = [sys.executable, "-m", "tests.integration.deploys", *place]
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, **more}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-
-    def ready(self) -> Worker:
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "ready\n", self.ended()
-        return self
-
-    def runs(self) -> bool:
-        return self.process.poll() is None
+        super().__init__("tests.integration.deploys", place, **more)
 
     def drain(self) -> str:
         """End it with SIGTERM; what it logged."""
@@ -164,19 +152,6 @@ class Worker:
         logged = self.ended()
         assert self.process.returncode == 0, logged
         return logged
-
-    def ended(self) -> str:
-        _, logged = self.process.communicate(timeout=30)
-        return logged
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.runs():
-            self.process.kill()
-        if self.process.stdout is not None and not self.process.stdout.closed:
-            self.ended()
 
 
 async def main(deploy: str, server: str, database: str, name: str) -> None:

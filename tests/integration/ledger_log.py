@@ -92,7 +92,9 @@ class Ledger:
         await wait_caught_up(self.settings.database, bound, position, timeout_s)
 
     @asynccontextmanager
-    async def working(self, *names: str, options: WorkerOptions | None = None) -> AsyncGenerator[None]:
+    async def working(
+        self, *names: str, options: WorkerOptions | None = None, http: tuple[str, int] | None = None
+    ) -> AsyncGenerator[None]:
         """A worker in this process, ready, and drained at the end.
 
         On a loop of its own: a test that waits for the database's lock must not keep the worker from giving it back.
@@ -102,7 +104,7 @@ class Ledger:
 
         async def work() -> None:
             loops.append(asyncio.get_running_loop())
-            await run_workers(self, self.settings, names, stop=stop, on_ready=ready.set, options=options)
+            await run_workers(self, self.settings, names, stop=stop, on_ready=ready.set, options=options, http=http)
 
         worker = asyncio.create_task(asyncio.to_thread(asyncio.run, work()))
         try:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from sqlalchemy import Connection, inspect, text
 
 from eventjet.projections.checkpoint import create_tables
 from eventjet.projections.database import Database
+from tests import forked
 from tests.integration.by_hand import LEDGER
 from tests.integration.projecting import BALANCES, MOVEMENTS
 
@@ -110,13 +109,8 @@ class Application:
         return found
 
     def eventjet(self, *arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "eventjet.cli", *arguments],
-            env={**self.environ, "EVENTJET_DATABASE": self.where.url},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
+        environ = {**self.environ, "EVENTJET_DATABASE": self.where.url}
+        done = forked.run("eventjet.cli", arguments, folder=Path.cwd(), environ=environ, timeout_s=100)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

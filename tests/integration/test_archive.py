@@ -15,7 +15,7 @@ from eventjet.rebuild import ENGINES, preview, rebuild, verify
 from eventjet.spark import archive_write
 from eventjet.spark.archive import archived_records, check_files, read_manifest
 from eventjet.spark.archive_frames import archived_frame, reading
-from eventjet.spark.session import Started, spark_session
+from eventjet.spark.session import Started
 from eventjet.wire import Link
 from tests.integration.archived import book_of, files_of, log_records, made, purge, sealed, tables
 from tests.integration.ledger_log import block
@@ -28,20 +28,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 def nats() -> Iterator[NatsServer]:
     with NatsServer(sync_interval="1m") as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def mounted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `viewfs://archives/there` is: a file system of Hadoop's that no path of this machine names."""
-    return tmp_path_factory.mktemp("mounted")
-
-
-@pytest.fixture(scope="module")
-def spark(mounted: Path) -> Iterator[Started]:
-    """One session for the module: archiving uses the one that runs already."""
-    link = {"spark.hadoop.fs.viewfs.mounttable.archives.link./there": f"file://{mounted}"}
-    with spark_session("local[2]", conf=link) as started:
-        yield started
 
 
 @pytest.fixture

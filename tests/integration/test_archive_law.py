@@ -1,6 +1,6 @@
 """One log, five roads: a live worker, the local engine, Spark, Spark from the archive, and from archive and tail.
 
-`EVENTJET_TEST_HISTORIES` says for how many random histories.
+`EVENTJET_TEST_HISTORIES` says for how many random histories; every day it is one long one.
 """
 
 from __future__ import annotations
@@ -18,25 +18,19 @@ from hypothesis import strategies as st
 
 from eventjet.dev.nats import NatsServer
 from eventjet.rebuild import rebuild
-from eventjet.spark.session import Started, spark_session
+from eventjet.spark.session import Started
 from tests.integration.archived import book_of, made, sealed, tables
 from tests.integration.rebuild_log import Book
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-HISTORIES = int(os.environ.get("EVENTJET_TEST_HISTORIES", "1"))
+HISTORIES = int(os.environ.get("EVENTJET_TEST_HISTORIES", "0"))
 
 
 @pytest.fixture(scope="module")
 def nats() -> Iterator[NatsServer]:
     with NatsServer(sync_interval="1m") as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Started]:
-    with spark_session("local[2]") as started:
-        yield started
 
 
 accounts = st.integers(0, 4).map(lambda number: f"a-{number}")
@@ -49,7 +43,8 @@ events = st.one_of(
 )
 
 
-@settings(max_examples=HISTORIES, deadline=None, database=None)
+@pytest.mark.skipif(not HISTORIES, reason="the first one Hypothesis draws is one event: `make faults` draws many")
+@settings(max_examples=max(1, HISTORIES), deadline=None, database=None)
 @given(st.lists(st.tuples(accounts, events), min_size=1, max_size=60), st.data())
 def test_whatever_happened_all_roads_lead_to_the_same_tables(
     tmp_path_factory: pytest.TempPathFactory, nats: NatsServer, spark: Started, history: list[Any], data: st.DataObject
@@ -62,7 +57,7 @@ def test_whatever_happened_all_roads_lead_to_the_same_tables(
     asyncio.run(all_roads_agree(book, tmp_path_factory.mktemp("archive"), last, edge, size))
 
 
-async def test_a_longer_history_too(tmp_path: Path, nats: NatsServer, spark: Started) -> None:
+async def test_a_long_history_too(tmp_path: Path, nats: NatsServer, spark: Started) -> None:
     book = book_of(nats, tmp_path)
     last = book.fill(3_000)
     await all_roads_agree(book, tmp_path / "archive", last, 2_000, 900)

@@ -133,7 +133,7 @@ async def test_a_worker_that_may_not_tell_still_projects_and_the_slow_look_finds
         ledger.create()
         mute = replace(ledger, settings=replace(ledger.settings, user="mute", password="mute"))
         async with waiting(ledger) as (deaf, look), waiting(ledger, slow_s=0.2) as (slow, _):
-            lost = asyncio.create_task(deaf.caught_up(BALANCES, 100, 5))
+            lost = asyncio.create_task(deaf.caught_up(BALANCES, 100, 2))
             await looked(look)
             found = asyncio.create_task(slow.caught_up(BALANCES, 100, LONG_S))
             async with mute.working("balances", options=QUICK):

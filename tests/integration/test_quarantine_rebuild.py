@@ -17,7 +17,7 @@ from eventjet.projections import decisions as decide
 from eventjet.projections.database import READ_ONLY
 from eventjet.rebuild import AppRef, Progress, rebuild, verify
 from eventjet.settings import Settings
-from eventjet.spark.session import spark_session
+from eventjet.spark.session import Started
 from tests.integration.ledger_log import block, eventually
 from tests.integration.quarantined import Kept, decisions, kept_of
 from tests.integration.rebuild_log import Book, remains
@@ -269,16 +269,15 @@ async def test_a_verification_names_the_row_that_differs_and_since_when(book: Bo
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_a_rebuild_on_spark_makes_the_same_rows_and_the_same_quarantine(book: Book) -> None:
+async def test_a_rebuild_on_spark_makes_the_same_rows_and_the_same_quarantine(book: Book, spark: Started) -> None:
     last = mixed(book, 1_500)
     rows, quarantine = await live(book, last)
     changed(book, lambda connection: connection.execute(text("delete from eventjet_quarantine")))
-    with spark_session("local[2]"):
-        await made(book, "balances", engine="spark")
-        assert (book.rows(), kept(book)) == (rows, quarantine)
-        await decided(book)
-        last = mixed(book, 300, seed=4)
-        rows, quarantine = await live(book, last)
-        await made(book, engine="spark")
-        assert (book.rows(), kept(book)) == (rows, quarantine)
-        assert (await verify(book.ref, "balances", book.settings, engine="spark")).differences == 0
+    await made(book, "balances", engine="spark")
+    assert (book.rows(), kept(book)) == (rows, quarantine)
+    await decided(book)
+    last = mixed(book, 300, seed=4)
+    rows, quarantine = await live(book, last)
+    await made(book, engine="spark")
+    assert (book.rows(), kept(book)) == (rows, quarantine)
+    assert (await verify(book.ref, "balances", book.settings, engine="spark")).differences == 0

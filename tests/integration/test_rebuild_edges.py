@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from eventjet.rebuild import rebuild, verify
-from eventjet.spark.session import Started, spark_session
+from eventjet.spark.session import Started
 from eventjet.store.subjects import SERVER_MESSAGE_MAX
 from eventjet.wire import Link
 from tests.integration.rebuild_log import ALL, Book, remains
@@ -19,13 +19,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SMALL = 300
 HEADERS = 2_000
 """More than the headers of a message take."""
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Started]:
-    """One session for the module: a rebuild uses the one that runs already."""
-    with spark_session("local[2]") as started:
-        yield started
 
 
 def types(book: Book) -> dict[str, Any]:

@@ -6,13 +6,13 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import text
 
 from eventjet.rebuild import preview, rebuild
+from tests import forked
 from tests.integration.rebuild_log import ALL, Book, remains
 
 
@@ -26,8 +26,7 @@ def run(book: Book, *arguments: str, **more: str) -> subprocess.CompletedProcess
         **more,
     }
     where = ["--app", f"{book.ref.module}:app", "--app-dir", book.ref.path[0]]
-    command = [sys.executable, "-P", "-m", "eventjet.cli", *arguments, *where]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100)
+    return forked.run("eventjet.cli", [*arguments, *where], folder=Path.cwd(), environ=environ, timeout_s=100)
 
 
 def everything(book: Book) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,11 @@ from eventjet.rebuild import AppRef
 from eventjet.rebuild.archiving import archive
 from eventjet.rebuild.restoring import restore
 from eventjet.settings import Settings
-from eventjet.spark.session import spark_session
+from eventjet.spark.session import Started
 from eventjet.store.past import lasting
 from tests.integration.restored_bank import bank
 from tests.integration.restoring import fill, records_of
+from tests.stores import fresh_name
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -26,11 +26,9 @@ BATCH_ID = re.compile(rb"Nats-Batch-Id: [^\r]*")
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path) -> Iterator[str]:
+def elsewhere(spark: Started) -> str:
     """A folder as `viewfs` has it, which only Spark reaches."""
-    link = {"spark.hadoop.fs.viewfs.mounttable.archives.link./there": f"file://{tmp_path}"}
-    with spark_session("local[2]", conf=link):
-        yield "viewfs://archives/there"
+    return f"viewfs://archives/there/{fresh_name()}"
 
 
 def seen(records: list[RawRecord]) -> list[tuple[int, bytes, bytes, bytes]]:

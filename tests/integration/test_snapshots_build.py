@@ -20,7 +20,7 @@ from eventjet.errors import Refused, Unreachable, UsageError
 from eventjet.rebuild import EngineName, SnapshotReport, build_snapshots
 from eventjet.snapshots.bulk import BulkSnapshots, Offer
 from eventjet.snapshots.kv import VALUE_MAX
-from eventjet.spark.session import Started, spark_session
+from eventjet.spark.session import Started
 from eventjet.store.subjects import snapshot_bucket
 from eventjet.wire import Endpoint
 from tests.hostile_ids import hostile_ids
@@ -36,12 +36,6 @@ AT_ONCE = 64
 def nats() -> Iterator[NatsServer]:
     with NatsServer(sync_interval="1m") as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Started]:
-    with spark_session("local[2]") as started:
-        yield started
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from eventjet import App, Metadata, Settings
 from eventjet.codec.envelope import header_block
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Unreachable, UsageError
-from eventjet.spark import AppRef, events, spark_session
+from eventjet.spark import AppRef, events
 from eventjet.spark.frame_tasks import stored_columns
 from eventjet.spark.session import Started
 from eventjet.wire import Endpoint, Link
@@ -85,12 +85,6 @@ app = App("$name", aggregates=[Account], upcasters=[in_cents], retired_events=["
 def nats() -> Iterator[NatsServer]:
     with NatsServer(sync_interval="1m") as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Started]:
-    with spark_session("local[2]") as started:
-        yield started
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +22,19 @@ from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
 from eventjet.spark.log_frames import log_frame
 from eventjet.spark.ranges import Range, split
-from eventjet.spark.session import Started, spark_session
+from eventjet.spark.session import Started
 from tests.integration.rebuild_log import ALL, Book, remains
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-EVENTS = 50_000
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Started]:
-    """One session for the module: a rebuild uses the one that runs already."""
-    with spark_session("local[2]") as started:
-        yield started
+EVENTS = int(os.environ.get("EVENTJET_TEST_SPARK_EVENTS", "10000"))
+SLOW_EVENTS = 50_000
+"""So many that a run over them is met in the middle."""
+LARGE = pytest.mark.skipif("EVENTJET_TEST_SPARK_EVENTS" not in os.environ, reason="every day one database is enough")
 
 
 async def test_spark_the_local_engine_and_the_live_worker_make_the_same_tables(book: Book, spark: Started) -> None:
-    last = book.fill(EVENTS, accounts=2_000)
+    last = book.fill(EVENTS, accounts=EVENTS // 25)
     create_tables(book.where.sync_engine(), book.projections.values())
     async with book.working():
         for bound in book.projections.values():
@@ -150,6 +145,7 @@ print(json.dumps([report.events, report.rows]))
 """
 
 
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_workers_started_elsewhere_import_the_app_on_a_machine_without_java(book: Book, tmp_path: Path) -> None:
     last = book.fill(5_000)
     elsewhere = tmp_path / "elsewhere"
@@ -171,8 +167,9 @@ def test_workers_started_elsewhere_import_the_app_on_a_machine_without_java(book
     assert list(elsewhere.iterdir()) == []
 
 
+@pytest.mark.parametrize("database", ["postgresql", pytest.param("sqlite", marks=LARGE)], indirect=True)
 def test_interrupted_it_ends_soon_and_leaves_neither_process_nor_shadow(book: Book, tmp_path: Path) -> None:
-    book.fill(EVENTS)
+    book.fill(SLOW_EVENTS)
     (tmp_path / "run.py").write_text(RUN.replace("print(", "print(1, "))
     command = [sys.executable, tmp_path / "run.py", f"{book.ref.module}:app", book.ref.path[0]]
     environment = {
@@ -187,7 +184,7 @@ def test_interrupted_it_ends_soon_and_leaves_neither_process_nor_shadow(book: Bo
             assert time.monotonic() < deadline
             time.sleep(0.1)
         os.killpg(running.pid, signal.SIGINT)
-        assert running.wait(5) != 0
+        assert running.wait(20) != 0
     assert commands_of(running.pid) == ""
     assert remains(book.where) == []
 

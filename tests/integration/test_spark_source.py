@@ -16,9 +16,10 @@ from eventjet.dev.nats import NatsServer
 from eventjet.settings import Settings
 from eventjet.spark.options import connection_options
 from eventjet.spark.sealed import seal
-from eventjet.spark.session import spark_session
+from eventjet.spark.session import Started
 from eventjet.wire import Endpoint
 from examples.bank.account import Deposited
+from tests.integration.shared_spark import configured
 from tests.integration.source_log import api, bank_log, frame_of, positions_of, run_stream
 from tests.integration.wire_log import make_log
 
@@ -34,10 +35,10 @@ def nats() -> Iterator[NatsServer]:
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
+def spark(spark: Started) -> Iterator[Any]:
     """A session that pushes filters, which is not Spark's default."""
-    with spark_session("local[2]", conf={PUSHDOWN: "true"}) as started:
-        yield started.spark
+    with configured(spark, {PUSHDOWN: "true"}) as session:
+        yield session
 
 
 def test_columns_say_what_the_events_are(nats: NatsServer, spark: Any) -> None:

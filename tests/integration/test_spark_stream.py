@@ -14,9 +14,10 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 
 from eventjet.dev.nats import NatsServer
-from eventjet.spark.session import spark_session
+from eventjet.spark.session import Started
 from eventjet.wire import Endpoint
 from examples.bank import turnover_sink
+from tests.integration.shared_spark import configured
 from tests.integration.source_log import api, bank_log, fill, frame_of, positions_of, run_stream, turnover
 from tests.integration.wire_log import append, make_log
 
@@ -30,9 +31,9 @@ def nats() -> Iterator[NatsServer]:
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    with spark_session("local[2]", conf={"spark.sql.shuffle.partitions": "2"}) as started:
-        yield started.spark
+def spark(spark: Started) -> Iterator[Any]:
+    with configured(spark, {"spark.sql.shuffle.partitions": "2"}) as session:
+        yield session
 
 
 class Batches:

@@ -27,7 +27,6 @@ from eventjet.projections.pausing import pause
 from eventjet.settings import Settings
 from eventjet.workers.health import Verdict
 from eventjet.workers.http import serving
-from eventjet.workers.supervisor import run_workers
 from eventjet.workers.workplace import WorkerOptions
 from tests.integration.ledger_log import Ledger, block, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Noted, made
@@ -71,19 +70,9 @@ async def telling(
     """A worker with a page, ready."""
     caplog.set_level(logging.INFO, "eventjet")
     caplog.clear()
-    stop, ready = asyncio.Event(), asyncio.Event()
-    address = ("127.0.0.1", 0)
-    work = asyncio.create_task(
-        run_workers(ledger, ledger.settings, names, stop=stop, on_ready=ready.set, options=options, http=address)
-    )
-    try:
-        async with asyncio.timeout(30):
-            await ready.wait()
+    async with ledger.working(*names, options=options, http=("127.0.0.1", 0)):
         (url,) = re.findall(r"http://[\d.:]+", caplog.text)
         yield Page(url)
-    finally:
-        stop.set()
-        await work
 
 
 async def test_a_worker_that_keeps_up_is_healthy_and_tells_what_it_did(
