@@ -79,7 +79,7 @@ class Ledger:
                 for aggregate_id, headers, body in records
             ]
             for start in range(0, len(frames), WINDOW):
-                last = _stored(link, acks, frames[start : start + WINDOW])
+                last = stored(link, acks, frames[start : start + WINDOW])
         return last
 
     def recorded(self, last: int) -> list[Recorded[Any]]:
@@ -153,7 +153,8 @@ async def eventually(found: Callable[[], Awaitable[bool]], what: str, timeout_s:
     return time.monotonic() - started
 
 
-def _stored(link: Link, acks: bytes, frames: Sequence[bytes]) -> int:
+def stored(link: Link, acks: bytes, frames: Sequence[bytes]) -> int:
+    """Publish, and wait for every acknowledgement; the last position."""
     link.send(b"".join(frames))
     expected, last = len(frames), 0
     while expected:

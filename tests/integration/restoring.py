@@ -21,6 +21,7 @@ from eventjet.store.past import Past
 from eventjet.wire import Endpoint, Link, read_range, stream_state
 from eventjet.wire.frames import publish_frame
 from examples.bank.account import Account, Deposited, Opened
+from tests.integration.ledger_log import WINDOW, stored
 
 NAME = "bank"
 
@@ -104,11 +105,16 @@ def _file(folder: Path, segment: Sequence[RawRecord], records: Sequence[RawRecor
 
 
 def append_raw(url: str, messages: Iterable[tuple[str, bytes, bytes]], name: str = NAME) -> int:
-    """Store (subject after the stream's name, headers, body) one by one; returns the last position."""
+    """Store (subject after the stream's name, headers, body) one after the other; returns the last position."""
     with Link.open(endpoint(url)) as link:
-        for subject, headers, body in messages:
-            link.send(publish_frame(f"{name}.{subject}", body, headers=headers))
-        link.flush()
+        reply = f"{link.inbox}.acks"
+        acks = link.subscribe(reply)
+        frames = [
+            publish_frame(f"{name}.{subject}", body, reply=reply.encode(), headers=headers)
+            for subject, headers, body in messages
+        ]
+        for start in range(0, len(frames), WINDOW):
+            stored(link, acks, frames[start : start + WINDOW])
         return stream_state(link, name).last
 
 

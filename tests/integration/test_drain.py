@@ -37,7 +37,7 @@ async def test_a_worker_told_to_end_finishes_its_batch_and_a_standby_goes_on_at_
     assert before is not None
     first.signal(signal.SIGTERM)
     first.signal(signal.SIGCONT)
-    first.end()
+    first.ended()
     after, rows = stored(ledger)
     assert first.process.returncode == 0
     assert after is not None
@@ -62,6 +62,6 @@ async def test_a_standby_takes_over_from_a_worker_that_drains_under_load(ledger:
     await eventually(is_under_way, "progress")
     first.signal(signal.SIGTERM)
     last = ledger.append(history(200, seed=8))
-    first.end()
+    first.ended()
     await ledger.caught_up(last)
     assert stored(ledger)[1] == folded(ledger.recorded(last))

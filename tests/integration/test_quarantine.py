@@ -26,7 +26,7 @@ from eventjet.wire import Link
 from eventjet.wire.frames import publish_frame
 from eventjet.workers.status import ProjectionStatus, status
 from eventjet.workers.workplace import WorkerOptions
-from tests.integration.ledger_log import Ledger, _stored, block, eventually, history
+from tests.integration.ledger_log import Ledger, block, eventually, history, stored
 from tests.integration.projecting import BALANCES, CATALOG, MOVEMENTS, Added, Balance, Closed, Noted, Opened, made
 from tests.integration.quarantined import BAD, MENDED, PARKING, bad_records, decisions, expected, mixed, state_of
 
@@ -166,7 +166,7 @@ async def test_an_event_on_a_subject_that_is_not_ours_is_parked_under_its_subjec
         reply = f"{link.inbox}.acks"
         acks = link.subscribe(reply)
         frames = [publish_frame(one, body, reply=reply.encode(), headers=block("ledger.added")) for one in subjects * 2]
-        last = _stored(link, acks, frames)
+        last = stored(link, acks, frames)
     last = ledger.append([("a-1", Opened(owner="ada"))])
     async with ledger.working(options=QUICK):
         await ledger.caught_up(last)
