@@ -136,13 +136,15 @@ class Feed:
                 reply = f"{link.inbox}.acks"
                 acks = link.subscribe(reply)
                 while self._wait():
+                    began = time.monotonic()
                     chunk = self._next_chunk()
                     self._send(link, acks, reply.encode(), chunk)
                     with self._changed:
                         self._stored += len(chunk)
                         self._changed.notify_all()
                     if self.rate is not None:
-                        time.sleep(min(PAUSE_MAX_S, len(chunk) / self.rate))
+                        due = began + min(PAUSE_MAX_S, len(chunk) / self.rate)
+                        time.sleep(max(0.0, due - time.monotonic()))
         except (EventjetError, OSError, TimeoutError):
             self._wait_for_server()
             self.resent += len(self.log) - self._stored
