@@ -156,6 +156,8 @@ def _become(
     """In the new process: what an interpreter finds when it starts."""
     if start_new_session:
         os.setsid()
+    # A shell's background jobs ignore it, and so would all their processes.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(folder)

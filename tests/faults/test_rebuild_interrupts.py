@@ -29,8 +29,11 @@ SPARK_STARTS_S = 240.0
 
 
 def cpu_s(pid: int) -> float:
-    """What a process has spent so far."""
-    spent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    """What a process has spent so far; 0 when it is gone."""
+    try:
+        spent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    except OSError:
+        return 0.0
     return sum(map(int, spent)) / os.sysconf("SC_CLK_TCK")
 
 

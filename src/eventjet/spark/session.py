@@ -181,6 +181,8 @@ def _running(
             variables["JAVA_HOME"] = str(make_java_home(find_java(environ), scratch / "java"))
         with _environment({**taken, **variables}), _hushed():
             spark = _created(builder, url)
+        if not remote and not url.startswith("sc://"):
+            _hush_accumulators(spark)
         try:
             yield spark
         finally:
@@ -279,6 +281,16 @@ def _silent_about_an_ended_jvm() -> Generator[None]:
 
 def _is_not_of_py4j(record: logging.LogRecord) -> bool:
     return Path(record.pathname).parent.name != "py4j"
+
+
+def _hush_accumulators(spark: SparkSession) -> None:
+    """Their server prints a traceback when the JVM ends before it; whoever waits for the JVM is told in his turn."""
+    server: Any = getattr(spark.sparkContext, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = _ignore
+
+
+def _ignore(_request: object, _client: object) -> None: ...
 
 
 def _stop(spark: SparkSession) -> None:
