@@ -8,6 +8,7 @@ import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import date
+from functools import lru_cache
 from typing import Any, TypeAlias, cast
 from uuid import UUID
 
@@ -29,6 +30,8 @@ KeysOf: TypeAlias = Callable[[Recorded[Any]], tuple[tuple[Any, ...], ...]]
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
 """How a projection may be called."""
+_KEYS_KEPT = 65_536
+"""Keys that are checked once and met often."""
 _KEY_TYPES = ((sa.String, str), (sa.Integer, int), (sa.Uuid, UUID), (sa.Date, date))
 
 
@@ -261,7 +264,11 @@ class _Binding:
 
 
 def _by_aggregate(check: Convert) -> KeyOf:
-    return lambda event: (check(event.aggregate_id),)
+    @lru_cache(maxsize=_KEYS_KEPT)
+    def key_of(aggregate_id: str) -> tuple[Any, ...]:
+        return (check(aggregate_id),)
+
+    return lambda event: key_of(event.aggregate_id)
 
 
 def _one(key: Callable[[Recorded[Any]], Any], checks: Sequence[Convert]) -> KeyOf:
