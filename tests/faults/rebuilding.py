@@ -34,7 +34,7 @@ from tests.integration.rebuild_log import remains
 
 _COUNTS = {"totals": "coalesce(sum(additions), 0)", "journal": "count(*)"}
 _PACE_S = 0.002
-_REST = 3
+_REST, _REST_MAX_S = 3, 0.2
 """How much longer than a look a reader rests after it: on large tables it would take a core for itself."""
 STARTS_S = 240.0
 """Spark on a machine that is busy with other things."""
@@ -95,7 +95,7 @@ class Reader:
         self.looks += 1
         if position < before or held != self._expected(position):
             self.wrong.append(f"at {position} after {before}: {held} events, and not {self._expected(position)}")
-        time.sleep(max(_PACE_S, _REST * took_s))
+        time.sleep(min(max(_PACE_S, _REST * took_s), _REST_MAX_S))
         return int(position)
 
     def _expected(self, position: int) -> int:
