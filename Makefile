@@ -92,13 +92,13 @@ bench: setup bench-peers
 # The table of docs/reference/performance.md, on a machine that does nothing else.
 bench-full: setup bench-peers
 	$(bin)/python -m benchmarks.startup --runs 15
-	$(bin)/python -m benchmarks.commands --runs 5 --count 3000
+	$(bin)/python -m benchmarks.commands --runs 5 --count 2000
 	$(bin)/python -m benchmarks.loads --runs 5
 	$(bin)/python -m benchmarks.append --runs 5 --count 50000
 	$(bin)/python -m benchmarks.booking --runs 5 --count 2000
-	$(bin)/python -m benchmarks.lag --runs 5 --count 4000
+	$(bin)/python -m benchmarks.lag --runs 5 --count 3000
 	$(bin)/python -m benchmarks.catchup --runs 5 --events 500000 --memory 1000000
-	$(bin)/python -m benchmarks.rebuild --events 1000000
+	$(bin)/python -m benchmarks.rebuild --events 1000000 --peer-events 50000
 	$(bin)/python -m benchmarks.report
 
 bench-peers: setup $(peer)/.installed $(protean)/.installed $(node)/.installed

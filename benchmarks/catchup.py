@@ -269,10 +269,10 @@ def _sizes() -> argparse.Namespace:
         parser.add_argument(flag, type=int, default=value, help=f"{what} ({value:,}; {variable})")
 
     size("runs", 3, "laps of each subject")
-    size("events", 250_000, "events in the log, for eventjet and the floors")
+    size("events", 200_000, "events in the log, for eventjet and the floors")
     size("batch_peer_events", 60_000, "events in the store of the peer that works in batches")
-    size("peer_events", 4_000, "events in the store of the peer that commits one by one")
-    size("slow_peer_events", 400, "events in the store of the peer that takes milliseconds for one")
+    size("peer_events", 3_000, "events in the store of the peer that commits one by one")
+    size("slow_peer_events", 250, "events in the store of the peer that takes milliseconds for one")
     size("memory", 0, "events for a run that looks at the worker's memory, 0 for none")
     parser.add_argument("--databases", default="PostgreSQL,SQLite", help="which (%(default)s)")
     return parser.parse_args()

@@ -141,6 +141,6 @@ def main(runs: int, count: int) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--count", type=int, default=1_500, help="commands of a lap (%(default)s)")
+    parser.add_argument("--count", type=int, default=1_000, help="commands of a lap (%(default)s)")
     given = parser.parse_args()
     sys.exit(main(given.runs, given.count))

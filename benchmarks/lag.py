@@ -69,7 +69,7 @@ def main(runs: int, count: int, per_s: int) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--count", type=int, default=2_000)
+    parser.add_argument("--count", type=int, default=1_200)
     parser.add_argument("--per-s", type=int, default=200)
     given = parser.parse_args()
     sys.exit(main(given.runs, given.count, given.per_s))

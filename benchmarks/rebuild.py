@@ -227,7 +227,7 @@ def _sizes() -> argparse.Namespace:
         )
 
     size("runs", 3, "laps of each subject")
-    size("events", 200_000, "events in the log")
+    size("events", 100_000, "events in the log")
     size("peer_events", 10_000, "events in the store of pyeventsourcing, 0 to leave it out")
     parser.add_argument("--master", default="local[2]", help="Spark's (%(default)s)")
     return parser.parse_args()
