@@ -37,6 +37,7 @@ from eventjet.projections.database import Database
 
 FRAMES = "limit: bytes into frames, one core"
 RECORDS = "limit: frames into records, one core"
+LOAD = "limit: COPY of the finished rows"
 LOCAL = "local engine"
 SPARK = "Spark from JetStream"
 ARCHIVE = "Spark from an archive"
@@ -44,7 +45,13 @@ LOCAL_PROGRAM = "eventjet rebuild --engine local, from nothing"
 SPARK_PROGRAM = "eventjet rebuild, from nothing"
 PEER = "pyeventsourcing, catch-up"
 
-TARGETS = ((LOCAL, FRAMES, 0.4), (LOCAL, RECORDS, None), (SPARK, LOCAL, 0.8), (ARCHIVE, SPARK, 2.0))
+TARGETS = (
+    (LOCAL, FRAMES, 0.4),
+    (LOCAL, RECORDS, None),
+    (LOCAL, LOAD, None),
+    (SPARK, LOCAL, 0.8),
+    (ARCHIVE, SPARK, 2.0),
+)
 PEER_TARGETS = ((LOCAL, 100.0), (LOCAL_PROGRAM, None), (SPARK, None), (SPARK_PROGRAM, 50.0))
 FIRST_TASK_MAX_S = 7.0
 
@@ -125,7 +132,8 @@ def main(sizes: argparse.Namespace) -> int:
         archive = folder / "archive"
         make_archive(nats, archive, sizes.master)
         tables = Tables(sizes.events)
-        laps = [*_limits(nats, sizes.events, tables), *_programs(nats, postgres, sizes, truth, tables)]
+        limits = _limits(nats, postgres, sizes.events, truth, tables)
+        laps = [*limits, *_programs(nats, postgres, sizes, truth, tables)]
         roads = ((LOCAL, "local", None), (SPARK, "spark", None), (ARCHIVE, "spark", archive))
         url = new_database(postgres, "warm")
         rebuilders = {
@@ -155,11 +163,24 @@ def new_database(postgres: PostgresServer, name: str) -> str:
     return url
 
 
-def _limits(nats: NatsServer, count: int, tables: Tables) -> list[Callable[[], None]]:
+def _limits(
+    nats: NatsServer,
+    postgres: PostgresServer,
+    count: int,
+    truth: Mapping[str, tuple[Decimal, int]],
+    tables: Tables,
+) -> list[Callable[[], None]]:
     def limit(name: str, how_far: str) -> None:
         tables.read(name, lap(python("context")(nats.url, count, how_far)))
 
-    return [partial(limit, FRAMES, "frames"), partial(limit, RECORDS, "read")]
+    def load() -> None:
+        url = postgres.create_database("copied")
+        done = lap(python("copy")(url, count))
+        check(url, truth, in_cents=False)
+        postgres.drop_database("copied")
+        tables.read(LOAD, done)
+
+    return [partial(limit, FRAMES, "frames"), partial(limit, RECORDS, "read"), load]
 
 
 def _programs(
