@@ -23,7 +23,7 @@ SCHEDULES ?= 1000000
 
 # How many of each kind `make faults` tries; the tests' own figures are for every day.
 FAULTS ?= EVENTJET_TEST_UNKNOWNS=1000 EVENTJET_TEST_IDS=100000 EVENTJET_TEST_KILLS=200 EVENTJET_TEST_EVENTS=50000 \
-	EVENTJET_TEST_TAKEOVERS=50 EVENTJET_TEST_OUTAGES=20 EVENTJET_TEST_CONTROL_KILLS=20 \
+	EVENTJET_TEST_TAKEOVERS=50 EVENTJET_TEST_TAKEOVER_S=5 EVENTJET_TEST_OUTAGES=20 EVENTJET_TEST_CONTROL_KILLS=20 \
 	EVENTJET_TEST_CONCURRENT=10000 EVENTJET_TEST_BAD=10000 \
 	EVENTJET_TEST_REBUILD_KILLS=10 EVENTJET_TEST_REBUILDS=10 EVENTJET_TEST_REBUILD_EVENTS=200000 \
 	EVENTJET_TEST_REBUILD_RATE=700 EVENTJET_TEST_ARCHIVE_KILLS=1 EVENTJET_TEST_HISTORIES=20 \
@@ -53,6 +53,7 @@ simulate: setup
 
 faults: setup
 	$(FAULTS) $(bin)/python -m pytest --timeout 1800 --durations 20 -s tests/faults \
+		tests/integration/test_worker_takeover.py \
 		tests/integration/test_unknown_outcomes.py tests/integration/test_hostile_ids.py \
 		tests/integration/test_archive_killed.py tests/integration/test_archive_law.py tests/acceptance/test_restore.py \
 		tests/acceptance/test_bank_on_three_engines.py tests/integration/test_spark_rebuild.py \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 import time
@@ -21,7 +22,7 @@ from tests.forked import ForkedWorker
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, folded, made, rows_of
 
-TAKEOVER_S = 15.0
+TAKEOVER_S = float(os.environ.get("EVENTJET_TEST_TAKEOVER_S", "15"))
 """A lease and a half, and what a busy machine adds; pulls that nobody takes back would last half a minute."""
 KILLS = 4
 
