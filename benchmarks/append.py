@@ -17,7 +17,7 @@ from benchmarks.peers import PYEVENTSOURCING, python
 from benchmarks.stores import Stores
 
 OURS = "eventjet: append_many"
-LIMIT = "limit by hand: pipelined publishes"
+LIMIT = "by hand: pipelined publishes, each synced"
 
 
 def main(runs: int, count: int) -> int:

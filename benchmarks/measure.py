@@ -105,7 +105,8 @@ def show(comparisons: Iterable[Comparison]) -> None:
 
 def keep(figures: Sequence[Figures], comparisons: Iterable[Comparison] = ()) -> None:
     """Write the results down, in the place of earlier ones of the same jobs."""
-    fresh = [each for one in figures for each in one.results()] + [one.result() for one in comparisons]
+    found = [each for one in figures for each in one.results()] + [one.result() for one in comparisons]
+    fresh = [{**one, "when_it_began": _BEGAN} for one in found]
     jobs = {one["job"] for one in fresh}
     known = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
     kept = [one for one in known if one["job"] not in jobs]
@@ -117,6 +118,9 @@ def keep(figures: Sequence[Figures], comparisons: Iterable[Comparison] = ()) -> 
 def conditions() -> str:
     """What the machine was doing, and what it is."""
     return f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, Python {sys.version.split()[0]}"
+
+
+_BEGAN = conditions()
 
 
 async def interleave(runs: int, *subjects: Callable[[], Awaitable[None]]) -> None:

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import RESULTS, conditions
+from benchmarks.measure import RESULTS
 
 WIDTH_IN = 9.0
 _OURS = "eventjet"
@@ -23,15 +23,19 @@ def tables(results: Iterable[dict[str, Any]]) -> str:
     """A table a job: medians, spread, and how many times better eventjet is."""
     parts: list[str] = []
     for job, figures in _by_job(results).items():
-        ratios = {(one["subject"], one["versus"]): one for one in figures if "versus" in one}
+        ratios = [one for one in figures if "versus" in one]
         rows = [one for one in figures if "versus" not in one]
-        parts += [f"### {_title(job)}", "", f"| | {rows[0]['unit']} | lowest to highest | runs | eventjet is |"]
-        parts.append("|---|---:|---:|---:|---:|")
+        mine = {one["subject"] for one in ratios}
+        head = f"{next(iter(mine))} is" if len(mine) == 1 else "beside it"
+        parts += [f"### {_title(job)}", "", f"When it began: {rows[0]['when_it_began']}.", ""]
+        parts.append(f"| | {rows[0]['unit']} | lowest to highest | runs |" + (f" {head} |" if ratios else ""))
+        parts.append("|---|---:|---:|---:|" + ("---:|" if ratios else ""))
         for one in rows:
-            versus = [ratio for (_, other), ratio in ratios.items() if other == one["subject"]]
-            told = _ratio(versus[0]) if versus else ""
+            versus = [ratio for ratio in ratios if ratio["versus"] == one["subject"]]
+            told = "; ".join(_ratio(each) if len(mine) == 1 else f"{each['subject']} {_ratio(each)}" for each in versus)
             spread = f"{_number(one['min'])} to {_number(one['max'])}"
-            parts.append(f"| {one['subject']} | {_number(one['median'])} | {spread} | {one['runs']} | {told} |")
+            row = f"| {one['subject']} | {_number(one['median'])} | {spread} | {one['runs']} |"
+            parts.append(row + (f" {told} |" if ratios else ""))
         parts.append("")
     return "\n".join(parts)
 
@@ -82,11 +86,11 @@ def _by_job(results: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]
 
 
 def _ratio(found: dict[str, Any]) -> str:
-    told = f"{found['ratio']:.2f} ×"
+    told = f"{_number(found['ratio'])} × ({_number(found['ratio_min'])} to {_number(found['ratio_max'])})"
     target = found.get("target")
     if target is None:
         return told
-    return f"{told} (aimed at {target:g}{'' if found['ratio'] >= target else ', missed'})"
+    return f"{told}, aimed at {target:g}{'' if found['ratio'] >= target else ' and missed'}"
 
 
 def _number(value: float) -> str:
@@ -107,7 +111,7 @@ def main(into: Path | None) -> None:
     made = tables(results)
     report.write_text(f"# Benchmarks\n\n{made}")
     if into is not None:
-        into.write_text(placed(into.read_text(), f"{conditions()}.\n\n{made}"))
+        into.write_text(placed(into.read_text(), made))
     plots = plot(results, RESULTS.parent)
     print(f"{report.name} and {len(plots)} plots are in {RESULTS.parent.name}/ of benchmarks")
 
