@@ -81,13 +81,13 @@ contract: setup
 # Every figure with its peers in the same minutes, small enough for a coffee; then tables and plots.
 bench: setup bench-peers
 	$(bin)/python -m benchmarks.startup --runs 5
-	$(bin)/python -m benchmarks.commands
-	$(bin)/python -m benchmarks.loads
-	$(bin)/python -m benchmarks.append
-	$(bin)/python -m benchmarks.booking
+	$(bin)/python -m benchmarks.commands --count 750
+	$(bin)/python -m benchmarks.loads --runs 2
+	$(bin)/python -m benchmarks.append --count 10000
+	$(bin)/python -m benchmarks.booking --count 750
 	$(bin)/python -m benchmarks.lag
-	$(bin)/python -m benchmarks.catchup
-	$(bin)/python -m benchmarks.rebuild
+	$(bin)/python -m benchmarks.catchup --runs 2
+	$(bin)/python -m benchmarks.rebuild --runs 2
 	$(bin)/python -m benchmarks.report
 
 # The table of docs/reference/performance.md, on a machine that does nothing else.
