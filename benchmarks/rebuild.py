@@ -45,13 +45,7 @@ LOCAL_PROGRAM = "eventjet rebuild --engine local, from nothing"
 SPARK_PROGRAM = "eventjet rebuild, from nothing"
 PEER = "pyeventsourcing, catch-up"
 
-TARGETS = (
-    (LOCAL, FRAMES, 0.4),
-    (LOCAL, RECORDS, None),
-    (LOCAL, LOAD, None),
-    (SPARK, LOCAL, 0.8),
-    (ARCHIVE, SPARK, 2.0),
-)
+TARGETS = ((LOCAL, FRAMES, 0.4), (LOCAL, RECORDS, None), (SPARK, LOCAL, 0.8), (ARCHIVE, SPARK, 2.0))
 PEER_TARGETS = ((LOCAL, 100.0), (LOCAL_PROGRAM, None), (SPARK, None), (SPARK_PROGRAM, 50.0))
 FIRST_TASK_MAX_S = 7.0
 

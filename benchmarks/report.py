@@ -27,7 +27,9 @@ def tables(results: Iterable[dict[str, Any]]) -> str:
         rows = [one for one in figures if "versus" not in one]
         mine = {one["subject"] for one in ratios}
         head = f"{next(iter(mine))} is" if len(mine) == 1 else "beside it"
-        parts += [f"### {_title(job)}", "", f"When it began: {rows[0]['when_it_began']}.", ""]
+        parts += [f"### {_title(job)}", ""]
+        if "when_it_began" in rows[0]:  # figures kept from before it was written down lack it
+            parts += [f"When it began: {rows[0]['when_it_began']}.", ""]
         parts.append(f"| | {rows[0]['unit']} | lowest to highest | runs |" + (f" {head} |" if ratios else ""))
         parts.append("|---|---:|---:|---:|" + ("---:|" if ratios else ""))
         for one in rows:

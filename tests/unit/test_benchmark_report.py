@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.report import BEGIN, END, placed
+from benchmarks.report import BEGIN, END, placed, tables
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "performance.md"
 
@@ -23,3 +23,14 @@ def test_tables_take_the_place_of_those_before_them() -> None:
 def test_a_page_without_marks_is_refused() -> None:
     with pytest.raises(ValueError, match="tables: begin"):
         placed("# A page\n", "### One\n")
+
+
+def test_figures_kept_from_before_have_their_tables_beside_new_ones() -> None:
+    figure = {"unit": "ms", "median": 2.0, "min": 1.0, "max": 3.0, "runs": 3}
+    old = {"job": "old", "subject": "a", **figure}
+    new = {"job": "new", "subject": "b", **figure, "when_it_began": "load average 0.1"}
+    ratio = {**new, "subject": "a", "versus": "b", "ratio": 2.5, "ratio_min": 2.0, "ratio_max": 3.0, "target": 4.0}
+    made = tables([old, new, ratio])
+    assert "### Old\n\n| | ms |" in made
+    assert "### New\n\nWhen it began: load average 0.1.\n" in made
+    assert "| b | 2 | 1 to 3 | 3 | 2.5 × (2 to 3), aimed at 4 and missed |" in made
