@@ -91,7 +91,7 @@ def test_nothing_in_the_range_is_known_at_once(endpoint: Endpoint, log: str) -> 
     assert list(read_range(endpoint, empty, 1, 100, allow_holes=True)) == []
     assert list(read_range(endpoint, log, 10_001, 20_000, allow_holes=True)) == []
     assert list(read_range(endpoint, log, 1, 10_001, filter_subject=f"{log}.account.none")) == []
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < 4.0
 
 
 def test_a_log_that_ends_before_the_range_is_an_error_that_says_where(endpoint: Endpoint, log: str) -> None:

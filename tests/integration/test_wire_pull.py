@@ -127,7 +127,7 @@ def test_a_takeover_turns_the_deposed_worker_away_at_once(endpoint: Endpoint) ->
             started = time.monotonic()
             with pytest.raises(Evicted, match="Consumer Deleted"):
                 deposed.next_batch()
-            assert time.monotonic() - started < 1.0
+            assert time.monotonic() - started < 3.0
             append(endpoint, name, [b"{}"] * 5)
             assert positions([take(owner, 55)]) == list(range(51, 106))
 
@@ -227,7 +227,7 @@ def test_closing_from_another_thread_ends_the_reader_promptly(endpoint: Endpoint
     pull.close()
     reader.join(5.0)
     assert ended
-    assert ended[0] - started < 1.0
+    assert ended[0] - started < 3.0
     with pytest.raises(LinkClosed):
         pull.next_batch()
 
