@@ -46,7 +46,7 @@ def alive(pid: int) -> bool:
     """A zombie is not: nothing of it runs any more."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # The second when it goes between opening and reading.
         return False
 
 
