@@ -1,8 +1,16 @@
-"""The order of files: a file stays in one process, so long ones begin first, and those that share a JVM together."""
+"""The order of files, and properties that are not held to a time.
+
+A file stays in one process, so long ones begin first, and those that share a JVM together.
+"""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine takes seconds for an example that takes milliseconds: that says nothing about the property.
+settings.register_profile("eventjet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("eventjet")
 
 FIRST = (
     # These share a session of Spark.

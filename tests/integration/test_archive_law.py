@@ -44,7 +44,7 @@ events = st.one_of(
 
 
 @pytest.mark.skipif(not HISTORIES, reason="the first one Hypothesis draws is one event: `make faults` draws many")
-@settings(max_examples=max(1, HISTORIES), deadline=None, database=None)
+@settings(max_examples=max(1, HISTORIES), database=None)
 @given(st.lists(st.tuples(accounts, events), min_size=1, max_size=60), st.data())
 def test_whatever_happened_all_roads_lead_to_the_same_tables(
     tmp_path_factory: pytest.TempPathFactory, nats: NatsServer, spark: Started, history: list[Any], data: st.DataObject
