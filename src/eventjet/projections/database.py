@@ -7,8 +7,9 @@ password.
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,8 +114,11 @@ class Database:
     def connect_sqlite(self) -> sqlite3.Connection:
         """A blocking sqlite3 connection that begins no transaction by itself; close it. Raises `Unreachable`."""
         try:
-            made = sqlite3.connect(str(self._parsed().database), timeout=BUSY_TIMEOUT_S, isolation_level=None)
-            _set_pragmas(made)
+            with ExitStack() as unwanted:
+                made = sqlite3.connect(str(self._parsed().database), timeout=BUSY_TIMEOUT_S, isolation_level=None)
+                unwanted.callback(made.close)
+                _set_pragmas(made)
+                unwanted.pop_all()
         except sqlite3.OperationalError as error:
             raise self.unreachable(error) from None
         return made
@@ -130,7 +134,9 @@ class Database:
         if password:
             reason = reason.replace(str(password), "***")
         remedy = "Check that its folder exists and may be written to."
-        if self.dialect == POSTGRESQL:
+        if _is_busy(cause):
+            remedy = f"Another program has been writing to it for {BUSY_TIMEOUT_S:.0f} s: end that one, or try again."
+        elif self.dialect == POSTGRESQL:
             remedy = "Check that it runs, and that EVENTJET_DATABASE names its host, database and user."
         return Unreachable(f"The database {self.shown}", reason.rstrip("."), remedy)
 
@@ -219,6 +225,29 @@ def enforce_foreign_keys(connection: Any, _record: Any = None) -> None:
 def _set_pragmas(connection: Any) -> None:
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout={int(BUSY_TIMEOUT_S * 1000)}")
-    cursor.execute("PRAGMA journal_mode=WAL")
+    _switch_to_wal(cursor)
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.close()
+
+
+def _switch_to_wal(cursor: Any) -> None:
+    """SQLite switches a new file in a transaction that reads before it writes, where its busy timeout does not apply.
+
+    Programs that open the file for the first time at once would find it locked: each waits for the other's transaction
+    instead, as a writer does, and looks again.
+    """
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if not _is_busy(error) or time.monotonic() > deadline:
+                raise
+        else:
+            return
+        cursor.execute("BEGIN IMMEDIATE")
+        cursor.execute("ROLLBACK")
+
+
+def _is_busy(error: object) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
