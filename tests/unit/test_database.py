@@ -17,13 +17,16 @@ from eventjet.projections.database import Database
 
 
 @contextmanager
-def another_writes(path: Path) -> Iterator[sqlite3.Connection]:
-    """The first program that opens a new file, within its first transaction."""
+def another(path: Path, statement: str) -> Iterator[sqlite3.Connection]:
+    """The first program that opens a new file, within a transaction."""
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
         other.execute("create table begun (n integer)")
-        other.execute("begin immediate")
-        other.execute("insert into begun values (1)")
+        other.execute("begin")
+        other.execute(statement)
         yield other
+
+
+WRITES, READS = "insert into begun values (1)", "select count(*) from begun"
 
 
 def by_engine(database: Database) -> str:
@@ -36,10 +39,13 @@ def by_hand(database: Database) -> str:
         return str(connection.execute("pragma journal_mode").fetchone()[0])
 
 
+@pytest.mark.parametrize("statement", [WRITES, READS])
 @pytest.mark.parametrize("opened", [by_engine, by_hand])
-def test_a_first_opener_waits_for_another_one(tmp_path: Path, opened: Callable[[Database], str]) -> None:
+def test_a_first_opener_waits_for_another_one(
+    tmp_path: Path, opened: Callable[[Database], str], statement: str
+) -> None:
     path = tmp_path / "read.db"
-    with another_writes(path) as other:
+    with another(path, statement) as other:
         timer = threading.Timer(0.3, other.commit)
         timer.start()
         assert opened(Database(f"sqlite:///{path}")) == "wal"
@@ -48,7 +54,7 @@ def test_a_first_opener_waits_for_another_one(tmp_path: Path, opened: Callable[[
 
 async def test_a_first_opener_waits_for_another_one_without_a_thread_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "read.db"
-    with another_writes(path) as other:
+    with another(path, WRITES) as other:
         timer = threading.Timer(0.3, other.commit)
         timer.start()
         engine = Database(f"sqlite:///{path}").engine()
@@ -62,8 +68,8 @@ def test_a_lock_that_stays_is_told_as_one(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(databases, "BUSY_TIMEOUT_S", 0.1)
     path = tmp_path / "read.db"
     database = Database(f"sqlite:///{path}")
-    with another_writes(path):
-        with pytest.raises(Unreachable, match=r"is locked\. Another program has been writing to it"):
+    with another(path, WRITES):
+        with pytest.raises(Unreachable, match=r"is locked\. Another program has held it"):
             database.connect_sqlite()
         with pytest.raises(Unreachable, match=r"is locked\. Another program"), database.reaching_sync():
             by_engine(database)

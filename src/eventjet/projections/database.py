@@ -135,7 +135,7 @@ class Database:
             reason = reason.replace(str(password), "***")
         remedy = "Check that its folder exists and may be written to."
         if _is_busy(cause):
-            remedy = f"Another program has been writing to it for {BUSY_TIMEOUT_S:.0f} s: end that one, or try again."
+            remedy = f"Another program has held it for {BUSY_TIMEOUT_S:.0f} s: end that one, or try again."
         elif self.dialect == POSTGRESQL:
             remedy = "Check that it runs, and that EVENTJET_DATABASE names its host, database and user."
         return Unreachable(f"The database {self.shown}", reason.rstrip("."), remedy)
@@ -245,7 +245,7 @@ def _switch_to_wal(cursor: Any) -> None:
                 raise
         else:
             return
-        cursor.execute("BEGIN IMMEDIATE")
+        cursor.execute("BEGIN EXCLUSIVE")
         cursor.execute("ROLLBACK")
 
 
