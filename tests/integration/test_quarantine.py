@@ -265,13 +265,16 @@ async def test_what_is_parked_is_logged_with_the_first_line_of_its_reason(
     def logged() -> list[str]:
         return [one.getMessage() for one in caplog.records if "is parked" in one.getMessage()]
 
+    async def has_logged() -> bool:
+        return bool(logged())
+
     last = ledger.append([("a", Opened(owner="ada")), ("a", Added(amount=BAD)), ("a", Added(amount=Decimal(3)))])
     async with ledger.working(options=QUICK):
         await ledger.caught_up(last)
-    # What is logged is committed: a reader may see the rows before the line is written.
-    assert logged() == ["balances: the event at position 2 is parked: Poisoned: no 666"]
-    caplog.clear()
-    async with ledger.working(options=QUICK):
+        # What is logged is committed: a reader may see the rows before the line is written.
+        await eventually(has_logged, "the line of what was parked")
+        assert logged() == ["balances: the event at position 2 is parked: Poisoned: no 666"]
+        caplog.clear()
         retry(ledger)
         await settled(ledger)
     assert logged() == ["balances: the event at position 2 is parked again: Poisoned: no 666"]

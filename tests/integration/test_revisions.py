@@ -133,7 +133,7 @@ async def test_a_rolling_deploy_of_a_new_fold_loses_and_stops_nothing(ledger: Le
         await stands(ledger, 1, place="")
         await eventually(lambda: is_past(ledger, 1, 3_000), "revision 1 to catch up")
         with Reader(ledger).reading() as reader:
-            await eventually(lambda: reader.has_seen(1, 5), "a reader to look at revision 1")
+            await eventually(lambda: reader.has_seen(1, 6), "a reader to look at revision 1")
             made = init(ledger, "fold")
             assert len(made) == 1
             standby = processes.enter_context(Worker("old", ledger)).ready()
@@ -142,7 +142,7 @@ async def test_a_rolling_deploy_of_a_new_fold_loses_and_stops_nothing(ledger: Le
             before = commands.last
             await eventually(lambda: is_past(ledger, 2, before + 200), "revision 2 to go on")
             await eventually(lambda: is_past(ledger, 1, before + 200), "revision 1 to go on")
-            await eventually(lambda: reader.has_seen(2, 5), "a reader to look at revision 2")
+            await eventually(lambda: reader.has_seen(2, 6), "a reader to look at revision 2")
     last = commands.last
     await stands(ledger, 1, position=last)
     await stands(ledger, 2, position=last)
