@@ -17,4 +17,4 @@ def with_rebuild_role(stream: str, password: str) -> str:
     role = shown.replace("$REBUILD_PASSWORD", json.dumps(password)).replace(".bank", f".{stream}")
     head = "authorization { users: ["
     assert role.startswith(head)
-    return role.replace(head, f"{head}\n  {{ user: {ADMIN}, password: {ADMIN} }}", 1)
+    return role.replace(head, f"authorization {{ timeout: 30, users: [\n  {{ user: {ADMIN}, password: {ADMIN} }}", 1)

@@ -115,7 +115,7 @@ def test_interrupted_it_ends_the_work_on_the_server_and_told_of_progress_before(
             assert worker.exists()
             awaited(lambda: re.search(r"phase=read done=[1-9]", stderr.read_text()) is not None, stderr)
             running.send_signal(signal.SIGINT)
-            assert running.wait(20) != 0
+            assert running.wait(90) != 0
         finally:
             running.kill()
             running.wait(20)

@@ -51,7 +51,7 @@ async def test_a_long_history_is_read_after_the_server_was_restarted(app: App) -
             await asyncio.gather(*(accounts.history("long") for _ in range(4)))
             server.stop()
             server.start()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while True:
                     with suppress(StoreUnavailable):
                         await jet.log()
@@ -74,7 +74,7 @@ async def test_readers_that_wait_at_the_end_are_told(app: App, eventjet_nats: Na
     readers = [asyncio.create_task(count()) for _ in range(12)]
     await asyncio.sleep(0)
     reads.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         ends = await asyncio.gather(*readers, return_exceptions=True)
     assert {end if isinstance(end, int) else type(end) for end in ends} <= {EVENTS, StoreUnavailable}
     assert any(isinstance(end, StoreUnavailable) for end in ends)
@@ -92,7 +92,7 @@ async def test_a_history_left_in_the_middle_leaves_nothing_behind(app: App, even
                 break
         assert len(await jet.repository(Account).history("long")) == EVENTS
         assert "eventjet histories" in _connections(eventjet_nats)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while "eventjet histories" in _connections(eventjet_nats):
         assert time.monotonic() < deadline, "a connection for histories outlived its owner"
         await asyncio.sleep(0.01)
@@ -102,14 +102,16 @@ async def test_who_may_not_read_snapshots_does_not_wait_for_them(app: App) -> No
     read = ["$JS.API.INFO", f"$JS.API.DIRECT.GET.{app.name}", f"$JS.API.DIRECT.GET.{app.name}.>"]
     allowed = ", ".join(f'"{subject}"' for subject in [*read, f"$JS.API.STREAM.MSG.GET.{app.name}", f"{app.name}.>"])
     config = (
-        'authorization { users = [ {user: "all", password: "x"}, {user: "some", password: "x", permissions: '
-        f'{{ publish: {{ allow: [{allowed}] }}, subscribe: {{ allow: ["_INBOX.>"] }} }} }} ] }}'
+        'authorization { timeout: 30, users = [ {user: "all", password: "x"}, '
+        f'{{user: "some", password: "x", permissions: {{ publish: {{ allow: [{allowed}] }}, '
+        'subscribe: { allow: ["_INBOX.>"] } } } ] }'
     )
     with NatsServer(config=config) as server:
         async with app.connect(servers=server.url, user="all", password="x") as jet:
             await jet.init()
             await jet.repository(Account).execute("a", Account.open, "ada")
-        async with app.connect(servers=server.url, user="some", password="x") as jet, asyncio.timeout(2):
+        settings = {"servers": server.url, "user": "some", "password": "x", "request_timeout_s": 60}
+        async with app.connect(**settings) as jet, asyncio.timeout(30):
             assert (await jet.repository(Account).load("a")).owner == "ada"
 
 

@@ -26,7 +26,7 @@ def server() -> Iterator[NatsServer]:
 
 @asynccontextmanager
 async def connection(*urls: str) -> AsyncIterator[Client]:
-    client = await nats.connect(list(urls), allow_reconnect=False)
+    client = await nats.connect(list(urls), allow_reconnect=False, connect_timeout=20)
     try:
         yield client
     finally:
@@ -36,7 +36,7 @@ async def connection(*urls: str) -> AsyncIterator[Client]:
 async def store(server: NatsServer, subject: str) -> int:
     """Store one message; returns how many the stream holds."""
     async with connection(server.url) as client:
-        log = client.jetstream()
+        log = client.jetstream(timeout=30)
         await log.add_stream(name="log", subjects=["log.*"])
         await log.publish(subject, b"{}")
         return (await log.stream_info("log")).state.messages
@@ -114,10 +114,10 @@ async def test_jetstream_can_be_left_off() -> None:
 
 
 async def test_configuration_is_laid_over_ours() -> None:
-    with NatsServer(config="authorization { token: s3cret }") as server:
+    with NatsServer(config="authorization { timeout: 30, token: s3cret }") as server:
         stranger = Client()
         with pytest.raises(nats.errors.Error, match="Authorization Violation"):
-            await stranger.connect(server.url, allow_reconnect=False)
+            await stranger.connect(server.url, allow_reconnect=False, connect_timeout=20)
         # Refused, it still holds its socket.
         await stranger.close()
         async with connection(server.url.replace("//", "//s3cret@")) as client:
@@ -145,7 +145,7 @@ def test_a_missing_wheel_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 async def test_a_cluster_goes_on_without_its_leader_and_recovers_whole() -> None:
     with NatsCluster() as cluster:
         async with connection(*cluster.urls) as client:
-            await client.jetstream().add_stream(name="log", subjects=["log.*"], num_replicas=3)
+            await client.jetstream(timeout=60).add_stream(name="log", subjects=["log.*"], num_replicas=3)
             assert await publish(client, "log.a") == 1
         leader = cluster.leader()
         assert leader is not None

@@ -174,8 +174,7 @@ async def test_a_log_that_never_rests_does_not_put_a_takeover_off(
     try:
         newer = deployed("fold", ledger.settings, ledger.name)
         async with ledger.working("balances", options=OPTIONS), newer.working("balances", options=OPTIONS):
-            async with asyncio.timeout(20):
-                await stands(ledger, 2, place="")
+            await stands(ledger, 2, place="")
     finally:
         done.set()
         await pouring

@@ -236,7 +236,7 @@ async def test_a_snapshot_shortens_replay_and_a_bad_one_is_passed_over(
         await accounts.execute("k", Account.deposit, Decimal(1))
     keeper = jet._keeper  # pyright: ignore[reportPrivateUsage]
     assert keeper is not None
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not keeper.written:
             await asyncio.sleep(0.01)
     value = await keeper.store.get("account", "k")
@@ -254,6 +254,8 @@ async def test_a_snapshot_shortens_replay_and_a_bad_one_is_passed_over(
 
             store.pages = counted  # type: ignore[method-assign]
             state = await other.repository(Account).load("k")
+            if other._keeper is not None:  # pyright: ignore[reportPrivateUsage]
+                await other._keeper._queue.join()  # pyright: ignore[reportPrivateUsage]
             return state.balance, asked[0] if asked else -1
 
     balance, after = await loaded()
@@ -301,7 +303,7 @@ async def test_a_lost_connection_forgets_what_was_known_of_the_log(app: App) -> 
             done = await accounts.execute("a", Account.open, "ada")
             assert accounts.cache.get("a") is not None
             server.stop()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while accounts.cache.get("a") is not None:
                     await asyncio.sleep(0.01)
             server.start()

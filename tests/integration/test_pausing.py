@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from eventjet.projections.checkpoint import Checkpoint
 from eventjet.projections.pausing import Paused, pause, resume
 from eventjet.rebuild import rebuild
 from eventjet.settings import Settings
+from eventjet.workers.session import Session
 from eventjet.workers.status import ProjectionStatus, status
 from eventjet.workers.workplace import WorkerOptions
 from tests.integration.ledger_log import eventually
@@ -90,8 +92,17 @@ async def test_a_pause_fences_the_worker_and_resuming_lets_it_go_on(book: Book) 
     assert book.rows() == book.folded(newer)
 
 
-async def test_a_worker_in_the_midst_of_batches_loses_and_repeats_nothing(book: Book) -> None:
+async def test_a_worker_in_the_midst_of_batches_loses_and_repeats_nothing(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
     last = book.fill(6_000)
+    write = Session.write
+
+    async def slowly(session: Session, change: Any) -> Any:
+        await asyncio.sleep(0.05)
+        return await write(session, change)
+
+    monkeypatch.setattr(Session, "write", slowly)
     async with book.working("balances", options=WorkerOptions(batch_max=20, lease_s=1.5, poll_s=0.05)):
         for round_ in range(1, 6):
 
@@ -103,6 +114,7 @@ async def test_a_worker_in_the_midst_of_batches_loses_and_repeats_nothing(book: 
             assert at(book).position == paused.position < last
             (resumed,) = await resume(book.settings.database, ONE)
             assert (resumed.position, resumed.state) == (paused.position, "building")
+        monkeypatch.undo()
         await caught_up(book, last)
     assert book.rows() == book.folded(last)
 

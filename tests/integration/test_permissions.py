@@ -16,7 +16,7 @@ from eventjet.wire import Endpoint
 from tests.contracts.store_contract import new, write
 
 USERS = """
-authorization { users [
+authorization { timeout: 30, users [
   { user: admin, password: admin }
   { user: writer, password: writer, permissions {
       publish: { allow: ["shop.mine.>", "$JS.API.INFO", "$JS.API.DIRECT.GET.shop.>", "$JS.API.STREAM.MSG.GET.shop"] }
@@ -30,11 +30,11 @@ async def test_a_denied_aggregate_is_forbidden_at_once_alone_and_within_a_save_o
         admin = Settings(servers=(server.url,), user="admin", password="admin")
         client, requests = await connect(admin)
         await declare(requests, "shop", 1)
-        settings = Settings(servers=(server.url,), user="writer", password="writer")
+        settings = Settings(servers=(server.url,), user="writer", password="writer", request_timeout_s=60)
         writing, asking = await connect(settings)
-        store = JetStreamStore("shop", writing, asking, Endpoint.of(settings), save_timeout_s=20)
+        store = JetStreamStore("shop", writing, asking, Endpoint.of(settings), save_timeout_s=120)
         try:
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(30):
                 assert await store.append([write("a", 0, 0, aggregate="mine")]) == 1
                 with pytest.raises(Forbidden, match=r"shop\.theirs"):
                     await store.append([write("a", 0, 0, aggregate="theirs")])

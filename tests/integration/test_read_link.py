@@ -101,7 +101,7 @@ async def test_a_lost_connection_is_opened_anew_for_whoever_asked_over_it(app: A
 
 async def test_who_may_not_read_is_told(app: App) -> None:
     config = (
-        'authorization { users = [ {user: "all", password: "x"}, {user: "some", password: "x", '
+        'authorization { timeout: 30, users = [ {user: "all", password: "x"}, {user: "some", password: "x", '
         'permissions: { publish: { deny: ["$JS.API.DIRECT.GET.>"] } } } ] }'
     )
     with NatsServer(config=config) as server:

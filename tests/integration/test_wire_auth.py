@@ -42,7 +42,7 @@ def assert_refused(endpoint: Endpoint) -> str:
 
 
 def test_user_and_password() -> None:
-    config = f"authorization {{ user: ada, password: {CANARY} }}"
+    config = f"authorization {{ timeout: 30, user: ada, password: {CANARY} }}"
     with NatsServer(config=config) as server:
         assert_works(Endpoint((server.url,), user="ada", password=CANARY))
         assert_works(Endpoint((server.url.replace("//", f"//ada:{CANARY}@"),)))
@@ -52,12 +52,12 @@ def test_user_and_password() -> None:
 
 
 def test_a_refusal_is_final_and_no_reason_to_try_the_next_server() -> None:
-    with NatsServer(config="authorization { token: t }") as strict, NatsServer() as lax:
+    with NatsServer(config="authorization { timeout: 30, token: t }") as strict, NatsServer() as lax:
         assert_refused(Endpoint((strict.url, lax.url)))
 
 
 def test_token() -> None:
-    with NatsServer(config=f"authorization {{ token: {CANARY} }}") as server:
+    with NatsServer(config=f"authorization {{ timeout: 30, token: {CANARY} }}") as server:
         assert_works(Endpoint((server.url,), token=CANARY))
         assert_works(Endpoint((server.url.replace("//", f"//{CANARY}@"),)))
         assert_refused(Endpoint((server.url,), token=CANARY[1:]))
@@ -69,7 +69,7 @@ def test_nkey(tmp_path: Path) -> None:
     seed.write_text(f"# the key of ada\n{known.seed}\n")
     stranger = tmp_path / "eve.nk"
     stranger.write_text(unknown.seed)
-    with NatsServer(config=f"authorization {{ users: [{{ nkey: {known.public} }}] }}") as server:
+    with NatsServer(config=f"authorization {{ timeout: 30, users: [{{ nkey: {known.public} }}] }}") as server:
         assert_works(Endpoint((server.url,), nkey=seed))
         assert_refused(Endpoint((server.url,), nkey=stranger))
         assert_refused(Endpoint((server.url,)))
@@ -144,7 +144,7 @@ def test_client_certificates(pems: dict[str, Path]) -> None:
 
 
 def test_credentials_never_travel_in_the_clear_when_tls_was_asked_for(pems: dict[str, Path]) -> None:
-    with NatsServer(config=f"authorization {{ token: {CANARY} }}") as plain:
+    with NatsServer(config=f"authorization {{ timeout: 30, token: {CANARY} }}") as plain:
         for endpoint in (
             Endpoint((plain.url.replace("nats:", "tls:"),), token=CANARY),
             Endpoint((plain.url,), token=CANARY, tls_ca=pems["ca.pem"]),

@@ -69,15 +69,17 @@ def way_of(kind: str, folder: Path) -> Way:
         return Way(config, known, replace(trusting, tls_cert=pems["other.pem"], tls_key=pems["other.key"]))
     if kind == "password":
         known = replace(NOWHERE, user="ada", password=SECRET)
-        return Way(f"authorization {{ user: ada, password: {SECRET} }}", known, replace(known, password="wrong"))
+        return Way(
+            f"authorization {{ timeout: 30, user: ada, password: {SECRET} }}", known, replace(known, password="wrong")
+        )
     if kind == "token":
         known = replace(NOWHERE, token=SECRET)
-        return Way(f"authorization {{ token: {SECRET} }}", known, replace(known, token="wrong"))
+        return Way(f"authorization {{ timeout: 30, token: {SECRET} }}", known, replace(known, token="wrong"))
     if kind == "nkey":
         key, stranger = user_key(), user_key()
         (folder / "ada.nk").write_text(key.seed)
         (folder / "eve.nk").write_text(stranger.seed)
-        config = f"authorization {{ users: [{{ nkey: {key.public} }}] }}"
+        config = f"authorization {{ timeout: 30, users: [{{ nkey: {key.public} }}] }}"
         return Way(config, replace(NOWHERE, nkey=folder / "ada.nk"), replace(NOWHERE, nkey=folder / "eve.nk"))
     config, good, bad = trust_chain(folder)
     return Way(config, replace(NOWHERE, credentials=good), replace(NOWHERE, credentials=bad))
@@ -160,9 +162,9 @@ def test_a_server_that_does_not_answer_is_not_called_a_refusal(place: Place) -> 
 
 def test_a_proof_that_is_taken_back_during_a_read_ends_it_at_once(place: Place) -> None:
     if place.way.proof.tls_ca is None:
-        config = "authorization { token: another }"
+        config = "authorization { timeout: 30, token: another }"
     else:
-        config = f"{place.way.config}\nauthorization {{ token: another }}"
+        config = f"{place.way.config}\nauthorization {{ timeout: 30, token: another }}"
     reading = read_range(place.endpoint, place.log, 1, LARGE + 1, batch=1, options=QUICK)
     next(reading)
     place.server.stop()

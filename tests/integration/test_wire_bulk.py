@@ -246,7 +246,8 @@ def test_a_stream_that_is_not_there_is_named(endpoint: Endpoint) -> None:
 
 
 def test_a_reader_without_the_right_to_read_is_told_so() -> None:
-    users = 'authorization { users: [{user: ada, password: x, permissions: {publish: ["$JS.API.STREAM.>", "l.>"]}}] }'
+    allowed = '{publish: ["$JS.API.STREAM.>", "l.>"]}'
+    users = f"authorization {{ timeout: 30, users: [{{user: ada, password: x, permissions: {allowed}}}] }}"
     with NatsServer(config=users) as server:
         endpoint = Endpoint((server.url,), user="ada", password="x")
         with Link.open(endpoint) as link:

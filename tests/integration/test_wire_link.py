@@ -152,9 +152,8 @@ def test_a_message_the_server_would_drop_the_link_over_is_refused_first(endpoint
 
 
 def test_a_violation_of_permissions_is_not_a_timeout() -> None:
-    users = (
-        'authorization { users: [{user: ada, password: x, permissions: {publish: ["ok.>", "ok"], subscribe: ">"}}] }'
-    )
+    allowed = '{publish: ["ok.>", "ok"], subscribe: ">"}'
+    users = f"authorization {{ timeout: 30, users: [{{user: ada, password: x, permissions: {allowed}}}] }}"
     with NatsServer(config=users) as strict, Link.open(Endpoint((strict.url,), user="ada", password="x")) as link:
         started = time.monotonic()
         with pytest.raises(Forbidden, match=r"denied \$JS.API.STREAM.INFO.bank: publishing there is not permitted"):
@@ -165,7 +164,7 @@ def test_a_violation_of_permissions_is_not_a_timeout() -> None:
 
 
 def test_a_flush_tells_that_the_server_took_everything_in_or_refused_it() -> None:
-    users = 'authorization { users: [{user: ada, password: x, permissions: {publish: "ok"}}] }'
+    users = 'authorization { timeout: 30, users: [{user: ada, password: x, permissions: {publish: "ok"}}] }'
     with NatsServer(config=users) as strict, Link.open(Endpoint((strict.url,), user="ada", password="x")) as link:
         heard = link.subscribe("ok")
         link.publish("ok", b"1")

@@ -12,14 +12,17 @@ import pytest
 from sqlalchemy import text
 
 from eventjet.codec.catalog import Catalog
+from eventjet.dev.nats import NatsServer
 from eventjet.errors import Unreachable, UsageError
 from eventjet.projections.bound import BoundProjection
-from eventjet.projections.checkpoint import read
+from eventjet.projections.checkpoint import Checkpoint, read
 from eventjet.projections.database import READ_ONLY, Database
+from eventjet.settings import Settings
+from eventjet.workers.session import Session
 from eventjet.workers.status import ProjectionStatus, status
 from eventjet.workers.workplace import WorkerOptions
 from tests.integration.ledger_log import Ledger, block, eventually, history
-from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Movement, Noted, Opened, folded, rows_of
+from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Movement, Noted, Opened, folded, made, rows_of
 
 QUICK = WorkerOptions(lease_s=1.5, poll_s=0.1)
 
@@ -48,7 +51,7 @@ async def is_failed(ledger: Ledger) -> bool:
     return (await state(ledger)).state == "failed"
 
 
-def epoch_of(ledger: Ledger) -> int:
+def checkpoint_of(ledger: Ledger) -> Checkpoint:
     engine = Database(ledger.settings.database).sync_engine()
     try:
         with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
@@ -56,7 +59,15 @@ def epoch_of(ledger: Ledger) -> int:
     finally:
         engine.dispose()
     assert found is not None
-    return found.epoch
+    return found
+
+
+def epoch_of(ledger: Ledger) -> int:
+    return checkpoint_of(ledger).epoch
+
+
+def position_of(ledger: Ledger) -> int:
+    return checkpoint_of(ledger).position
 
 
 async def is_past_epoch(ledger: Ledger, epoch: int) -> bool:
@@ -260,6 +271,47 @@ async def test_status_tells_state_position_and_lag(ledger: Ledger) -> None:
         assert now.owner is not None
         assert now.declared
     assert (await state(ledger)).owner is None
+
+
+async def test_a_server_that_falls_silent_midway_does_not_make_a_projection_active(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(database, BALANCES, MOVEMENTS)
+    write = Session.write
+
+    async def slowly(session: Session, change: Any) -> Any:
+        await asyncio.sleep(0.02)
+        return await write(session, change)
+
+    async def is_under_way() -> bool:
+        return position_of(ledger) >= 100
+
+    async def is_idle() -> bool:
+        before = position_of(ledger)
+        await asyncio.sleep(2 * QUICK.lease_s / 3)
+        return position_of(ledger) == before
+
+    async def is_active() -> bool:
+        return (await state(ledger)).state == "active"
+
+    with NatsServer() as server:
+        ledger = Ledger(Settings(servers=(server.url,), database=database))
+        ledger.create()
+        last = ledger.append(history(5_000))
+        monkeypatch.setattr(Session, "write", slowly)
+        async with ledger.working("balances", options=replace(QUICK, batch_max=20)):
+            await eventually(is_under_way, "progress")
+            server.pause()
+            try:
+                await eventually(is_idle, "what had been sent to be written")
+                found = checkpoint_of(ledger)
+                assert found.position < last
+                assert found.state == "building"
+            finally:
+                server.resume()
+            monkeypatch.undo()
+            await ledger.caught_up(last)
+            await eventually(is_active, "the projection to be active")
 
 
 async def test_what_is_missing_is_said_in_one_paragraph(ledger: Ledger, tmp_path: Path) -> None:

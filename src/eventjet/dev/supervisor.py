@@ -24,7 +24,7 @@ _POLL_S = 0.25
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _EXEC_FAILED = 127
-_SWEEPS_MAX = 200
+_SWEEPS_MAX = 1_500
 
 
 @dataclass(frozen=True, slots=True)

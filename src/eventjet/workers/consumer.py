@@ -69,7 +69,8 @@ class Consumer:
 
     def left_after(self, position: int) -> int:
         """About how many events are known to come after `position`; 0 at the end."""
-        return max(0, self._pull.position - position) + self._pull.pending
+        pending = self._pull.pending  # first: the thread that reads changes it last
+        return max(0, self._pull.position - position) + pending
 
     async def close(self) -> None:
         """End the thread and the connection; the durable stays."""

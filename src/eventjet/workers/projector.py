@@ -66,6 +66,7 @@ class Projector:
         self._batch_max = min(_BATCH_FIRST, place.options.batch_max)
         self._pause_s = place.options.backoff_s[0]
         self._stumbled_at = -1
+        self._position = 0
         self._ahead: Ahead | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -122,6 +123,7 @@ class Projector:
     async def _project(self, session: Session, lease: Lease, held: Checkpoint, stop: asyncio.Event) -> None:
         await carry_out(session, self._writer, self._place, self.bound, held, stop)
         consumer = await Consumer.open(self._place, self.bound, held.position)
+        self._position = held.position
         waker = asyncio.create_task(_wake_at(stop, consumer))
         self._ahead = ahead = Ahead(consumer)
         try:
@@ -152,7 +154,7 @@ class Projector:
                     failpoints.reach("worker.batch_taken")
                     await self._write(session, held, batch)
                 if building or takeover.wanted:
-                    left = 0 if batch is None else consumer.left_after(batch.last)
+                    left = consumer.left_after(self._position)  # silence does not say that there is no more
                     if takeover.is_due(left) and await takeover.attempt(session, lease, advance):
                         return
                     if building and not left:
@@ -193,6 +195,7 @@ class Projector:
         try:
             began = await self._transact(session, held, part)
             failpoints.reach("worker.after_commit")
+            self._position = part.last
             self._report.committed(part.last, len(part.events), time.perf_counter() - began)
             self._writer.committed()
         except CheckpointFenced:

@@ -61,16 +61,20 @@ def upgrade(connection: Connection) -> Upgraded:
 
     Tables that were made before there were revisions are adopted as they are, with what they lack.
     """
-    lock(connection)
-    before = version(connection)
-    if before == HEAD:
-        return Upgraded(before, HEAD)
+    if version(connection) == HEAD:
+        lock(connection)
+        return Upgraded(HEAD, HEAD)
+    # Before the lock: on a busy machine the import takes longer than those who wait for the lock may.
     from alembic.operations import Operations
     from alembic.runtime.migration import MigrationContext
     from alembic.script import ScriptDirectory
     from alembic.script.revision import RevisionError
 
     scripts = ScriptDirectory(str(Path(__file__).parent))
+    lock(connection)
+    before = version(connection)
+    if before == HEAD:
+        return Upgraded(before, HEAD)
     try:
         steps = list(scripts.iterate_revisions(HEAD, before or "base"))
     except RevisionError:
