@@ -185,7 +185,7 @@ async def test_a_newer_schema_is_left_to_a_newer_deploy_and_not_parked(ledger: L
     async def waits() -> bool:
         return (await state(ledger)).reason is not None
 
-    async with ledger.working(options=replace(QUICK, backoff_s=(0.1, 0.2))):
+    async with ledger.working(options=replace(QUICK, backoff_s=(0.1, 60.0))):
         await eventually(waits, "a reason")
     now = await state(ledger)
     assert (now.position, now.owner, now.parked) == (1, None, 0)

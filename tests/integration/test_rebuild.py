@@ -24,10 +24,11 @@ from eventjet.rebuild import Progress, rebuild, verify
 from eventjet.rebuild.load import load_part
 from eventjet.rebuild.places import shadow_of
 from eventjet.rebuild.progress import Watch
+from eventjet.rebuild.runner import STOP_TIMEOUT_S
 from eventjet.rebuild.runs import new_run
 from eventjet.settings import Settings
 from eventjet.wire import Link
-from tests.integration.rebuild_log import ALL, Book, remains
+from tests.integration.rebuild_log import ALL, Book, remains, sessions
 
 
 @pytest.fixture
@@ -105,7 +106,10 @@ async def test_nobody_reads_an_empty_partial_or_older_table_while_it_is_rebuilt(
             for _ in range(3):
                 report = await made(book)
                 # A worker's statement and the swap take their locks in the same order.
-                assert report.seconds["swap"] < 3
+                assert report.seconds["swap"] < 20
+            async with asyncio.timeout(60):
+                while len(seen) <= 10:
+                    await asyncio.sleep(0.02)
         finally:
             stop.set()
             await asyncio.to_thread(reader.join)
@@ -129,12 +133,12 @@ async def test_a_cancelled_rebuild_leaves_the_live_table_and_nothing_else(book: 
     reading = asyncio.Event()
     loop = asyncio.get_running_loop()
     task = asyncio.create_task(made(book, progress=lambda one: at_read(one, loop, reading)))
-    await asyncio.wait_for(reading.wait(), 20)
+    await asyncio.wait_for(reading.wait(), 60)
     task.cancel()
     started = time.monotonic()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < STOP_TIMEOUT_S
     assert (book.rows(), book.checkpoint()) == before
     assert before[1] is not None
     assert before[1].position == last
@@ -144,10 +148,10 @@ async def test_a_cancelled_rebuild_leaves_the_live_table_and_nothing_else(book: 
 async def test_what_a_killed_rebuild_leaves_is_cleared_by_the_next_one(book: Book) -> None:
     last = book.fill(20_000)
     code = (
-        "import asyncio, sys; from pathlib import Path; from eventjet.rebuild import *; "
+        "import asyncio, sys, time; from pathlib import Path; from eventjet.rebuild import *; "
         "from eventjet.settings import Settings; "
         "ref = AppRef.parse(sys.argv[1], Path(sys.argv[2])); "
-        "told = lambda one: one.phase == 'read' and one.done and print('reading', flush=True); "
+        "told = lambda one: one.phase == 'read' and one.done and (print('reading', flush=True), time.sleep(600)); "
         "asyncio.run(rebuild(ref, ['balances'], Settings.load({}), engine='local', progress=told))"
     )
     environment = {
@@ -160,6 +164,10 @@ async def test_what_a_killed_rebuild_leaves_is_cleared_by_the_next_one(book: Boo
         assert running.stdout is not None
         assert running.stdout.readline() == b"reading\n"
         running.send_signal(signal.SIGKILL)
+    if book.where.dialect == "postgresql":
+        async with asyncio.timeout(60):  # a backend learns of its client's end when it next writes to it
+            while sessions(book.where):
+                await asyncio.sleep(0.05)
     assert remains(book.where) != []
     await made(book)
     assert book.rows() == book.folded(last)
@@ -249,7 +257,7 @@ async def test_a_reader_idle_in_a_transaction_delays_the_swap_and_nobody_else(po
         await asyncio.sleep(2)
         started = time.monotonic()
         assert await asyncio.to_thread(postgres_book.count) > 0
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 20
         assert not task.done()
         idle.rollback()
     report = await asyncio.wait_for(task, 30)
@@ -339,6 +347,7 @@ def lose_rows(book: Book) -> None:
 def at_read(one: Progress, loop: asyncio.AbstractEventLoop, reading: asyncio.Event) -> None:
     if one.phase == "read" and one.done:
         loop.call_soon_threadsafe(reading.set)
+        time.sleep(1)  # so that it is cancelled before it is done, however busy the machine is
 
 
 def end_leases(book: Book) -> None:

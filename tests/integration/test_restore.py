@@ -17,6 +17,7 @@ from eventjet.store.past import BATCH_MAX, lasting
 from eventjet.store.restoring import WINDOW_NS, Restored, restore
 from eventjet.store.topology import IDENTITY, stream_config
 from eventjet.wire import Link, stream_state
+from eventjet.wire.frames import Frame
 from examples.bank.account import Account
 from examples.bank.app import withdrawn_has_a_reason
 from tests.faults.proxy import PASS, Fate, NatsProxy, Publish
@@ -80,7 +81,7 @@ def interrupt_after(events: int) -> object:
 
 def restored(url: str, records: Sequence[RawRecord], progress: object = None) -> Restored:
     told = {} if progress is None else {"progress": progress}
-    return restore(endpoint(url), past_of(records, LOG), timeout_s=2.0, **told)  # type: ignore[arg-type]
+    return restore(endpoint(url), past_of(records, LOG), timeout_s=20.0, **told)  # type: ignore[arg-type]
 
 
 async def test_the_restored_log_is_the_same_and_init_finds_nothing_amiss(url: str, records: list[RawRecord]) -> None:
@@ -190,8 +191,17 @@ def test_another_writer_ends_it_with_an_explanation(url: str, records: list[RawR
     [Fate(answer="lose"), Fate(answer="cut"), Fate(request="lose"), Fate(request="cut"), Fate(late_s=3.0)],
     ids=["answer lost", "answer cut", "request lost", "request cut", "request late"],
 )
-async def test_an_answer_that_is_lost_is_found_out_by_reading(url: str, records: list[RawRecord], fate: Fate) -> None:
+async def test_an_answer_that_is_lost_is_found_out_by_reading(
+    url: str, records: list[RawRecord], fate: Fate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commits: list[str] = []
+    request = Link.request
+
+    def impatient(link: Link, subject: str, payload: bytes, *, headers: bytes = b"", timeout_s: float = 5.0) -> Frame:
+        is_batch = b"Nats-Batch-Commit" in headers
+        return request(link, subject, payload, headers=headers, timeout_s=0.8 if is_batch else timeout_s)
+
+    monkeypatch.setattr(Link, "request", impatient)
 
     def choose(publish: Publish) -> Fate:
         if b"Nats-Batch-Commit" not in publish.headers:
@@ -201,7 +211,7 @@ async def test_an_answer_that_is_lost_is_found_out_by_reading(url: str, records:
 
     async with NatsProxy(url, choose) as proxy:
         past = past_of(records, LOG)
-        report = await asyncio.to_thread(restore, endpoint(proxy.url), past, timeout_s=0.4)
+        report = await asyncio.to_thread(restore, endpoint(proxy.url), past, timeout_s=20.0)
     assert report.events == len(records)
     assert same(url, records)
     assert len(commits) >= 4

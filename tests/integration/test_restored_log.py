@@ -20,7 +20,7 @@ from eventjet.rebuild import AppRef, rebuild, verify
 from eventjet.rebuild.restoring import restore
 from eventjet.settings import Settings
 from eventjet.store.topology import IDENTITY
-from eventjet.wire import stream_state
+from eventjet.wire import Link, stream_state
 from examples.bank.account import Account
 from tests.integration.ledger_log import Ledger, eventually
 from tests.integration.restored_bank import bank
@@ -212,6 +212,13 @@ async def test_a_log_that_lost_its_end_is_filled_up(tmp_path: Path) -> None:
             assert (await jet.init()).drifts == ()
 
 
+async def waiting(url: str, count: int) -> bool:
+    """Whether the server knows of so many consumers that somebody waits on."""
+    with Link.open(endpoint(url)) as link:
+        found = link.api("CONSUMER.LIST.bank")["consumers"] or []
+    return sum(one["num_waiting"] > 0 for one in found) == count
+
+
 async def test_an_empty_stream_that_workers_wait_on_is_left_alone(old: str, new: str, tmp_path: Path) -> None:
     await fill(bank, old, 50)
     url, database = archived(old, tmp_path / "archive"), f"sqlite:///{tmp_path}/b"
@@ -220,9 +227,11 @@ async def test_an_empty_stream_that_workers_wait_on_is_left_alone(old: str, new:
     async with bank.connect(servers=new) as jet:
         identity = (await jet.init()).identity
     async with working_on(new, database).working("balances"):
+        await eventually(lambda: waiting(new, 1), "the worker's pull")
         with pytest.raises(Refused, match="workers wait for its events \\(balances-r1\\); stop them first"):
             restore("bank", url, settings)
     assert stream_state(endpoint(new), "bank").metadata[IDENTITY] == identity
+    await eventually(lambda: waiting(new, 0), "the end of the worker's pull")
     last = restore("bank", url, settings).last
     assert await project(new, database) == last
 

@@ -309,7 +309,7 @@ async def test_unused_tables_are_listed_and_dropped_only_on_request_and_begin_an
         drop("balances", 7)
     async with newer(ledger).working(options=OPTIONS):
         await stands(ledger, 2, place="")
-        async with ledger.working("balances", options=OPTIONS):
+        async with ledger.working("balances", options=replace(OPTIONS, lease_s=30.0)):
             with pytest.raises(UsageError, match=r"balances:1 is not dropped: the worker .* keeps it"):
                 drop("balances", 1)
             assert rows(ledger, BALANCES) == folded(ledger, 1, last)

@@ -126,6 +126,10 @@ class Commands:
 
 
 @pytest.mark.slow
+async def are_active(ledger: Ledger) -> bool:
+    return {one.state for one in checkpoints(ledger).values()} == {"active"}
+
+
 async def test_a_rolling_deploy_of_a_new_fold_loses_and_stops_nothing(ledger: Ledger, processes: ExitStack) -> None:
     ledger.append(history(3_000))
     old = processes.enter_context(Worker("old", ledger)).ready()
@@ -148,8 +152,8 @@ async def test_a_rolling_deploy_of_a_new_fold_loses_and_stops_nothing(ledger: Le
     await stands(ledger, 2, position=last)
     assert rows(ledger, BALANCES) == folded(ledger, 1, last)
     assert rows(ledger, NEWER) == folded(ledger, 2, last)
+    await eventually(lambda: are_active(ledger), "all to be active")
     found = checkpoints(ledger)
-    assert {key: one.state for key, one in found.items()} == dict.fromkeys(found, "active")
     assert found["balances", 1].place.endswith("r1")
     assert [one.runs() for one in (old, standby, new)] == [True, True, True]
     reader.check(ledger)
@@ -190,7 +194,7 @@ async def test_a_rolling_deploy_of_a_new_event_schema_loses_and_stops_nothing(
     found = checkpoints(ledger)
     stopped = found["balances", 1].position
     assert 1_000 <= stopped < last
-    assert {key: one.state for key, one in found.items()} == dict.fromkeys(found, "active")
+    await eventually(lambda: are_active(ledger), "all to be active")
     assert rows(ledger, NEWER) == folded(ledger, 2, last, "schema")
     assert rows(ledger, BALANCES) == folded(ledger, 1, stopped)
     moved = [

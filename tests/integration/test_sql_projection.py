@@ -81,9 +81,9 @@ async def test_two_workers_and_a_lease_shorter_than_a_batch_take_every_event_onc
 
     slow = changed(log, bound_with(by_hand.opened, added, by_hand.closed))
     last = log.append(history(300))
-    options = replace(QUICK, lease_s=0.2, batch_max=50)
+    options = replace(QUICK, lease_s=0.4, batch_max=50)
     async with slow.working(options=options), slow.working(options=options):
-        await log.caught_up(last, LEDGER, timeout_s=60)
+        await log.caught_up(last, LEDGER, timeout_s=100)
     assert found(where(log)) == expected(log.recorded(last))
 
 

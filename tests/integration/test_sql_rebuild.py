@@ -24,7 +24,7 @@ from eventjet.projections.database import READ_ONLY
 from eventjet.rebuild import Progress, RebuildReport, VerifyReport, rebuild, verify
 from tests.integration import by_hand
 from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, execute, expected, found, log_of, where
-from tests.integration.ledger_log import Ledger, history
+from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, Added, Opened, folded, made, rows_of
 from tests.integration.rebuild_log import remains
 
@@ -100,6 +100,10 @@ async def test_it_is_made_again_while_a_worker_and_commands_go_on(postgres_log: 
     last = log.append(history(400))
     stop = threading.Event()
     seen: list[tuple[int, int]] = []
+
+    async def looked_often() -> bool:
+        return len(seen) > 10
+
     async with log.working(options=QUICK):
         await log.caught_up(last, LEDGER)
         threads = [
@@ -111,6 +115,7 @@ async def test_it_is_made_again_while_a_worker_and_commands_go_on(postgres_log: 
         try:
             for _ in range(2):
                 await again(log)
+            await eventually(looked_often, "a reader to look")
         finally:
             stop.set()
             for thread in threads:

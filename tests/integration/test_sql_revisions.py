@@ -132,6 +132,9 @@ class Reader:
             thread.join(20)
             self._engine.dispose()
 
+    async def has_seen(self, revision: int) -> bool:
+        return any(one[0] == revision for one in self.seen)
+
     def check(self, log: Ledger) -> set[int]:
         """Each look showed the tables of one revision at one position; which revisions were seen."""
         assert self._fault is None, self._fault
@@ -157,6 +160,7 @@ async def test_a_revision_builds_in_a_schema_of_its_own_and_takes_over_from_the_
     async with log.working(options=QUICK):
         await log.caught_up(log.append(events[600:650]), LEDGER)
         with reader.reading():
+            await eventually(lambda: reader.has_seen(1), "a reader to look at revision 1")
             assert init(newer, REVISED) == [f"ej_ledger_r2.{name}" for name in ("totals", "accounts", "lines")]
             async with newer.working(options=QUICK):
                 for number in range(650, 1_100, 45):
@@ -171,6 +175,7 @@ async def test_a_revision_builds_in_a_schema_of_its_own_and_takes_over_from_the_
                     return (await asyncio.to_thread(checkpoint, log, 1)).position >= last - 10
 
                 await eventually(follows, "revision 1 to follow")
+                await eventually(lambda: reader.has_seen(2), "a reader to look at revision 2")
     assert reader.check(log) == {1, 2}
     assert (checkpoint(log, 1).place, checkpoint(log, 2).place) == (HOME, "")
     assert (checkpoint(log, 1).reason, checkpoint(log, 2).reason) == (None, None)

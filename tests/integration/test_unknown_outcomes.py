@@ -186,8 +186,9 @@ async def working(server: NatsServer, count: int, *, save_s: float = SAVE_S) -> 
         workers: list[Worker] = []
         for number in range(count):
             proxy = await stack.enter_async_context(NatsProxy(server.url))
-            settings = Settings(servers=(proxy.url,), request_timeout_s=REQUEST_S)
+            settings = Settings(servers=(proxy.url,))
             client, requests = await connect(settings)
+            requests.timeout_s = REQUEST_S
             stack.push_async_callback(client.close)
             store = JetStreamStore(direct.app, client, requests, Endpoint.of(settings), save_timeout_s=save_s)
             stack.push_async_callback(store.settle)

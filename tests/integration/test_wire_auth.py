@@ -34,8 +34,8 @@ def assert_refused(endpoint: Endpoint) -> str:
     """The server says no, at once, and no secret shows."""
     started = time.monotonic()
     with pytest.raises(Unauthorized) as raised:
-        Link.open(endpoint, timeout_s=10.0)
-    assert time.monotonic() - started < 5.0
+        Link.open(endpoint, timeout_s=60.0)
+    assert time.monotonic() - started < 30.0
     assert isinstance(raised.value, Forbidden)
     assert CANARY not in str(raised.value)
     return str(raised.value)
@@ -164,14 +164,14 @@ def test_a_password_is_not_sent_before_the_handshake(pems: dict[str, Path]) -> N
         seen.append(read_until(conversation, b"never"))
 
     with FakeServer(script) as fake, pytest.raises(Unreachable):
-        Link.open(replace(fake.endpoint, token=CANARY, tls_ca=pems["ca.pem"]), timeout_s=1.0)
+        Link.open(replace(fake.endpoint, token=CANARY, tls_ca=pems["ca.pem"]), timeout_s=20.0)
     assert seen
     assert not any(CANARY.encode() in data for data in seen)
 
 
 def test_credentials_that_expire_end_the_link_as_a_refusal(tmp_path: Path) -> None:
-    config, good, _ = trust_chain(tmp_path, expires_in_s=2)
+    config, good, _ = trust_chain(tmp_path, expires_in_s=10)
     with NatsServer(config=config) as server, Link.open(Endpoint((server.url,), credentials=good)) as link:
         with pytest.raises(Unauthorized, match="Expired"):
-            link.receive(20.0)
+            link.receive(60.0)
         assert not link.usable

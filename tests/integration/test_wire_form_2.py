@@ -50,10 +50,10 @@ async def test_the_client_of_commands_understands_replies_of_form_2(server: Nats
     """eventjet takes no position from nats-py's metadata today; what it would take would be right."""
     book = Book(Settings.load({"servers": server.url, "database": f"sqlite:///{tmp_path}/read.db"}, {}), tmp_path)
     book.fill(3)
-    client = await nats.connect(server.url)
+    client = await nats.connect(server.url, connect_timeout=20)
     try:
-        pulling = await client.jetstream().pull_subscribe(f"{book.name}.>", durable="one", stream=book.name)
-        found = await pulling.fetch(3, timeout=5)
+        pulling = await client.jetstream(timeout=30).pull_subscribe(f"{book.name}.>", durable="one", stream=book.name)
+        found = await pulling.fetch(3, timeout=30)
         assert_form_2([message.reply.encode() for message in found], 3)
         assert [message.metadata.sequence.stream for message in found] == [1, 2, 3]
         assert {message.metadata.stream for message in found} == {book.name}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import methodcaller
 
 import pytest
@@ -60,8 +60,8 @@ def test_nobody_listening_is_known_at_once(endpoint: Endpoint) -> None:
     with Link.open(endpoint) as link:
         started = time.monotonic()
         with pytest.raises(NoResponders, match="nobody listens"):
-            link.request("no.one", timeout_s=5.0)
-        assert time.monotonic() - started < 3.0
+            link.request("no.one", timeout_s=60.0)
+        assert time.monotonic() - started < 30.0
 
 
 def test_a_listener_that_does_not_answer_is_a_timeout(endpoint: Endpoint) -> None:
@@ -79,11 +79,11 @@ def test_a_late_answer_is_not_taken_for_the_next(endpoint: Endpoint) -> None:
         slow.flush()
         with pytest.raises(StoreUnavailable):
             link.request("slow", b"first", timeout_s=0.1)
-        late = slow.receive(1.0)[0]
+        late = slow.receive(20.0)[0]
         slow.publish(late[2], b"late")
-        answerer = threading.Thread(target=lambda: slow.publish(slow.receive(5.0)[0][2], b"second"))
+        answerer = threading.Thread(target=lambda: slow.publish(slow.receive(20.0)[0][2], b"second"))
         answerer.start()
-        assert link.request("slow", b"second")[4] == b"second"
+        assert link.request("slow", b"second", timeout_s=20.0)[4] == b"second"
         answerer.join()
 
 
@@ -119,12 +119,12 @@ def test_a_name_that_does_not_resolve_is_named() -> None:
 
 def test_a_server_that_accepts_and_says_nothing_does_not_use_up_the_time_of_the_next(endpoint: Endpoint) -> None:
     with FakeServer(lambda conversation: None) as mute:
-        with Link.open(Endpoint((mute.url, *endpoint.servers)), timeout_s=1.0) as link:
+        with Link.open(Endpoint((mute.url, *endpoint.servers)), timeout_s=10.0) as link:
             assert f"nats://{link.peer}" in endpoint.servers
         started = time.monotonic()
         with pytest.raises(Unreachable, match="gave no answer in time"):
             Link.open(mute.endpoint, timeout_s=0.3)
-        assert time.monotonic() - started < 4.0
+        assert time.monotonic() - started < 20.0
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_server_that_accepts_and_says_nothing_does_not_use_up_the_time_of_the_
 def test_a_strange_greeting_is_named(said: bytes, reason: str) -> None:
     script = methodcaller("sendall", said)
     with FakeServer(script) as fake, pytest.raises(Unreachable, match=reason):
-        Link.open(fake.endpoint, timeout_s=2.0)
+        Link.open(fake.endpoint, timeout_s=20.0)
 
 
 def test_a_message_the_server_would_drop_the_link_over_is_refused_first(endpoint: Endpoint) -> None:
@@ -157,8 +157,8 @@ def test_a_violation_of_permissions_is_not_a_timeout() -> None:
     with NatsServer(config=users) as strict, Link.open(Endpoint((strict.url,), user="ada", password="x")) as link:
         started = time.monotonic()
         with pytest.raises(Forbidden, match=r"denied \$JS.API.STREAM.INFO.bank: publishing there is not permitted"):
-            link.api("STREAM.INFO.bank")
-        assert time.monotonic() - started < 3.0
+            link.api("STREAM.INFO.bank", timeout_s=60.0)
+        assert time.monotonic() - started < 30.0
         with pytest.raises(NoResponders):
             link.request("ok.then")
 
@@ -184,25 +184,25 @@ def test_a_flush_tells_that_the_server_took_everything_in_or_refused_it() -> Non
 
 
 def test_pings_are_answered() -> None:
-    config = 'ping_interval: "100ms"\nping_max: 1'
+    config = 'ping_interval: "1s"\nping_max: 4'
     with NatsServer(config=config) as impatient, Link.open(Endpoint((impatient.url,))) as link:
-        assert link.receive(0.7) == []
+        assert link.receive(7.0) == []
         link.subscribe("still.here")
         link.publish("still.here")
-        assert link.receive(1.0)
+        assert link.receive(20.0)
 
 
 def test_a_server_that_stops_answering_is_lost_after_two_pings() -> None:
-    with NatsServer() as server, Link.open(Endpoint((server.url,)), ping_interval_s=0.2) as link:
-        assert link.receive(0.5) == []
+    with NatsServer() as server, Link.open(Endpoint((server.url,)), ping_interval_s=4.0) as link:
+        assert link.receive(5.0) == []
         server.pause()
         started = time.monotonic()
         try:
             with pytest.raises(LinkLost, match="silent"):
-                link.receive(30.0)
+                link.receive(60.0)
         finally:
             server.resume()
-        assert time.monotonic() - started < 10.0
+        assert time.monotonic() - started < 40.0
         assert not link.usable
 
 
@@ -227,10 +227,27 @@ def test_a_server_that_dies_is_lost_at_once() -> None:
 def test_what_the_server_says_at_the_end_is_told(said: bytes, kind: type[Exception], text: str) -> None:
     def script(conversation: socket.socket) -> None:
         greet(conversation)
+        read_until(conversation, b"SUB")
         conversation.sendall(said)
 
-    with FakeServer(script) as fake, Link.open(fake.endpoint) as link, pytest.raises(kind, match=text):
-        link.receive(5.0)
+    with FakeServer(script) as fake, Link.open(fake.endpoint) as link:
+        link.subscribe("a")
+        with pytest.raises(kind, match=text):
+            link.receive(20.0)
+
+
+@pytest.mark.parametrize("asked", [lambda link: link.receive(20.0), Link.flush], ids=["receive", "flush"])
+def test_what_the_server_says_in_one_breath_with_its_greeting_is_told(asked: Callable[[Link], object]) -> None:
+    def script(conversation: socket.socket) -> None:
+        conversation.sendall(INFO)
+        read_until(conversation, b"PING\r\n")
+        conversation.sendall(b"PONG\r\nPING\r\n-ERR 'Stale Connection'\r\n")
+        read_until(conversation, b"never")
+
+    with FakeServer(script) as fake, Link.open(fake.endpoint) as link:
+        with pytest.raises(LinkLost, match="Stale Connection"):
+            asked(link)
+        assert not link.usable
 
 
 def test_messages_before_an_error_are_not_lost_by_it() -> None:

@@ -55,7 +55,7 @@ def test_an_empty_read_model_starts_wherever_the_log_begins(endpoint: Endpoint) 
 
 def test_last_events_that_a_rival_was_given_are_missed_though_nothing_follows(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 10)
-    with DurablePull.open(endpoint, name, "p", position=0, heartbeat_s=0.5) as pull, Link.open(endpoint) as rival:
+    with DurablePull.open(endpoint, name, "p", position=0, heartbeat_s=4.0) as pull, Link.open(endpoint) as rival:
         assert positions([take(pull, 10)]) == list(range(1, 11))
         # It was stopped with a pull in hand, which reaches the durable of its successor.
         rival.subscribe(f"{rival.inbox}.p")
@@ -74,7 +74,7 @@ def test_last_events_that_a_rival_was_given_are_missed_though_nothing_follows(en
 
 def test_batches_are_bounded_and_not_waited_for_to_fill(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 1_000)
-    with DurablePull.open(endpoint, name, "p", position=0, batch_max=64, linger_s=10) as pull:
+    with DurablePull.open(endpoint, name, "p", position=0, batch_max=64, linger_s=60) as pull:
         sizes: list[int] = []
         while sum(sizes) < 1_000:
             sizes.append(len(pull.next_batch()))
@@ -82,16 +82,16 @@ def test_batches_are_bounded_and_not_waited_for_to_fill(endpoint: Endpoint) -> N
         append(endpoint, name, [b"one"])
         started = time.monotonic()
         assert len(take(pull, 1)) == 1
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 30
 
 
 def test_silence_gives_an_empty_batch_after_the_linger(endpoint: Endpoint) -> None:
     name = make_log(endpoint)
-    with DurablePull.open(endpoint, name, "p", position=0, linger_s=0.2, heartbeat_s=0.1) as pull:
-        for _ in range(3):
+    with DurablePull.open(endpoint, name, "p", position=0, linger_s=3.0, heartbeat_s=2.0) as pull:
+        for _ in range(2):
             started = time.monotonic()
             assert pull.next_batch() == []
-            assert 0.15 < time.monotonic() - started < 5
+            assert 2.9 < time.monotonic() - started < 30
         assert pull.pending == 0
 
 
@@ -109,9 +109,7 @@ def test_pulls_that_expire_are_asked_for_again() -> None:
         limits = {"name": "limited", "subjects": ["limited.*.*"]}
         with Link.open(endpoint) as link:
             link.api("STREAM.CREATE.limited", limits)
-        with DurablePull.open(
-            endpoint, "limited", "p", position=0, batch_max=10, linger_s=0.1, heartbeat_s=0.2, expires_s=0.5
-        ) as pull:
+        with DurablePull.open(endpoint, "limited", "p", position=0, batch_max=10, linger_s=0.1, expires_s=0.5) as pull:
             until = time.monotonic() + 1.6
             while time.monotonic() < until:
                 assert pull.next_batch() == []
@@ -121,13 +119,13 @@ def test_pulls_that_expire_are_asked_for_again() -> None:
 
 def test_a_takeover_turns_the_deposed_worker_away_at_once(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 100)
-    with DurablePull.open(endpoint, name, "p", position=0, linger_s=5.0) as deposed:
+    with DurablePull.open(endpoint, name, "p", position=0, linger_s=60.0) as deposed:
         assert len(take(deposed, 100)) == 100
         with DurablePull.open(endpoint, name, "p", position=50) as owner:
             started = time.monotonic()
             with pytest.raises(Evicted, match="Consumer Deleted"):
                 deposed.next_batch()
-            assert time.monotonic() - started < 3.0
+            assert time.monotonic() - started < 30.0
             append(endpoint, name, [b"{}"] * 5)
             assert positions([take(owner, 55)]) == list(range(51, 106))
 
@@ -213,7 +211,7 @@ def test_a_hole_is_told_or_raised(endpoint: Endpoint) -> None:
 
 
 def test_closing_from_another_thread_ends_the_reader_promptly(endpoint: Endpoint) -> None:
-    pull = DurablePull.open(endpoint, make_log(endpoint), "p", position=0, linger_s=30.0)
+    pull = DurablePull.open(endpoint, make_log(endpoint), "p", position=0, linger_s=60.0)
     ended: list[float] = []
 
     def read() -> None:
@@ -225,9 +223,9 @@ def test_closing_from_another_thread_ends_the_reader_promptly(endpoint: Endpoint
     threading.Event().wait(0.3)
     started = time.monotonic()
     pull.close()
-    reader.join(5.0)
+    reader.join(50.0)
     assert ended
-    assert ended[0] - started < 3.0
+    assert ended[0] - started < 30.0
     with pytest.raises(LinkClosed):
         pull.next_batch()
 
@@ -236,13 +234,13 @@ def test_a_server_that_dies_or_stops_answering_ends_the_pull() -> None:
     with NatsServer() as server:
         endpoint = Endpoint((server.url,))
         name = make_log(endpoint)
-        with DurablePull.open(endpoint, name, "p", position=0, linger_s=0.1, heartbeat_s=0.2) as pull:
+        with DurablePull.open(endpoint, name, "p", position=0, linger_s=0.1, heartbeat_s=2.0) as pull:
             assert pull.next_batch() == []
             server.pause()
             started = time.monotonic()
             with pytest.raises(LinkLost):
                 take(pull, 1)
-            assert time.monotonic() - started < 3.0
+            assert time.monotonic() - started < 30.0
             server.resume()
         with DurablePull.open(endpoint, name, "p", position=0) as pull:
             server.kill()
@@ -252,13 +250,15 @@ def test_a_server_that_dies_or_stops_answering_ends_the_pull() -> None:
 
 def test_a_worker_that_takes_its_time_is_not_called_silence(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 300)
-    with DurablePull.open(endpoint, name, "p", position=0, batch_max=100, linger_s=0.05, heartbeat_s=0.1) as pull:
+    with DurablePull.open(endpoint, name, "p", position=0, batch_max=100, linger_s=0.05, heartbeat_s=2.0) as pull:
         records: list[RawRecord] = []
+        pause_s = 5.0  # longer than silence may last
         while len(records) < 300:
             batch = take(pull, 1)  # 1 to 100: how many of the first pull are there by now is the server's pace.
             assert batch
             records += batch
-            threading.Event().wait(0.5)
+            threading.Event().wait(pause_s)
+            pause_s = 0.1
         assert positions([records]) == list(range(1, 301))
         assert pull.next_batch() == []
         append(endpoint, name, [b"{}"])

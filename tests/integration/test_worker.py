@@ -51,6 +51,10 @@ async def is_failed(ledger: Ledger) -> bool:
     return (await state(ledger)).state == "failed"
 
 
+async def is_free(ledger: Ledger) -> bool:
+    return (await state(ledger)).owner is None
+
+
 def checkpoint_of(ledger: Ledger) -> Checkpoint:
     engine = Database(ledger.settings.database).sync_engine()
     try:
@@ -108,6 +112,7 @@ async def test_a_fault_stops_one_projection_and_the_other_goes_on(ledger: Ledger
     last = ledger.append([("a-1", Added(amount=Decimal(1)))])
     async with ledger.working(options=QUICK):
         await ledger.caught_up(last, MOVEMENTS)
+        await eventually(lambda: is_failed(ledger), "the projection to fail")
     assert [one.state for one in await status(ledger, ledger.settings)] == ["failed", "active"]
 
 
@@ -121,10 +126,11 @@ async def test_a_stopped_projection_is_tried_by_every_worker_once(ledger: Ledger
         async with ledger.working("balances", options=QUICK):
             await eventually(lambda: is_past_epoch(ledger, epoch), "the second worker to try")
             await eventually(lambda: is_failed(ledger), "the projection to fail again")
-            async with newer.working(options=QUICK):
+            await eventually(lambda: is_free(ledger), "the lease to be let go")
+            async with newer.working(options=replace(QUICK, lease_s=30.0)):
                 await ledger.caught_up(last)
+                assert await asyncio.to_thread(epoch_of, ledger) <= epoch + 3
     assert (await state(ledger)).reason is None
-    assert await asyncio.to_thread(epoch_of, ledger) <= epoch + 3
 
 
 @pytest.mark.parametrize(
@@ -156,7 +162,7 @@ async def test_a_newer_schema_is_left_to_a_newer_deploy(ledger: Ledger) -> None:
     async def waits() -> bool:
         return (await state(ledger)).reason is not None
 
-    async with ledger.working("balances", options=replace(QUICK, backoff_s=(0.1, 0.2))):
+    async with ledger.working("balances", options=replace(QUICK, backoff_s=(0.1, 60.0))):
         await eventually(waits, "a reason")
     found = await state(ledger)
     assert found.state in ("building", "active")

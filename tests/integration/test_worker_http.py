@@ -32,6 +32,7 @@ from tests.integration.ledger_log import Ledger, block, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Noted, made
 
 QUICK = WorkerOptions(lease_s=1.5, poll_s=0.1, look_s=0.1, stalled_s=1.0)
+STEADY = replace(QUICK, lease_s=30.0, stalled_s=30.0)
 
 
 class Page:
@@ -80,7 +81,7 @@ async def test_a_worker_that_keeps_up_is_healthy_and_tells_what_it_did(
 ) -> None:
     events = [one for one in history(300) if not isinstance(one[1], Noted)]
     last = ledger.append(events)
-    async with telling(ledger, caplog) as page:
+    async with telling(ledger, caplog, options=STEADY) as page:
         await ledger.caught_up(last)
         await ledger.caught_up(last, MOVEMENTS)
 
@@ -109,7 +110,7 @@ async def test_a_worker_that_keeps_up_is_healthy_and_tells_what_it_did(
 
 async def test_a_failed_projection_makes_its_worker_unhealthy(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
     bad = ledger.append([("a-1", Added(amount=Decimal("0.005")))])
-    async with telling(ledger, caplog, "balances") as page:
+    async with telling(ledger, caplog, "balances", options=STEADY) as page:
 
         async def says_why() -> bool:
             return str((await page.health())[1]["reason"]).startswith("balances: failed: ")
@@ -143,9 +144,9 @@ async def test_a_projection_that_nobody_advances_is_unhealthy_until_it_is_paused
 
 async def test_a_standby_is_healthy_while_another_works(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
     last = ledger.append(history(100))
-    async with ledger.working("balances", options=QUICK):
+    async with ledger.working("balances", options=STEADY):
         await ledger.caught_up(last)
-        async with telling(ledger, caplog, "balances") as page:
+        async with telling(ledger, caplog, "balances", options=STEADY) as page:
             await eventually(page.is_healthy, "health")
             _, verdict = await page.health()
             assert [(one["held"], one["position"]) for one in verdict["projections"]] == [(False, last)]

@@ -60,6 +60,11 @@ async def is_past(ledger: Ledger, position: int) -> bool:
     return found is not None and found.position >= position
 
 
+async def is_held_by(ledger: Ledger, worker: Worker) -> bool:
+    found, _ = stored(ledger)
+    return found is not None and f":{worker.process.pid}:" in (found.owner or "")
+
+
 async def test_an_idle_worker_that_is_killed_is_replaced_in_time(ledger: Ledger, processes: ExitStack) -> None:
     last = ledger.append(history(200))
     first = processes.enter_context(Worker(ledger)).ready()
@@ -86,8 +91,9 @@ async def test_a_stopped_worker_is_replaced_and_commits_nothing_when_revived(
     zombie.signal(signal.SIGSTOP)
     stopped = time.monotonic()
     other = processes.enter_context(Worker(ledger, batch_max=1_000)).ready()
-    await ledger.caught_up(20_000)
+    await eventually(lambda: is_held_by(ledger, other), "the other to take over")
     assert time.monotonic() - stopped < TAKEOVER_S + 5
+    await ledger.caught_up(20_000)
     before = stored(ledger)
     zombie.signal(signal.SIGCONT)
     zombie.signal(signal.SIGTERM)

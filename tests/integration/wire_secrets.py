@@ -97,7 +97,7 @@ def certificates(directory: Path) -> dict[str, Path]:
 
 def tls_config(pems: dict[str, Path], extra: str = "") -> str:
     """What a server of `certificates` is configured with."""
-    return f'tls {{ cert_file: "{pems["server.pem"]}", key_file: "{pems["server.key"]}"{extra} }}'
+    return f'tls {{ cert_file: "{pems["server.pem"]}", key_file: "{pems["server.key"]}", timeout: 30{extra} }}'
 
 
 _NEW_KEY = "-newkey rsa:2048 -nodes"

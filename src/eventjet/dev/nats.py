@@ -82,7 +82,7 @@ class NatsServer:
     def pause(self) -> None:
         """Stop its clock (SIGSTOP): connections stay open and nothing answers."""
         if self._process is not None:
-            self._process.send(signal.SIGSTOP)
+            self._process.pause()
 
     def resume(self) -> None:
         """Let a paused server go on (SIGCONT)."""

@@ -24,6 +24,7 @@ from eventjet.dev.supervisor import Plan
 _SPAWN_S = 20.0
 _POLL_S = 0.005
 _KILLED_S = 20.0
+_PAUSED_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,13 @@ class ServerProcess:
         if self.running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+    def pause(self) -> None:
+        """Stop the server's clock; returns once it stands still, where the kernel tells (Linux)."""
+        self.send(signal.SIGSTOP)
+        deadline = time.monotonic() + _PAUSED_S
+        while self.running and not _stands_still(self.pid) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
     def stop(self) -> None:
         """Ask the server to end, and kill it when it has not within its grace; a paused one is woken to hear it."""
@@ -155,6 +163,15 @@ class ServerProcess:
         for pipe in (self._supervisor.stdin, self._supervisor.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def _stands_still(pid: int) -> bool:
+    """Whether SIGSTOP has reached every thread: each goes on until it is scheduled."""
+    try:
+        stats = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except (FileNotFoundError, ProcessLookupError):  # a thread ended meanwhile
+        return False
+    return all(stat.rpartition(")")[2].split()[0] in "TtZX" for stat in stats)
 
 
 def _plan(program: Program) -> str:

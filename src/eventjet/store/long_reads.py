@@ -102,7 +102,7 @@ class _Asked:
 
     def send(self, to: str, subject: str, position: int) -> None:
         query = {"seq": position, "next_by_subj": subject, "batch": REQUEST_MAX, "max_bytes": REQUEST_BYTES}
-        self._reply = self._link.ask(to, orjson.dumps(query), self._came.put_nowait)
+        self._reply = self._link.ask(to, orjson.dumps(query), self._arrived)
 
     async def came(self) -> list[Frame]:
         """The next frames of the answer; raises what ended it."""
@@ -110,8 +110,11 @@ class _Asked:
         if isinstance(item, Exception):
             raise item
         self.has_brought = True
-        self._heard_at = time.monotonic()
         return item
+
+    def _arrived(self, item: list[Frame] | Exception) -> None:
+        self._heard_at = time.monotonic()
+        self._came.put_nowait(item)
 
     def end(self) -> None:
         self._timer.cancel()

@@ -48,6 +48,8 @@ class ReadLink:
         self._sock.setblocking(False)
         self._loop.add_reader(self._sock, self._readable)
         self._send(subscribe_frame(f"{self._inbox}.*", b"1"))
+        if dialled.controls:
+            self._loop.call_soon(self._answer, dialled.controls)
 
     @classmethod
     async def open(cls, endpoint: Endpoint, timeout_s: float) -> Self:

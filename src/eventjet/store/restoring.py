@@ -97,9 +97,9 @@ class _Restore:
                 self._store(batch)
                 self.progress("publish", batch.last - past.first + 1, past.events)
             self.seconds["publish"] = round(time.monotonic() - began, 3)
-            self._check_end()
+            self._insist(self._check_end)
             self._compare()
-            self._configure(stream_state(self._link(), past.stream, timeout_s=self.timeout_s), finished=True)
+            self._insist(self._finish)
         finally:
             self._drop()
         published = past.last - start + 1
@@ -298,7 +298,25 @@ class _Restore:
                 self.progress("compare", count, past.events)
         self.seconds["compare"] = round(time.monotonic() - began, 3)
 
+    def _finish(self) -> None:
+        self._configure(stream_state(self._link(), self.past.stream, timeout_s=self.timeout_s), finished=True)
+
     # Helpers.
+
+    def _insist(self, step: Callable[[], object]) -> None:
+        """Take a step that may be repeated: what is stored is not to be in vain for an election at the end."""
+        deadline = time.monotonic() + self.patience_s
+        pause_s = _BACKOFF_S[0]
+        while True:
+            try:
+                step()
+                return
+            except (StoreUnavailable, Unreachable):
+                self._drop()
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _BACKOFF_S[1])
 
     def _refused(self, reason: str) -> Refused:
         return Refused(

@@ -131,12 +131,12 @@ class _Range:
         while self.position < self.end:
             pulls.ask(None if self.filter else self.end - self.position - pulls.outstanding)
             frames = link.receive(silence_s)
-            waited_s = time.monotonic() - self.progress_at
-            if not frames or waited_s > self.options.patience_s:
-                raise LinkLost(f"The consumer of {self.stream}", f"it gave no record for {waited_s:.0f} s")
             had = len(self.records)
             statuses = delivery.take(frames, self.records)
             self._note(len(self.records) - had, pulls, delivery)
+            waited_s = time.monotonic() - self.progress_at
+            if not frames or waited_s > self.options.patience_s:
+                raise LinkLost(f"The consumer of {self.stream}", f"it gave no record for {waited_s:.0f} s")
             for status in statuses:
                 pulls.ended(status)
             while len(self.records) >= self.batch:

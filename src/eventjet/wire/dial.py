@@ -25,6 +25,8 @@ class Dialled:
 
     sock: socket.socket
     parser: FrameParser
+    controls: list[Control]
+    """What the server said right after the greeting, for whoever goes on."""
     info: dict[str, Any]
     peer: str
     """host:port, for errors."""
@@ -80,7 +82,7 @@ def _greet(endpoint: Endpoint, greeting: _Greeting, tls: bool) -> Dialled:
     options = connect_options(endpoint, info, encrypted=encrypted)
     greeting.send(b"CONNECT " + json.dumps(options).encode() + b"\r\nPING\r\n")
     greeting.await_control(b"PONG")
-    return Dialled(greeting.sock, greeting.parser, info, greeting.peer)
+    return Dialled(greeting.sock, greeting.parser, greeting.controls, info, greeting.peer)
 
 
 class _Greeting:
@@ -89,10 +91,10 @@ class _Greeting:
     def __init__(self, sock: socket.socket, host: str, port: int, deadline: float) -> None:
         self.sock = sock
         self.parser = FrameParser()
+        self.controls: list[Control] = []
         self.peer = f"{host}:{port}"
         self._host = host
         self._deadline = deadline
-        self._controls: list[Control] = []
 
     def encrypt(self, endpoint: Endpoint) -> None:
         """Go on over TLS, and forget what came in the clear: nobody vouches for it."""
@@ -106,7 +108,7 @@ class _Greeting:
         self.sock.settimeout(_left(self._deadline))
         self.sock = context.wrap_socket(self.sock, server_hostname=self._host)
         self.parser = FrameParser()
-        self._controls.clear()
+        self.controls.clear()
 
     def send(self, data: bytes) -> None:
         self.sock.settimeout(_left(self._deadline))
@@ -115,8 +117,8 @@ class _Greeting:
     def await_control(self, verb: bytes) -> bytes:
         """The argument of the first `verb`; raises what an `-ERR` before it means."""
         while True:
-            while self._controls:
-                found, argument = self._controls.pop(0)
+            while self.controls:
+                found, argument = self.controls.pop(0)
                 if found == b"-ERR":
                     raise server_fault(argument.decode("utf-8", "replace"), self.peer)
                 if found == verb:
@@ -125,7 +127,7 @@ class _Greeting:
             data = self.sock.recv(_CHUNK)
             if not data:
                 raise ConnectionResetError("closed the connection during the greeting")
-            self._controls += self.parser.feed(data)[1]
+            self.controls += self.parser.feed(data)[1]
 
 
 def _left(deadline: float) -> float:

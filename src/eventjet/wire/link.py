@@ -46,6 +46,7 @@ class Link:
         """Subjects under it are this link's own."""
         self._sock = dialled.sock
         self._parser = dialled.parser
+        self._early = dialled.controls
         self._ping_interval_s = ping_interval_s
         self._send_timeout_s = send_timeout_s
         self._heard_at = time.monotonic()
@@ -154,6 +155,9 @@ class Link:
     def _await(self, timeout_s: float, pong: int | None) -> list[Frame]:
         """As `receive`, of what was not kept; returns without messages, too, at the PONG of this number."""
         deadline = time.monotonic() + timeout_s
+        if self._early:
+            early, self._early = self._early, []
+            self._answer(early, [])
         while True:
             left = deadline - time.monotonic()
             data = self._read(max(0.0, min(left, self._ping_interval_s)))
