@@ -57,10 +57,12 @@ NAMES = (
     "archive.written",
     "archive.read_back",
     "archive.sealed",
+    "restore.batch_sent",
+    "restore.batch_stored",
 )
 """In the order in which they are reached: by a worker's term, by a revision that takes over from another one, by a
-rebuild, by a verification, by a task of either on Spark, which loads its parts itself, and by the making of an
-archive."""
+rebuild, by a verification, by a task of either on Spark, which loads its parts itself, by the making of an archive,
+and by a restore."""
 ACTIONS = ("kill", "stop", "interrupt", "raise", "tell")
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "interrupt": signal.SIGINT}

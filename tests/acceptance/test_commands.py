@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -55,7 +56,7 @@ class Bank:
         return int(self.record(work))
 
     def await_balance(self, position: int) -> None:
-        self.record(lambda jet, _: jet.caught_up("balances", position=position, timeout_s=20))
+        self.record(lambda jet, _: jet.caught_up("balances", position=position, timeout_s=60))
 
 
 def _imported(file: Path) -> ModuleType:
@@ -158,9 +159,13 @@ def test_a_worker_keeps_the_table_until_it_is_told_to_stop(
     process = bank.start("worker", "balances")
     ended_processes(process)
     ready.await_balance(ready.deposit("a-1", 5, 7))
-    (status,) = json.loads(bank("status", "--json").out)
-    assert (status["name"], status["state"], status["position"], status["lag_events"]) == ("balances", "active", 3, 0)
-    assert status["owner"] is not None
+    deadline = time.monotonic() + _END_S
+    while True:
+        (status,) = json.loads(bank("status", "--json").out)
+        found = (status["name"], status["state"], status["position"], status["lag_events"], status["owner"] is not None)
+        if found == ("balances", "active", 3, 0, True):
+            break
+        assert time.monotonic() < deadline, found
     process.send_signal(number)
     _, errors = process.communicate(timeout=_END_S)
     assert process.returncode == 0

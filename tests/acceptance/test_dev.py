@@ -86,6 +86,23 @@ def test_a_temporary_one_with_postgres_leaves_nothing(
     assert not (app.folder / ".eventjet").exists()
 
 
+def test_impatience_does_not_cut_the_clean_up_short(app: Program, ended_processes: Keep) -> None:
+    with traces() as left:
+        process = app.start("dev", "--temporary", "--postgres", TMPDIR=str(left.folder))
+        ended_processes(process)
+        _exports(process)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        for line in iter(process.stderr.readline, ""):
+            if "stopped" in line:
+                break
+        for _ in range(5):
+            process.send_signal(signal.SIGINT)
+        process.communicate(timeout=_END_S)
+        assert process.returncode == 0
+        assert (left.processes(), left.files()) == ([], [])
+
+
 def test_killed_it_takes_its_servers_along(app: Program, ended_processes: Keep) -> None:
     with traces() as left:
         process = app.start("dev", "--temporary", TMPDIR=str(left.folder))

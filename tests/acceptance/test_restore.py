@@ -14,7 +14,7 @@ import pytest
 
 from eventjet.codec.envelope import RawRecord
 from eventjet.dev.nats import NatsServer
-from eventjet.store.past import lasting
+from eventjet.store.past import BATCH_MAX, lasting
 from eventjet.wire import ApiRefused, stream_state
 from tests.acceptance.conftest import Program
 from tests.integration.restoring import block, endpoint, records_of, seal
@@ -56,12 +56,13 @@ def last_of(url: str, name: str) -> int:
         return 0
 
 
-def reached(url: str, name: str, position: int, process: subprocess.Popen[str]) -> int:
-    """Wait until the log is as long, or the process ends."""
+def await_stop(process: subprocess.Popen[str]) -> None:
+    """Wait until its failpoint has stopped it."""
     deadline = time.monotonic() + 60
-    while (last := last_of(url, name)) < position and process.poll() is None:
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert process.poll() is None
         assert time.monotonic() < deadline
-    return last
+        time.sleep(0.01)
 
 
 def test_a_restore_killed_anywhere_is_finished_by_the_next(
@@ -75,14 +76,15 @@ def test_a_restore_killed_anywhere_is_finished_by_the_next(
     url = seal(tmp_path / "archive", records, LOG, name=name)
     killed: list[int] = []
     for number in range(KILLS):
-        process = bank.start("restore", url, EVENTJET_SERVERS=server.url)
+        place = ("stored", "sent")[number % 2]
+        at = f"restore.batch_{place}:kill:{max(2, EVENTS // BATCH_MAX // (KILLS + 2))}"
+        process = bank.start("restore", url, EVENTJET_SERVERS=server.url, EVENTJET_FAILPOINT=at)
         ended_processes(process)
-        reached(server.url, name, EVENTS * (number + 1) // (KILLS + 2), process)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait(30)
+        process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGKILL
         killed.append(last_of(server.url, name))
         assert [lasting(one) for one in records_of(server.url, name)] == [lasting(one) for one in records[: killed[-1]]]
-    assert 0 < killed[0] < EVENTS
+    assert 0 < killed[0] < killed[-1] < EVENTS
     done = bank("restore", url, "--json", EVENTJET_SERVERS=server.url)
     assert (done.status, done.err) == (0, "") or "phase=" in done.err, done.err
     report = json.loads(done.out)
@@ -98,11 +100,13 @@ def test_an_interrupted_restore_says_that_it_can_go_on(
 ) -> None:
     name = name_of(bank)
     url = seal(tmp_path / "archive", records_for(name, EVENTS), LOG, name=name)
-    process = bank.start("restore", url, EVENTJET_SERVERS=server.url)
+    at = "restore.batch_stored:stop:2"
+    process = bank.start("restore", url, EVENTJET_SERVERS=server.url, EVENTJET_FAILPOINT=at)
     ended_processes(process)
-    reached(server.url, name, 1, process)
+    await_stop(process)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=10)
+    process.send_signal(signal.SIGCONT)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "What was restored stays; run it again and it goes on there." in " ".join(err.split())
     assert "Traceback" not in err

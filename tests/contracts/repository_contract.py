@@ -64,7 +64,7 @@ class RepositoryContract:
                 return getattr(store, name)
 
             async def append(self, writes: Any) -> int:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(60):
                     await both_decided.wait()
                 return await store.append(writes)
 

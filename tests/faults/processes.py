@@ -95,9 +95,10 @@ class WorkerProcess:
         self._await(lambda: self.process.poll() is not None or self.is_stopped(), "to be struck")
 
     def is_stopped(self) -> bool:
-        if self.process.poll() is not None:
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        except OSError:  # it has ended
             return False
-        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     def stop(self) -> None:
         """SIGSTOP, and be sure of it."""

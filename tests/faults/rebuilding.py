@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -141,7 +141,8 @@ class RebuildProcess:
 
     def __exit__(self, *_: object) -> None:
         for pid in self.others():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(30)

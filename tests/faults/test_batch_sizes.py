@@ -15,6 +15,7 @@ from sqlalchemy import text
 
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
+from eventjet.errors import Unreachable
 from eventjet.projections.database import READ_ONLY, Database
 from eventjet.settings import Settings
 from eventjet.workers.status import status
@@ -55,7 +56,10 @@ async def worked(ledger: Ledger, size: int, last: int) -> tuple[Any, ...]:
     """Let a worker take the log in such batches, to its end or to where it stops; what there is then."""
 
     async def is_over() -> bool:
-        found = next((one for one in await status(ledger, ledger.settings) if one.name == "balances"), None)
+        try:
+            found = next((one for one in await status(ledger, ledger.settings) if one.name == "balances"), None)
+        except Unreachable:  # the database ends a session that is idle for long, and this machine may be busy
+            return False
         return found is not None and (found.state == "failed" or (found.state, found.position) == ("active", last))
 
     options = WorkerOptions(batch_max=size, lease_s=2.0, poll_s=0.1)

@@ -134,6 +134,19 @@ def test_a_session_that_stops_within_a_transaction_frees_its_row(engine: Engine,
     stuck.dispose()
 
 
+def test_a_session_that_the_database_ended_is_called_unreachable(database: str) -> None:
+    where = Database(database)
+    if where.dialect == "sqlite":
+        pytest.skip("SQLite ends no sessions")
+    engine = where.sync_engine(limits=SessionLimits(idle_in_transaction_ms=100))
+    with engine.connect() as idle:
+        idle.execute(text("select 1"))
+        time.sleep(1.0)
+        with pytest.raises(Unreachable, match="idle-in-transaction"), where.reaching_sync():
+            idle.execute(text("select 1"))
+    engine.dispose()
+
+
 async def test_every_session_of_a_worker_is_bounded_and_in_utc(database: str) -> None:
     where = Database(database)
     engine = where.engine("eventjet test")

@@ -48,6 +48,19 @@ def test_a_request_is_answered_and_other_messages_are_kept(endpoint: Endpoint) -
         assert list(link.frames(0.1)) == [(heard, b"greetings.ada", b"", b"NATS/1.0\r\nA: b\r\n\r\n", b"hello")]
 
 
+def test_what_comes_in_one_breath_behind_an_answer_is_kept() -> None:
+    def script(conversation: socket.socket) -> None:
+        greet(conversation)
+        asked = read_until(conversation, b" 0\r\n\r\n")
+        answer_to = asked.rpartition(b"PUB echo ")[2].split()[0]
+        conversation.sendall(b"MSG a 2 1\r\nx\r\nMSG %s 1 2\r\nok\r\nMSG a 2 1\r\ny\r\n" % answer_to)
+
+    with FakeServer(script) as fake, Link.open(fake.endpoint) as link:
+        sid = link.subscribe("a")
+        assert link.request("echo", timeout_s=20.0)[4] == b"ok"
+        assert [(frame[0], frame[4]) for frame in link.receive(20.0)] == [(sid, b"x"), (sid, b"y")]
+
+
 def test_an_unsubscribed_subject_is_silent(endpoint: Endpoint) -> None:
     with Link.open(endpoint) as link:
         sid = link.subscribe("silence")

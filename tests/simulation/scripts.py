@@ -123,7 +123,7 @@ WRITTEN: Script = [
 ]  # fmt: skip
 """Each rule once."""
 
-FORGOTTEN_S = STAGED_S + 1.0
+FORGOTTEN_S = STAGED_S + 10.0
 """After this long, the batches that `WRITTEN` leaves open are gone."""
 AFTER_A_WHILE: Script = [
     ("a batch after the open ones were dropped", batch(("k", "k2", None), ("k", "k3", None))),

@@ -20,9 +20,11 @@ from tests.simulation.store import SimulatedClient, SimulatedRequests, Simulated
 
 REQUEST_S = 0.25
 SAVE_S = 0.4
-SLACK_S = 2.0
+SLACK_S = 15.0
 """For a machine that is busy with other tests."""
 LATEST_S = SAVE_S + REQUEST_S + SLACK_S
+
+PATIENT_S = 30.0
 
 Interference = Callable[[str, bytes], bytes | None]
 """(subject, payload) → what is answered instead; None for the true answer. It may raise `Lost` or `Denied`."""
@@ -150,6 +152,7 @@ async def test_what_became_of_an_unknown_save_is_resolved_without_storing_it_twi
     with pytest.raises(OutcomeUnknown) as caught:
         await store.append(writes(1, 2))
     requests.after = []
+    store._save_timeout_s = PATIENT_S
     assert await store.resolve(caught.value.writes) == 3
     assert len(requests.wire.stream.log) == 3
 
@@ -160,11 +163,13 @@ async def test_an_unknown_save_that_was_never_stored_is_stored_when_it_is_resolv
     with pytest.raises(OutcomeUnknown) as caught:
         await store.append(writes(1))
     requests.before = []
+    store._save_timeout_s = PATIENT_S
     assert await store.resolve(caught.value.writes) == 1
 
 
 async def test_a_cancelled_save_goes_on_even_when_its_first_answer_was_lost() -> None:
     store, requests = disturbed()
+    store._save_timeout_s = PATIENT_S
     requests.before = [once(publishes(SILENCE))]
     saving = asyncio.ensure_future(store.append(writes(2)))
     await asyncio.sleep(0.01)

@@ -71,28 +71,30 @@ async def test_a_failure_comes_after_what_was_read_before_it() -> None:
 
 async def test_a_piece_from_another_thread_wakes_the_loop() -> None:
     inbox = Inbox(batch_max=10)
-    waiting = asyncio.create_task(inbox.take(5))
+    waiting = asyncio.create_task(inbox.take(60))
     await asyncio.to_thread(inbox.put, piece(0, 3))
     found = await waiting
     assert found is not None
     assert found.last == 3
 
 
-async def test_far_behind_a_batch_is_waited_for_until_it_is_whole() -> None:
+async def test_far_behind_a_batch_is_waited_for_until_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eventjet.workers.inbox._GATHER_S", 30.0)
     inbox = Inbox(batch_max=10)
     inbox.put(piece(0, 4, left=100))
-    waiting = asyncio.create_task(inbox.take(5))
+    waiting = asyncio.create_task(inbox.take(60))
     await asyncio.to_thread(inbox.put, piece(4, 6, left=94))
     found = await waiting
     assert found is not None
     assert (found.after, found.last) == (0, 10)
 
 
-async def test_near_the_end_what_is_there_is_taken_at_once() -> None:
+async def test_near_the_end_what_is_there_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eventjet.workers.inbox._GATHER_S", 60.0)
     inbox = Inbox(batch_max=10)
     inbox.put(piece(0, 4, left=10))
-    async with asyncio.timeout(0.04):
-        found = await inbox.take(5)
+    async with asyncio.timeout(30):
+        found = await inbox.take(60)
     assert found is not None
     assert found.last == 4
 
@@ -100,7 +102,7 @@ async def test_near_the_end_what_is_there_is_taken_at_once() -> None:
 async def test_nobody_waits_long_for_a_whole_batch() -> None:
     inbox = Inbox(batch_max=10)
     inbox.put(piece(0, 4, left=100))
-    found = await inbox.take(5)
+    found = await inbox.take(60)
     assert found is not None
     assert found.last == 4
 

@@ -32,9 +32,12 @@ def dev(
     at = target(app, app_dir, None, None)
     at.app()  # a fault in it is told before anything is started
     folder = None if temporary else Path.cwd() / ".eventjet"
-    with interruptible(), Stack(folder, postgres=postgres) as stack:
+    with interruptible() as calm, Stack(folder, postgres=postgres) as stack:
         settings = replace(at.settings, servers=(stack.servers,), database=stack.database)
-        asyncio.run(_work(replace(at, settings=settings), stack))
+        try:
+            asyncio.run(_work(replace(at, settings=settings), stack))
+        finally:
+            calm()
         note("stopped")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
@@ -13,8 +13,11 @@ T = TypeVar("T")
 
 
 @contextmanager
-def interruptible() -> Generator[None]:
-    """For commands that start servers: the first of either raises `KeyboardInterrupt`; later ones change nothing."""
+def interruptible() -> Generator[Callable[[], None]]:
+    """For commands that start servers: the first of either raises `KeyboardInterrupt`; later ones change nothing.
+
+    Yields what makes the first one change nothing, too, for clean-up that began for another reason.
+    """
     seen = False
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -23,9 +26,13 @@ def interruptible() -> Generator[None]:
             seen = True
             raise KeyboardInterrupt
 
+    def calm() -> None:
+        nonlocal seen
+        seen = True
+
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield calm
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

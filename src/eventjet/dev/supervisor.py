@@ -51,7 +51,10 @@ def main(argument: str) -> int:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     watch = _Watch(plan.parent)
     child = _spawn(plan)
-    os.write(1, f"{child}\n".encode())
+    try:
+        os.write(1, f"{child}\n".encode())
+    except BrokenPipeError:
+        watch.told_to_end = True  # the program was interrupted in the midst of starting this
     while not watch.ended(child):
         if watch.program_gone():
             _end(child, plan, watch)
@@ -71,7 +74,7 @@ class _Watch:
     def __init__(self, parent: int) -> None:
         self.status = 0
         self._parent = parent
-        self._told_to_end = False
+        self.told_to_end = False
         self._wake, write = os.pipe()
         os.set_blocking(self._wake, False)
         os.set_blocking(write, False)
@@ -94,7 +97,7 @@ class _Watch:
             os.read(self._wake, 512)
 
     def program_gone(self) -> bool:
-        if self._told_to_end or os.getppid() != self._parent:
+        if self.told_to_end or os.getppid() != self._parent:
             return True
         readable, _, _ = select.select([0], [], [], 0)
         return bool(readable) and os.read(0, 512) == b""
@@ -113,7 +116,7 @@ class _Watch:
                 return True
 
     def _told(self, _number: int, _frame: FrameType | None) -> None:
-        self._told_to_end = True
+        self.told_to_end = True
 
 
 def _spawn(plan: Plan) -> int:

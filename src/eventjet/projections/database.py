@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, ProgrammingError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -153,8 +153,9 @@ class Database:
             yield
         except (OperationalError, InterfaceError) as error:
             raise self.unreachable(error) from None
-        except ProgrammingError as error:
-            if not _lacks_table(error.orig):
+        except DBAPIError as error:
+            # A session that PostgreSQL ends because it was idle too long is no operational error there.
+            if not (error.connection_invalidated or _lacks_table(error.orig)):
                 raise
             raise self.unreachable(error) from None
 

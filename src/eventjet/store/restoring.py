@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from eventjet import failpoints
 from eventjet.errors import ArchiveBroken, HistoryBroken, Refused, StoreUnavailable, Unreachable
 from eventjet.store.outcome import REFUSALS, STALE_LEADER_S, WRONG_SEQUENCE
 from eventjet.store.past import HEADERS_ADDED, Batch, Past, batches, lasting
@@ -95,6 +96,7 @@ class _Restore:
             began = time.monotonic()
             for batch in batches(past, start):
                 self._store(batch)
+                failpoints.reach("restore.batch_stored")
                 self.progress("publish", batch.last - past.first + 1, past.events)
             self.seconds["publish"] = round(time.monotonic() - began, 3)
             self._insist(self._check_end)
@@ -224,6 +226,7 @@ class _Restore:
             )
         if frames:
             link.send(frames)
+        failpoints.reach("restore.batch_sent")
         _, _, subject, _, body = batch.records[-1]
         found = link.request(subject.decode(), body, headers=headers, timeout_s=2 * self.timeout_s)
         answer: dict[str, Any] = json.loads(found[4])

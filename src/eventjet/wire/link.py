@@ -187,10 +187,10 @@ class Link:
         others, self._kept = self._kept, []
         try:
             while (left := deadline - time.monotonic()) > 0:
-                for frame in self.receive(left):
-                    if frame[0] != _REPLIES:
-                        others.append(frame)
-                    elif frame[1] == answer_to:
+                frames = self.receive(left)
+                others += [frame for frame in frames if frame[0] != _REPLIES]
+                for frame in frames:
+                    if frame[0] == _REPLIES and frame[1] == answer_to:
                         return self._answered(frame, subject)
                 if len(others) > _KEPT_MAX:
                     raise LinkLost(f"NATS at {self.peer}", f"more than {_KEPT_MAX} messages came before an answer")
