@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from uuid import uuid4
 
+from eventjet.errors import StoreUnavailable
 from eventjet.settings import Settings
 from eventjet.store.connection import connect
 from eventjet.store.jetstream import JetStreamStore
+from eventjet.store.requests import Lost, Requests
 from eventjet.store.topology import declare
 from eventjet.wire import Endpoint
 
@@ -16,6 +19,20 @@ from eventjet.wire import Endpoint
 def fresh_name() -> str:
     """An app name that nobody has used."""
     return f"app_{uuid4().hex[:12]}"
+
+
+async def declared(requests: Requests, name: str, replicas: int) -> None:
+    """A stream of this name, and its servers know of it; a cluster may need an election for that."""
+    async with asyncio.timeout(90):
+        while True:
+            try:
+                await declare(requests, name, replicas)
+                # An event that cannot be: it is refused as soon as somebody listens.
+                impossible = {"Nats-Expected-Last-Sequence": "999999"}
+                await requests.ask(f"{name}.probe.a", b"", impossible)
+                return
+            except (StoreUnavailable, Lost):
+                await asyncio.sleep(0.05)
 
 
 @asynccontextmanager
@@ -26,7 +43,7 @@ async def fresh_jetstream(
     settings = Settings(servers=servers, replicas=replicas)
     client, requests = await connect(settings)
     name = fresh_name()
-    await declare(requests, name, replicas)
+    await declared(requests, name, replicas)
     store = JetStreamStore(name, client, requests, Endpoint.of(settings), save_timeout_s=save_timeout_s)
     try:
         yield store

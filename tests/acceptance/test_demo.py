@@ -15,6 +15,7 @@ from tests.acceptance.traces import Traces, traces
 SMALL = ("demo", "--accounts", "40", "--commands", "200", "--imported", "2000", "--engine", "local")
 LONG = ("demo", "--accounts", "40", "--commands", "200", "--imported", "2000")
 _END_S = 60.0
+pytestmark = pytest.mark.timeout(300)
 Keep = Callable[[subprocess.Popen[str]], None]
 
 
@@ -48,14 +49,15 @@ def test_an_interrupted_demo_leaves_no_process_and_no_folder(
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=_END_S)
-    assert process.returncode in (0, 130, -signal.SIGINT), errors
-    assert (left.processes(), left.files()) == ([], [])
+    too_early = process.returncode == 1 and "init_import_site" in errors  # Python was not ready, and said so
+    assert too_early or process.returncode in (0, 130, -signal.SIGINT), errors
+    left.await_nothing(_END_S)
 
 
 def test_a_terminated_demo_leaves_nothing_either(empty: Program, left: Traces, ended_processes: Keep) -> None:
     process = empty.start(*SMALL, TMPDIR=str(left.folder))
     ended_processes(process)
-    left.await_process("eventjet.cli worker", 30)
+    left.await_process("eventjet.cli worker", 60)
     process.terminate()
     _, errors = process.communicate(timeout=_END_S)
     assert process.returncode == 130, errors
@@ -65,7 +67,7 @@ def test_a_terminated_demo_leaves_nothing_either(empty: Program, left: Traces, e
 def test_impatience_does_not_cut_the_clean_up_short(empty: Program, left: Traces, ended_processes: Keep) -> None:
     process = empty.start(*SMALL, TMPDIR=str(left.folder))
     ended_processes(process)
-    left.await_process("eventjet.cli worker", 30)
+    left.await_process("eventjet.cli worker", 60)
     for _ in range(5):
         process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=_END_S)
@@ -76,7 +78,7 @@ def test_impatience_does_not_cut_the_clean_up_short(empty: Program, left: Traces
 def test_even_a_killed_demo_leaves_nothing_for_long(empty: Program, left: Traces, ended_processes: Keep) -> None:
     process = empty.start(*SMALL, TMPDIR=str(left.folder))
     ended_processes(process)
-    left.await_process("eventjet.cli worker", 30)
+    left.await_process("eventjet.cli worker", 60)
     process.kill()
     process.communicate(timeout=_END_S)
     left.await_nothing(_END_S)
@@ -88,7 +90,7 @@ def test_a_demo_interrupted_while_spark_works_leaves_no_jvm(
 ) -> None:
     process = empty.start(*LONG, TMPDIR=str(left.folder))
     ended_processes(process)
-    left.await_process("java", 60)
+    left.await_process("java", 120)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=_END_S)
     assert process.returncode == 130, errors

@@ -143,7 +143,7 @@ def test_a_worker_tells_health_and_metrics_where_it_is_asked_to(
     assert worker.stderr is not None
     said: Iterator[str] = iter(worker.stderr.readline, "")
     url = next(found[0] for line in said if (found := re.search(r"http://[\d.:]+", line)))
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
         assert b"# TYPE eventjet_events_total counter" in answer.read()
     taken = url.rpartition(":")[2]
     second = bank("worker", EVENTJET_WORKER_HTTP=f"127.0.0.1:{taken}")

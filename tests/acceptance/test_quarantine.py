@@ -19,6 +19,7 @@ from tests.acceptance.test_commands import _imported
 from tests.caught_up import wait_caught_up
 
 _END_S = 60.0
+PATIENTLY = ("--timeout", "60")
 POISON = 'if isinstance(event.data, Deposited) and event.data.amount == 666:\n        raise ValueError("no 666")\n    '
 
 
@@ -104,14 +105,14 @@ def test_parked_events_are_listed_shown_retried_and_dropped(bank: Program, books
     assert "2 events parked" in bank("status").out
 
     with books.working(last):
-        again = bank("quarantine", "retry", "balances", "3")
+        again = bank("quarantine", "retry", "balances", "3", *PATIENTLY)
         assert again.status == 1
         assert again.out == "3: failed again: ValueError: no 666\n"
-        dropped = bank("quarantine", "drop", "balances", "3", "--yes")
+        dropped = bank("quarantine", "drop", "balances", "3", "--yes", *PATIENTLY)
         assert (dropped.status, dropped.out) == (0, "3: dropped, and nothing waits behind it any more\n")
     books.mend()
     with books.working(last):
-        retried = json.loads(bank("quarantine", "retry", "balances", "--all", "--json").out)
+        retried = json.loads(bank("quarantine", "retry", "balances", "--all", "--json", *PATIENTLY).out)
         assert [(one["position"], one["decision"], one["next"]) for one in retried] == [(7, "retried", None)]
     assert books.decisions() == {3: "dropped", 7: "retried"}
     assert bank("quarantine", "list").out == "Nothing is parked.\n"
@@ -129,7 +130,7 @@ def test_without_a_worker_it_is_said_who_will_do_it(bank: Program, books: Books)
     assert "No worker has carried it out yet" in " ".join(waiting.out.split())
     books.mend()
     with books.working(last):
-        done = bank("quarantine", "retry", "balances", "--all", "--timeout", "20")
+        done = bank("quarantine", "retry", "balances", "--all", *PATIENTLY)
     assert done.out in ("Nothing is parked.\n", "2: taken, and nothing waits behind it any more\n")
     assert books.decisions() == {2: "retried"}
 

@@ -11,10 +11,10 @@ from nats.aio.client import Client
 
 from eventjet.settings import Settings
 from eventjet.store.connection import connect
-from eventjet.store.topology import declare
 from tests.simulation.scripts import Read, Script, Step
 from tests.simulation.stream import Stream
 from tests.simulation.wire import Wire
+from tests.stores import declared
 
 Answers = list[tuple[str, Any]]
 """What was tried, and an answer."""
@@ -38,14 +38,14 @@ class RealLine:
     async def step(self, step: Step) -> dict[str, Any] | None:
         if isinstance(step, Read):
             body = json.dumps(_asked(self._name, step)).encode()
-            reply = await self._client.request(f"$JS.API.STREAM.MSG.GET.{self._name}", body, timeout=10)
+            reply = await self._client.request(f"$JS.API.STREAM.MSG.GET.{self._name}", body, timeout=60)
             return json.loads(reply.data)
         subject = f"{self._name}.{step.subject}"
         headers = dict(step.headers) or None
         if not step.asks:
             await self._client.publish(subject, step.body, headers=headers)
             return None
-        reply = await self._client.request(subject, step.body, headers=headers, timeout=10)
+        reply = await self._client.request(subject, step.body, headers=headers, timeout=60)
         return json.loads(reply.data) if reply.data else {}
 
 
@@ -83,7 +83,7 @@ async def answers_of_both(
     name = f"app_{uuid4().hex[:12]}"
     client, requests = await connect(Settings(servers=(url,), replicas=replicas))
     try:
-        await declare(requests, name, replicas)
+        await declared(requests, name, replicas)
         line = RealLine(client, name)
         real = await recorded(line, script)
         if afterwards:

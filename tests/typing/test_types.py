@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(700)  # the first run of pyright fetches it
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 MISTAKES = {

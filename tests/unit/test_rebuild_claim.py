@@ -20,7 +20,7 @@ def test_a_run_claims_its_place_though_another_takes_it_for_dead_meanwhile(tmp_p
     def claim() -> None:
         with claimed(database, run):
             entered.set()
-            over.wait(10)
+            over.wait(60)
 
     claiming = threading.Thread(target=claim)
     with lock.open("wb") as found:
@@ -29,8 +29,8 @@ def test_a_run_claims_its_place_though_another_takes_it_for_dead_meanwhile(tmp_p
         claiming.start()
         assert not entered.wait(0.2)
         lock.unlink()
-    assert entered.wait(5)
+    assert entered.wait(60)
     assert is_claimed(database, run)
     over.set()
-    claiming.join(5)
+    claiming.join(60)
     assert not is_claimed(database, run)

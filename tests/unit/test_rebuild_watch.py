@@ -28,7 +28,7 @@ def test_a_pause_ends_with_the_stop() -> None:
     began = time.monotonic()
     with pytest.raises(Stopped):
         watch.wait(30)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25
 
 
 def test_reading_from_a_server_that_says_nothing_ends_with_the_stop() -> None:
@@ -43,7 +43,7 @@ def test_reading_from_a_server_that_says_nothing_ends_with_the_stop() -> None:
     began = time.monotonic()
     with pytest.raises(Stopped):
         list(read_ahead(nothing(), watch))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25
     silence.set()
 
 

@@ -254,7 +254,7 @@ async def test_transactions_that_name_aggregates_crosswise_all_end() -> None:
     jet = connection(Bell, Clock)
     bells, clocks = jet.repository(Bell), jet.repository(Clock)
     now = datetime.now(UTC)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await asyncio.gather(
             *(jet.transact(bells.decide("x", Bell.ring), clocks.decide("x", Clock.tell, now)) for _ in range(20)),
             *(jet.transact(clocks.decide("x", Clock.tell, now), bells.decide("x", Bell.ring)) for _ in range(20)),

@@ -44,7 +44,7 @@ _LIVE, _OWN = f"main.{decided.TABLE}", f"shadow.{decided.TABLE}"
 _STEPS = 100_000
 """Steps of SQLite's machine between two looks: some milliseconds."""
 _SUFFIXES = ("", "-wal", "-shm", "-journal", ".lock")
-_CLAIM_TRIES = 100
+_CLAIM_TRIES = 750
 _CLAIM_S = 0.02
 _FILE = re.compile(rf"ej_({runs.RUN.pattern})(?:{'|'.join(map(re.escape, _SUFFIXES))})")
 
