@@ -56,10 +56,10 @@ def last_of(url: str, name: str) -> int:
         return 0
 
 
-def await_stop(process: subprocess.Popen[str]) -> None:
+def await_stop(process: subprocess.Popen[str], fired: Path) -> None:
     """Wait until its failpoint has stopped it."""
     deadline = time.monotonic() + 60
-    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+    while not (fired.exists() and Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -100,10 +100,11 @@ def test_an_interrupted_restore_says_that_it_can_go_on(
 ) -> None:
     name = name_of(bank)
     url = seal(tmp_path / "archive", records_for(name, EVENTS), LOG, name=name)
-    at = "restore.batch_stored:stop:2"
-    process = bank.start("restore", url, EVENTJET_SERVERS=server.url, EVENTJET_FAILPOINT=at)
+    fired = tmp_path / "fired"
+    at = {"EVENTJET_FAILPOINT": "restore.batch_stored:stop:2", "EVENTJET_FAILPOINT_LOG": str(fired)}
+    process = bank.start("restore", url, EVENTJET_SERVERS=server.url, **at)
     ended_processes(process)
-    await_stop(process)
+    await_stop(process, fired)
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGCONT)
     _, err = process.communicate(timeout=60)
