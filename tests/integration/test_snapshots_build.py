@@ -115,7 +115,6 @@ async def test_commands_go_on_and_no_snapshot_is_replaced_by_an_older_one(
                 if building.done() and kept:
                     break
     report = await building
-    assert kept
     assert report.tally.broken == 0
     assert report.tally.written + report.tally.newer == len(ids)
     replays = scene.histories(jet)

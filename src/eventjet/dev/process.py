@@ -85,7 +85,7 @@ class ServerProcess:
                 os.kill(self.pid, number)
 
     def pause(self) -> None:
-        """Stop the server's clock; returns once it stands still, where the kernel tells (Linux)."""
+        """Stop the server's clock; returns once it stands still, where the kernel tells (Linux), or after 20 s."""
         self.send(signal.SIGSTOP)
         deadline = time.monotonic() + _PAUSED_S
         while self.running and not _stands_still(self.pid) and time.monotonic() < deadline:
