@@ -13,10 +13,10 @@ from benchmarks.bank import Deposited, Withdrawn, bank
 from benchmarks.postings import CURRENCY, Posting, postings
 from eventjet.codec.envelope import header_block
 from eventjet.domain.identity import encode_id
+from eventjet.nats import Endpoint, NatsConnection
+from eventjet.nats.protocol import publish_frame
 from eventjet.settings import Settings
 from eventjet.store.topology import IDENTITY, stream_config
-from eventjet.wire import Endpoint, Link
-from eventjet.wire.frames import publish_frame
 
 _WINDOW = 2_000
 
@@ -33,7 +33,7 @@ class Filling:
     def __init__(self, url: str, total: int, app: str = bank.name) -> None:
         self.stored = 0
         self._app = app
-        self._link = Link.open(Endpoint.of(Settings(servers=(url,))))
+        self._link = NatsConnection.open(Endpoint.of(Settings(servers=(url,))))
         config = {**stream_config(app, 1), "metadata": {IDENTITY: str(uuid.uuid4())}}
         self._link.api(f"STREAM.CREATE.{app}", config)
         self._reply = f"{self._link.inbox}.acks"
@@ -89,7 +89,7 @@ def _event(posting: Posting) -> Deposited | Withdrawn:
     return made(tx_id=tx_id, amount=Decimal(amount), currency=CURRENCY, memo=memo)
 
 
-def _await_acks(link: Link, sid: bytes, expected: int) -> None:
+def _await_acks(link: NatsConnection, sid: bytes, expected: int) -> None:
     while expected:
         answers = [frame for frame in link.receive(30.0) if frame[0] == sid]
         if not answers:

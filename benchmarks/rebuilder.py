@@ -18,8 +18,8 @@ from benchmarks.bank import balances, bank
 from benchmarks.laps import APP, ROOT
 from benchmarks.usage import Parts, difference, peak_of
 from eventjet.dev import NatsServer, PostgresServer
+from eventjet.nats import Endpoint, NatsConnection
 from eventjet.settings import Settings
-from eventjet.wire import Endpoint, Link
 
 _POLL_S = 0.01
 _BULK = "ej_read_"
@@ -158,7 +158,7 @@ def settings_of(server: str, database: str) -> dict[str, str]:
 
 def _until_read(server: str, process: subprocess.Popen[str]) -> float:
     """When somebody began to read the log in bulk; seen from outside, so nothing has to be added to what is timed."""
-    with Link.open(Endpoint.of(Settings(servers=(server,)))) as link:
+    with NatsConnection.open(Endpoint.of(Settings(servers=(server,)))) as link:
         while process.poll() is None:
             names = link.api(f"CONSUMER.NAMES.{bank.name}")["consumers"] or ()
             if any(name.startswith(_BULK) for name in names):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from eventjet.projections.sql import AnyBound
-from eventjet.projections.waiting import Checkpoints, Waiting
+from eventjet.projections.sql_projection import AnyResolved
+from eventjet.sql.waiting import Checkpoints, Waiting
 
 
-async def wait_caught_up(database: str, bound: AnyBound, position: int, timeout_s: float) -> None:
+async def wait_caught_up(database: str, resolved: AnyResolved, position: int, timeout_s: float) -> None:
     """As `Jet.caught_up`, by looking alone."""
     look = Checkpoints(database)
     waiting = Waiting("", look)
     try:
-        await waiting.caught_up(bound, position, timeout_s)
+        await waiting.caught_up(resolved, position, timeout_s)
     finally:
         await waiting.close()
         await look.close()

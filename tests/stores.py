@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from uuid import uuid4
 
 from eventjet.errors import StoreUnavailable
+from eventjet.nats import Endpoint
+from eventjet.nats.client import connect
+from eventjet.nats.requests import Lost, Requests
 from eventjet.settings import Settings
-from eventjet.store.connection import connect
 from eventjet.store.jetstream import JetStreamStore
-from eventjet.store.requests import Lost, Requests
 from eventjet.store.topology import declare
-from eventjet.wire import Endpoint
 
 
 def fresh_name() -> str:

@@ -13,21 +13,21 @@ from typing import Any
 from benchmarks.bank import bank
 from benchmarks.subjects.clock import Clock
 from eventjet.codec.envelope import Decoder, RawRecord
+from eventjet.nats import Endpoint, NatsConnection, read_range
+from eventjet.nats.consumer import Pulls, create_consumer
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.fold import Fold
-from eventjet.projections.tables import RowCodec
+from eventjet.projections.row_codec import RowCodec
 from eventjet.settings import Settings
-from eventjet.wire import Endpoint, Link, read_range
-from eventjet.wire.pulls import Pulls, create_consumer
 
 BATCH = 1_000
 CONSUMER = {"ack_policy": "none", "deliver_policy": "all", "mem_storage": True, "inactive_threshold": 60_000_000_000}
 
 
 def main(server: str, count: int, how_far: str) -> None:
-    bound = bank.projections["account_balance"]
-    decode = Decoder(bank.catalog, bound.events)
-    fold = Fold(bound, RowCodec(bound.table, bound.row_type, POSTGRESQL))
+    resolved = bank.projections["account_balance"]
+    decode = Decoder(bank.catalog, resolved.events)
+    fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type, POSTGRESQL))
     rows: dict[Any, Any] = {}
 
     def take(records: list[RawRecord]) -> None:
@@ -55,7 +55,7 @@ def main(server: str, count: int, how_far: str) -> None:
 def _frames(endpoint: Endpoint, count: int) -> Iterator[int]:
     """Numbers of frames as they come, none of which is looked into: what no reader of whole messages can beat."""
     left = count
-    with Link.open(endpoint) as link:
+    with NatsConnection.open(endpoint) as link:
         consumer = create_consumer(link, bank.name, "frames", CONSUMER, filter_subject=None, timeout_s=5)
         pulls = Pulls(link, consumer, batch=5_000, window=20_000, heartbeat_s=5)
         while left > 0:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from eventjet.jet import Jet
     from eventjet.projections.projection import Entries, Projection, entries, projection
-    from eventjet.projections.sql import SqlProjection
+    from eventjet.projections.sql_projection import SqlProjection
     from eventjet.repository import Committed, Imported, ImportReport, Repository
     from eventjet.settings import Settings
 
@@ -48,7 +48,7 @@ _HOMES = {
     "Refused": "errors",
     "Repository": "repository",
     "Settings": "settings",
-    "SqlProjection": "projections.sql",
+    "SqlProjection": "projections.sql_projection",
     "Unreachable": "errors",
     "aggregate": "domain.aggregate",
     "entries": "projections.projection",

@@ -13,10 +13,10 @@ from typing import Literal, Protocol, TypeAlias
 from sqlalchemy import Connection, Table, select
 from sqlalchemy.schema import SchemaItem
 
-from eventjet.projections import migrations
-from eventjet.projections.own_tables import projections
-from eventjet.projections.places import declared_name, names_of
-from eventjet.projections.sql import AnyBound
+from eventjet.projections.sql_projection import AnyResolved
+from eventjet.sql import migrations
+from eventjet.sql.locations import declared_name, names_of
+from eventjet.sql.own_tables import projections
 
 Kind: TypeAlias = Literal["schema", "table", "column", "index", "unique_constraint", "foreign_key_constraint"]
 IncludeObject: TypeAlias = Callable[[SchemaItem, str | None, Kind, bool, SchemaItem | None], bool]
@@ -29,7 +29,7 @@ class Projecting(Protocol):
     """What is needed of an app."""
 
     @property
-    def projections(self) -> Mapping[str, AnyBound]: ...
+    def projections(self) -> Mapping[str, AnyResolved]: ...
 
 
 def include_object(app: Projecting, connection: Connection | None = None) -> IncludeObject:
@@ -39,7 +39,7 @@ def include_object(app: Projecting, connection: Connection | None = None) -> Inc
     app's projections, whether or not they are in the `target_metadata`. With the `connection` that the migration
     runs on, also those of revisions and projections that this app declares no longer but other processes may.
     """
-    own = {(table.schema, table.name) for bound in app.projections.values() for table in bound.tables}
+    own = {(table.schema, table.name) for resolved in app.projections.values() for table in resolved.tables}
     kept = own if connection is None else own | _recorded(connection)
 
     def include(

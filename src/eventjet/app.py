@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from eventjet.codec.catalog import Catalog
+from eventjet.codec.subjects import is_name
 from eventjet.codec.upcasting import Upcaster
 from eventjet.domain.aggregate import AggregateInfo, aggregate_info
 from eventjet.domain.event import event_info
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import DefinitionError, EventjetError, UsageError
 from eventjet.jet import Jet, open_jet
-from eventjet.projections.bound import bind
 from eventjet.projections.projection import Entries, Projection
-from eventjet.projections.sql import AnyBound, BoundSql, SqlProjection, bind_sql
+from eventjet.projections.resolve import resolve
+from eventjet.projections.sql_projection import AnyResolved, ResolvedSql, SqlProjection, resolve_sql
 from eventjet.settings import Settings
 from eventjet.snapshots.snapshot import SnapshotCodec
-from eventjet.store.subjects import is_name
 
 NAME_RULE = "[a-z][a-z0-9_]*"
 
@@ -52,7 +52,7 @@ class App:
         self.catalog = _catalog(self.aggregates, upcasters, retired_events, faults)
         if not faults:
             _check_snapshots(self.aggregates, faults)
-        self.projections: Mapping[str, AnyBound] = _projections(projections, self.catalog, faults)
+        self.projections: Mapping[str, AnyResolved] = _projections(projections, self.catalog, faults)
         if not faults:
             faults += _quarantine_faults(self.aggregates, self.projections.values())
         if faults:
@@ -70,9 +70,9 @@ def load_app(reference: str, folder: Path | None = None) -> App:
     module_name, _, attribute = reference.partition(":")
     if not module_name or not attribute:
         raise UsageError(f"{reference!r} does not name an app. Write it as module:name, for instance bank:bank.")
-    place = str((folder or Path.cwd()).resolve())
-    if place not in sys.path:
-        sys.path.insert(0, place)
+    path = str((folder or Path.cwd()).resolve())
+    if path not in sys.path:
+        sys.path.insert(0, path)
     try:
         module = importlib.import_module(module_name)
     except EventjetError:
@@ -80,7 +80,7 @@ def load_app(reference: str, folder: Path | None = None) -> App:
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
             raise UsageError(
-                f"There is no module {error.name!r} for the app {reference!r} in {place}. "
+                f"There is no module {error.name!r} for the app {reference!r} in {path}. "
                 "Run from the folder that holds it, or name that folder with --app-dir."
             ) from None
         raise UsageError(
@@ -172,25 +172,25 @@ def _is_event(cls: Any) -> bool:
 
 def _projections(
     declared: Sequence[Projection[Any, Any] | Entries[Any, Any] | SqlProjection], catalog: Catalog, faults: list[str]
-) -> dict[str, AnyBound]:
-    found: dict[str, AnyBound] = {}
+) -> dict[str, AnyResolved]:
+    found: dict[str, AnyResolved] = {}
     names: set[str] = set()
     for one in declared:
         if one.name in names:
             faults.append(f"two projections are called {one.name!r}")
         names.add(one.name)
         try:
-            found[one.name] = bind_sql(one, catalog) if isinstance(one, SqlProjection) else bind(one, catalog)
+            found[one.name] = resolve_sql(one, catalog) if isinstance(one, SqlProjection) else resolve(one, catalog)
         except DefinitionError as error:
             faults.extend(error.faults)
     faults.extend(_shared_tables(found))
     return found
 
 
-def _quarantine_faults(aggregates: Mapping[Any, AggregateInfo], bound: Iterable[AnyBound]) -> list[str]:
+def _quarantine_faults(aggregates: Mapping[Any, AggregateInfo], resolved: Iterable[AnyResolved]) -> list[str]:
     """A row of several aggregates would come out otherwise when one of them was held back for a while."""
     found: list[str] = []
-    for one in bound:
+    for one in resolved:
         of = sorted({info.name for cls, info in aggregates.items() if set(folded_events(cls)) & set(one.events)})
         if one.quarantines and len(of) > 1:
             found.append(
@@ -200,14 +200,14 @@ def _quarantine_faults(aggregates: Mapping[Any, AggregateInfo], bound: Iterable[
     return found
 
 
-def _shared_tables(found: Mapping[str, AnyBound]) -> list[str]:
+def _shared_tables(found: Mapping[str, AnyResolved]) -> list[str]:
     """Tables that a projection by hand shares with another one: a rebuild of one would undo the other."""
     return [
         f"the table {table.name!r} belongs to the projections {one.name!r} and {other.name!r}; give each its own"
         for one in found.values()
-        if isinstance(one, BoundSql)
+        if isinstance(one, ResolvedSql)
         for other in found.values()
-        if other is not one and not (isinstance(other, BoundSql) and other.name < one.name)
+        if other is not one and not (isinstance(other, ResolvedSql) and other.name < one.name)
         for table in one.tables
         if table.name in {its.name for its in other.tables}
     ]

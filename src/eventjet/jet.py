@@ -10,11 +10,15 @@ from typing import Any, Literal, TypeVar, cast, overload
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import Decoder, RawRecord
+from eventjet.codec.subjects import snapshot_bucket
 from eventjet.domain.aggregate import AggregateInfo, AggregateType
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import OutcomeUnknown, UsageError
-from eventjet.projections.sql import AnyBound
-from eventjet.projections.waiting import Checkpoints, Listen, Waiting
+from eventjet.nats import Endpoint
+from eventjet.nats.client import connect
+from eventjet.nats.listening import listen
+from eventjet.nats.requests import Requests
+from eventjet.projections.sql_projection import AnyResolved
 from eventjet.repository import Committed, Imported, ImportReport, Planned, Repository
 from eventjet.repository.histories import Snapshots
 from eventjet.repository.importing import Importer
@@ -24,14 +28,10 @@ from eventjet.settings import Settings
 from eventjet.snapshots.keeper import SnapshotKeeper
 from eventjet.snapshots.kv import KeyValueSnapshots
 from eventjet.snapshots.snapshot import SnapshotCodec
-from eventjet.store.connection import connect
+from eventjet.sql.waiting import Checkpoints, Listen, Waiting
 from eventjet.store.jetstream import JetStreamStore
-from eventjet.store.listening import listen
-from eventjet.store.requests import Requests
 from eventjet.store.store import EventStore, LogState
-from eventjet.store.subjects import snapshot_bucket
 from eventjet.store.topology import Topology, declare
-from eventjet.wire import Endpoint
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -52,7 +52,7 @@ class Jet:
         store: EventStore,
         catalog: Catalog,
         aggregates: Mapping[Any, AggregateInfo],
-        projections: Mapping[str, AnyBound],
+        projections: Mapping[str, AnyResolved],
         settings: Settings,
         keeper: SnapshotKeeper | None = None,
         listen: Listen | None = None,
@@ -152,15 +152,15 @@ class Jet:
         not answer; `UsageError` for a projection the app does not have, and for what is no position, or no token of
         this app.
         """
-        bound = self._projections.get(projection)
-        if bound is None:
+        resolved = self._projections.get(projection)
+        if resolved is None:
             raise UsageError(f"{self.name!r} has no projection {projection!r}. It has {', '.join(self._projections)}.")
         if (position is None) == (token is None):
             raise UsageError("`caught_up` waits for a position or for a token. Give one of them.")
         wanted = position_in(token, self.name) if token is not None else position
         if not isinstance(wanted, int) or wanted < 0:  # it is looked at in a task that all who wait depend on
             raise UsageError(f"{wanted!r} is not a position. Hand on `Committed.position`, or its `token` as text.")
-        await self._waiting.caught_up(bound, wanted, timeout_s)
+        await self._waiting.caught_up(resolved, wanted, timeout_s)
 
     async def close(self) -> None:
         """Let go of what the connection opened to read; whoever still waits in `caught_up` gets `Unreachable`."""
@@ -207,7 +207,7 @@ async def open_jet(
     name: str,
     catalog: Catalog,
     aggregates: Mapping[Any, AggregateInfo],
-    projections: Mapping[str, AnyBound],
+    projections: Mapping[str, AnyResolved],
     settings: Settings,
 ) -> AsyncGenerator[Jet]:
     """Connect, and on the way out wait for the saves in flight."""

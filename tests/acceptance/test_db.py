@@ -64,7 +64,7 @@ def test_a_revision_is_built_promoted_taken_back_and_dropped(bank: Program) -> N
     assert json.loads(bank("db", "promote", "balances", "--json").out)["left"] == [2]
     assert json.loads(bank("db", "promote", "balances", "--json", **newer).out)["left"] == [1]
     (listed,) = json.loads(bank("db", "unused", "--json", **newer).out)["revisions"]
-    assert (listed["projection"], listed["revision"], listed["place"], listed["in_use"]) == (
+    assert (listed["projection"], listed["revision"], listed["location"], listed["in_use"]) == (
         "balances",
         1,
         "__r1",

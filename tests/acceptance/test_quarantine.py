@@ -66,8 +66,8 @@ class Books:
         process = self.program.start("worker")
         module: Any = _imported(self._file)
         try:
-            bound = module.bank.projections["balances"]
-            asyncio.run(wait_caught_up(self.program.environ["EVENTJET_DATABASE"], bound, position, 30))
+            resolved = module.bank.projections["balances"]
+            asyncio.run(wait_caught_up(self.program.environ["EVENTJET_DATABASE"], resolved, position, 30))
             yield
         finally:
             process.send_signal(signal.SIGTERM)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from eventjet.archive.batches import BATCH_MAX, lasting
 from eventjet.codec.envelope import RawRecord
 from eventjet.dev.nats import NatsServer
-from eventjet.store.past import BATCH_MAX, lasting
-from eventjet.wire import ApiRefused, stream_state
+from eventjet.nats import ApiRefused, stream_state
 from tests.acceptance.conftest import Program
 from tests.integration.restoring import block, endpoint, records_of, seal
 

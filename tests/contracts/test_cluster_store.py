@@ -13,10 +13,10 @@ from eventjet.codec.envelope import MSG_ID, header
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.nats_cluster import NatsCluster
 from eventjet.errors import ConcurrencyConflict, StoreUnavailable
+from eventjet.nats import Endpoint
+from eventjet.nats.client import connect
 from eventjet.settings import Settings
-from eventjet.store.connection import connect
 from eventjet.store.jetstream import JetStreamStore
-from eventjet.wire import Endpoint
 from tests.contracts.store_contract import StoreContract, new, write
 from tests.simulation.lines import answers_of_both
 from tests.simulation.scripts import WRITTEN, Script, drawn

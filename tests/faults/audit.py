@@ -14,7 +14,7 @@ from urllib.parse import quote
 from sqlalchemy import Engine, event, text
 
 from eventjet.projections.columns import POSTGRESQL
-from eventjet.projections.database import READ_ONLY, Database
+from eventjet.sql.database import READ_ONLY, Database
 
 _POSTGRES = (
     (

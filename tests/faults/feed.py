@@ -12,8 +12,8 @@ from uuid import uuid4
 
 from eventjet.codec.envelope import header_block
 from eventjet.errors import EventjetError
-from eventjet.wire import Link, stream_state
-from eventjet.wire.frames import publish_frame
+from eventjet.nats import NatsConnection, stream_state
+from eventjet.nats.protocol import publish_frame
 from tests.faults.tally import Added, Noted
 from tests.integration.ledger_log import Ledger
 
@@ -131,7 +131,7 @@ class Feed:
     def _append(self) -> None:
         """One connection's time; the next one goes on behind what is stored."""
         try:
-            with Link.open(self._ledger.endpoint) as link:
+            with NatsConnection.open(self._ledger.endpoint) as link:
                 self._stored = stream_state(link, self._ledger.name).last
                 reply = f"{link.inbox}.acks"
                 acks = link.subscribe(reply)
@@ -172,7 +172,9 @@ class Feed:
             self.log.append((entity, Added(number=number, amount=amount)))
         return self.log[self._stored : self._stored + wanted]
 
-    def _send(self, link: Link, acks: bytes, reply: bytes, chunk: Sequence[tuple[str, Added | Noted]]) -> None:
+    def _send(
+        self, link: NatsConnection, acks: bytes, reply: bytes, chunk: Sequence[tuple[str, Added | Noted]]
+    ) -> None:
         frames: list[bytes] = []
         for before, (entity, data) in enumerate(chunk, self._stored):
             encoded = self._ledger.catalog.encode(data)

@@ -19,8 +19,8 @@ from sqlalchemy import Connection, text
 
 from eventjet import failpoints
 from eventjet.codec.envelope import Decoder, RawRecord, header_block
-from eventjet.projections.database import Database
-from eventjet.projections.tables import storage_table
+from eventjet.projections.row_codec import storage_table
+from eventjet.sql.database import Database
 from tests.faults.tally import Added, Total, added, tally_app, totals_table
 
 DURABLE = "naive"

@@ -19,10 +19,10 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from eventjet.errors import Unreachable
-from eventjet.projections.database import READ_ONLY, Database
+from eventjet.nats import NatsConnection
 from eventjet.rebuild import AppRef, rebuild, verify
 from eventjet.settings import Settings
-from eventjet.wire import Link
+from eventjet.sql.database import READ_ONLY, Database
 from tests.faults.feed import Feed
 from tests.faults.processes import WorkerProcess, await_it
 from tests.faults.scene import NAMES
@@ -208,7 +208,7 @@ class Stage:
             assert report.differences == 0, report.examples[:3]
             self.verified += report.rows
         assert remains(Database(self.ledger.settings.database)) == []
-        with Link.open(self.ledger.endpoint) as link:
+        with NatsConnection.open(self.ledger.endpoint) as link:
             names = link.api(f"CONSUMER.NAMES.{self.ledger.name}")["consumers"] or []
         # What a killed process was reading through goes by itself; nothing durable but the workers' may be there.
         durable = {one for one in names if not one.startswith("ej_read_")}

@@ -12,9 +12,9 @@ from uuid import uuid4
 
 from sqlalchemy import Engine, text
 
-from eventjet.projections.database import READ_ONLY, Database
+from eventjet.nats import ApiRefused, NatsConnection
 from eventjet.settings import Settings
-from eventjet.wire import ApiRefused, Link
+from eventjet.sql.database import READ_ONLY, Database
 from tests.faults import audit
 from tests.faults.feed import Feed
 from tests.faults.processes import await_it
@@ -135,7 +135,7 @@ class Scene:
 
     def evict(self) -> None:
         """Delete the durables under whoever reads from them, as an administrator might."""
-        with Link.open(self.ledger.endpoint) as link:
+        with NatsConnection.open(self.ledger.endpoint) as link:
             for name in NAMES:
                 try:
                     link.api(f"CONSUMER.DELETE.{self.ledger.name}.{name}-r1")
@@ -145,7 +145,7 @@ class Scene:
 
     def waiting_for(self, durable: str) -> tuple[int, int]:
         """Messages that a durable has not delivered, and not seen acknowledged."""
-        with Link.open(self.ledger.endpoint) as link:
+        with NatsConnection.open(self.ledger.endpoint) as link:
             found = link.api(f"CONSUMER.INFO.{self.ledger.name}.{durable}")
         return found["num_pending"], found["num_ack_pending"]
 

@@ -12,8 +12,8 @@ from decimal import Decimal
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, Numeric, String, Table, select, text
 
 from eventjet import App, Recorded, aggregate, entries, event, projection
-from eventjet.projections.database import READ_ONLY, Database
 from eventjet.projections.storage import SQLITE
+from eventjet.sql.database import READ_ONLY, Database
 
 MODULUS = 2**61 - 1
 
@@ -215,6 +215,6 @@ def judge(truth: Truth, seen: Seen) -> Verdict:
 
 
 def _readable(connection: Connection, table: Table) -> Table:
-    from eventjet.projections.tables import storage_table
+    from eventjet.projections.row_codec import storage_table
 
     return storage_table(table, connection.dialect.name)

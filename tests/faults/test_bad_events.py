@@ -16,10 +16,10 @@ import pytest
 from sqlalchemy import select, text
 
 from eventjet.dev.nats import NatsServer
-from eventjet.projections.database import READ_ONLY, Database
-from eventjet.projections.own_tables import quarantine
-from eventjet.projections.tables import storage_table
+from eventjet.projections.row_codec import storage_table
 from eventjet.settings import Settings
+from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.own_tables import quarantine
 from tests.faults.bad_events import Mixture, wary_app, wary_table
 from tests.faults.processes import WorkerProcess, await_it
 from tests.faults.tally import Total

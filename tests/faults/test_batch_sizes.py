@@ -16,10 +16,10 @@ from sqlalchemy import text
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
 from eventjet.errors import Unreachable
-from eventjet.projections.database import READ_ONLY, Database
 from eventjet.settings import Settings
+from eventjet.sql.database import READ_ONLY, Database
+from eventjet.workers.context import WorkerOptions
 from eventjet.workers.status import status
-from eventjet.workers.workplace import WorkerOptions
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Opened, folded, made, rows_of
 

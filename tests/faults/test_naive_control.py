@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 from sqlalchemy import text
 
-from eventjet.projections.database import READ_ONLY, Database
+from eventjet.sql.database import READ_ONLY, Database
 from tests.faults.naive import DURABLE, TABLES
 from tests.faults.processes import Fault, WorkerProcess, await_it
 from tests.faults.scene import Scene

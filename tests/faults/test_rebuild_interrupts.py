@@ -13,7 +13,7 @@ import pytest
 
 from eventjet import failpoints
 from eventjet.dev.nats import NatsServer
-from eventjet.projections.database import Database
+from eventjet.sql.database import Database
 from tests.faults.processes import await_it
 from tests.faults.rebuilding import RebuildProcess, Stage, stage
 from tests.integration.rebuild_log import remains

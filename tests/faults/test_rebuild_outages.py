@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
-from eventjet.projections.database import Database
+from eventjet.sql.database import Database
 from tests.faults.rebuilding import RebuildProcess, Stage, stage
 
 KILLS = int(os.environ.get("EVENTJET_TEST_REBUILD_KILLS", "0"))

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import text
 
 from eventjet.dev.nats import NatsServer
-from eventjet.projections.database import Database
 from eventjet.rebuild import rebuild
+from eventjet.sql.database import Database
 from tests.faults.rebuilding import RebuildProcess, Stage, stage
 
 EVENTS = int(os.environ.get("EVENTJET_TEST_REBUILD_EVENTS", "5000"))

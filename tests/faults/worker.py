@@ -13,8 +13,8 @@ import signal
 import sys
 
 from eventjet.settings import Settings
+from eventjet.workers.context import WorkerOptions
 from eventjet.workers.supervisor import run_workers
-from eventjet.workers.workplace import WorkerOptions
 from tests.faults.audit import sessions_of
 from tests.faults.bad_events import wary_app
 from tests.faults.tally import tally_app

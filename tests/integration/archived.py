@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from eventjet.archive.archiving import ArchiveReport, archive
+from eventjet.archive.manifest import Archive
 from eventjet.codec.envelope import RawRecord
 from eventjet.dev.nats import NatsServer
-from eventjet.projections.checkpoint import create_tables
+from eventjet.nats import NatsConnection, read_range
 from eventjet.rebuild import rebuild
-from eventjet.rebuild.archiving import ArchiveReport, archive
 from eventjet.settings import Settings
-from eventjet.spark.manifest import Archive
-from eventjet.wire import Link, read_range
+from eventjet.sql.checkpoint import create_tables
 from tests.integration.rebuild_log import ALL, Book
 
 
@@ -46,7 +46,7 @@ def tables(book: Book) -> dict[str, list[Any]]:
 
 def purge(book: Book, first: int) -> None:
     """Take the log's past away, so that it begins at `first`."""
-    with Link.open(book.endpoint) as link:
+    with NatsConnection.open(book.endpoint) as link:
         link.api(f"STREAM.PURGE.{book.name}", {"seq": first})
 
 

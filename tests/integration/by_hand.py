@@ -33,11 +33,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import Recorded, SqlProjection
 from eventjet.dev.nats import NatsServer
-from eventjet.projections.database import READ_ONLY, Database
-from eventjet.projections.sql import BoundSql, bind_sql
+from eventjet.projections.sql_projection import ResolvedSql, resolve_sql
 from eventjet.settings import Settings
+from eventjet.sql.database import READ_ONLY, Database
+from eventjet.workers.context import WorkerOptions
 from eventjet.workers.status import ProjectionStatus, status
-from eventjet.workers.workplace import WorkerOptions
 from tests.integration.ledger_log import Ledger, eventually
 from tests.integration.projecting import CATALOG, Added, Closed, Opened, made
 
@@ -112,7 +112,7 @@ async def _count(connection: AsyncConnection, name: str) -> None:
         await connection.execute(insert(totals_table).values(name=name, n=1))
 
 
-LEDGER = bind_sql(ledger, CATALOG)
+LEDGER = resolve_sql(ledger, CATALOG)
 
 Found = dict[str, list[tuple[Any, ...]]]
 
@@ -157,12 +157,12 @@ def found(where: Database, *, tables: Sequence[Table] = (accounts_table, lines_t
     return made
 
 
-def bound_with(*handlers: Any, tables: Sequence[Table] = ledger.tables, name: str = "ledger") -> BoundSql:
+def bound_with(*handlers: Any, tables: Sequence[Table] = ledger.tables, name: str = "ledger") -> ResolvedSql:
     """The same tables with other handlers; those of `ledger` take the events that these do not."""
     made = SqlProjection(name, tables=tables)
     for one in handlers:
         made.handler(one)
-    return bind_sql(made, CATALOG)
+    return resolve_sql(made, CATALOG)
 
 
 kinds_table = Table(
@@ -185,10 +185,10 @@ kinds_table = Table(
 QUICK = WorkerOptions(lease_s=1.5, poll_s=0.1)
 
 
-def log_of(nats: NatsServer, database: str, bound: BoundSql = LEDGER) -> Ledger:
+def log_of(nats: NatsServer, database: str, resolved: ResolvedSql = LEDGER) -> Ledger:
     """A new log, and a database with the tables."""
-    made(database, bound)
-    log = Ledger(Settings(servers=(nats.url,), database=database), projections={"ledger": bound})
+    made(database, resolved)
+    log = Ledger(Settings(servers=(nats.url,), database=database), projections={"ledger": resolved})
     log.create()
     return log
 
@@ -197,9 +197,9 @@ def where(log: Ledger) -> Database:
     return Database(log.settings.database)
 
 
-def changed(log: Ledger, bound: BoundSql) -> Ledger:
+def changed(log: Ledger, resolved: ResolvedSql) -> Ledger:
     """The same log, with other handlers."""
-    return Ledger(log.settings, log.name, projections={"ledger": bound})
+    return Ledger(log.settings, log.name, projections={"ledger": resolved})
 
 
 def execute(log: Ledger, *statements: str) -> None:

@@ -23,11 +23,11 @@ from eventjet.codec.catalog import Catalog
 from eventjet.codec.upcasting import upcaster
 from eventjet.domain.event import event
 from eventjet.domain.recorded import Recorded
-from eventjet.projections.bound import BoundProjection, bind
 from eventjet.projections.projection import entries, projection
+from eventjet.projections.resolve import ResolvedProjection, resolve
 from eventjet.settings import Settings
+from eventjet.workers.context import WorkerOptions
 from eventjet.workers.supervisor import run_workers
-from eventjet.workers.workplace import WorkerOptions
 from tests.forked import ForkedWorker
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import (
@@ -113,11 +113,11 @@ def movements_schema_2(event: Recorded[NewerAdded]) -> Movement | None:
     return Movement(event.position, event.aggregate_id, event.data.amount)
 
 
-NEWER = bind(balances_2, CATALOG)
-NEWER_SCHEMA = bind(balances_2_schema_2, NEWER_CATALOG)
-MOVEMENTS_SCHEMA = bind(movements_schema_2, NEWER_CATALOG)
+NEWER = resolve(balances_2, CATALOG)
+NEWER_SCHEMA = resolve(balances_2_schema_2, NEWER_CATALOG)
+MOVEMENTS_SCHEMA = resolve(movements_schema_2, NEWER_CATALOG)
 
-DEPLOYS: dict[str, tuple[Catalog, tuple[BoundProjection, ...]]] = {
+DEPLOYS: dict[str, tuple[Catalog, tuple[ResolvedProjection, ...]]] = {
     "old": (CATALOG, (BALANCES, MOVEMENTS)),
     "fold": (CATALOG, (NEWER, MOVEMENTS)),
     "schema": (NEWER_CATALOG, (NEWER_SCHEMA, MOVEMENTS_SCHEMA)),
@@ -135,8 +135,8 @@ FOLDS: dict[int, Callable[[Any, Recorded[Any]], Any]] = {1: as_before, 2: change
 
 def deployed(deploy: str, settings: Settings, name: str) -> Ledger:
     """The app as one deploy knows it."""
-    catalog, bound = DEPLOYS[deploy]
-    return Ledger(settings, name=name, catalog=catalog, projections={one.name: one for one in bound})
+    catalog, resolved = DEPLOYS[deploy]
+    return Ledger(settings, name=name, catalog=catalog, projections={one.name: one for one in resolved})
 
 
 class Worker(ForkedWorker):

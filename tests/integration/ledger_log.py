@@ -17,13 +17,13 @@ from uuid import uuid4
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import Decoder, header_block
 from eventjet.domain.recorded import Recorded
-from eventjet.projections.bound import BoundProjection
+from eventjet.nats import Endpoint, NatsConnection, read_range
+from eventjet.nats.protocol import publish_frame
+from eventjet.projections.resolve import ResolvedProjection
 from eventjet.settings import Settings
 from eventjet.store.topology import IDENTITY
-from eventjet.wire import Endpoint, Link, read_range
-from eventjet.wire.frames import publish_frame
+from eventjet.workers.context import WorkerOptions
 from eventjet.workers.supervisor import run_workers
-from eventjet.workers.workplace import WorkerOptions
 from tests.caught_up import wait_caught_up
 from tests.integration.projecting import BALANCES, CATALOG, MOVEMENTS, Added, Closed, Noted, Opened
 
@@ -37,7 +37,7 @@ class Ledger:
     settings: Settings
     name: str = field(default_factory=lambda: f"app_{uuid4().hex[:12]}")
     catalog: Catalog = CATALOG
-    projections: dict[str, BoundProjection] = field(
+    projections: dict[str, ResolvedProjection] = field(
         default_factory=lambda: {"balances": BALANCES, "movements": MOVEMENTS}
     )
 
@@ -53,11 +53,11 @@ class Ledger:
             "storage": "file",
             "metadata": {IDENTITY: identity or str(uuid4())},
         }
-        with Link.open(self.endpoint) as link:
+        with NatsConnection.open(self.endpoint) as link:
             link.api(f"STREAM.CREATE.{self.name}", config)
 
     def delete(self) -> None:
-        with Link.open(self.endpoint) as link:
+        with NatsConnection.open(self.endpoint) as link:
             link.api(f"STREAM.DELETE.{self.name}")
 
     def append(self, events: Iterable[tuple[str, Any]]) -> int:
@@ -71,7 +71,7 @@ class Ledger:
     def append_raw(self, records: Iterable[tuple[str, bytes, bytes]]) -> int:
         """Store (aggregate id, header block, body) triples; returns the last position."""
         last = 0
-        with Link.open(self.endpoint) as link:
+        with NatsConnection.open(self.endpoint) as link:
             reply = f"{link.inbox}.acks"
             acks = link.subscribe(reply)
             frames = [
@@ -88,8 +88,8 @@ class Ledger:
         found = [decode(record) for batch in read_range(self.endpoint, self.name, 1, last + 1) for record in batch]
         return [one for one in found if one is not None]
 
-    async def caught_up(self, position: int, bound: BoundProjection = BALANCES, timeout_s: float = 30) -> None:
-        await wait_caught_up(self.settings.database, bound, position, timeout_s)
+    async def caught_up(self, position: int, resolved: ResolvedProjection = BALANCES, timeout_s: float = 30) -> None:
+        await wait_caught_up(self.settings.database, resolved, position, timeout_s)
 
     @asynccontextmanager
     async def working(
@@ -153,7 +153,7 @@ async def eventually(found: Callable[[], Awaitable[bool]], what: str, timeout_s:
     return time.monotonic() - started
 
 
-def stored(link: Link, acks: bytes, frames: Sequence[bytes]) -> int:
+def stored(link: NatsConnection, acks: bytes, frames: Sequence[bytes]) -> int:
     """Publish, and wait for every acknowledgement; the last position."""
     link.send(b"".join(frames))
     expected, last = len(frames), 0

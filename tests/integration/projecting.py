@@ -13,11 +13,11 @@ from sqlalchemy import BigInteger, Column, Connection, Index, Integer, MetaData,
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.event import event
 from eventjet.domain.recorded import Recorded
-from eventjet.projections.bound import BoundProjection, bind
-from eventjet.projections.checkpoint import create_tables
-from eventjet.projections.database import Database
 from eventjet.projections.projection import entries, projection
-from eventjet.projections.tables import storage_table
+from eventjet.projections.resolve import ResolvedProjection, resolve
+from eventjet.projections.row_codec import storage_table
+from eventjet.sql.checkpoint import create_tables
+from eventjet.sql.database import Database
 
 
 @event("ledger.opened")
@@ -98,8 +98,8 @@ def movements(event: Recorded[Added]) -> Movement | None:
     return Movement(event.position, event.aggregate_id, event.data.amount)
 
 
-BALANCES = bind(balances, CATALOG)
-MOVEMENTS = bind(movements, CATALOG)
+BALANCES = resolve(balances, CATALOG)
+MOVEMENTS = resolve(movements, CATALOG)
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -111,22 +111,22 @@ def on(position: int, data: Any, aggregate_id: str = "a-1") -> Recorded[Any]:
     )
 
 
-def made(database: str, *bound: BoundProjection) -> Database:
+def made(database: str, *resolved: ResolvedProjection) -> Database:
     """The database with all its tables."""
     where = Database(database)
     engine = where.sync_engine()
     try:
-        create_tables(engine, bound)
+        create_tables(engine, resolved)
     finally:
         engine.dispose()
     return where
 
 
-def rows_of(connection: Connection, bound: BoundProjection) -> list[Any]:
+def rows_of(connection: Connection, resolved: ResolvedProjection) -> list[Any]:
     """All rows of a read model, read as an application reads them, by key."""
-    table = storage_table(bound.table, connection.dialect.name)
+    table = storage_table(resolved.table, connection.dialect.name)
     query = select(table).order_by(*table.primary_key.columns)
-    return [bound.row_type(*row) for row in connection.execute(query)]
+    return [resolved.row_type(*row) for row in connection.execute(query)]
 
 
 def folded(events: Iterable[Recorded[Any]]) -> list[Balance]:

@@ -14,12 +14,12 @@ from sqlalchemy import Connection, select
 from eventjet.codec.envelope import Decoder, header_block
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, RowRefused
-from eventjet.projections.bound import bind
+from eventjet.nats import read_range
 from eventjet.projections.columns import POSTGRESQL
-from eventjet.projections.database import READ_ONLY, Database
-from eventjet.projections.own_tables import quarantine
-from eventjet.projections.tables import RowCodec
-from eventjet.wire import read_range
+from eventjet.projections.resolve import resolve
+from eventjet.projections.row_codec import RowCodec
+from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.own_tables import quarantine
 from tests.integration.ledger_log import Ledger, block, history
 from tests.integration.projecting import CATALOG, Added, Balance, Opened, balances, rows_of
 
@@ -36,7 +36,7 @@ def wary(row: Balance | None, event: Recorded[Any]) -> Balance | None:
     return balances.fold(row, event)
 
 
-PARKING = bind(replace(balances, on_error="quarantine"), CATALOG)
+PARKING = resolve(replace(balances, on_error="quarantine"), CATALOG)
 PARKING = replace(PARKING, declared=replace(PARKING.declared, fold=wary))  # type: ignore[arg-type]
 MENDED = replace(PARKING, declared=replace(PARKING.declared, fold=balances.fold))  # type: ignore[arg-type]
 

@@ -12,13 +12,13 @@ from uuid import uuid4
 
 from sqlalchemy import func, select
 
-from eventjet.projections.bound import BoundProjection
-from eventjet.projections.checkpoint import Checkpoint, create_tables, read
-from eventjet.projections.database import READ_ONLY, Database
 from eventjet.projections.fold import Fold
-from eventjet.projections.tables import RowCodec, storage_table
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.projections.row_codec import RowCodec, storage_table
 from eventjet.settings import Settings
-from eventjet.spark.ship import AppRef
+from eventjet.spark.packaging import AppRef
+from eventjet.sql.checkpoint import Checkpoint, create_tables, read
+from eventjet.sql.database import READ_ONLY, Database
 from tests.integration.ledger_log import Ledger
 
 APP = string.Template('''
@@ -206,11 +206,11 @@ class Book(Ledger):
 
     def rows(self, name: str = "balances") -> list[Any]:
         """The live rows, by key."""
-        bound = self.projections[name]
-        table = storage_table(bound.table, self.where.dialect)
+        resolved = self.projections[name]
+        table = storage_table(resolved.table, self.where.dialect)
         with self.where.sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
             query = select(table).order_by(*table.primary_key.columns)
-            return sorted((bound.row_type(*row) for row in connection.execute(query)), key=key_of(bound))
+            return sorted((resolved.row_type(*row) for row in connection.execute(query)), key=key_of(resolved))
 
     def count(self, name: str = "balances") -> int:
         table = storage_table(self.projections[name].table, self.where.dialect)
@@ -223,13 +223,13 @@ class Book(Ledger):
 
     def folded(self, last: int, name: str = "balances") -> list[Any]:
         """The rows of a live fold: events in small batches, as a worker takes them."""
-        bound = self.projections[name]
-        fold = Fold(bound, RowCodec(bound.table, bound.row_type, self.where.dialect))
-        events = [event for event in self.recorded(last) if isinstance(event.data, bound.events)]
+        resolved = self.projections[name]
+        fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type, self.where.dialect))
+        events = [event for event in self.recorded(last) if isinstance(event.data, resolved.events)]
         rows: dict[Any, Any] = {}
         for start in range(0, len(events), 700):
             rows |= fold(rows, events[start : start + 700])
-        return sorted((row for row in rows.values() if row is not None), key=key_of(bound))
+        return sorted((row for row in rows.values() if row is not None), key=key_of(resolved))
 
     def altered(self, *replacements: tuple[str, str]) -> AppRef:
         """The same app over the same log, with other code."""
@@ -259,8 +259,8 @@ class Book(Ledger):
             yield f"a-{chance.randrange(accounts)}", event
 
 
-def key_of(bound: BoundProjection) -> Any:
-    return lambda row: tuple(getattr(row, name) for name in bound.key_columns)
+def key_of(resolved: ResolvedProjection) -> Any:
+    return lambda row: tuple(getattr(row, name) for name in resolved.key_columns)
 
 
 def remains(where: Database) -> list[str]:

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eventjet import App, Imported, Metadata
+from eventjet.archive.batches import Past
+from eventjet.archive.manifest import ArchivedFile, Segment, dump_segment
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
-from eventjet.spark.manifest import ArchivedFile, Segment, dump_segment
-from eventjet.store.past import Past
-from eventjet.wire import Endpoint, Link, read_range, stream_state
-from eventjet.wire.frames import publish_frame
+from eventjet.nats import Endpoint, NatsConnection, read_range, stream_state
+from eventjet.nats.protocol import publish_frame
 from examples.bank.account import Account, Deposited, Opened
 from tests.integration.ledger_log import WINDOW, stored
 
@@ -106,7 +106,7 @@ def _file(folder: Path, segment: Sequence[RawRecord], records: Sequence[RawRecor
 
 def append_raw(url: str, messages: Iterable[tuple[str, bytes, bytes]], name: str = NAME) -> int:
     """Store (subject after the stream's name, headers, body) one after the other; returns the last position."""
-    with Link.open(endpoint(url)) as link:
+    with NatsConnection.open(endpoint(url)) as link:
         reply = f"{link.inbox}.acks"
         acks = link.subscribe(reply)
         frames = [
@@ -127,6 +127,6 @@ def block(**more: str) -> bytes:
 
 def delete(url: str, name: str = NAME) -> None:
     """Have the stream gone, if it is there."""
-    with Link.open(endpoint(url)) as link:
+    with NatsConnection.open(endpoint(url)) as link:
         if name in (link.api("STREAM.NAMES").get("streams") or []):
             link.api(f"STREAM.DELETE.{name}")

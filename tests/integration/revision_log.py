@@ -8,11 +8,11 @@ from typing import Any
 
 from sqlalchemy import select, text
 
-from eventjet.projections.bound import BoundProjection
-from eventjet.projections.checkpoint import Checkpoint, create_tables, read_all
-from eventjet.projections.database import READ_ONLY, Database
-from eventjet.projections.places import placed
+from eventjet.projections.resolve import ResolvedProjection
 from eventjet.settings import Settings
+from eventjet.sql.checkpoint import Checkpoint, create_tables, read_all
+from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.locations import located
 from tests.integration.deploys import DEPLOYS, FOLDS, NewerAdded, deployed
 from tests.integration.ledger_log import Ledger, eventually
 from tests.integration.projecting import Added, Closed, Opened
@@ -54,14 +54,14 @@ def checkpoints(ledger: Ledger) -> dict[tuple[str, int], Checkpoint]:
         engine.dispose()
 
 
-def rows(ledger: Ledger, bound: BoundProjection) -> list[tuple[Any, ...]]:
+def rows(ledger: Ledger, resolved: ResolvedProjection) -> list[tuple[Any, ...]]:
     """The rows of a revision, wherever they are, by key."""
-    place = checkpoints(ledger)[bound.name, bound.revision].place
+    location = checkpoints(ledger)[resolved.name, resolved.revision].location
     where = Database(ledger.settings.database)
     engine = where.sync_engine()
     try:
         with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
-            table = placed(bound.table, place, where.dialect)
+            table = located(resolved.table, location, where.dialect)
             return sorted(tuple(row) for row in connection.execute(select(table)))
     finally:
         engine.dispose()
@@ -76,12 +76,12 @@ def folded(ledger: Ledger, revision: int, last: int, deploy: str = "old") -> lis
     return sorted(astuple(row) for row in found.values() if row is not None)
 
 
-async def stands(ledger: Ledger, revision: int, *, place: str | None = None, position: int | None = None) -> None:
+async def stands(ledger: Ledger, revision: int, *, location: str | None = None, position: int | None = None) -> None:
     async def found() -> bool:
         one = (await asyncio.to_thread(checkpoints, ledger)).get(("balances", revision))
-        return one is not None and place in (None, one.place) and position in (None, one.position)
+        return one is not None and location in (None, one.location) and position in (None, one.position)
 
-    await eventually(found, f"revision {revision} to be in {place!r} at {position}", 60)
+    await eventually(found, f"revision {revision} to be in {location!r} at {position}", 60)
 
 
 async def is_past(ledger: Ledger, revision: int, position: int) -> bool:

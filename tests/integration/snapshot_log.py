@@ -12,15 +12,15 @@ from typing import Any
 
 from eventjet import Imported, Jet, Settings
 from eventjet.codec.envelope import header_block
+from eventjet.codec.subjects import snapshot_bucket
 from eventjet.domain.aggregate import aggregate_info
-from eventjet.domain.history import Held
+from eventjet.domain.history import FoldedState
 from eventjet.domain.ids import new_event_id
+from eventjet.nats import Endpoint, NatsConnection
 from eventjet.rebuild import AppRef
 from eventjet.repository.histories import Histories
 from eventjet.snapshots.kv import KeyValueSnapshots
 from eventjet.snapshots.snapshot import SnapshotCodec
-from eventjet.store.subjects import snapshot_bucket
-from eventjet.wire import Endpoint, Link
 from tests.stores import fresh_name
 
 APP = string.Template("""
@@ -107,7 +107,7 @@ class Scene:
     def put(self, token: str, type_name: str, version: int, body: bytes, aggregate: str = "tally") -> None:
         """One record as anybody could have written it."""
         pairs = [("Nats-Msg-Id", new_event_id()), ("Ej-Type", type_name), ("Ej-Schema", "1")]
-        with Link.open(Endpoint.of(self.settings)) as link:
+        with NatsConnection.open(Endpoint.of(self.settings)) as link:
             sid = link.subscribe(f"{link.inbox}.ack")
             headers = header_block([*pairs, ("Ej-Version", str(version))])
             link.publish(f"{self.name}.{aggregate}.{token}", body, reply=f"{link.inbox}.ack", headers=headers)
@@ -128,13 +128,13 @@ class Scene:
     def codec(self) -> SnapshotCodec[Any]:
         return SnapshotCodec(self.module.Tally)
 
-    async def snapshot(self, jet: Jet, aggregate_id: str) -> Held[Any] | None:
+    async def snapshot(self, jet: Jet, aggregate_id: str) -> FoldedState[Any] | None:
         """What the bucket holds, if a load would believe it."""
         value = await self.bucket(jet).get("tally", aggregate_id)
         return None if value is None else self.codec.decode(value)
 
 
-def known(held: Held[Any] | None) -> Any:
+def known(held: FoldedState[Any] | None) -> Any:
     """All of a folded state, its command ids too."""
     if held is None:
         return None

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from eventjet.dev.nats import NatsServer
+from eventjet.nats import Endpoint, NatsConnection
 from eventjet.settings import Settings
-from eventjet.wire import Endpoint, Link
 from examples.bank.account import Deposited, Opened, Withdrawn
 from examples.bank.app import bank
 from tests.integration.ledger_log import Ledger
@@ -67,5 +67,5 @@ def positions_of(frame: Any) -> list[int]:
 
 def api(nats: NatsServer, subject: str, body: object = None) -> Any:
     """Ask the server's JetStream for something that eventjet never does."""
-    with Link.open(Endpoint((nats.url,))) as link:
+    with NatsConnection.open(Endpoint((nats.url,))) as link:
         return link.api(subject, body)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from eventjet.archive.reading import archived_records, check_files, read_manifest
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, RebuildError, UsageError
+from eventjet.nats import NatsConnection
 from eventjet.rebuild import ENGINES, preview, rebuild, verify
 from eventjet.spark import archive_write
-from eventjet.spark.archive import archived_records, check_files, read_manifest
 from eventjet.spark.archive_frames import archived_frame, reading
 from eventjet.spark.session import Started
-from eventjet.wire import Link
 from tests.integration.archived import book_of, files_of, log_records, made, purge, sealed, tables
 from tests.integration.ledger_log import block
 from tests.integration.rebuild_log import Book, remains
@@ -232,7 +232,7 @@ async def test_a_gap_between_archive_and_log_is_refused(book: Book, tmp_path: Pa
 async def test_a_log_with_a_hole_is_not_archived_past_it(book: Book, spark: Started, tmp_path: Path) -> None:
     url = str(tmp_path / "archive")
     book.fill(50)
-    with Link.open(book.endpoint) as link:
+    with NatsConnection.open(book.endpoint) as link:
         link.api(f"STREAM.MSG.DELETE.{book.name}", {"seq": 35})
     with pytest.raises(RebuildError, match="broken at position 35"):
         await sealed(book, url, segment_events=20)

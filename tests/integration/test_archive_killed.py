@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from eventjet.archive.reading import archived_records, check_files, read_manifest
 from eventjet.dev.nats import NatsServer
-from eventjet.spark.archive import archived_records, check_files, read_manifest
 from tests.integration.archived import book_of, log_records
 from tests.integration.ledger_log import eventually
 from tests.integration.rebuild_log import Book

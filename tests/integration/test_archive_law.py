@@ -66,8 +66,8 @@ async def test_a_long_history_too(tmp_path: Path, nats: NatsServer, spark: Start
 async def all_roads_agree(book: Book, url: Path, last: int, edge: int, size: int) -> None:
     """Up to `edge` the log is archived first, then to its end."""
     async with book.working():
-        for bound in book.projections.values():
-            await book.caught_up(last, bound, timeout_s=60)
+        for resolved in book.projections.values():
+            await book.caught_up(last, resolved, timeout_s=60)
     live = tables(book)
     assert await made(book, engine="local") == live
     assert await made(book, engine="spark") == live

@@ -22,14 +22,14 @@ from eventjet import App, Jet
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
 from eventjet.errors import NotCaughtUp, Unreachable, UsageError
-from eventjet.projections.checkpoint import create_tables
-from eventjet.projections.database import Database
-from eventjet.projections.waiting import Checkpoints, Standing, Waiting
+from eventjet.nats.client import connect
+from eventjet.nats.listening import listen
 from eventjet.settings import Settings
-from eventjet.store.connection import connect
-from eventjet.store.listening import listen
+from eventjet.sql.checkpoint import create_tables
+from eventjet.sql.database import Database
+from eventjet.sql.waiting import Checkpoints, Standing, Waiting
+from eventjet.workers.context import WorkerOptions
 from eventjet.workers.supervisor import run_workers
-from eventjet.workers.workplace import WorkerOptions
 from examples.bank.account import Account
 from examples.bank.app import withdrawn_has_a_reason
 from examples.bank.read_models import balances

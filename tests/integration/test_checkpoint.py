@@ -12,9 +12,9 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from eventjet.errors import NotCaughtUp, Unreachable, UsageError
-from eventjet.projections import checkpoint
-from eventjet.projections.checkpoint import ACTIVE, BUILDING, FAILED, PAUSED, Checkpoint, create_tables
-from eventjet.projections.database import READ_ONLY, WORKER, Database, SessionLimits
+from eventjet.sql import checkpoint
+from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, PAUSED, Checkpoint, create_tables
+from eventjet.sql.database import READ_ONLY, WORKER, Database, SessionLimits
 from tests.caught_up import wait_caught_up
 from tests.integration.projecting import BALANCES, MOVEMENTS, made
 

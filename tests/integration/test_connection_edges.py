@@ -16,10 +16,10 @@ import pytest
 from eventjet import App, Imported
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import EventjetError, StoreUnavailable, Unreachable
+from eventjet.nats import Endpoint
+from eventjet.nats.client import connect
 from eventjet.settings import Settings
-from eventjet.store.connection import connect
 from eventjet.store.long_reads import LongReads
-from eventjet.wire import Endpoint
 from examples.bank.account import Account, Deposited
 from examples.bank.app import withdrawn_has_a_reason
 from tests.stores import fresh_name

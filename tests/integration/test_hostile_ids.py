@@ -10,12 +10,12 @@ from eventjet.dev.nats import NatsServer
 from eventjet.domain.identity import encode_id
 from eventjet.domain.ids import new_event_id
 from eventjet.errors import Refused
+from eventjet.nats import Endpoint
+from eventjet.nats.client import connect
 from eventjet.settings import Settings
-from eventjet.store.connection import connect
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.store import Append, NewEvent
 from eventjet.store.topology import declare
-from eventjet.wire import Endpoint
 from tests.hostile_ids import hostile_ids
 from tests.stores import fresh_name
 

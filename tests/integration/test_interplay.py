@@ -16,18 +16,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from eventjet import Recorded
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import RebuildError
-from eventjet.projections.checkpoint import create_tables
-from eventjet.projections.database import Database
-from eventjet.projections.places_exchange import CannotMove, NotNow, attempt, promote
-from eventjet.projections.unused import retire
+from eventjet.nats import NatsConnection
+from eventjet.nats.protocol import publish_frame
 from eventjet.rebuild import rebuild, verify
 from eventjet.rebuild.catchup import catching_up
-from eventjet.rebuild.places import shadow_of
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.runs import new_run
+from eventjet.rebuild.shadows import shadow_of
 from eventjet.settings import Settings
-from eventjet.wire import Link
-from eventjet.wire.frames import publish_frame
+from eventjet.sql.checkpoint import create_tables
+from eventjet.sql.database import Database
+from eventjet.sql.promotion import CannotMove, NotNow, attempt, promote
+from eventjet.sql.retired_tables import retire
 from eventjet.workers.session import Session
 from tests.caught_up import wait_caught_up
 from tests.integration import by_hand
@@ -72,7 +72,7 @@ async def test_a_revision_that_has_not_begun_is_not_shown_to_readers(ledger: Led
     last = await built(ledger)
     with pytest.raises(CannotMove, match=f"it is {last} events behind revision 1"):
         await asyncio.to_thread(promote, Database(ledger.settings.database), NEWER, patience_s=0)
-    assert checkpoints(ledger)["balances", 1].place == ""
+    assert checkpoints(ledger)["balances", 1].location == ""
     assert rows(ledger, BALANCES) == folded(ledger, 1, last)
 
 
@@ -82,13 +82,13 @@ async def test_a_worker_does_not_take_the_place_of_a_newer_revision(ledger: Ledg
     engine = Database(ledger.settings.database).sync_engine()
     create_tables(engine, [third])
     async with deployed("fold", ledger.settings, ledger.name).working(options=OPTIONS):
-        await stands(ledger, 2, place="")
+        await stands(ledger, 2, location="")
     async with Ledger(ledger.settings, ledger.name, projections={"balances": third}).working(options=OPTIONS):
-        await stands(ledger, 3, place="")
+        await stands(ledger, 3, location="")
     # As revision 2's worker would, had it looked for a newer one just before that came.
     with pytest.raises(NotNow, match="revision 3"), engine.begin() as connection:
         attempt(connection, NEWER, epoch=checkpoints(ledger)["balances", 2].epoch)
-    assert checkpoints(ledger)["balances", 3].place == ""
+    assert checkpoints(ledger)["balances", 3].location == ""
     assert rows(ledger, third) == folded(ledger, 2, last)
     engine.dispose()
 
@@ -118,7 +118,7 @@ async def test_a_transaction_ended_underneath_is_not_gone_on_from_by_another_pro
 async def test_a_revision_dropped_while_it_is_rebuilt_does_not_come_back_over_another(ledger: Ledger) -> None:
     last = await built(ledger)
     async with deployed("fold", ledger.settings, ledger.name).working(options=OPTIONS):
-        await stands(ledger, 2, place="")
+        await stands(ledger, 2, location="")
     database = Database(ledger.settings.database)
     log = checkpoints(ledger)["balances", 1].log
     engine = database.sync_engine()
@@ -138,7 +138,7 @@ async def test_a_revision_dropped_while_it_is_rebuilt_does_not_come_back_over_an
 async def test_a_dropped_revision_is_not_verified_against_the_table_of_another(ledger: Ledger) -> None:
     await built(ledger)
     async with deployed("fold", ledger.settings, ledger.name).working(options=OPTIONS):
-        await stands(ledger, 2, place="")
+        await stands(ledger, 2, location="")
     engine = Database(ledger.settings.database).sync_engine()
     with engine.begin() as connection:
         retire(connection, "balances", 1, DEPLOYS["fold"][1])
@@ -163,7 +163,7 @@ async def test_a_log_that_never_rests_does_not_put_a_takeover_off(
         return await write(session, change)
 
     def go_on() -> None:
-        with Link.open(ledger.endpoint) as link:
+        with NatsConnection.open(ledger.endpoint) as link:
             while not done.wait(0.004):
                 encoded = ledger.catalog.encode(Opened(owner="ada"))
                 subject = f"{ledger.name}.ledger.a-1"
@@ -174,8 +174,8 @@ async def test_a_log_that_never_rests_does_not_put_a_takeover_off(
     try:
         newer = deployed("fold", ledger.settings, ledger.name)
         async with ledger.working("balances", options=OPTIONS), newer.working("balances", options=OPTIONS):
-            await stands(ledger, 2, place="")
+            await stands(ledger, 2, location="")
     finally:
         done.set()
         await pouring
-    assert checkpoints(ledger)["balances", 1].place != ""
+    assert checkpoints(ledger)["balances", 1].location != ""

@@ -11,10 +11,10 @@ import pytest
 
 from eventjet import App, Imported, Jet, Metadata, Refused, with_metadata
 from eventjet.codec.envelope import RawRecord
+from eventjet.codec.subjects import snapshot_bucket
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Unreachable, UsageError
-from eventjet.store.requests import ApiError
-from eventjet.store.subjects import snapshot_bucket
+from eventjet.nats.requests import ApiError
 from examples.bank.account import Account, Deposited, InsufficientFunds, Opened, Withdrawn
 from examples.bank.app import withdrawn_has_a_reason
 from tests.stores import fresh_name
@@ -283,9 +283,9 @@ async def test_a_state_is_loaded_as_it_was(jet: Jet) -> None:
     assert (await accounts.load("t", position=done.position - 1)).balance == Decimal(1)
     assert (await accounts.load("t", position=done.position)).balance == Decimal(2)
     assert (await accounts.load("t", at=then)).balance == Decimal(1)
-    for bound in ({"version": 4}, {"position": done.position + 1}, {"at": then + timedelta(hours=1)}):
+    for resolved in ({"version": 4}, {"position": done.position + 1}, {"at": then + timedelta(hours=1)}):
         with pytest.raises(UsageError):
-            await accounts.load("t", **bound)  # pyright: ignore[reportArgumentType]
+            await accounts.load("t", **resolved)  # pyright: ignore[reportArgumentType]
     with pytest.raises(UsageError, match="one of"):
         await accounts.load("t", version=1, position=1)
 

@@ -15,9 +15,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, MetaData, inspect, text
 
 from eventjet.errors import Unreachable
-from eventjet.projections import migrations, own_tables
-from eventjet.projections.checkpoint import check_tables, create_tables, read
-from eventjet.projections.database import Database
+from eventjet.sql import migrations, own_tables
+from eventjet.sql.checkpoint import check_tables, create_tables, read
+from eventjet.sql.database import Database
 from tests.integration.projecting import BALANCES, MOVEMENTS
 
 
@@ -73,12 +73,12 @@ def test_tables_of_an_eventjet_without_revisions_are_adopted_with_their_rows(eng
     with engine.begin() as connection:
         old = MetaData()
         table = own_tables.projections.to_metadata(old)
-        for later in ("place", "tables", "takes_over"):
+        for later in ("location", "tables", "takes_over"):
             table._columns.remove(table.c[later])  # pyright: ignore[reportPrivateUsage] - how Alembic drops one too
         own_tables.rebuilds.to_metadata(old)
         old.create_all(connection)
         connection.execute(text("insert into eventjet_projection (name, revision, position) values ('balances', 1, 7)"))
-        assert "place" not in {column["name"] for column in inspect(connection).get_columns("eventjet_projection")}
+        assert "location" not in {column["name"] for column in inspect(connection).get_columns("eventjet_projection")}
     with (
         pytest.raises(Unreachable, match=r"at revision none.*Run `eventjet db upgrade`"),
         engine.connect() as connection,
@@ -87,17 +87,17 @@ def test_tables_of_an_eventjet_without_revisions_are_adopted_with_their_rows(eng
     with engine.begin() as connection:
         done = migrations.upgrade(connection)
         assert done.tables == (migrations.VERSION_TABLE, "eventjet_quarantine")
-        assert done.columns == tuple(f"eventjet_projection.{name}" for name in ("place", "tables", "takes_over"))
+        assert done.columns == tuple(f"eventjet_projection.{name}" for name in ("location", "tables", "takes_over"))
         found = read(connection, "balances", 1)
     assert found is not None
-    assert (found.position, found.place, found.tables, found.takes_over) == (7, "", "[]", False)
+    assert (found.position, found.location, found.tables, found.takes_over) == (7, "", "[]", False)
     assert differences(engine) == []
 
 
 def test_many_processes_at_once_make_the_tables_once(database: str) -> None:
     script = (
-        "import sys; from eventjet.projections.database import Database;"
-        "from eventjet.projections.checkpoint import create_tables;"
+        "import sys; from eventjet.sql.database import Database;"
+        "from eventjet.sql.checkpoint import create_tables;"
         "print(len(create_tables(Database(sys.argv[1]).sync_engine())))"
     )
 
@@ -113,8 +113,8 @@ def test_many_processes_at_once_make_the_tables_once(database: str) -> None:
 def test_looking_at_current_tables_does_not_import_alembic(engine: Engine, database: str) -> None:
     create_tables(engine)
     script = (
-        "import sys; from eventjet.projections.database import Database;"
-        "from eventjet.projections.checkpoint import create_tables;"
+        "import sys; from eventjet.sql.database import Database;"
+        "from eventjet.sql.checkpoint import create_tables;"
         "assert create_tables(Database(sys.argv[1]).sync_engine()) == []; assert 'alembic' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", script, database], capture_output=True, text=True, timeout=100)

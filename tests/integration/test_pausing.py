@@ -12,13 +12,13 @@ import pytest
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import NotCaughtUp, Unreachable, UsageError
-from eventjet.projections.checkpoint import Checkpoint
-from eventjet.projections.pausing import Paused, pause, resume
 from eventjet.rebuild import rebuild
 from eventjet.settings import Settings
+from eventjet.sql.checkpoint import Checkpoint
+from eventjet.sql.pausing import Paused, pause, resume
+from eventjet.workers.context import WorkerOptions
 from eventjet.workers.session import Session
 from eventjet.workers.status import ProjectionStatus, status
-from eventjet.workers.workplace import WorkerOptions
 from tests.integration.ledger_log import eventually
 from tests.integration.rebuild_log import Book
 

@@ -8,11 +8,11 @@ import pytest
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Forbidden
+from eventjet.nats import Endpoint
+from eventjet.nats.client import connect
 from eventjet.settings import Settings
-from eventjet.store.connection import connect
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.topology import declare
-from eventjet.wire import Endpoint
 from tests.contracts.store_contract import new, write
 
 USERS = """

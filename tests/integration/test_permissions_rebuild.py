@@ -10,9 +10,9 @@ import pytest
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Forbidden
+from eventjet.nats import Endpoint, NatsConnection
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
-from eventjet.wire import Endpoint, Link
 from tests.integration.rebuild_log import ALL, Book, remains
 from tests.integration.roles import ADMIN, with_rebuild_role
 
@@ -40,14 +40,14 @@ FORBIDDEN = [
 @pytest.fixture(scope="module")
 def nats() -> Iterator[NatsServer]:
     with NatsServer(sync_interval="1m", config=with_rebuild_role("bank", "secret")) as server:
-        with Link.open(Endpoint((server.url,), user=ADMIN, password=ADMIN)) as link:
+        with NatsConnection.open(Endpoint((server.url,), user=ADMIN, password=ADMIN)) as link:
             link.api("STREAM.CREATE.bank", {"name": "bank", "subjects": ["bank.*.*"]})
         yield server
 
 
 @pytest.mark.parametrize("subject", FORBIDDEN)
 def test_the_role_may_not_do_what_a_rebuild_does_not(nats: NatsServer, subject: str) -> None:
-    with Link.open(Endpoint((nats.url,), user="rebuild", password="secret")) as link:
+    with NatsConnection.open(Endpoint((nats.url,), user="rebuild", password="secret")) as link:
         link.publish(subject, b"{}", reply=f"{link.inbox}.x")
         with pytest.raises(Forbidden):
             link.flush()
@@ -55,7 +55,7 @@ def test_the_role_may_not_do_what_a_rebuild_does_not(nats: NatsServer, subject: 
 
 @pytest.mark.parametrize("subject", ["bank.>", "$JS.ACK.>", "$JS.API.>", ">"])
 def test_the_role_hears_only_its_own_inbox(nats: NatsServer, subject: str) -> None:
-    with Link.open(Endpoint((nats.url,), user="rebuild", password="secret")) as link:
+    with NatsConnection.open(Endpoint((nats.url,), user="rebuild", password="secret")) as link:
         link.subscribe(subject)
         with pytest.raises(Forbidden):
             link.flush()

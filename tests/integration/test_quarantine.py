@@ -15,17 +15,17 @@ from sqlalchemy import Connection, text
 from eventjet.codec.catalog import Catalog
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import CheckpointFenced
-from eventjet.projections import decisions as decide
-from eventjet.projections.bound import BoundProjection
-from eventjet.projections.checkpoint import Checkpoint, ensure, read, take
-from eventjet.projections.database import READ_ONLY, Database
-from eventjet.projections.quarantine import Offering
-from eventjet.projections.writer import Batch, Writer
+from eventjet.nats import NatsConnection
+from eventjet.nats.protocol import publish_frame
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.quarantine import decisions as decide
+from eventjet.quarantine.fold import Offering
 from eventjet.settings import Settings
-from eventjet.wire import Link
-from eventjet.wire.frames import publish_frame
+from eventjet.sql.checkpoint import Checkpoint, ensure, read, take
+from eventjet.sql.database import READ_ONLY, Database
+from eventjet.workers.context import WorkerOptions
 from eventjet.workers.status import ProjectionStatus, status
-from eventjet.workers.workplace import WorkerOptions
+from eventjet.writers.writer import Batch, Writer
 from tests.integration.ledger_log import Ledger, block, eventually, history, stored
 from tests.integration.projecting import BALANCES, CATALOG, MOVEMENTS, Added, Balance, Closed, Noted, Opened, made
 from tests.integration.quarantined import BAD, MENDED, PARKING, bad_records, decisions, expected, mixed, state_of
@@ -46,9 +46,9 @@ def ledger(request: pytest.FixtureRequest, eventjet_nats: NatsServer, tmp_path: 
     return ledger
 
 
-def with_(ledger: Ledger, bound: BoundProjection, catalog: Catalog = CATALOG) -> Ledger:
+def with_(ledger: Ledger, resolved: ResolvedProjection, catalog: Catalog = CATALOG) -> Ledger:
     """The same app deployed with another function."""
-    return replace(ledger, projections={"balances": bound}, catalog=catalog)
+    return replace(ledger, projections={"balances": resolved}, catalog=catalog)
 
 
 def changed(ledger: Ledger, change: Callable[[Connection], T]) -> T:
@@ -162,7 +162,7 @@ async def test_an_event_on_a_subject_that_is_not_ours_is_parked_under_its_subjec
     body = CATALOG.encode(Added(amount=Decimal(1))).body
     subjects = [f"{ledger.name}.ledger.a=zz", f"{ledger.name}.ledger.=00", f"{ledger.name}.l\u00e4dger.a!",
                 f"{ledger.name}.{'x' * 1_800}.a-1", f"{ledger.name}.ledger.{'y' * 1_800}"]  # fmt: skip
-    with Link.open(ledger.endpoint) as link:
+    with NatsConnection.open(ledger.endpoint) as link:
         reply = f"{link.inbox}.acks"
         acks = link.subscribe(reply)
         frames = [publish_frame(one, body, reply=reply.encode(), headers=block("ledger.added")) for one in subjects * 2]

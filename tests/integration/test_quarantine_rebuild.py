@@ -13,11 +13,11 @@ from sqlalchemy import Connection, text
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import CodecError, RebuildError
-from eventjet.projections import decisions as decide
-from eventjet.projections.database import READ_ONLY
+from eventjet.quarantine import decisions as decide
 from eventjet.rebuild import AppRef, Progress, rebuild, verify
 from eventjet.settings import Settings
 from eventjet.spark.session import Started
+from eventjet.sql.database import READ_ONLY
 from tests.integration.ledger_log import block, eventually
 from tests.integration.quarantined import Kept, decisions, kept_of
 from tests.integration.rebuild_log import Book, remains

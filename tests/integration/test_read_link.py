@@ -12,9 +12,9 @@ import pytest
 from eventjet import App, Imported
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Forbidden, StoreUnavailable
+from eventjet.nats import Endpoint
 from eventjet.settings import Settings
 from eventjet.store.long_reads import LongReads
-from eventjet.wire import Endpoint
 from examples.bank.account import Account, Deposited
 from examples.bank.app import withdrawn_has_a_reason
 from tests.integration.wire_secrets import certificates, tls_config

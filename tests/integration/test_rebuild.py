@@ -18,16 +18,16 @@ from sqlalchemy import text
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import HandlerFailed, RebuildError, RebuildRefused, Unreachable, UsageError, VerificationFailed
-from eventjet.projections.database import READ_ONLY
-from eventjet.projections.places_exchange import Exchanged, promote
+from eventjet.nats import NatsConnection
 from eventjet.rebuild import Progress, rebuild, verify
 from eventjet.rebuild.load import load_part
-from eventjet.rebuild.places import shadow_of
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.runner import STOP_TIMEOUT_S
 from eventjet.rebuild.runs import new_run
+from eventjet.rebuild.shadows import shadow_of
 from eventjet.settings import Settings
-from eventjet.wire import Link
+from eventjet.sql.database import READ_ONLY
+from eventjet.sql.promotion import Exchanged, promote
 from tests.integration.rebuild_log import ALL, Book, remains, sessions
 
 
@@ -68,7 +68,7 @@ async def test_an_empty_log_gives_an_empty_table(book: Book) -> None:
 
 
 async def test_a_log_that_does_not_begin_at_one(book: Book) -> None:
-    with Link.open(book.endpoint) as link:
+    with NatsConnection.open(book.endpoint) as link:
         config = link.api(f"STREAM.INFO.{book.name}")["config"]
         book.delete()
         link.api(f"STREAM.CREATE.{book.name}", {**config, "first_seq": 1_000})
@@ -272,8 +272,8 @@ async def test_a_new_revision_is_rebuilt_beside_the_old_one_and_promoted(book: B
         ("    events: int\n", "    events: int\n    more: int = 7\n"),
     )
     report = await rebuild(newer, ["balances"], book.settings, engine="local")
-    states = "select revision, state, position, place from eventjet_projection where name = 'balances' order by 1"
-    (place,) = [one.place for one in report.projections]
+    states = "select revision, state, position, location from eventjet_projection where name = 'balances' order by 1"
+    (place,) = [one.location for one in report.projections]
     assert execute(book, states) == [(1, "active", last, ""), (2, "building", last, place)]
     assert book.rows() == book.folded(last)
     wired: Any = newer.load()

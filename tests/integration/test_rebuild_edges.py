@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from eventjet.codec.subjects import SERVER_MESSAGE_MAX
+from eventjet.nats import NatsConnection
 from eventjet.rebuild import rebuild, verify
 from eventjet.spark.session import Started
-from eventjet.store.subjects import SERVER_MESSAGE_MAX
-from eventjet.wire import Link
 from tests.integration.rebuild_log import ALL, Book, remains
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -55,7 +55,7 @@ def skewed(book: Book) -> None:
 
 def later_first(book: Book) -> None:
     """A stream whose first position is not 1."""
-    with Link.open(book.endpoint) as link:
+    with NatsConnection.open(book.endpoint) as link:
         config = link.api(f"STREAM.INFO.{book.name}")["config"]
         book.delete()
         link.api(f"STREAM.CREATE.{book.name}", {**config, "first_seq": 1_000})

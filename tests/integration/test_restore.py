@@ -10,14 +10,14 @@ from decimal import Decimal
 import pytest
 
 from eventjet import App
+from eventjet.archive.batches import BATCH_MAX, lasting
+from eventjet.archive.republish import WINDOW_NS, Restored, restore
 from eventjet.codec.envelope import RawRecord, recorded_at
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, Refused
-from eventjet.store.past import BATCH_MAX, lasting
-from eventjet.store.restoring import WINDOW_NS, Restored, restore
+from eventjet.nats import NatsConnection, stream_state
+from eventjet.nats.protocol import Frame
 from eventjet.store.topology import IDENTITY, stream_config
-from eventjet.wire import Link, stream_state
-from eventjet.wire.frames import Frame
 from examples.bank.account import Account
 from examples.bank.app import withdrawn_has_a_reason
 from tests.faults.proxy import PASS, Fate, NatsProxy, Publish
@@ -59,7 +59,7 @@ def url(server: NatsServer) -> str:
 
 def make(url: str, **config: object) -> None:
     """The stream, as `init` would make it but for what is given."""
-    with Link.open(endpoint(url)) as link:
+    with NatsConnection.open(endpoint(url)) as link:
         link.api(f"STREAM.CREATE.{NAME}", {**stream_config(NAME, 1), **config})
 
 
@@ -195,13 +195,15 @@ async def test_an_answer_that_is_lost_is_found_out_by_reading(
     url: str, records: list[RawRecord], fate: Fate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commits: list[str] = []
-    request = Link.request
+    request = NatsConnection.request
 
-    def impatient(link: Link, subject: str, payload: bytes, *, headers: bytes = b"", timeout_s: float = 5.0) -> Frame:
+    def impatient(
+        link: NatsConnection, subject: str, payload: bytes, *, headers: bytes = b"", timeout_s: float = 5.0
+    ) -> Frame:
         is_batch = b"Nats-Batch-Commit" in headers
         return request(link, subject, payload, headers=headers, timeout_s=0.8 if is_batch else timeout_s)
 
-    monkeypatch.setattr(Link, "request", impatient)
+    monkeypatch.setattr(NatsConnection, "request", impatient)
 
     def choose(publish: Publish) -> Fate:
         if b"Nats-Batch-Commit" not in publish.headers:

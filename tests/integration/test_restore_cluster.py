@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from eventjet.archive.batches import BATCH_MAX, lasting
+from eventjet.archive.republish import restore
 from eventjet.codec.envelope import RawRecord
 from eventjet.dev.nats_cluster import NatsCluster
-from eventjet.store.past import BATCH_MAX, lasting
-from eventjet.store.restoring import restore
-from eventjet.wire import Endpoint, Link
+from eventjet.nats import Endpoint, NatsConnection
 from tests.integration.restoring import NAME, block, past_of, records_of
 
 EVENTS = 6 * BATCH_MAX + 7
 
 
 def leader_of(urls: list[str]) -> str:
-    with Link.open(Endpoint(tuple(urls))) as link:
+    with NatsConnection.open(Endpoint(tuple(urls))) as link:
         return str(link.api(f"STREAM.INFO.{NAME}")["cluster"]["leader"])
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from eventjet.archive.archiving import archive
+from eventjet.archive.batches import lasting
+from eventjet.archive.restore import restore
 from eventjet.codec.envelope import RawRecord, recorded_at
 from eventjet.dev.nats import NatsServer
 from eventjet.rebuild import AppRef
-from eventjet.rebuild.archiving import archive
-from eventjet.rebuild.restoring import restore
 from eventjet.settings import Settings
 from eventjet.spark.session import Started
-from eventjet.store.past import lasting
 from tests.integration.restored_bank import bank
 from tests.integration.restoring import fill, records_of
 from tests.stores import fresh_name

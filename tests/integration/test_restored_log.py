@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
+from eventjet.archive.restore import restore
 from eventjet.codec.envelope import recorded_at
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, Refused, UsageError
-from eventjet.projections.checkpoint import Checkpoint, create_tables, read
-from eventjet.projections.database import READ_ONLY, Database
+from eventjet.nats import NatsConnection, stream_state
 from eventjet.rebuild import AppRef, rebuild, verify
-from eventjet.rebuild.restoring import restore
 from eventjet.settings import Settings
+from eventjet.sql.checkpoint import Checkpoint, create_tables, read
+from eventjet.sql.database import READ_ONLY, Database
 from eventjet.store.topology import IDENTITY
-from eventjet.wire import Link, stream_state
 from examples.bank.account import Account
 from tests.integration.ledger_log import Ledger, eventually
 from tests.integration.restored_bank import bank
@@ -66,8 +66,8 @@ async def project(url: str, database: str) -> int:
     there = working_on(url, database)
     last = stream_state(endpoint(url), "bank").last
     async with there.working(*NAMES):
-        for bound in there.projections.values():
-            await there.caught_up(last, bound)
+        for resolved in there.projections.values():
+            await there.caught_up(last, resolved)
     return last
 
 
@@ -80,7 +80,7 @@ def checkpoints(database: str) -> dict[str, Checkpoint]:
 def rows(database: str) -> list[list[object]]:
     engine = Database(database).sync_engine()
     with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
-        tables = [bound.table for bound in bank.projections.values()]  # type: ignore[union-attr]
+        tables = [resolved.table for resolved in bank.projections.values()]  # type: ignore[union-attr]
         return [list(connection.execute(select(one).order_by(*one.primary_key.columns))) for one in tables]
 
 
@@ -214,7 +214,7 @@ async def test_a_log_that_lost_its_end_is_filled_up(tmp_path: Path) -> None:
 
 async def waiting(url: str, count: int) -> bool:
     """Whether the server knows of so many consumers that somebody waits on."""
-    with Link.open(endpoint(url)) as link:
+    with NatsConnection.open(endpoint(url)) as link:
         found = link.api("CONSUMER.LIST.bank")["consumers"] or []
     return sum(one["num_waiting"] > 0 for one in found) == count
 

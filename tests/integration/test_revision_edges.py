@@ -14,13 +14,13 @@ from sqlalchemy import Column, Integer, MetaData, Table, make_url
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import NotCaughtUp, Unreachable, UsageError
-from eventjet.projections.bound import BoundProjection
-from eventjet.projections.checkpoint import check_tables, create_tables
-from eventjet.projections.database import READ_ONLY, Database
-from eventjet.projections.places_exchange import CannotMove, Exchanged, promote
-from eventjet.projections.unused import retire, unused
-from eventjet.rebuild.remains import clear, remains
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.rebuild.orphaned_runs import clear, remains
 from eventjet.settings import Settings
+from eventjet.sql.checkpoint import check_tables, create_tables
+from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.promotion import CannotMove, Exchanged, promote
+from eventjet.sql.retired_tables import retire, unused
 from tests.caught_up import wait_caught_up
 from tests.integration.deploys import DEPLOYS, NEWER, OPTIONS, Worker, deployed
 from tests.integration.ledger_log import Ledger, eventually, history
@@ -57,7 +57,7 @@ def newer(ledger: Ledger) -> Ledger:
 
 def state_of(ledger: Ledger, revision: int) -> tuple[str, str, bool]:
     one = checkpoints(ledger)["balances", revision]
-    return one.state, one.place, one.takes_over
+    return one.state, one.location, one.takes_over
 
 
 def another_table() -> Table:
@@ -66,7 +66,7 @@ def another_table() -> Table:
     return Table("balances_2", MetaData(), *made)
 
 
-def home(ledger: Ledger, revision: int) -> str:
+def own_location(ledger: Ledger, revision: int) -> str:
     return f"ej_balances_r{revision}" if is_postgres(ledger) else f"__r{revision}"
 
 
@@ -78,13 +78,13 @@ async def test_a_worker_killed_within_a_takeover_leaves_all_of_it_or_nothing(
     killed = processes.enter_context(Worker("fold", ledger, EVENTJET_FAILPOINT=f"{point}:kill"))
     assert await asyncio.to_thread(killed.process.wait, 30) == -9
     done = point == "takeover.committed"
-    assert state_of(ledger, 2) == (("active", "", False) if done else ("building", home(ledger, 2), True))
-    assert state_of(ledger, 1) == ("active", home(ledger, 1) if done else "", False)
+    assert state_of(ledger, 2) == (("active", "", False) if done else ("building", own_location(ledger, 2), True))
+    assert state_of(ledger, 1) == ("active", own_location(ledger, 1) if done else "", False)
     assert rows(ledger, BALANCES) == folded(ledger, 1, last)
     assert rows(ledger, NEWER) == folded(ledger, 2, last)
     processes.enter_context(Worker("fold", ledger)).ready()
     last = ledger.append(history(50, seed=3))
-    await stands(ledger, 2, place="", position=last)
+    await stands(ledger, 2, location="", position=last)
     assert rows(ledger, NEWER) == folded(ledger, 2, last)
 
 
@@ -102,14 +102,14 @@ async def test_what_hangs_on_the_old_table_leaves_the_new_one_building_and_is_sa
         await eventually(said, "the reason to be noted")
         last = ledger.append(history(50, seed=3))
         await stands(ledger, 2, position=last)
-    assert state_of(ledger, 2) == ("building", home(ledger, 2), True)
+    assert state_of(ledger, 2) == ("building", own_location(ledger, 2), True)
     assert rows(ledger, NEWER) == folded(ledger, 2, last)
     execute(ledger, "drop view seen" if is_postgres(ledger) else "drop trigger seen")
     async with newer(ledger).working(options=OPTIONS):
         # Revision 1 has no worker any more: it is not waited for.
-        await stands(ledger, 2, place="")
+        await stands(ledger, 2, location="")
     assert checkpoints(ledger)["balances", 2].reason is None
-    assert state_of(ledger, 1) == ("active", home(ledger, 1), False)
+    assert state_of(ledger, 1) == ("active", own_location(ledger, 1), False)
 
 
 async def test_a_view_of_sqlite_goes_on_naming_what_it_names(eventjet_nats: NatsServer, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ async def test_a_view_of_sqlite_goes_on_naming_what_it_names(eventjet_nats: Nats
     execute(ledger, "create view seen as select sum(events) as events from balances")
     last = await built(ledger)
     async with newer(ledger).working(options=OPTIONS):
-        await stands(ledger, 2, place="")
+        await stands(ledger, 2, location="")
     assert execute(ledger, "select events from seen") == [(sum(row[3] for row in folded(ledger, 2, last)),)]
 
 
@@ -145,7 +145,7 @@ async def test_a_worker_that_may_not_move_tables_says_so_and_a_person_who_may_do
             assert "eventjet db promote balances" in str(checkpoints(postgres)["balances", 2].reason)
             assert promote(Database(postgres.settings.database), NEWER) is not None
             last = postgres.append(history(50, seed=3))
-            await stands(postgres, 2, place="", position=last)
+            await stands(postgres, 2, location="", position=last)
         # The rights on the old table are the new one's now.
         assert rows(postgres, NEWER) == folded(postgres, 2, last)
     finally:
@@ -157,7 +157,7 @@ async def test_rights_and_names_are_the_declared_ones_after_a_takeover(ledger: L
     if is_postgres(ledger):
         execute(ledger, "grant select on balances to public", "alter table balances set (fillfactor = 70)")
     async with newer(ledger).working(options=OPTIONS):
-        await stands(ledger, 2, place="")
+        await stands(ledger, 2, location="")
     if is_postgres(ledger):
         query = (
             "select tablename || '.' || indexname from pg_indexes where schemaname = '{}' and tablename = 'balances' "
@@ -201,7 +201,7 @@ async def test_a_reader_that_stays_in_its_transaction_delays_the_takeover_and_no
             assert state_of(postgres, 2) == ("building", "ej_balances_r2", True)
             assert execute(postgres, "select count(*) > 0 from balances") == [(True,)]
             reader.rollback()
-            await stands(postgres, 2, place="")
+            await stands(postgres, 2, location="")
     engine.dispose()
 
 
@@ -209,7 +209,7 @@ async def test_going_back_to_the_old_revision_is_one_command_and_does_not_flip_o
     await built(ledger)
     where = Database(ledger.settings.database)
     async with newer(ledger).working(options=OPTIONS), ledger.working(options=OPTIONS):
-        await stands(ledger, 2, place="")
+        await stands(ledger, 2, location="")
         last = ledger.append(history(100, seed=3))
         await stands(ledger, 1, position=last)
         left = await asyncio.to_thread(promote, where, BALANCES)
@@ -217,8 +217,8 @@ async def test_going_back_to_the_old_revision_is_one_command_and_does_not_flip_o
         assert left.left == (2,)
         assert promote(where, BALANCES) is None
         last = ledger.append(history(100, seed=4))
-        await stands(ledger, 1, place="", position=last)
-        await stands(ledger, 2, place=home(ledger, 2), position=last)
+        await stands(ledger, 1, location="", position=last)
+        await stands(ledger, 2, location=own_location(ledger, 2), position=last)
     assert rows(ledger, BALANCES) == folded(ledger, 1, last)
     assert rows(ledger, NEWER) == folded(ledger, 2, last)
     ahead = ledger.append(history(10, seed=5))
@@ -248,12 +248,12 @@ async def test_of_several_that_build_the_newest_one_stays(ledger: Ledger) -> Non
     create_tables(Database(ledger.settings.database).sync_engine(), [third])
     newest = Ledger(ledger.settings, ledger.name, projections={"balances": third})
     async with newest.working(options=OPTIONS):
-        await stands(ledger, 3, place="")
+        await stands(ledger, 3, location="")
     async with newer(ledger).working(options=OPTIONS):
         await stands(ledger, 2, position=last)
 
         async def stood_back() -> bool:
-            return state_of(ledger, 2) == ("active", home(ledger, 2), False)
+            return state_of(ledger, 2) == ("active", own_location(ledger, 2), False)
 
         await eventually(stood_back, "revision 2 to stand back")
     assert state_of(ledger, 3) == ("active", "", False)
@@ -288,10 +288,11 @@ async def test_unused_tables_are_listed_and_dropped_only_on_request_and_begin_an
     engine = Database(ledger.settings.database).sync_engine()
     declared = list(DEPLOYS["fold"][1])
 
-    def listed(*bound: BoundProjection) -> list[tuple[Any, ...]]:
+    def listed(*resolved: ResolvedProjection) -> list[tuple[Any, ...]]:
         with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
             return [
-                (one.projection, one.revision, one.place, one.rows, one.position) for one in unused(connection, bound)
+                (one.projection, one.revision, one.location, one.rows, one.position)
+                for one in unused(connection, resolved)
             ]
 
     def drop(name: str, revision: int) -> Any:
@@ -299,7 +300,7 @@ async def test_unused_tables_are_listed_and_dropped_only_on_request_and_begin_an
             return retire(connection, name, revision, declared)
 
     count = len(folded(ledger, 1, last))
-    assert listed(*DEPLOYS["old"][1]) == [("balances", 2, home(ledger, 2), 0, 0)]
+    assert listed(*DEPLOYS["old"][1]) == [("balances", 2, own_location(ledger, 2), 0, 0)]
     assert listed(*declared) == [("balances", 1, "", count, last)]
     with pytest.raises(UsageError, match="readers see its rows until revision 2 takes over"):
         drop("balances", 1)
@@ -308,7 +309,7 @@ async def test_unused_tables_are_listed_and_dropped_only_on_request_and_begin_an
     with pytest.raises(UsageError, match=r"no unused revision balances:7. Unused are: balances:1"):
         drop("balances", 7)
     async with newer(ledger).working(options=OPTIONS):
-        await stands(ledger, 2, place="")
+        await stands(ledger, 2, location="")
         async with ledger.working("balances", options=replace(OPTIONS, lease_s=30.0)):
             with pytest.raises(UsageError, match=r"balances:1 is not dropped: the worker .* keeps it"):
                 drop("balances", 1)
@@ -326,10 +327,10 @@ async def test_unused_tables_are_listed_and_dropped_only_on_request_and_begin_an
             pass
     init(ledger, "old")
     async with ledger.working(options=OPTIONS):
-        await stands(ledger, 1, place=home(ledger, 1), position=last)
+        await stands(ledger, 1, location=own_location(ledger, 1), position=last)
     assert rows(ledger, BALANCES) == folded(ledger, 1, last)
     # It is the older one: it does not push the newer one away.
-    assert state_of(ledger, 1) == ("active", home(ledger, 1), False)
+    assert state_of(ledger, 1) == ("active", own_location(ledger, 1), False)
     engine.dispose()
 
 
@@ -371,4 +372,7 @@ def test_two_that_come_at_once_do_not_get_the_same_place(ledger: Ledger) -> None
         one.start()
     for one in threads:
         one.join(30)
-    assert sorted(state_of(ledger, one)[1] for one in (1, 2)) in (["", home(ledger, 1)], ["", home(ledger, 2)])
+    assert sorted(state_of(ledger, one)[1] for one in (1, 2)) in (
+        ["", own_location(ledger, 1)],
+        ["", own_location(ledger, 2)],
+    )

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import text
 
 from eventjet.dev.nats import NatsServer
-from eventjet.projections.database import READ_ONLY, Database
+from eventjet.sql.database import READ_ONLY, Database
 from tests.integration.deploys import DEPLOYS, FOLDS, NEWER, NewerAdded, Worker, deployed
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Closed, Opened
@@ -42,7 +42,7 @@ class Reader:
         self._engine = where.sync_engine()
         self._query = text(
             f"select (select {_ROWS[where.dialect]} from balances), revision, position "
-            "from eventjet_projection where name = 'balances' and place = ''"
+            "from eventjet_projection where name = 'balances' and location = ''"
         )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -134,7 +134,7 @@ async def test_a_rolling_deploy_of_a_new_fold_loses_and_stops_nothing(ledger: Le
     ledger.append(history(3_000))
     old = processes.enter_context(Worker("old", ledger)).ready()
     with Commands(ledger).arriving() as commands:
-        await stands(ledger, 1, place="")
+        await stands(ledger, 1, location="")
         await eventually(lambda: is_past(ledger, 1, 3_000), "revision 1 to catch up")
         with Reader(ledger).reading() as reader:
             await eventually(lambda: reader.has_seen(1, 6), "a reader to look at revision 1")
@@ -142,7 +142,7 @@ async def test_a_rolling_deploy_of_a_new_fold_loses_and_stops_nothing(ledger: Le
             assert len(made) == 1
             standby = processes.enter_context(Worker("old", ledger)).ready()
             new = processes.enter_context(Worker("fold", ledger)).ready()
-            await stands(ledger, 2, place="")
+            await stands(ledger, 2, location="")
             before = commands.last
             await eventually(lambda: is_past(ledger, 2, before + 200), "revision 2 to go on")
             await eventually(lambda: is_past(ledger, 1, before + 200), "revision 1 to go on")
@@ -154,7 +154,7 @@ async def test_a_rolling_deploy_of_a_new_fold_loses_and_stops_nothing(ledger: Le
     assert rows(ledger, NEWER) == folded(ledger, 2, last)
     await eventually(lambda: are_active(ledger), "all to be active")
     found = checkpoints(ledger)
-    assert found["balances", 1].place.endswith("r1")
+    assert found["balances", 1].location.endswith("r1")
     assert [one.runs() for one in (old, standby, new)] == [True, True, True]
     reader.check(ledger)
     # The old deploy ends; the new one goes on alone.
@@ -180,7 +180,7 @@ async def test_a_rolling_deploy_of_a_new_event_schema_loses_and_stops_nothing(
         newer = deployed("schema", ledger.settings, ledger.name)
         also = ("a-1", NewerAdded(amount=Decimal("0.01"), currency="CHF"))
         with Commands(replace(newer, catalog=_Both(newer, ledger)), also).arriving() as commands:
-            await stands(ledger, 2, place="")
+            await stands(ledger, 2, location="")
             before = commands.last
             await eventually(lambda: is_past(ledger, 2, before + 200), "revision 2 to go on")
             await eventually(lambda: waits(ledger), "revision 1 to say what it waits for")

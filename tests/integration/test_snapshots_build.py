@@ -14,15 +14,15 @@ import pytest
 
 from eventjet import Jet, Settings
 from eventjet.cli.main import main
+from eventjet.codec.subjects import snapshot_bucket
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.identity import encode_id
 from eventjet.errors import Refused, Unreachable, UsageError
+from eventjet.nats import Endpoint
 from eventjet.rebuild import EngineName, SnapshotReport, build_snapshots
 from eventjet.snapshots.bulk import BulkSnapshots, Offer
 from eventjet.snapshots.kv import VALUE_MAX
 from eventjet.spark.session import Started
-from eventjet.store.subjects import snapshot_bucket
-from eventjet.wire import Endpoint
 from tests.hostile_ids import hostile_ids
 from tests.integration.snapshot_log import Scene, known
 

@@ -18,10 +18,10 @@ from eventjet import App, Metadata, Settings
 from eventjet.codec.envelope import header_block
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Unreachable, UsageError
+from eventjet.nats import Endpoint, NatsConnection
 from eventjet.spark import AppRef, events
 from eventjet.spark.frame_tasks import stored_columns
 from eventjet.spark.session import Started
-from eventjet.wire import Endpoint, Link
 from tests.stores import fresh_name
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -126,7 +126,7 @@ def stored(type_name: str, schema: int, version: int, told: str | None = None) -
 
 
 def put(settings: Settings, subject: str, headers: bytes, body: bytes) -> None:
-    with Link.open(Endpoint.of(settings)) as link:
+    with NatsConnection.open(Endpoint.of(settings)) as link:
         sid = link.subscribe(f"{link.inbox}.ack")
         link.publish(subject, body, reply=f"{link.inbox}.ack", headers=headers)
         (frame,) = link.receive(10)

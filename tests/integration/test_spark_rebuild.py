@@ -17,12 +17,12 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import RebuildError
-from eventjet.projections.checkpoint import create_tables
+from eventjet.nats.range import Range, split
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
 from eventjet.spark.log_frames import log_frame
-from eventjet.spark.ranges import Range, split
 from eventjet.spark.session import Started
+from eventjet.sql.checkpoint import create_tables
 from tests.integration.rebuild_log import ALL, Book, remains
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -37,8 +37,8 @@ async def test_spark_the_local_engine_and_the_live_worker_make_the_same_tables(b
     last = book.fill(EVENTS, accounts=EVENTS // 25)
     create_tables(book.where.sync_engine(), book.projections.values())
     async with book.working():
-        for bound in book.projections.values():
-            await book.caught_up(last, bound, timeout_s=60)
+        for resolved in book.projections.values():
+            await book.caught_up(last, resolved, timeout_s=60)
     live = {name: book.rows(name) for name in ALL}
     on_spark = await rebuild(book.ref, ALL, book.settings, engine="spark")
     assert {name: book.rows(name) for name in ALL} == live

@@ -14,8 +14,8 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 
 from eventjet.dev.nats import NatsServer
+from eventjet.nats import Endpoint
 from eventjet.spark.session import Started
-from eventjet.wire import Endpoint
 from examples.bank import turnover_sink
 from tests.integration.shared_spark import configured
 from tests.integration.source_log import api, bank_log, fill, frame_of, positions_of, run_stream, turnover

@@ -19,9 +19,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from eventjet import Recorded
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import HandlerFailed, RebuildError, RebuildRefused
-from eventjet.projections.checkpoint import Checkpoint, read
-from eventjet.projections.database import READ_ONLY
 from eventjet.rebuild import Progress, RebuildReport, VerifyReport, rebuild, verify
+from eventjet.sql.checkpoint import Checkpoint, read
+from eventjet.sql.database import READ_ONLY
 from tests.integration import by_hand
 from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, execute, expected, found, log_of, where
 from tests.integration.ledger_log import Ledger, eventually, history
@@ -55,7 +55,7 @@ async def test_tables_made_again_equal_the_computation_and_a_worker_goes_on_from
     last = log.append(history(2_500))
     # Spark is not asked for what goes in order, so none is needed here.
     report = await again(log, engine="spark")
-    assert (report.position, report.events, report.projections[0].in_order) == (last, 2_500, True)
+    assert (report.position, report.events, report.projections[0].sequential) == (last, 2_500, True)
     rows = expected(log.recorded(last))
     assert found(where(log)) == rows
     assert report.rows == sum(map(len, rows.values()))
@@ -158,7 +158,7 @@ async def test_folds_and_sql_by_hand_are_made_again_in_one_run(log: Ledger) -> N
     last = log.append(history(500))
     told: list[Progress] = []
     report = await again(log, "ledger", "balances", progress=told.append)
-    assert [(one.projection, one.in_order) for one in report.projections] == [("ledger", True), ("balances", False)]
+    assert [(one.projection, one.sequential) for one in report.projections] == [("ledger", True), ("balances", False)]
     assert found(where(log)) == expected(log.recorded(last))
     with where(log).sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
         assert rows_of(connection, BALANCES) == folded(log.recorded(last))

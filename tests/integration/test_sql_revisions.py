@@ -18,12 +18,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import Recorded, SqlProjection
 from eventjet.dev.nats import NatsServer
-from eventjet.projections.checkpoint import Checkpoint, create_tables
-from eventjet.projections.database import READ_ONLY
-from eventjet.projections.places import NamedByHandlers, placed_tables
-from eventjet.projections.sql import BoundSql, bind_sql
-from eventjet.projections.unused import retire, unused
+from eventjet.projections.sql_projection import ResolvedSql, resolve_sql
 from eventjet.rebuild import rebuild, verify
+from eventjet.sql.checkpoint import Checkpoint, create_tables
+from eventjet.sql.database import READ_ONLY
+from eventjet.sql.locations import NamedByHandlers, placed_tables
+from eventjet.sql.retired_tables import retire, unused
 from tests.integration import by_hand
 from tests.integration.by_hand import LEDGER, QUICK, Found, changed, execute, expected, found, log_of, where
 from tests.integration.ledger_log import Ledger, eventually, history
@@ -42,11 +42,11 @@ async def _twice(event: Recorded[Added], connection: AsyncConnection) -> None:
 _HANDLERS = (by_hand.opened, _twice, by_hand.closed)
 
 
-def _revised(*, tables: Sequence[Table] = by_hand.ledger.tables, handlers: Sequence[Any] = _HANDLERS) -> BoundSql:
+def _revised(*, tables: Sequence[Table] = by_hand.ledger.tables, handlers: Sequence[Any] = _HANDLERS) -> ResolvedSql:
     made = SqlProjection("ledger", tables=tables, revision=2)
     for one in handlers:
         made.handler(one)
-    return bind_sql(made, CATALOG)
+    return resolve_sql(made, CATALOG)
 
 
 REVISED = _revised()
@@ -59,10 +59,10 @@ def revised(events: list[Recorded[Any]]) -> Found:
     return {**made, "totals": sorted([*made["totals"], *([("again", count)] if count else [])])}
 
 
-def init(log: Ledger, bound: BoundSql) -> list[str]:
+def init(log: Ledger, resolved: ResolvedSql) -> list[str]:
     engine = where(log).sync_engine()
     try:
-        return create_tables(engine, [bound])
+        return create_tables(engine, [resolved])
     finally:
         engine.dispose()
 
@@ -71,15 +71,15 @@ def checkpoint(log: Ledger, revision: int) -> Checkpoint:
     return checkpoints(log)["ledger", revision]
 
 
-def rows(log: Ledger, bound: BoundSql) -> Found:
+def rows(log: Ledger, resolved: ResolvedSql) -> Found:
     """The rows of a revision, wherever they are."""
-    place = checkpoint(log, bound.revision).place
-    return found(where(log), tables=placed_tables(bound, place, where(log).dialect))
+    place = checkpoint(log, resolved.revision).location
+    return found(where(log), tables=placed_tables(resolved, place, where(log).dialect))
 
 
 async def took_over(log: Ledger) -> None:
     async def has() -> bool:
-        return (await asyncio.to_thread(checkpoint, log, 2)).place == ""
+        return (await asyncio.to_thread(checkpoint, log, 2)).location == ""
 
     await eventually(has, "revision 2 to take over", 60)
 
@@ -100,7 +100,7 @@ class Reader:
     _QUERY = text(
         "select p.revision, p.position, "
         "(select coalesce(json_agg(json_build_array(name, n)), '[]')::text from totals), "
-        "(select count(*) from lines) from eventjet_projection p where p.name = 'ledger' and p.place = ''"
+        "(select count(*) from lines) from eventjet_projection p where p.name = 'ledger' and p.location = ''"
     )
 
     def __init__(self, log: Ledger) -> None:
@@ -177,7 +177,7 @@ async def test_a_revision_builds_in_a_schema_of_its_own_and_takes_over_from_the_
                 await eventually(follows, "revision 1 to follow")
                 await eventually(lambda: reader.has_seen(2), "a reader to look at revision 2")
     assert reader.check(log) == {1, 2}
-    assert (checkpoint(log, 1).place, checkpoint(log, 2).place) == (HOME, "")
+    assert (checkpoint(log, 1).location, checkpoint(log, 2).location) == (HOME, "")
     assert (checkpoint(log, 1).reason, checkpoint(log, 2).reason) == (None, None)
     assert found(where(log)) == rows(log, REVISED) == revised(log.recorded(last))
     assert rows(log, LEDGER) == expected(log.recorded(checkpoint(log, 1).position))
@@ -208,13 +208,13 @@ async def both_built(log: Ledger) -> int:
 
 async def test_each_revision_is_made_again_and_verified_where_it_is_and_dropped_alone(postgres_log: Ledger) -> None:
     log, last = postgres_log, await both_built(postgres_log)
-    for revision, bound in ((1, LEDGER), (2, REVISED)):
+    for revision, resolved in ((1, LEDGER), (2, REVISED)):
         place = HOME if revision == 1 else ""
         execute(log, f"update {place or 'public'}.totals set n = n + 1 where name = 'added'")
-        ref: Any = SimpleNamespace(load=lambda bound=bound: changed(log, bound))
+        ref: Any = SimpleNamespace(load=lambda resolved=resolved: changed(log, resolved))
         assert (await verify(ref, "ledger", log.settings)).differences == 1
         report = await rebuild(ref, ["ledger"], log.settings, engine="local")
-        assert report.projections[0].place == checkpoint(log, revision).place == place
+        assert report.projections[0].location == checkpoint(log, revision).location == place
         assert (await verify(ref, "ledger", log.settings)).differences == 0
     assert rows(log, REVISED) == revised(log.recorded(last))
     assert rows(log, LEDGER) == expected(log.recorded(last))
@@ -286,17 +286,17 @@ async def test_a_revision_with_tables_of_other_names_needs_no_other_place(
     request: pytest.FixtureRequest, kind: str
 ) -> None:
     log: Ledger = request.getfixturevalue(kind)
-    bound = _revised(tables=[counts_table], handlers=[_counted])
+    resolved = _revised(tables=[counts_table], handlers=[_counted])
     last = log.append(history(300)[:200])
     async with log.working(options=QUICK):
         await log.caught_up(last, LEDGER)
-    newer = changed(log, bound)
-    init(newer, bound)
+    newer = changed(log, resolved)
+    init(newer, resolved)
     async with log.working(options=QUICK), newer.working(options=QUICK):
         last = log.append(history(300)[200:])
-        await log.caught_up(last, bound)
+        await log.caught_up(last, resolved)
         await log.caught_up(last, LEDGER)
-    assert [checkpoint(log, revision).place for revision in (1, 2)] == ["", ""]
+    assert [checkpoint(log, revision).location for revision in (1, 2)] == ["", ""]
     due = expected(log.recorded(last))
     assert found(where(log)) == due
     engine = where(log).sync_engine()

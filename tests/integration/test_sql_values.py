@@ -50,11 +50,11 @@ async def test_values_of_every_kind_come_back_equal_through_the_declared_table(
         assert row._asdict() == own | values
         await connection.execute(insert(kinds_table).values(position=-event.position, seen=event.recorded_at))
 
-    bound = bound_with(opened, tables=[kinds_table])
-    log = log_of(eventjet_nats, database, bound)
+    resolved = bound_with(opened, tables=[kinds_table])
+    log = log_of(eventjet_nats, database, resolved)
     last = log.append([("a", Opened(owner="ada"))] * 2)
     async with log.working(options=QUICK):
-        await log.caught_up(last, bound)
+        await log.caught_up(last, resolved)
     rows = found(where(log), tables=[kinds_table])["kinds"]
     assert len(rows) == 4
     nothing = (None,) * (len(values) - 1)  # `found` leaves ids out
@@ -75,8 +75,8 @@ async def test_a_value_that_sqlite_would_not_keep_exactly_is_refused(
         own = {"position": event.position, "seen": event.recorded_at}
         await connection.execute(insert(kinds_table).values(**own, money=value))
 
-    bound = bound_with(opened, tables=[kinds_table])
-    log = log_of(eventjet_nats, f"sqlite:///{tmp_path}/read.db", bound)
+    resolved = bound_with(opened, tables=[kinds_table])
+    log = log_of(eventjet_nats, f"sqlite:///{tmp_path}/read.db", resolved)
     log.append([("a", Opened(owner="ada"))])
     async with log.working(options=QUICK):
         stopped = await failed(log)

@@ -17,11 +17,11 @@ from eventjet.codec.envelope import MSG_ID, header
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.ids import new_event_id
 from eventjet.errors import ConcurrencyConflict, OutcomeUnknown
+from eventjet.nats import Endpoint
+from eventjet.nats.client import connect
 from eventjet.settings import Settings
-from eventjet.store.connection import connect
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.store import Append, NewEvent
-from eventjet.wire import Endpoint
 from tests.faults.proxy import PASS, Fate, NatsProxy, Publish
 from tests.stores import fresh_jetstream
 

@@ -27,8 +27,8 @@ async def test_a_read_model_kept_by_a_worker_has_no_differences(book: Book) -> N
     last = book.fill(3_000)
     book.init()
     async with book.working():
-        for bound in book.projections.values():
-            await book.caught_up(last, bound)
+        for resolved in book.projections.values():
+            await book.caught_up(last, resolved)
         for name in ALL:
             report = await verify(book.ref, name, book.settings)
             assert (report.differences, report.position, report.events) == (0, last, 3_000), name
@@ -89,11 +89,11 @@ async def test_an_event_that_never_arrived_is_named(book: Book) -> None:
 async def test_keys_of_every_kind_are_looked_into(book: Book, name: str) -> None:
     last = book.fill(1_000)
     await made(book, name)
-    bound = book.projections[name]
+    resolved = book.projections[name]
     first = book.rows(name)[0]
-    key = getattr(first, bound.key_columns[0])
+    key = getattr(first, resolved.key_columns[0])
     literal = str(key).replace("'", "''")
-    execute(book, f"delete from {name} where {bound.key_columns[0]} = '{literal}'")
+    execute(book, f"delete from {name} where {resolved.key_columns[0]} = '{literal}'")
     report = await verify(book.ref, name, book.settings)
     assert [one.key for one in report.examples] == [(key,)]
     assert report.examples[0].since.startswith("missed since ")

@@ -34,8 +34,10 @@ async def test_while_nothing_can_be_seen_the_last_look_is_not_shown_again(tmp_pa
 
 
 def test_of_several_revisions_each_remark_names_one_and_says_whose_rows_are_aside() -> None:
-    first = ProjectionStatus("stock", 1, "active", 7, 7, 0, 0.0, "a", 1, None, declared=False, place="__r1", parked=2)
-    second = replace(first, revision=2, declared=True, place="ej_stock_r2", parked=0, reason="it waits")
+    first = ProjectionStatus(
+        "stock", 1, "active", 7, 7, 0, 0.0, "a", 1, None, declared=False, location="__r1", parked=2
+    )
+    second = replace(first, revision=2, declared=True, location="ej_stock_r2", parked=0, reason="it waits")
     assert remarks_on([first, second]) == [
         "stock revision 1: 2 events parked; see `eventjet quarantine list stock`",
         "stock revision 1: its rows are aside, in tables whose names end in __r1, and not what readers see",
@@ -43,4 +45,4 @@ def test_of_several_revisions_each_remark_names_one_and_says_whose_rows_are_asid
         "stock revision 2: it waits",
         "stock revision 2: its rows are aside, in the schema ej_stock_r2, and not what readers see",
     ]
-    assert remarks_on([replace(second, place="")]) == ["stock: it waits"]
+    assert remarks_on([replace(second, location="")]) == ["stock: it waits"]

@@ -11,7 +11,7 @@ import pytest
 
 from eventjet.dev import NatsServer
 from eventjet.errors import Forbidden, Unreachable, UsageError
-from eventjet.wire import Endpoint, Link, Unauthorized, get_record, read_range
+from eventjet.nats import Endpoint, NatsConnection, Unauthorized, get_record, read_range
 from tests.integration.wire_fake import FakeServer, read_until
 from tests.integration.wire_log import make_log, positions
 from tests.integration.wire_secrets import certificates, tls_config, trust_chain, user_key
@@ -34,7 +34,7 @@ def assert_refused(endpoint: Endpoint) -> str:
     """The server says no, at once, and no secret shows."""
     started = time.monotonic()
     with pytest.raises(Unauthorized) as raised:
-        Link.open(endpoint, timeout_s=60.0)
+        NatsConnection.open(endpoint, timeout_s=60.0)
     assert time.monotonic() - started < 30.0
     assert isinstance(raised.value, Forbidden)
     assert CANARY not in str(raised.value)
@@ -96,7 +96,7 @@ def test_files_that_cannot_be_used_are_named_without_their_content(tmp_path: Pat
             Endpoint((server.url,), tls_ca=tmp_path / "absent", tls_first=True),
         ):
             with pytest.raises((UsageError, Unreachable)) as raised:
-                Link.open(endpoint)
+                NatsConnection.open(endpoint)
             assert CANARY not in str(raised.value)
             assert "AAAA" not in str(raised.value)
 
@@ -108,7 +108,7 @@ def test_tls(pems: dict[str, Path]) -> None:
         assert_works(Endpoint((server.url.replace("nats:", "tls:"),), tls_ca=pems["ca.pem"]))
         for untrusting in (Endpoint((server.url,)), Endpoint((server.url,), tls_ca=pems["other.pem"])):
             with pytest.raises(Unreachable, match="certificate that is not trusted"):
-                Link.open(untrusting)
+                NatsConnection.open(untrusting)
 
 
 def test_tls_with_a_large_body_and_a_wait_without_any(pems: dict[str, Path]) -> None:
@@ -116,7 +116,7 @@ def test_tls_with_a_large_body_and_a_wait_without_any(pems: dict[str, Path]) -> 
         endpoint = Endpoint((server.url,), tls_ca=pems["ca.pem"])
         name = make_log(endpoint, [b"x" * 900_000] * 3)
         assert [len(body) for batch in read_range(endpoint, name, 1, 4) for *_, body in batch] == [900_000] * 3
-        with Link.open(endpoint) as link:
+        with NatsConnection.open(endpoint) as link:
             assert link.receive(0.0) == []
             assert link.receive(0.1) == []
             record = get_record(link, name, 2)
@@ -128,7 +128,7 @@ def test_tls_before_the_first_word(pems: dict[str, Path]) -> None:
     with NatsServer(config=tls_config(pems, ", handshake_first: true")) as server:
         assert_works(Endpoint((server.url,), tls_ca=pems["ca.pem"], tls_first=True))
         with pytest.raises(Unreachable, match="gave no answer in time"):
-            Link.open(Endpoint((server.url,), tls_ca=pems["ca.pem"]), timeout_s=0.5)
+            NatsConnection.open(Endpoint((server.url,), tls_ca=pems["ca.pem"]), timeout_s=0.5)
 
 
 def test_client_certificates(pems: dict[str, Path]) -> None:
@@ -150,7 +150,7 @@ def test_credentials_never_travel_in_the_clear_when_tls_was_asked_for(pems: dict
             Endpoint((plain.url,), token=CANARY, tls_ca=pems["ca.pem"]),
         ):
             with pytest.raises(Unreachable, match="does not offer TLS"):
-                Link.open(endpoint)
+                NatsConnection.open(endpoint)
 
 
 def test_a_password_is_not_sent_before_the_handshake(pems: dict[str, Path]) -> None:
@@ -164,14 +164,14 @@ def test_a_password_is_not_sent_before_the_handshake(pems: dict[str, Path]) -> N
         seen.append(read_until(conversation, b"never"))
 
     with FakeServer(script) as fake, pytest.raises(Unreachable):
-        Link.open(replace(fake.endpoint, token=CANARY, tls_ca=pems["ca.pem"]), timeout_s=20.0)
+        NatsConnection.open(replace(fake.endpoint, token=CANARY, tls_ca=pems["ca.pem"]), timeout_s=20.0)
     assert seen
     assert not any(CANARY.encode() in data for data in seen)
 
 
 def test_credentials_that_expire_end_the_link_as_a_refusal(tmp_path: Path) -> None:
     config, good, _ = trust_chain(tmp_path, expires_in_s=10)
-    with NatsServer(config=config) as server, Link.open(Endpoint((server.url,), credentials=good)) as link:
+    with NatsServer(config=config) as server, NatsConnection.open(Endpoint((server.url,), credentials=good)) as link:
         with pytest.raises(Unauthorized, match="Expired"):
             link.receive(60.0)
         assert not link.usable

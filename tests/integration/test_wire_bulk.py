@@ -11,11 +11,11 @@ import pytest
 
 from eventjet.dev import NatsServer
 from eventjet.errors import Forbidden, HistoryBroken, StoreError, StoreUnavailable, Unreachable
-from eventjet.wire import (
+from eventjet.nats import (
     ApiRefused,
     DeliveryGap,
     Endpoint,
-    Link,
+    NatsConnection,
     ReadOptions,
     get_record,
     next_record,
@@ -69,7 +69,7 @@ def test_a_range_comes_whole_in_order_and_as_it_was_stored(form: str) -> None:
 
 
 def test_the_server_does_write_the_second_form_when_told_to() -> None:
-    with NatsServer(config=FORMS["form 2"]) as server, Link.open(Endpoint((server.url,))) as link:
+    with NatsServer(config=FORMS["form 2"]) as server, NatsConnection.open(Endpoint((server.url,))) as link:
         name = make_log(Endpoint((server.url,)), [b"{}"])
         config = {"name": "c", "ack_policy": "none", "deliver_policy": "all"}
         link.api(f"CONSUMER.CREATE.{name}.c", {"stream_name": name, "config": config})
@@ -129,7 +129,7 @@ def test_a_log_may_begin_later_than_at_one(endpoint: Endpoint) -> None:
 
 def test_a_hole_is_an_error_that_names_the_position(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 20)
-    with Link.open(endpoint) as link:
+    with NatsConnection.open(endpoint) as link:
         for position in (7, 8, 20):
             link.api(f"STREAM.MSG.DELETE.{name}", {"seq": position})
     with pytest.raises(HistoryBroken, match="positions 7 to 8 are missing") as raised:
@@ -183,7 +183,7 @@ def large() -> Iterator[tuple[NatsServer, Endpoint, str]]:
 
 
 def deleted_consumer(server: NatsServer, endpoint: Endpoint, name: str) -> None:
-    with Link.open(endpoint) as link:
+    with NatsConnection.open(endpoint) as link:
         for consumer in consumers(endpoint, name):
             with suppress(ApiRefused):  # the read has ended meanwhile
                 link.api(f"CONSUMER.DELETE.{name}.{consumer}")
@@ -252,7 +252,7 @@ def test_a_reader_without_the_right_to_read_is_told_so() -> None:
     users = f"authorization {{ timeout: 30, users: [{{user: ada, password: x, permissions: {allowed}}}] }}"
     with NatsServer(config=users) as server:
         endpoint = Endpoint((server.url,), user="ada", password="x")
-        with Link.open(endpoint) as link:
+        with NatsConnection.open(endpoint) as link:
             link.api("STREAM.CREATE.l", {"name": "l", "subjects": ["l.*.*"]})
         with pytest.raises(Forbidden, match=r"denied \$JS.API.CONSUMER.CREATE.l"):
             next(read_range(endpoint, "l", 1, 2))
@@ -313,7 +313,7 @@ def test_the_state_of_a_stream_tells_its_identity(endpoint: Endpoint) -> None:
 
 
 def test_single_records_are_read_through_the_leader(endpoint: Endpoint, log: str) -> None:
-    with Link.open(endpoint) as link:
+    with NatsConnection.open(endpoint) as link:
         record = get_record(link, log, 4_711)
         assert record == next(read_range(endpoint, log, 4_711, 4_712))[0]
         assert get_record(link, log, 10_001) is None

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from eventjet.errors import UsageError
+from eventjet.nats import Endpoint
 from eventjet.settings import Settings
-from eventjet.wire import Endpoint
 
 
 def test_userinfo_leaves_the_url_and_stays_out_of_the_repr() -> None:

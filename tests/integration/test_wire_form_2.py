@@ -29,13 +29,13 @@ async def test_workers_and_rebuilds_make_the_same_tables_by_replies_of_form_2(
     book.init()
     with overhearing(book.endpoint, book.name) as heard:
         async with book.working():
-            for bound in book.projections.values():
-                await book.caught_up(last, bound)
+            for resolved in book.projections.values():
+                await book.caught_up(last, resolved)
         live = {name: book.rows(name) for name in ALL}
         replies = heard()
         assert_form_2(replies, len(ALL) * last)
         assert {reply.split(b".")[5] for reply in replies} == {
-            bound.durable.encode() for bound in book.projections.values()
+            resolved.durable.encode() for resolved in book.projections.values()
         }
         await rebuild(book.ref, ALL, book.settings, engine="local")
         replies = heard()

@@ -12,7 +12,7 @@ import pytest
 
 from eventjet.dev import NatsServer
 from eventjet.errors import Forbidden, StoreUnavailable, Unreachable, UsageError
-from eventjet.wire import ApiRefused, Endpoint, Link, LinkClosed, LinkLost, NoResponders
+from eventjet.nats import ApiRefused, ConnectionClosed, ConnectionLost, Endpoint, NatsConnection, NoResponders
 from tests.integration.wire_fake import INFO, FakeServer, greet, read_until
 from tests.integration.wire_log import make_log
 
@@ -29,7 +29,7 @@ def endpoint(server: NatsServer) -> Endpoint:
 
 
 def test_a_request_is_answered_and_other_messages_are_kept(endpoint: Endpoint) -> None:
-    with Link.open(endpoint) as link, Link.open(endpoint) as other:
+    with NatsConnection.open(endpoint) as link, NatsConnection.open(endpoint) as other:
         heard = link.subscribe("greetings.*")
         served = other.subscribe("echo")
         link.flush()
@@ -55,14 +55,14 @@ def test_what_comes_in_one_breath_behind_an_answer_is_kept() -> None:
         answer_to = asked.rpartition(b"PUB echo ")[2].split()[0]
         conversation.sendall(b"MSG a 2 1\r\nx\r\nMSG %s 1 2\r\nok\r\nMSG a 2 1\r\ny\r\n" % answer_to)
 
-    with FakeServer(script) as fake, Link.open(fake.endpoint) as link:
+    with FakeServer(script) as fake, NatsConnection.open(fake.endpoint) as link:
         sid = link.subscribe("a")
         assert link.request("echo", timeout_s=20.0)[4] == b"ok"
         assert [(frame[0], frame[4]) for frame in link.receive(20.0)] == [(sid, b"x"), (sid, b"y")]
 
 
 def test_an_unsubscribed_subject_is_silent(endpoint: Endpoint) -> None:
-    with Link.open(endpoint) as link:
+    with NatsConnection.open(endpoint) as link:
         sid = link.subscribe("silence")
         link.unsubscribe(sid)
         link.publish("silence", b"x")
@@ -70,7 +70,7 @@ def test_an_unsubscribed_subject_is_silent(endpoint: Endpoint) -> None:
 
 
 def test_nobody_listening_is_known_at_once(endpoint: Endpoint) -> None:
-    with Link.open(endpoint) as link:
+    with NatsConnection.open(endpoint) as link:
         started = time.monotonic()
         with pytest.raises(NoResponders, match="nobody listens"):
             link.request("no.one", timeout_s=60.0)
@@ -78,7 +78,7 @@ def test_nobody_listening_is_known_at_once(endpoint: Endpoint) -> None:
 
 
 def test_a_listener_that_does_not_answer_is_a_timeout(endpoint: Endpoint) -> None:
-    with Link.open(endpoint) as link, Link.open(endpoint) as mute:
+    with NatsConnection.open(endpoint) as link, NatsConnection.open(endpoint) as mute:
         mute.subscribe("mute")
         mute.flush()
         with pytest.raises(StoreUnavailable, match=r"mute had no answer: none within 0.2 s") as raised:
@@ -87,7 +87,7 @@ def test_a_listener_that_does_not_answer_is_a_timeout(endpoint: Endpoint) -> Non
 
 
 def test_a_late_answer_is_not_taken_for_the_next(endpoint: Endpoint) -> None:
-    with Link.open(endpoint) as link, Link.open(endpoint) as slow:
+    with NatsConnection.open(endpoint) as link, NatsConnection.open(endpoint) as slow:
         slow.subscribe("slow")
         slow.flush()
         with pytest.raises(StoreUnavailable):
@@ -101,7 +101,7 @@ def test_a_late_answer_is_not_taken_for_the_next(endpoint: Endpoint) -> None:
 
 
 def test_an_error_of_the_api_carries_its_code(endpoint: Endpoint) -> None:
-    with Link.open(endpoint) as link:
+    with NatsConnection.open(endpoint) as link:
         with pytest.raises(ApiRefused, match="stream not found") as raised:
             link.api("STREAM.INFO.nothing")
         assert (raised.value.code, raised.value.err_code) == (404, 10059)
@@ -111,32 +111,32 @@ def test_an_error_of_the_api_carries_its_code(endpoint: Endpoint) -> None:
 def test_jetstream_switched_off_shows_as_nobody_listening() -> None:
     with (
         NatsServer(jetstream=False) as plain,
-        Link.open(Endpoint((plain.url,))) as link,
+        NatsConnection.open(Endpoint((plain.url,))) as link,
         pytest.raises(NoResponders, match="JetStream itself is missing"),
     ):
         link.api("INFO")
 
 
 def test_a_refused_connection_fails_over_and_then_says_so(endpoint: Endpoint) -> None:
-    with Link.open(Endpoint(("nats://127.0.0.1:1", *endpoint.servers))) as link:
+    with NatsConnection.open(Endpoint(("nats://127.0.0.1:1", *endpoint.servers))) as link:
         assert link.usable
     with pytest.raises(Unreachable, match=r"127.0.0.1:1 refused the connection.*EVENTJET_SERVERS") as raised:
-        Link.open(Endpoint(("nats://127.0.0.1:1",)))
+        NatsConnection.open(Endpoint(("nats://127.0.0.1:1",)))
     assert raised.value.component == "NATS"
 
 
 def test_a_name_that_does_not_resolve_is_named() -> None:
     with pytest.raises(Unreachable, match=r"nowhere\.invalid:4222 is a name that does not resolve"):
-        Link.open(Endpoint(("nats://nowhere.invalid",)))
+        NatsConnection.open(Endpoint(("nats://nowhere.invalid",)))
 
 
 def test_a_server_that_accepts_and_says_nothing_does_not_use_up_the_time_of_the_next(endpoint: Endpoint) -> None:
     with FakeServer(lambda conversation: None) as mute:
-        with Link.open(Endpoint((mute.url, *endpoint.servers)), timeout_s=10.0) as link:
+        with NatsConnection.open(Endpoint((mute.url, *endpoint.servers)), timeout_s=10.0) as link:
             assert f"nats://{link.peer}" in endpoint.servers
         started = time.monotonic()
         with pytest.raises(Unreachable, match="gave no answer in time"):
-            Link.open(mute.endpoint, timeout_s=0.3)
+            NatsConnection.open(mute.endpoint, timeout_s=0.3)
         assert time.monotonic() - started < 20.0
 
 
@@ -152,11 +152,11 @@ def test_a_server_that_accepts_and_says_nothing_does_not_use_up_the_time_of_the_
 def test_a_strange_greeting_is_named(said: bytes, reason: str) -> None:
     script = methodcaller("sendall", said)
     with FakeServer(script) as fake, pytest.raises(Unreachable, match=reason):
-        Link.open(fake.endpoint, timeout_s=20.0)
+        NatsConnection.open(fake.endpoint, timeout_s=20.0)
 
 
 def test_a_message_the_server_would_drop_the_link_over_is_refused_first(endpoint: Endpoint) -> None:
-    with Link.open(endpoint) as link:
+    with NatsConnection.open(endpoint) as link:
         with pytest.raises(UsageError, match="exceeds the server's limit"):
             link.publish("a", b"x" * 1024 * 1024, headers=b"NATS/1.0\r\n\r\n")
         with pytest.raises(UsageError, match="NATS subject"):
@@ -167,7 +167,10 @@ def test_a_message_the_server_would_drop_the_link_over_is_refused_first(endpoint
 def test_a_violation_of_permissions_is_not_a_timeout() -> None:
     allowed = '{publish: ["ok.>", "ok"], subscribe: ">"}'
     users = f"authorization {{ timeout: 30, users: [{{user: ada, password: x, permissions: {allowed}}}] }}"
-    with NatsServer(config=users) as strict, Link.open(Endpoint((strict.url,), user="ada", password="x")) as link:
+    with (
+        NatsServer(config=users) as strict,
+        NatsConnection.open(Endpoint((strict.url,), user="ada", password="x")) as link,
+    ):
         started = time.monotonic()
         with pytest.raises(Forbidden, match=r"denied \$JS.API.STREAM.INFO.bank: publishing there is not permitted"):
             link.api("STREAM.INFO.bank", timeout_s=60.0)
@@ -178,7 +181,10 @@ def test_a_violation_of_permissions_is_not_a_timeout() -> None:
 
 def test_a_flush_tells_that_the_server_took_everything_in_or_refused_it() -> None:
     users = 'authorization { timeout: 30, users: [{user: ada, password: x, permissions: {publish: "ok"}}] }'
-    with NatsServer(config=users) as strict, Link.open(Endpoint((strict.url,), user="ada", password="x")) as link:
+    with (
+        NatsServer(config=users) as strict,
+        NatsConnection.open(Endpoint((strict.url,), user="ada", password="x")) as link,
+    ):
         heard = link.subscribe("ok")
         link.publish("ok", b"1")
         link.flush()
@@ -198,7 +204,7 @@ def test_a_flush_tells_that_the_server_took_everything_in_or_refused_it() -> Non
 
 def test_pings_are_answered() -> None:
     config = 'ping_interval: "1s"\nping_max: 4'
-    with NatsServer(config=config) as impatient, Link.open(Endpoint((impatient.url,))) as link:
+    with NatsServer(config=config) as impatient, NatsConnection.open(Endpoint((impatient.url,))) as link:
         assert link.receive(7.0) == []
         link.subscribe("still.here")
         link.publish("still.here")
@@ -206,12 +212,12 @@ def test_pings_are_answered() -> None:
 
 
 def test_a_server_that_stops_answering_is_lost_after_two_pings() -> None:
-    with NatsServer() as server, Link.open(Endpoint((server.url,)), ping_interval_s=4.0) as link:
+    with NatsServer() as server, NatsConnection.open(Endpoint((server.url,)), ping_interval_s=4.0) as link:
         assert link.receive(5.0) == []
         server.pause()
         started = time.monotonic()
         try:
-            with pytest.raises(LinkLost, match="silent"):
+            with pytest.raises(ConnectionLost, match="silent"):
                 link.receive(60.0)
         finally:
             server.resume()
@@ -220,10 +226,10 @@ def test_a_server_that_stops_answering_is_lost_after_two_pings() -> None:
 
 
 def test_a_server_that_dies_is_lost_at_once() -> None:
-    with NatsServer() as server, Link.open(Endpoint((server.url,))) as link:
+    with NatsServer() as server, NatsConnection.open(Endpoint((server.url,))) as link:
         server.kill()
         started = time.monotonic()
-        with pytest.raises(LinkLost):
+        with pytest.raises(ConnectionLost):
             link.receive(30.0)
         assert time.monotonic() - started < 10.0
 
@@ -231,10 +237,10 @@ def test_a_server_that_dies_is_lost_at_once() -> None:
 @pytest.mark.parametrize(
     ("said", "kind", "text"),
     [
-        (b"-ERR 'Stale Connection'\r\n", LinkLost, "Stale Connection"),
+        (b"-ERR 'Stale Connection'\r\n", ConnectionLost, "Stale Connection"),
         (b"-ERR 'User Authentication Expired'\r\n", Forbidden, "Expired"),
         (b"-ERR 'Permissions Violation for Subscription to \"a.b\"'\r\n", Forbidden, "denied a.b: subscribing"),
-        (b"GARBAGE\r\n", LinkLost, "no frame of the protocol"),
+        (b"GARBAGE\r\n", ConnectionLost, "no frame of the protocol"),
     ],
 )
 def test_what_the_server_says_at_the_end_is_told(said: bytes, kind: type[Exception], text: str) -> None:
@@ -243,22 +249,24 @@ def test_what_the_server_says_at_the_end_is_told(said: bytes, kind: type[Excepti
         read_until(conversation, b"SUB")
         conversation.sendall(said)
 
-    with FakeServer(script) as fake, Link.open(fake.endpoint) as link:
+    with FakeServer(script) as fake, NatsConnection.open(fake.endpoint) as link:
         link.subscribe("a")
         with pytest.raises(kind, match=text):
             link.receive(20.0)
 
 
-@pytest.mark.parametrize("asked", [lambda link: link.receive(20.0), Link.flush], ids=["receive", "flush"])
-def test_what_the_server_says_in_one_breath_with_its_greeting_is_told(asked: Callable[[Link], object]) -> None:
+@pytest.mark.parametrize("asked", [lambda link: link.receive(20.0), NatsConnection.flush], ids=["receive", "flush"])
+def test_what_the_server_says_in_one_breath_with_its_greeting_is_told(
+    asked: Callable[[NatsConnection], object],
+) -> None:
     def script(conversation: socket.socket) -> None:
         conversation.sendall(INFO)
         read_until(conversation, b"PING\r\n")
         conversation.sendall(b"PONG\r\nPING\r\n-ERR 'Stale Connection'\r\n")
         read_until(conversation, b"never")
 
-    with FakeServer(script) as fake, Link.open(fake.endpoint) as link:
-        with pytest.raises(LinkLost, match="Stale Connection"):
+    with FakeServer(script) as fake, NatsConnection.open(fake.endpoint) as link:
+        with pytest.raises(ConnectionLost, match="Stale Connection"):
             asked(link)
         assert not link.usable
 
@@ -269,35 +277,35 @@ def test_messages_before_an_error_are_not_lost_by_it() -> None:
         read_until(conversation, b"SUB")
         conversation.sendall(b"MSG a 2 1\r\nx\r\n-ERR 'Permissions Violation for Publish to \"b\"'\r\n")
 
-    with FakeServer(script) as fake, Link.open(fake.endpoint) as link:
+    with FakeServer(script) as fake, NatsConnection.open(fake.endpoint) as link:
         link.subscribe("a")
         with pytest.raises(Forbidden, match="denied b"):
             link.receive(5.0)
         assert link.receive(5.0) == [(b"2", b"a", b"", b"", b"x")]
 
 
-@pytest.mark.parametrize("end", [Link.wake, Link.close])
+@pytest.mark.parametrize("end", [NatsConnection.wake, NatsConnection.close])
 def test_another_thread_ends_a_wait_at_once(endpoint: Endpoint, end: object) -> None:
     assert callable(end)
-    link = Link.open(endpoint)
+    link = NatsConnection.open(endpoint)
     link.subscribe("nothing")
     timer = threading.Timer(0.2, end, [link])
     started = time.monotonic()
     timer.start()
-    with pytest.raises(LinkClosed):
+    with pytest.raises(ConnectionClosed):
         link.receive(30.0)
     assert time.monotonic() - started < 10.0
     timer.join()
-    with pytest.raises(LinkClosed):
+    with pytest.raises(ConnectionClosed):
         link.publish("a")
-    with pytest.raises(LinkClosed):
+    with pytest.raises(ConnectionClosed):
         link.receive(0.0)
     link.close()
     link.close()
 
 
 def test_the_inbox_stands_under_its_prefix(server: NatsServer) -> None:
-    with Link.open(Endpoint((server.url,), inbox_prefix="_INBOX_ada")) as link:
+    with NatsConnection.open(Endpoint((server.url,), inbox_prefix="_INBOX_ada")) as link:
         assert link.inbox.startswith("_INBOX_ada.")
 
 
@@ -307,11 +315,11 @@ def test_the_connection_shows_its_name(endpoint: Endpoint) -> None:
 
 def test_a_log_can_be_made_through_a_link(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"])
-    with Link.open(endpoint) as link:
+    with NatsConnection.open(endpoint) as link:
         assert link.api(f"STREAM.INFO.{name}")["state"]["messages"] == 1
 
 
 def test_the_info_of_the_greeting_is_kept() -> None:
-    with FakeServer(greet) as fake, Link.open(fake.endpoint) as link:
+    with FakeServer(greet) as fake, NatsConnection.open(fake.endpoint) as link:
         assert b"2.15.1" in INFO
         assert link.info["version"] == "2.15.1"

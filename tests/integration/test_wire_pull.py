@@ -11,7 +11,16 @@ import pytest
 from eventjet.codec.envelope import RawRecord
 from eventjet.dev import NatsServer
 from eventjet.errors import HistoryBroken, StoreUnavailable
-from eventjet.wire import ApiRefused, DeliveryGap, DurablePull, Endpoint, Evicted, Link, LinkClosed, LinkLost
+from eventjet.nats import (
+    ApiRefused,
+    ConnectionClosed,
+    ConnectionLost,
+    DeliveryGap,
+    DurablePull,
+    Endpoint,
+    Evicted,
+    NatsConnection,
+)
 from tests.integration.wire_fake import FakeServer, delivery, jetstream, status
 from tests.integration.wire_log import append, consumers, make_log, positions
 
@@ -55,7 +64,10 @@ def test_an_empty_read_model_starts_wherever_the_log_begins(endpoint: Endpoint) 
 
 def test_last_events_that_a_rival_was_given_are_missed_though_nothing_follows(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 10)
-    with DurablePull.open(endpoint, name, "p", position=0, heartbeat_s=4.0) as pull, Link.open(endpoint) as rival:
+    with (
+        DurablePull.open(endpoint, name, "p", position=0, heartbeat_s=4.0) as pull,
+        NatsConnection.open(endpoint) as rival,
+    ):
         assert positions([take(pull, 10)]) == list(range(1, 11))
         # It was stopped with a pull in hand, which reaches the durable of its successor.
         rival.subscribe(f"{rival.inbox}.p")
@@ -107,7 +119,7 @@ def test_pulls_that_expire_are_asked_for_again() -> None:
     with NatsServer() as server:
         endpoint = Endpoint((server.url,))
         limits = {"name": "limited", "subjects": ["limited.*.*"]}
-        with Link.open(endpoint) as link:
+        with NatsConnection.open(endpoint) as link:
             link.api("STREAM.CREATE.limited", limits)
         with DurablePull.open(endpoint, "limited", "p", position=0, batch_max=10, linger_s=0.1, expires_s=0.5) as pull:
             until = time.monotonic() + 1.6
@@ -132,7 +144,7 @@ def test_a_takeover_turns_the_deposed_worker_away_at_once(endpoint: Endpoint) ->
 
 def test_a_rival_that_pulls_from_the_same_durable_is_noticed(endpoint: Endpoint) -> None:
     name = make_log(endpoint)
-    with DurablePull.open(endpoint, name, "p", position=0, batch_max=5) as pull, Link.open(endpoint) as rival:
+    with DurablePull.open(endpoint, name, "p", position=0, batch_max=5) as pull, NatsConnection.open(endpoint) as rival:
         append(endpoint, name, [b"{}"] * 5)
         assert len(take(pull, 5)) == 5
         rival.subscribe("stolen")
@@ -197,7 +209,7 @@ def test_heartbeats_alone_are_neither_records_nor_silence() -> None:
 
 def test_a_hole_is_told_or_raised(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 10)
-    with Link.open(endpoint) as link:
+    with NatsConnection.open(endpoint) as link:
         for position in (3, 6, 7):
             link.api(f"STREAM.MSG.DELETE.{name}", {"seq": position})
     holes: list[tuple[int, int]] = []
@@ -226,7 +238,7 @@ def test_closing_from_another_thread_ends_the_reader_promptly(endpoint: Endpoint
     reader.join(50.0)
     assert ended
     assert ended[0] - started < 30.0
-    with pytest.raises(LinkClosed):
+    with pytest.raises(ConnectionClosed):
         pull.next_batch()
 
 
@@ -238,7 +250,7 @@ def test_a_server_that_dies_or_stops_answering_ends_the_pull() -> None:
             assert pull.next_batch() == []
             server.pause()
             started = time.monotonic()
-            with pytest.raises(LinkLost):
+            with pytest.raises(ConnectionLost):
                 take(pull, 1)
             assert time.monotonic() - started < 30.0
             server.resume()

@@ -14,24 +14,24 @@ from sqlalchemy import text
 from eventjet.codec.catalog import Catalog
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Unreachable, UsageError
-from eventjet.projections.bound import BoundProjection
-from eventjet.projections.checkpoint import Checkpoint, read
-from eventjet.projections.database import READ_ONLY, Database
+from eventjet.projections.resolve import ResolvedProjection
 from eventjet.settings import Settings
+from eventjet.sql.checkpoint import Checkpoint, read
+from eventjet.sql.database import READ_ONLY, Database
+from eventjet.workers.context import WorkerOptions
 from eventjet.workers.session import Session
 from eventjet.workers.status import ProjectionStatus, status
-from eventjet.workers.workplace import WorkerOptions
 from tests.integration.ledger_log import Ledger, block, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Movement, Noted, Opened, folded, made, rows_of
 
 QUICK = WorkerOptions(lease_s=1.5, poll_s=0.1)
 
 
-def rows(ledger: Ledger, bound: BoundProjection = BALANCES) -> list[Any]:
+def rows(ledger: Ledger, resolved: ResolvedProjection = BALANCES) -> list[Any]:
     engine = Database(ledger.settings.database).sync_engine()
     try:
         with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
-            return rows_of(connection, bound)
+            return rows_of(connection, resolved)
     finally:
         engine.dispose()
 

@@ -23,11 +23,11 @@ from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
 from eventjet.errors import Unreachable
 from eventjet.observability.names import METRICS
-from eventjet.projections.pausing import pause
 from eventjet.settings import Settings
+from eventjet.sql.pausing import pause
+from eventjet.workers.context import WorkerOptions
 from eventjet.workers.health import Verdict
 from eventjet.workers.http import serving
-from eventjet.workers.workplace import WorkerOptions
 from tests.integration.ledger_log import Ledger, block, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Noted, made
 

@@ -14,9 +14,9 @@ import pytest
 
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
-from eventjet.projections.checkpoint import Checkpoint, read
-from eventjet.projections.database import READ_ONLY, Database
 from eventjet.settings import Settings
+from eventjet.sql.checkpoint import Checkpoint, read
+from eventjet.sql.database import READ_ONLY, Database
 from eventjet.workers.status import status
 from tests.forked import ForkedWorker
 from tests.integration.ledger_log import Ledger, eventually, history

@@ -36,12 +36,12 @@ from sqlalchemy.exc import IntegrityError
 
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CheckpointFenced, HandlerFailed
-from eventjet.projections import checkpoint
-from eventjet.projections.bound import BoundProjection, bind
-from eventjet.projections.checkpoint import Checkpoint
 from eventjet.projections.projection import projection
-from eventjet.projections.tables import RowCodec
-from eventjet.projections.writer import Batch, Writer
+from eventjet.projections.resolve import ResolvedProjection, resolve
+from eventjet.projections.row_codec import RowCodec
+from eventjet.sql import checkpoint
+from eventjet.sql.checkpoint import Checkpoint
+from eventjet.writers.writer import Batch, Writer
 from tests.integration.projecting import (
     BALANCES,
     CATALOG,
@@ -66,17 +66,17 @@ def engine(database: str) -> Iterator[Engine]:
     engine.dispose()
 
 
-def taken(engine: Engine, bound: BoundProjection, owner: str = "w-1") -> Checkpoint:
+def taken(engine: Engine, resolved: ResolvedProjection, owner: str = "w-1") -> Checkpoint:
     with engine.begin() as connection:
-        checkpoint.ensure(connection, bound.name, bound.revision)
-        held = checkpoint.take(connection, bound.name, bound.revision, owner, ttl_s=30)
+        checkpoint.ensure(connection, resolved.name, resolved.revision)
+        held = checkpoint.take(connection, resolved.name, resolved.revision, owner, ttl_s=30)
     assert held is not None
     return held
 
 
-def write(engine: Engine, bound: BoundProjection, held: Checkpoint, batch: Batch) -> None:
+def write(engine: Engine, resolved: ResolvedProjection, held: Checkpoint, batch: Batch) -> None:
     with engine.begin() as connection:
-        Writer(bound, engine.dialect.name, lease_s=30).write(connection, held, batch)
+        Writer(resolved, engine.dialect.name, lease_s=30).write(connection, held, batch)
 
 
 def batches(events: list[Recorded[Any]], size: int) -> Iterator[Batch]:
@@ -112,13 +112,13 @@ def test_batches_of_any_size_give_the_rows_of_the_fold(engine: Engine, size: int
     assert (found.position, found.event_id) == (200, "id-200")
 
 
-@pytest.mark.parametrize("bound", [BALANCES, MOVEMENTS], ids=lambda bound: bound.name)
+@pytest.mark.parametrize("bound", [BALANCES, MOVEMENTS], ids=lambda resolved: resolved.name)
 def test_batches_folded_while_the_one_before_is_committed_give_the_rows_of_the_fold(
-    engine: Engine, bound: BoundProjection
+    engine: Engine, resolved: ResolvedProjection
 ) -> None:
-    held = taken(engine, bound)
-    events = HISTORY if bound is BALANCES else [one for one in HISTORY if isinstance(one.data, Added)]
-    writer = Writer(bound, engine.dialect.name, lease_s=30)
+    held = taken(engine, resolved)
+    events = HISTORY if resolved is BALANCES else [one for one in HISTORY if isinstance(one.data, Added)]
+    writer = Writer(resolved, engine.dialect.name, lease_s=30)
     waiting = list(batches(events, 7))
     changes, early = None, 0
     for batch, following in zip(waiting, [*waiting[1:], None], strict=True):
@@ -131,8 +131,8 @@ def test_batches_folded_while_the_one_before_is_committed_give_the_rows_of_the_f
         early += changes is not None
     assert early >= len(waiting) - 3
     with engine.connect() as connection:
-        given = folded(HISTORY) if bound is BALANCES else [movements(one) for one in events]
-        assert rows_of(connection, bound) == given
+        given = folded(HISTORY) if resolved is BALANCES else [movements(one) for one in events]
+        assert rows_of(connection, resolved) == given
 
 
 def test_what_was_folded_upon_a_batch_that_is_not_committed_is_forgotten(engine: Engine) -> None:
@@ -308,7 +308,7 @@ def kinds(row: Kinds | None, event: Recorded[Opened]) -> Kinds | None:
     return VALUES[int(event.data.owner)] if event.position < 100 else None
 
 
-KINDS = bind(kinds, CATALOG)
+KINDS = resolve(kinds, CATALOG)
 SEEN: list[Kinds | None] = []
 
 

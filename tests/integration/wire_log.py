@@ -1,4 +1,4 @@
-"""Logs of their own for the tests of `eventjet.wire`, filled through `eventjet.wire` itself."""
+"""Logs of their own for the tests of `eventjet.nats`, filled through `eventjet.nats` itself."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from uuid import uuid4
 
 from eventjet.codec.envelope import RawRecord
-from eventjet.wire import Endpoint, Link
-from eventjet.wire.frames import publish_frame
+from eventjet.nats import Endpoint, NatsConnection
+from eventjet.nats.protocol import publish_frame
 
 WINDOW = 500
 FORM_2 = "feature_flags { js_ack_fc_v2: true }"
@@ -25,7 +25,7 @@ def make_log(endpoint: Endpoint, bodies: Iterable[bytes] = (), **config: object)
     """A stream whose subjects are `<name>.*.*`, holding these bodies from its first position on."""
     name = fresh_name()
     full = {"name": name, "subjects": [f"{name}.*.*"], "storage": "file", **config}
-    with Link.open(endpoint) as link:
+    with NatsConnection.open(endpoint) as link:
         link.api(f"STREAM.CREATE.{name}", full)
     append(endpoint, name, bodies)
     return name
@@ -34,7 +34,7 @@ def make_log(endpoint: Endpoint, bodies: Iterable[bytes] = (), **config: object)
 def append(endpoint: Endpoint, name: str, bodies: Iterable[bytes]) -> int:
     """Store one event a body, on ten subjects in turn; returns the last position."""
     last = 0
-    with Link.open(endpoint) as link:
+    with NatsConnection.open(endpoint) as link:
         acks = link.subscribe(f"{link.inbox}.acks")
         frames: list[bytes] = []
         for number, body in enumerate(bodies, 1):
@@ -53,7 +53,7 @@ def block(number: int) -> bytes:
 @contextmanager
 def overhearing(endpoint: Endpoint, log: str) -> Generator[Callable[[], list[bytes]]]:
     """The reply subjects of what a log's consumers deliver to anybody meanwhile, as another client of it hears them."""
-    with Link.open(endpoint) as link:
+    with NatsConnection.open(endpoint) as link:
         link.subscribe("_INBOX.>")
         link.flush()
 
@@ -74,7 +74,7 @@ def assert_form_2(replies: list[bytes], count: int) -> None:
         assert tokens[2] == b"_", reply
 
 
-def _stored(link: Link, acks: bytes, frames: list[bytes]) -> int:
+def _stored(link: NatsConnection, acks: bytes, frames: list[bytes]) -> int:
     """Send, and wait for every acknowledgement."""
     expected = len(frames)
     link.send(b"".join(frames))
@@ -98,5 +98,5 @@ def positions(batches: Iterable[list[RawRecord]]) -> list[int]:
 
 def consumers(endpoint: Endpoint, name: str) -> list[str]:
     """The consumers the stream has now."""
-    with Link.open(endpoint) as link:
+    with NatsConnection.open(endpoint) as link:
         return link.api(f"CONSUMER.NAMES.{name}")["consumers"] or []

@@ -9,8 +9,8 @@ from uuid import uuid4
 
 from nats.aio.client import Client
 
+from eventjet.nats.client import connect
 from eventjet.settings import Settings
-from eventjet.store.connection import connect
 from tests.simulation.scripts import Read, Script, Step
 from tests.simulation.stream import Stream
 from tests.simulation.wire import Wire

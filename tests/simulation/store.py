@@ -13,11 +13,11 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from eventjet.codec.envelope import RawRecord
+from eventjet.nats import Endpoint
+from eventjet.nats.requests import Lost, Requests
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore, _record_of_reply
-from eventjet.store.requests import Lost, Requests
 from eventjet.store.topology import IDENTITY
-from eventjet.wire import Endpoint
 from tests.simulation.stream import Stream
 from tests.simulation.wire import Wire, stored_at
 

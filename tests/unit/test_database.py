@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import text
 
 from eventjet.errors import Unreachable
-from eventjet.projections import database as databases
-from eventjet.projections.database import Database
+from eventjet.sql import database as databases
+from eventjet.sql.database import Database
 
 
 @contextmanager

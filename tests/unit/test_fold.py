@@ -16,10 +16,10 @@ from eventjet.codec.catalog import Catalog
 from eventjet.domain.event import event
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import HandlerFailed, RowRefused, UndecodableEvent
-from eventjet.projections.bound import bind
 from eventjet.projections.fold import Fold, Rows
 from eventjet.projections.projection import entries, projection
-from eventjet.projections.tables import RowCodec
+from eventjet.projections.resolve import resolve
+from eventjet.projections.row_codec import RowCodec
 
 
 @event("added")
@@ -80,8 +80,8 @@ def moves(row: Balance | None, event: Recorded[Moved], key: str) -> Balance | No
 
 
 def a_fold(declared: Any) -> Fold:
-    bound = bind(declared, CATALOG)
-    return Fold(bound, RowCodec(bound.table, bound.row_type, "postgresql"))
+    resolved = resolve(declared, CATALOG)
+    return Fold(resolved, RowCodec(resolved.table, resolved.row_type, "postgresql"))
 
 
 def on(position: int, data: Any, aggregate_id: str = "a-1") -> Recorded[Any]:

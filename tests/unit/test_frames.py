@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventjet.errors import UsageError
-from eventjet.wire.ack import ack_prefix, parse_ack
-from eventjet.wire.frames import (
+from eventjet.nats.ack import ack_prefix, parse_ack
+from eventjet.nats.protocol import (
     LINE_MAX,
     Control,
     Frame,

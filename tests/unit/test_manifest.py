@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eventjet.archive.manifest import Archive, ArchivedFile, Segment, cut, dump_segment, load_archive
+from eventjet.archive.reading import archived_records, check_files, folder_of, read_manifest, url_for_spark
 from eventjet.errors import ArchiveBroken, UsageError
-from eventjet.spark.archive import archived_records, check_files, folder_of, read_manifest, url_for_spark
-from eventjet.spark.manifest import Archive, ArchivedFile, Segment, cut, dump_segment, load_archive
 
 
 def segment(first: int, last: int, *edges: int, log: str = "log-1") -> Segment:

@@ -14,7 +14,7 @@ from nats.aio.msg import Msg
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.domain.ids import new_event_id
 from eventjet.errors import ConcurrencyConflict, Forbidden, OutcomeUnknown, Refused, StoreUnavailable
-from eventjet.store.requests import Denied, Lost
+from eventjet.nats.requests import Denied, Lost
 from eventjet.store.store import Append, NewEvent
 from tests.simulation.store import SimulatedClient, SimulatedRequests, SimulatedStore
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import eventjet.store.past
+import eventjet.archive.batches
+from eventjet.archive.batches import BATCH_BYTES, BATCH_MAX, HEADERS_ADDED, Batch, Past, batches, lasting
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.envelope import RawRecord, header, header_block, recorded_at
+from eventjet.codec.subjects import SERVER_MESSAGE_MAX
 from eventjet.errors import ArchiveBroken, Refused
 from eventjet.store.limits import check_save, message_size
-from eventjet.store.past import BATCH_BYTES, BATCH_MAX, HEADERS_ADDED, Batch, Past, batches, lasting
 from eventjet.store.store import Append, NewEvent, event_headers
-from eventjet.store.subjects import SERVER_MESSAGE_MAX
 
 NS = 1_700_000_000_123_456_789
 ID = "Nats-Msg-Id: "
@@ -149,8 +149,8 @@ def test_what_was_published_again_is_published_again_in_the_same_way(drawn: list
     if not records:
         return
     with pytest.MonkeyPatch.context() as small:
-        small.setattr(eventjet.store.past, "BATCH_BYTES", 700)
-        small.setattr(eventjet.store.past, "BATCH_MAX", 5)
+        small.setattr(eventjet.archive.batches, "BATCH_BYTES", 700)
+        small.setattr(eventjet.archive.batches, "BATCH_MAX", 5)
         once = list(batches(past(*records), 1))
         stored = list(chain.from_iterable(map(published, once)))
         twice = list(batches(past(*stored), 1))

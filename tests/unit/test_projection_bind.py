@@ -1,4 +1,4 @@
-"""Declaring a projection, and every fault `bind` finds in it."""
+"""Declaring a projection, and every fault `resolve` finds in it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from eventjet.codec.catalog import Catalog
 from eventjet.domain.event import event
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import DefinitionError
-from eventjet.projections.bound import bind
 from eventjet.projections.projection import entries, projection
+from eventjet.projections.resolve import resolve
 
 
 @event("opened")
@@ -82,7 +82,7 @@ def recorded(data: Any, aggregate_id: str = "a-1", position: int = 1) -> Recorde
 
 def faults_of(declared: Any) -> str:
     with pytest.raises(DefinitionError) as raised:
-        bind(declared, CATALOG)
+        resolve(declared, CATALOG)
     return "\n".join(raised.value.faults)
 
 
@@ -99,14 +99,14 @@ def fold(row: Balance | None, event: Recorded[Opened | Paid]) -> Balance | None:
 
 
 def test_a_fold_is_bound_with_its_events_its_row_and_the_aggregate_id_as_its_key() -> None:
-    bound = bind(projection("balances", table=a_table(), revision=3)(fold), CATALOG)
-    assert bound.events == (Opened, Paid)
-    assert bound.row_type is Balance
-    assert bound.columns == ("account_id", "amount")
-    assert bound.key_columns == ("account_id",)
-    assert bound.keyed_by_aggregate
-    assert bound.durable == "balances-r3"
-    assert bound.keys_of(recorded(Opened(owner="ada"))) == (("a-1",),)
+    resolved = resolve(projection("balances", table=a_table(), revision=3)(fold), CATALOG)
+    assert resolved.events == (Opened, Paid)
+    assert resolved.row_type is Balance
+    assert resolved.columns == ("account_id", "amount")
+    assert resolved.key_columns == ("account_id",)
+    assert resolved.keyed_by_aggregate
+    assert resolved.durable == "balances-r3"
+    assert resolved.keys_of(recorded(Opened(owner="ada"))) == (("a-1",),)
 
 
 def test_a_declared_projection_can_still_be_called() -> None:
@@ -119,9 +119,9 @@ def test_a_key_of_its_own_names_another_row() -> None:
     def paid(row: Balance | None, event: Recorded[Paid]) -> Balance | None:
         return row
 
-    bound = bind(paid, CATALOG)
-    assert not bound.keyed_by_aggregate
-    assert bound.keys_of(recorded(Paid(source="x", target="y", amount=Decimal(1)))) == (("x",),)
+    resolved = resolve(paid, CATALOG)
+    assert not resolved.keyed_by_aggregate
+    assert resolved.keys_of(recorded(Paid(source="x", target="y", amount=Decimal(1)))) == (("x",),)
 
 
 def test_several_keys_are_each_given_to_the_fold_once() -> None:
@@ -129,11 +129,11 @@ def test_several_keys_are_each_given_to_the_fold_once() -> None:
     def paid(row: Balance | None, event: Recorded[Paid], key: str) -> Balance | None:
         return replace(row or Balance(key), amount=event.data.amount)
 
-    bound = bind(paid, CATALOG)
+    resolved = resolve(paid, CATALOG)
     event = recorded(Paid(source="x", target="y", amount=Decimal(1)))
-    assert bound.keys_of(event) == (("x",), ("y",))
-    assert bound.apply(None, event, ("y",)) == Balance("y", Decimal(1))
-    assert bound.keys_of(recorded(Paid(source="x", target="x", amount=Decimal(1)))) == (("x",),)
+    assert resolved.keys_of(event) == (("x",), ("y",))
+    assert resolved.apply(None, event, ("y",)) == Balance("y", Decimal(1))
+    assert resolved.keys_of(recorded(Paid(source="x", target="x", amount=Decimal(1)))) == (("x",),)
 
 
 def test_a_key_of_several_columns_is_a_tuple() -> None:
@@ -147,7 +147,7 @@ def test_a_key_of_several_columns_is_a_tuple() -> None:
         return row
 
     event = recorded(Paid(source="x", target="y", amount=Decimal(1)))
-    assert bind(lines, CATALOG).keys_of(event) == (("x", UUID(int=0)),)
+    assert resolve(lines, CATALOG).keys_of(event) == (("x", UUID(int=0)),)
 
 
 def test_entries_are_keyed_by_position_and_read_nothing() -> None:
@@ -161,10 +161,10 @@ def test_entries_are_keyed_by_position_and_read_nothing() -> None:
     def payments(event: Recorded[Paid]) -> list[Payment] | Payment | None:
         return [Payment(event.position, 0, event.data.source), Payment(event.position, 1, event.data.target)]
 
-    bound = bind(payments, CATALOG)
-    assert not bound.reads
-    assert bound.row_type is Payment
-    assert len(bound.entries(recorded(Paid(source="x", target="y", amount=Decimal(1))))) == 2
+    resolved = resolve(payments, CATALOG)
+    assert not resolved.reads
+    assert resolved.row_type is Payment
+    assert len(resolved.entries(recorded(Paid(source="x", target="y", amount=Decimal(1))))) == 2
 
 
 def test_all_faults_of_a_projection_are_reported_at_once() -> None:
@@ -257,4 +257,4 @@ def test_a_key_that_could_not_be_found_again_is_refused(key: Any, reason: str) -
         return row
 
     with pytest.raises(ValueError, match=reason):
-        bind(paid, CATALOG).keys_of(recorded(Paid(source="x", target="y", amount=Decimal(1))))
+        resolve(paid, CATALOG).keys_of(recorded(Paid(source="x", target="y", amount=Decimal(1))))

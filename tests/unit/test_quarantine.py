@@ -18,20 +18,20 @@ from eventjet.codec.envelope import RawRecord, header_block
 from eventjet.domain.event import event
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import DefinitionError, UnknownEvent
-from eventjet.projections.bound import bind
 from eventjet.projections.fold import Rows
 from eventjet.projections.projection import entries, projection
-from eventjet.projections.quarantine import (
+from eventjet.projections.resolve import resolve
+from eventjet.projections.row_codec import RowCodec
+from eventjet.quarantine.fold import (
     TRACEBACK_MAX,
     Held,
     Offered,
     Offering,
     Parked,
     ParkingFold,
+    aggregate_key_of,
     parked_for,
-    place_of,
 )
-from eventjet.projections.tables import RowCodec
 
 
 @event("account.added")
@@ -86,8 +86,8 @@ def mended(row: Balance | None, event: Recorded[Added | Closed]) -> Balance | No
 
 
 declared = projection("balances", table=TABLE, on_error="quarantine")(by_account)
-BOUND = bind(declared, CATALOG)
-MENDED = bind(projection("balances", table=TABLE, on_error="quarantine")(mended), CATALOG)
+BOUND = resolve(declared, CATALOG)
+MENDED = resolve(projection("balances", table=TABLE, on_error="quarantine")(mended), CATALOG)
 CODEC = RowCodec(TABLE, Balance, "sqlite")
 
 BODIES = {
@@ -122,17 +122,17 @@ def logs(draw: st.DrawFn) -> list[RawRecord]:
 class Model:
     """A read model in memory, kept by a worker that takes batches."""
 
-    def __init__(self, bound: Any = BOUND, held: Held | None = None) -> None:
-        self.fold = ParkingFold(bound, CODEC)
+    def __init__(self, resolved: Any = BOUND, held: Held | None = None) -> None:
+        self.fold = ParkingFold(resolved, CODEC)
         self.held = held or Held()
         self.rows: Rows = {}
         self.kept: dict[int, Parked] = {}
-        self.offer = Offering(CATALOG, bound.events, self.held.known)
+        self.offer = Offering(CATALOG, resolved.events, self.held.known)
 
     def take(self, records: Iterable[RawRecord]) -> None:
         offers = [offer for one in records if (offer := self.offer(one)) is not None]
         found = self.fold({key: self.rows.get(key) for key in self.fold.keys(offers)}, offers, self.held)
-        self.held.places.update(found.held)
+        self.held.aggregates.update(found.held)
         self.rows.update(found.changed)
         self.kept.update({one.position: one for one in found.parked})
 
@@ -260,12 +260,12 @@ def test_a_newer_schema_of_a_known_event_is_not_an_offer() -> None:
     ],
 )
 def test_every_subject_has_a_place_that_a_database_takes(subject: bytes, place: tuple[str, str]) -> None:
-    assert place_of(subject) == place
+    assert aggregate_key_of(subject) == place
 
 
 @given(st.binary(max_size=3_000))
 def test_no_subject_is_too_much(subject: bytes) -> None:
-    for text in place_of(subject):
+    for text in aggregate_key_of(subject):
         assert "\0" not in text
         assert len(text.encode()) <= 900
 
@@ -320,10 +320,10 @@ def test_only_a_fold_by_aggregate_may_quarantine() -> None:
         some("balances", table=TABLE, on_error="quarantine")(rows),
     ):
         with pytest.raises(DefinitionError, match="order behind a parked event can only be kept by aggregate"):
-            bind(refused, CATALOG)
+            resolve(refused, CATALOG)
     with pytest.raises(DefinitionError, match="on_error is 'skip'"):
-        bind(every("balances", table=TABLE, on_error="skip")(by_account), CATALOG)
-    assert bind(every("balances", table=TABLE)(by_account), CATALOG).on_error == "stop"
+        resolve(every("balances", table=TABLE, on_error="skip")(by_account), CATALOG)
+    assert resolve(every("balances", table=TABLE)(by_account), CATALOG).on_error == "stop"
 
 
 @aggregate("account")

@@ -6,9 +6,9 @@ import fcntl
 import threading
 from pathlib import Path
 
-from eventjet.projections.database import Database
 from eventjet.rebuild.runs import new_run
 from eventjet.rebuild.sqlite import claimed, is_claimed
+from eventjet.sql.database import Database
 
 
 def test_a_run_claims_its_place_though_another_takes_it_for_dead_meanwhile(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ from eventjet.codec.catalog import Catalog
 from eventjet.domain.event import event
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import UsageError
-from eventjet.projections.bound import bind
+from eventjet.nats.range import EVENTS_PER_RANGE, range_count, split
 from eventjet.projections.projection import projection
+from eventjet.projections.resolve import resolve
 from eventjet.rebuild.folding import key_token
 from eventjet.rebuild.plan import KEYS_PER_PARTITION, Plan, Route, make_plan
-from eventjet.spark.ranges import EVENTS_PER_RANGE, range_count, split
 from tests.integration.projecting import BALANCES, MOVEMENTS
 
 
@@ -47,12 +47,12 @@ def counts(row: Count | None, event: Recorded[Seen]) -> Count | None:
     return Count(event.data.by, row.times + 1 if row else 1)
 
 
-COUNTS = bind(counts, Catalog([Seen]))
+COUNTS = resolve(counts, Catalog([Seen]))
 
 
-def planned(*bound: Any, engine: Any = "spark", last: int = 1_000, keys: int = 10, cores: int = 2) -> Plan:
+def planned(*resolved: Any, engine: Any = "spark", last: int = 1_000, keys: int = 10, cores: int = 2) -> Plan:
     return make_plan(
-        "app", bound, [one.name for one in bound], first=1, last=last, keys=keys, engine=engine, cores=cores
+        "app", resolved, [one.name for one in resolved], first=1, last=last, keys=keys, engine=engine, cores=cores
     )
 
 

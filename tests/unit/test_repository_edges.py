@@ -202,12 +202,12 @@ async def test_time_travel_waits_for_a_replica_that_lags() -> None:
     ahead = connection(Bell, store=store).repository(Bell)
     for _ in range(5):
         await ahead.execute("b", Bell.ring)
-    for bound in ({"version": 5}, {"position": 5}, {"at": datetime.now(UTC)}):
+    for resolved in ({"version": 5}, {"position": 5}, {"at": datetime.now(UTC)}):
         slow: Any = Lagging(store, 3, catches_up_after=1)
-        assert (await connection(Bell, store=slow).repository(Bell).load("b", **bound)).rings == 5  # type: ignore[arg-type]
+        assert (await connection(Bell, store=slow).repository(Bell).load("b", **resolved)).rings == 5  # type: ignore[arg-type]
         stuck: Any = Lagging(store, 3)
         with pytest.raises(StoreUnavailable):
-            await connection(Bell, store=stuck).repository(Bell).load("b", **bound)  # type: ignore[arg-type]
+            await connection(Bell, store=stuck).repository(Bell).load("b", **resolved)  # type: ignore[arg-type]
         stuck = Lagging(store, 3)
         assert (await connection(Bell, store=stuck).repository(Bell).load("b", version=2)).rings == 2
     with pytest.raises(UsageError, match="5 events, so there is no version 6"):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from eventjet import App, aggregate, event
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.aggregate import aggregate_info
-from eventjet.domain.history import Commands, Held
+from eventjet.domain.history import Commands, FoldedState
 from eventjet.errors import StoreUnavailable
 from eventjet.repository import Repository
 from eventjet.repository.histories import Snapshots
@@ -121,7 +121,7 @@ states = st.builds(
 @given(states)
 def test_every_state_that_is_kept_is_believed(state: Tally) -> None:
     codec = SnapshotCodec[Tally](Tally)
-    held = Held(state, 3, 9, "id", Commands({"c ü": (1, 3)}))
+    held = FoldedState(state, 3, 9, "id", Commands({"c ü": (1, 3)}))
     value = codec.encode(held)
     assert value is not None
     assert codec.decode(value) == held
@@ -140,13 +140,13 @@ def test_every_state_that_is_kept_is_believed(state: Tally) -> None:
 )
 def test_a_state_that_would_behave_differently_is_not_kept(bad: dict[str, Any]) -> None:
     codec = SnapshotCodec[Tally](Tally)
-    assert codec.encode(Held(Tally(**bad), 1, 1)) is None
-    assert codec.encode(Held(Tally(at=datetime(2026, 5, 1, tzinfo=UTC)), 1, 1)) is not None
+    assert codec.encode(FoldedState(Tally(**bad), 1, 1)) is None
+    assert codec.encode(FoldedState(Tally(at=datetime(2026, 5, 1, tzinfo=UTC)), 1, 1)) is not None
 
 
 def test_a_snapshot_knows_no_command_of_its_future() -> None:
     shared = Commands()
-    held = Held(Tally(), 2, 2, "id", shared)
+    held = FoldedState(Tally(), 2, 2, "id", shared)
     for version in range(1, 5):
         shared.add(f"c{version}", version)
     codec = SnapshotCodec[Tally](Tally)
@@ -187,7 +187,7 @@ async def test_nothing_stops_the_keeper() -> None:
     def unavailable() -> bytes | None:
         raise StoreUnavailable("The snapshot", "x")
 
-    encoders: list[Callable[[], bytes | None]] = [broken, lambda: codec.encode(Held(Thorn(), 1, 1)), unavailable]
+    encoders: list[Callable[[], bytes | None]] = [broken, lambda: codec.encode(FoldedState(Thorn(), 1, 1)), unavailable]
     for encode in encoders:
         keeper.keep("a", "b", encode)
     keeper.keep("a", "good", lambda: b"{}")

@@ -109,9 +109,9 @@ def test_foreign_keys_lead_to_declared_tables_and_in_no_circle() -> None:
     own = table("own", Column("above", ForeignKey("own.id")))
     made = SqlProjection("ledger", tables=[child, parent, own])
     made.handler(begun)
-    bound = App("a", aggregates=[X], projections=[made]).projections["ledger"]
-    assert [one.name for one in bound.tables] == ["parent", "own", "child"]
-    assert (bound.events, bound.durable) == ((Begun,), "ledger-r1")
+    resolved = App("a", aggregates=[X], projections=[made]).projections["ledger"]
+    assert [one.name for one in resolved.tables] == ["parent", "own", "child"]
+    assert (resolved.events, resolved.durable) == ((Begun,), "ledger-r1")
 
 
 def test_a_table_belongs_to_one_projection() -> None:
@@ -143,8 +143,8 @@ def test_a_handler_declared_after_the_app_was_built_is_refused() -> None:
 def test_in_a_plan_sql_by_hand_goes_in_order_after_what_the_engine_folds() -> None:
     assert route_of(by_hand.LEDGER) is Route.IN_ORDER
     for engine in ("spark", "local"):
-        bound = [by_hand.LEDGER, BALANCES, MOVEMENTS]
-        plan = make_plan("s", bound, ["1", "2", "3"], first=1, last=10, keys=5, engine=engine, cores=2)
+        resolved = [by_hand.LEDGER, BALANCES, MOVEMENTS]
+        plan = make_plan("s", resolved, ["1", "2", "3"], first=1, last=10, keys=5, engine=engine, cores=2)
         assert plan.passes[-1].route is Route.IN_ORDER
         assert [step.projection for step in plan.passes[-1].steps] == ["ledger"]
         assert sorted(step.projection for step in plan.folded().steps) == ["balances", "movements"]

@@ -10,8 +10,8 @@ from sqlalchemy import JSON, Column, DateTime, MetaData, Numeric, String, Table,
 
 from eventjet import Recorded, projection
 from eventjet.codec.catalog import Catalog
-from eventjet.projections.bound import bind
-from eventjet.projections.tables import RowCodec, storage_table
+from eventjet.projections.resolve import resolve
+from eventjet.projections.row_codec import RowCodec, storage_table
 from examples.bank.account import Opened
 
 table = Table(
@@ -38,9 +38,9 @@ def kinds(row: Kind | None, event: Recorded[Opened]) -> Kind | None:
 
 
 def test_a_declared_table_is_read_on_sqlite_as_it_was_written() -> None:
-    bound = bind(kinds, Catalog([Opened]))
-    bind(kinds, Catalog([Opened]))  # a second app of the same table changes nothing more
-    codec = RowCodec(bound.table, bound.row_type, "sqlite")
+    resolved = resolve(kinds, Catalog([Opened]))
+    resolve(kinds, Catalog([Opened]))  # a second app of the same table changes nothing more
+    codec = RowCodec(resolved.table, resolved.row_type, "sqlite")
     at = datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=timezone(timedelta(hours=2)))
     rows = [Kind("a", Decimal("1234567890.5"), at, ["x", "12"]), Kind("b", None, None, None)]
     engine = create_engine("sqlite://")

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from eventjet.codec.notices import notice, notice_subject, read_notice
 from eventjet.errors import NotCaughtUp, Unreachable, UsageError
-from eventjet.projections.notices import notice, notice_subject, read_notice
-from eventjet.projections.waiting import Standing, Waiting, serving
 from eventjet.repository.token import position_in, token_at
+from eventjet.sql.waiting import Standing, Waiting, serving
 from tests.integration.projecting import BALANCES, MOVEMENTS
 
 LONG_S = 30.0
@@ -98,12 +98,12 @@ OWN, OLD, NEXT = Standing(2, 50, "active"), Standing(1, 100, "active"), Standing
         ([], Standing(2)),
         ([OWN], OWN),
         ([OLD, OWN], OWN),
-        ([OLD, Standing(2, 50, "building", place="ej_2")], OLD),
-        ([Standing(2, 50, "building", place="ej_2")], Standing(2, 50, "building", place="ej_2")),
+        ([OLD, Standing(2, 50, "building", location="ej_2")], OLD),
+        ([Standing(2, 50, "building", location="ej_2")], Standing(2, 50, "building", location="ej_2")),
         ([OLD], OLD),
         ([Standing(1, 100, "retired"), OWN], OWN),
         ([Standing(2, 50, "retired"), NEXT], NEXT),
-        ([Standing(2, 50, "retired"), Standing(3, 60, "building", place="x")], Standing(2, 50, "retired")),
+        ([Standing(2, 50, "retired"), Standing(3, 60, "building", location="x")], Standing(2, 50, "retired")),
         ([Standing(2, 50, "failed", "because"), NEXT], Standing(2, 50, "failed", "because")),
     ],
 )
@@ -140,7 +140,7 @@ async def test_a_notice_wakes_and_the_database_confirms() -> None:
 
 async def test_what_concerns_nobody_wakes_nobody() -> None:
     desk = Desk()
-    desk.standing["balances"] = [Standing(1, 7, "active"), Standing(2, 3, "building", place="beside")]
+    desk.standing["balances"] = [Standing(1, 7, "active"), Standing(2, 3, "building", location="beside")]
     waiting = desk.waiting()
     waiter = asyncio.create_task(waiting.caught_up(BALANCES, 9, LONG_S))
     await desk.looked(1)

@@ -11,7 +11,7 @@ from eventjet.cli.rebuild import MasterOption
 from eventjet.cli.target import AppDirOption, AppOption, JsonOption, ServersOption, Target, target
 
 if TYPE_CHECKING:
-    from eventjet.rebuild.archiving import ArchiveReport
+    from eventjet.archive.archiving import ArchiveReport
 
 
 def archive(
@@ -45,9 +45,9 @@ def archive(
 
 
 async def _archive(at: Target, url: str, to: int | None, segment_events: int, master: str | None) -> ArchiveReport:
+    from eventjet.archive.archiving import archive
     from eventjet.cli.progress import progress
     from eventjet.rebuild import AppRef
-    from eventjet.rebuild.archiving import archive
 
     with progress() as shown:
         return await archive(

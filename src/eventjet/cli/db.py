@@ -21,8 +21,8 @@ from eventjet.cli.target import (
 from eventjet.errors import EventjetError, UsageError
 
 if TYPE_CHECKING:
-    from eventjet.projections.database import Database
-    from eventjet.projections.unused import Unused
+    from eventjet.sql.database import Database
+    from eventjet.sql.retired_tables import Unused
 
 db = typer.Typer(name="db", help="eventjet's own tables, and the tables of revisions.", no_args_is_help=True)
 
@@ -39,8 +39,8 @@ DropRunsOption = Annotated[bool, typer.Option("--drop-runs", help="Remove what k
 def upgrade(json: JsonOption = False, database: DatabaseOption = None) -> None:
     """Bring eventjet's own tables to what this version needs; an application's tables are not looked at."""
     from eventjet.cli.terminal import print_json, say
-    from eventjet.projections.database import Database
-    from eventjet.projections.migrations import upgrade as migrate
+    from eventjet.sql.database import Database
+    from eventjet.sql.migrations import upgrade as migrate
 
     where = Database(safe_settings(None, database).database)
     with where.reaching_sync(), where.sync_engine("eventjet db").begin() as connection:
@@ -70,24 +70,26 @@ def promote(
     The other revision's table goes aside and is kept. Refused while the app's revision lacks events the other has.
     """
     from eventjet.cli.terminal import print_json, say
-    from eventjet.projections.database import Database
-    from eventjet.projections.places_exchange import promote as exchange
+    from eventjet.sql.database import Database
+    from eventjet.sql.promotion import promote as exchange
 
     at = target(app, app_dir, servers, database)
     (name,) = at.chosen([projection])
-    bound = at.app().projections[name]
+    resolved = at.app().projections[name]
     where = Database(at.settings.database)
     with where.reaching_sync():
-        done = exchange(where, bound)
-    tables = ("the table " if len(bound.tables) == 1 else "the tables ") + ", ".join(one.name for one in bound.tables)
+        done = exchange(where, resolved)
+    tables = ("the table " if len(resolved.tables) == 1 else "the tables ") + ", ".join(
+        one.name for one in resolved.tables
+    )
     left = list(done.left) if done else []
     if json:
-        print_json({"projection": name, "revision": bound.revision, "promoted": done is not None, "left": left})
+        print_json({"projection": name, "revision": resolved.revision, "promoted": done is not None, "left": left})
     elif done is None:
-        say(f"{name} revision {bound.revision} has {tables} already")
+        say(f"{name} revision {resolved.revision} has {tables} already")
     else:
         aside = ", ".join(f"revision {one}" for one in left) or "no revision"
-        say(f"{name} revision {bound.revision} has {tables}; {aside} went aside")
+        say(f"{name} revision {resolved.revision} has {tables}; {aside} went aside")
 
 
 @db.command()
@@ -105,9 +107,9 @@ def unused(
     Nothing that a worker keeps or that readers see is dropped.
     """
     from eventjet.cli.terminal import print_json
-    from eventjet.projections.database import Database
-    from eventjet.projections.unused import unused as look
-    from eventjet.rebuild.remains import clear, remains
+    from eventjet.rebuild.orphaned_runs import clear, remains
+    from eventjet.sql.database import Database
+    from eventjet.sql.retired_tables import unused as look
 
     at = target(app, app_dir, servers, database)
     wanted = [_named(one) for one in drop or []]
@@ -134,14 +136,14 @@ def _named(given: str) -> tuple[str, int]:
 
 def _drop(at: Target, where: Database, name: str, revision: int) -> Unused:
     from eventjet.cli.terminal import note
-    from eventjet.projections.unused import retire
-    from eventjet.wire import Endpoint, Link
-    from eventjet.wire.pulls import delete_consumer
+    from eventjet.nats import Endpoint, NatsConnection
+    from eventjet.nats.consumer import delete_consumer
+    from eventjet.sql.retired_tables import retire
 
     with where.sync_engine("eventjet db").begin() as connection:
         dropped = retire(connection, name, revision, list(at.app().projections.values()))
     try:
-        with Link.open(Endpoint.of(at.settings).with_name("eventjet db")) as link:
+        with NatsConnection.open(Endpoint.of(at.settings).with_name("eventjet db")) as link:
             delete_consumer(link, at.app().name, f"{name}-r{revision}", timeout_s=5.0)
     except (EventjetError, OSError) as error:
         note(f"The durable {name}-r{revision} stays on the server, where it costs next to nothing: {error}")

@@ -13,7 +13,7 @@ from eventjet.cli.target import AppDirOption, AppOption, DatabaseOption, JsonOpt
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
-    from eventjet.projections.pausing import Paused
+    from eventjet.sql.pausing import Paused
 
 NamesArgument = Annotated[list[str], typer.Argument(metavar="PROJECTION...", help="Which ones.")]
 RevisionOption = Annotated[
@@ -34,7 +34,7 @@ def pause(
     Their workers stop before the next commit and stand by. A rebuild may go on; what it swaps in stays paused.
     """
     from eventjet.cli.terminal import print_json, say
-    from eventjet.projections.pausing import pause
+    from eventjet.sql.pausing import pause
 
     at = target(app, app_dir, None, database)
     chosen = _chosen(at, projections, revision)
@@ -56,7 +56,7 @@ def resume(
 ) -> None:
     """Let paused projections go on, all of them or none; a worker that stands by takes them at its next look."""
     from eventjet.cli.terminal import print_json, say
-    from eventjet.projections.pausing import resume
+    from eventjet.sql.pausing import resume
 
     at = target(app, app_dir, None, database)
     chosen = _chosen(at, projections, revision)

@@ -17,7 +17,7 @@ from eventjet.cli.target import AppDirOption, AppOption, DatabaseOption, JsonOpt
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
-    from eventjet.projections.decisions import Listed, Outcome, Shown
+    from eventjet.quarantine.decisions import Listed, Outcome, Shown
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ def list_(
 ) -> None:
     """List parked events, with the number of events that wait behind each."""
     from eventjet.cli.terminal import print_json, print_table, say
-    from eventjet.projections.decisions import listed
+    from eventjet.quarantine.decisions import listed
 
     at = target(app, app_dir, servers, database)
     names = at.chosen([projection] if projection else [])
@@ -69,7 +69,7 @@ def list_(
         say("Nothing is parked." if not everything else "Nothing was ever parked.")
     else:
         columns = ("projection", "position", "aggregate", "type", "behind", "reason")
-        declared = {name: bound.revision for name, bound in at.app().projections.items()}
+        declared = {name: resolved.revision for name, resolved in at.app().projections.items()}
         rows = [_row(one, declared[one.projection], everything) for one in found]
         print_table((*columns, "decision") if everything else columns, rows)
         if any(one.revision != declared[one.projection] for one in found):
@@ -88,7 +88,7 @@ def show(
 ) -> None:
     """Show one event of the quarantine: its reason, the traceback, and what is stored of it."""
     from eventjet.cli.terminal import print_json
-    from eventjet.projections.decisions import shown
+    from eventjet.quarantine.decisions import shown
 
     of = _quarantine(target(app, app_dir, servers, database), projection)
     found = of.read(lambda connection: shown(connection, of.name, of.revision, position))
@@ -118,7 +118,7 @@ def retry(
     database: DatabaseOption = None,
 ) -> None:
     """Have a worker try parked events again, and those behind them; exit status 1 when one fails again."""
-    from eventjet.projections import decisions
+    from eventjet.quarantine import decisions
 
     if bool(positions) == everything:
         raise UsageError("Name the positions of the events to try again, or give --all for every parked one.")
@@ -141,7 +141,7 @@ def drop(
 ) -> None:
     """Give parked events up for good: no engine will take them, and a worker goes on with those behind them."""
     from eventjet.cli.terminal import note
-    from eventjet.projections import decisions
+    from eventjet.quarantine import decisions
 
     of = _quarantine(target(app, app_dir, servers, database), projection)
     listed = ", ".join(map(str, positions))
@@ -160,7 +160,7 @@ def _quarantine(at: Target, name: str) -> _Quarantine:
 
 
 async def _run(at: Target, work: Callable[[Any], T], *, read_only: bool) -> T:
-    from eventjet.projections.database import READ_ONLY, Database
+    from eventjet.sql.database import READ_ONLY, Database
 
     where = Database(at.settings.database)
     engine = where.engine("eventjet quarantine")
@@ -175,7 +175,7 @@ async def _run(at: Target, work: Callable[[Any], T], *, read_only: bool) -> T:
 
 def _awaited(of: _Quarantine, chosen: Sequence[int], timeout_s: float) -> list[Outcome]:
     """What became of the decisions, as soon as no worker has anything to do about them."""
-    from eventjet.projections.decisions import outcomes
+    from eventjet.quarantine.decisions import outcomes
 
     deadline = time.monotonic() + timeout_s
     while True:

@@ -99,11 +99,11 @@ def _print(report: RebuildReport) -> None:
 
     for one in report.projections:
         made = f"{counted(one.rows, 'row')} from {counted(report.events, 'event')}"
-        how = ", in order" if one.in_order else ""
+        how = ", in order" if one.sequential else ""
         say(f"{one.projection} revision {one.revision}: {made}{how}, swapped in at position {one.position:,}")
-        if one.place:
+        if one.location:
             say(
-                f"It is {where(one.place)}, beside the revision that readers see. If it is newer, its worker lets it "
+                f"It is {where(one.location)}, beside the revision that readers see. If it is newer, its worker lets it "
                 f"take over; `eventjet db promote {one.projection}` does so at once."
             )
     spent = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in report.seconds.items())
@@ -146,7 +146,7 @@ def _print_preview(found: Preview) -> None:
     on = f"spark engine on {found.master}" if found.master else "local engine"
     ranges, parts = counted(len(plan.ranges), "range"), counted(plan.partitions, "partition")
     say(f"{on}: the log is read {_times(len(plan.passes))}, in {ranges} into {parts}")
-    say(f"{found.database}: the shadows would be in {found.place}")
+    say(f"{found.database}: the shadows would be in {found.location}")
     if found.upgrades:
         say("eventjet's own tables would be made, or brought up to date, first.")
     if found.remains:
@@ -181,7 +181,7 @@ def _as_json(found: Preview) -> dict[str, Any]:
         ],
         "projections": [{**asdict(one), "route": one.route.value} for one in found.candidates],
         "database": found.database,
-        "place": found.place,
+        "location": found.location,
         "upgrades": found.upgrades,
         "remains": found.remains,
         "refusals": found.refusals,

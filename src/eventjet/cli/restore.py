@@ -11,7 +11,7 @@ from eventjet.cli.rebuild import MasterOption
 from eventjet.cli.target import AppDirOption, AppOption, JsonOption, ServersOption, target
 
 if TYPE_CHECKING:
-    from eventjet.store.restoring import Restored
+    from eventjet.archive.republish import Restored
 
 
 def restore(
@@ -26,10 +26,10 @@ def restore(
 
     Stop what works on the app's log first. Run it again after Ctrl-C or a fault, and it goes on where it ended.
     """
+    from eventjet.archive.restore import restore as restored
     from eventjet.cli.interrupts import terminable
     from eventjet.cli.progress import progress
     from eventjet.cli.terminal import print_json
-    from eventjet.rebuild.restoring import restore as restored
 
     at = target(app, app_dir, servers, None)
     name = at.app().name

@@ -170,8 +170,8 @@ def remarks_on(found: Sequence[ProjectionStatus]) -> list[str]:
             said.append(f"{name}: {parked} parked; see `eventjet quarantine list {one.name}`")
         if one.reason:
             said.append(f"{name}: {one.reason}")
-        if one.place:
-            said.append(f"{name}: its rows are aside, {where(one.place)}, and not what readers see")
+        if one.location:
+            said.append(f"{name}: its rows are aside, {where(one.location)}, and not what readers see")
         if not one.declared:
             said.append(f"{name}: the app does not declare it, so only workers with other code advance it")
     return said

@@ -46,9 +46,9 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def where(place: str) -> str:
-    """Where a revision keeps tables that are not in the declared place."""
-    return f"in tables whose names end in {place}" if place.startswith("__") else f"in the schema {place}"
+def where(location: str) -> str:
+    """Where a revision keeps tables that are not in the declared location."""
+    return f"in tables whose names end in {location}" if location.startswith("__") else f"in the schema {location}"
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -148,7 +148,7 @@ class Decoder:
         if resolved is None:
             return None
         try:
-            aggregate, aggregate_id = _place(subject)
+            aggregate, aggregate_id = _key_of(subject)
             version = int(number[12:])
             data = resolved.decode(body)
             event_id = told_id[13:].decode()
@@ -167,7 +167,7 @@ class Decoder:
         if resolved is None:
             return None
         try:
-            aggregate, aggregate_id = _place(subject)
+            aggregate, aggregate_id = _key_of(subject)
             version = int(number)
             data = resolved.decode(body)
             start = block.find(b"\r\nNats-Msg-Id: ")
@@ -242,7 +242,7 @@ def _unescaped(value: bytes) -> str:
 
 
 @lru_cache(maxsize=65_536)
-def _place(subject: bytes) -> tuple[str, str]:
+def _key_of(subject: bytes) -> tuple[str, str]:
     """(aggregate, aggregate id) of a subject; raises `ValueError`."""
     _, aggregate, token = subject.decode().split(".")
     return aggregate, decode_id(token)

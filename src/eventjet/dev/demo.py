@@ -24,7 +24,7 @@ from eventjet.dev.demo_teller import DemoFailed, DemoReport, Figures, Sizes, Tel
 from eventjet.dev.stack import Stack
 from eventjet.errors import NotCaughtUp
 from eventjet.jet import Jet
-from eventjet.projections.checkpoint import FAILED
+from eventjet.sql.checkpoint import FAILED
 
 _MODULE = "demo_bank"
 _PROJECTION = "balances"

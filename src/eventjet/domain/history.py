@@ -48,7 +48,7 @@ class Commands:
 
 
 @dataclass(frozen=True, slots=True)
-class Held(Generic[S]):
+class FoldedState(Generic[S]):
     """A folded state and where it stands."""
 
     state: S
@@ -74,8 +74,8 @@ class Link(NamedTuple):
 
 
 def fold_history(
-    held: Held[S], links: Iterable[Link], evolve: Callable[[S, Any], S], subject: str, last_id: str
-) -> Held[S]:
+    held: FoldedState[S], links: Iterable[Link], evolve: Callable[[S, Any], S], subject: str, last_id: str
+) -> FoldedState[S]:
     """Fold one aggregate's events onto a state; `last_id` is the id of the last of them.
 
     Raises `HistoryBroken` when a version is not the next, or an event follows another one than it expected.
@@ -94,4 +94,4 @@ def fold_history(
         version, position = after, at
         if command_id is not None:
             held.commands.add(command_id, version)
-    return Held(state, version, position, last_id, held.commands)
+    return FoldedState(state, version, position, last_id, held.commands)

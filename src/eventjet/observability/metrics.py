@@ -52,9 +52,9 @@ class Meter:
         total = 0
         name = COMMIT_SECONDS.name
         labels = _labels(COMMIT_SECONDS.labels, own)
-        for bound, count in zip((*COMMIT_SECONDS.buckets, "+Inf"), list(self.buckets), strict=True):
+        for resolved, count in zip((*COMMIT_SECONDS.buckets, "+Inf"), list(self.buckets), strict=True):
             total += count
-            found.append((COMMIT_SECONDS, f'{name}_bucket{{{labels},le="{bound}"}} {total}'))
+            found.append((COMMIT_SECONDS, f'{name}_bucket{{{labels},le="{resolved}"}} {total}'))
         found.append((COMMIT_SECONDS, f"{name}_sum{{{labels}}} {self.seconds!r}"))
         found.append((COMMIT_SECONDS, f"{name}_count{{{labels}}} {total}"))
         return found

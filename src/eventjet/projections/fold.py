@@ -7,9 +7,9 @@ from typing import Any, NoReturn, TypeAlias, cast
 
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, EventjetError, HandlerFailed, StoreError
-from eventjet.projections.bound import BoundProjection
 from eventjet.projections.projection import Projection
-from eventjet.projections.tables import RowCodec
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.projections.row_codec import RowCodec
 
 RowKey: TypeAlias = tuple[Any, ...]
 Rows: TypeAlias = dict[RowKey, Any]
@@ -23,24 +23,24 @@ _PASSED_ON = (CodecError, StoreError)
 class Fold:
     """One projection's function over many events. Holds no rows."""
 
-    __slots__ = ("_apply", "_bound", "_codec")
+    __slots__ = ("_apply", "_resolved", "_codec")
 
-    def __init__(self, bound: BoundProjection, codec: RowCodec) -> None:
-        self._bound = bound
+    def __init__(self, resolved: ResolvedProjection, codec: RowCodec) -> None:
+        self._resolved = resolved
         self._codec = codec
-        self._apply = self._append if not bound.reads else self._fold_one if bound.key_of else self._fold_several
+        self._apply = self._append if not resolved.reads else self._fold_one if resolved.key_of else self._fold_several
 
     def keys(self, events: Iterable[Recorded[Any]]) -> list[RowKey]:
         """Every key the events touch, once; raises `HandlerFailed`."""
         found: dict[RowKey, None] = {}
-        key_of = self._bound.key_of
+        key_of = self._resolved.key_of
         event: Recorded[Any] | None = None
         try:
             if key_of is not None:
                 for event in events:
                     found[key_of(event)] = None
             else:
-                keys_of = self._bound.keys_of
+                keys_of = self._resolved.keys_of
                 for event in events:
                     found.update(dict.fromkeys(keys_of(event)))
         except _PASSED_ON:
@@ -57,9 +57,9 @@ class Fold:
         return self._apply(rows, events)
 
     def _fold_one(self, rows: Mapping[RowKey, Any], events: Iterable[Recorded[Any]]) -> Rows:
-        key_of = self._bound.key_of
+        key_of = self._resolved.key_of
         assert key_of is not None
-        fold = cast("Projection[Any, Any]", self._bound.declared).fold
+        fold = cast("Projection[Any, Any]", self._resolved.declared).fold
         normalise = self._codec.normalise
         key_in = self._codec.key
         changed: Rows = {}
@@ -84,13 +84,13 @@ class Fold:
         return without_ghosts(changed, rows)
 
     def _fold_several(self, rows: Mapping[RowKey, Any], events: Iterable[Recorded[Any]]) -> Rows:
-        apply = self._bound.apply
+        apply = self._resolved.apply
         codec = self._codec
         changed: Rows = {}
         event: Recorded[Any] | None = None
         try:
             for event in events:
-                for key in self._bound.keys_of(event):
+                for key in self._resolved.keys_of(event):
                     before = changed[key] if key in changed else rows.get(key)
                     after = apply(before, event, key)
                     if after is before:
@@ -108,12 +108,12 @@ class Fold:
 
     def _append(self, rows: Mapping[RowKey, Any], events: Iterable[Recorded[Any]]) -> Rows:  # noqa: ARG002 - reads none
         codec = self._codec
-        alone = len(self._bound.key_columns) == 1
+        alone = len(self._resolved.key_columns) == 1
         made: Rows = {}
         event: Recorded[Any] | None = None
         try:
             for event in events:
-                for index, row in enumerate(self._bound.entries(event)):
+                for index, row in enumerate(self._resolved.entries(event)):
                     fitted = codec.normalise(row)
                     key = (event.position,) if alone else (event.position, index)
                     if codec.key(fitted) != key or (alone and index):
@@ -127,7 +127,7 @@ class Fold:
 
     def _fail(self, event: Recorded[Any] | None, error: Exception) -> NoReturn:
         position, aggregate_id = (event.position, event.aggregate_id) if event is not None else (0, "")
-        raise HandlerFailed(self._bound.name, position, aggregate_id, _reason(error)) from error
+        raise HandlerFailed(self._resolved.name, position, aggregate_id, _reason(error)) from error
 
 
 def without_ghosts(changed: Rows, rows: Mapping[RowKey, Any]) -> Rows:

@@ -11,7 +11,7 @@ from eventjet.rebuild.progress import Progress
 from eventjet.rebuild.runner import RebuildReport, Rebuilt, rebuild
 from eventjet.rebuild.snapshots import SnapshotReport, build_snapshots
 from eventjet.rebuild.verify import Difference, VerifyReport, verify
-from eventjet.spark.ship import AppRef
+from eventjet.spark.packaging import AppRef
 
 __all__ = [
     "ENGINES",

@@ -12,18 +12,18 @@ from sqlalchemy.exc import DBAPIError
 
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.errors import VerificationFailed
-from eventjet.projections import quarantine_rows
-from eventjet.projections.checkpoint import BUILDING, Checkpoint
-from eventjet.projections.database import is_about_data
-from eventjet.projections.own_tables import projections
-from eventjet.projections.quarantine import Held, Parked, reader
-from eventjet.projections.sql import AnyBound
-from eventjet.projections.writer import Batch, Writer
+from eventjet.nats import Endpoint, get_record, read_range
+from eventjet.projections.sql_projection import AnyResolved
+from eventjet.quarantine import rows
+from eventjet.quarantine.fold import Held, Parked, reader
+from eventjet.rebuild.prefetch import read_ahead
 from eventjet.rebuild.progress import Watch
-from eventjet.rebuild.reading import read_ahead
 from eventjet.rebuild.shadow import Shadow
-from eventjet.spark.ship import Wired
-from eventjet.wire import Endpoint, get_record, read_range
+from eventjet.spark.packaging import Wired
+from eventjet.sql.checkpoint import BUILDING, Checkpoint
+from eventjet.sql.database import is_about_data
+from eventjet.sql.own_tables import projections
+from eventjet.writers.writer import Batch, Writer
 
 BATCH = 2_000
 EPOCH = -1
@@ -41,11 +41,11 @@ class CatchUp:
         self._stream = app.name
         self._connection = connection
         self._held = held
-        self._bound = shadow.bound
-        self._decode = reader(app.catalog, shadow.bound, shadow.target.known)
-        self._writer = Writer(shadow.bound, connection.dialect.name, lease_s=0, table=shadow.table)
-        if shadow.bound.quarantines:
-            held_back = quarantine_rows.places(connection, held.name, held.revision, held.position)
+        self._resolved = shadow.resolved
+        self._decode = reader(app.catalog, shadow.resolved, shadow.target.known)
+        self._writer = Writer(shadow.resolved, connection.dialect.name, lease_s=0, table=shadow.table)
+        if shadow.resolved.quarantines:
+            held_back = rows.aggregates(connection, held.name, held.revision, held.position)
             self._writer.held = Held(held_back, shadow.target.known)
             connection.rollback()
         self.position = held.position
@@ -76,7 +76,7 @@ class CatchUp:
                 self._writer.write(self._connection, self._held, batch)
             self._writer.committed()
         except DBAPIError as error:
-            if not (self._bound.quarantines and batch.events and is_about_data(error)):
+            if not (self._resolved.quarantines and batch.events and is_about_data(error)):
                 raise
             self._writer.undone()
             first, second = batch.cut(max(1, len(batch.events) // 2))
@@ -98,19 +98,19 @@ def catching_up(
 
     `first` is the log's, `position` the pinned one; `parked` is what could not be taken up to there.
     """
-    held = begun(shadow.bound, position, event_id_at(endpoint, app.name, position), log)
+    held = begun(shadow.resolved, position, event_id_at(endpoint, app.name, position), log)
     with shadow.engine().connect() as connection:
         with connection.begin():
             begin(connection, held)
-            quarantine_rows.park(connection, held.name, held.revision, parked)
+            rows.park(connection, held.name, held.revision, parked)
         yield CatchUp(shadow, app, endpoint, first, connection, held)
 
 
-def begun(bound: AnyBound, position: int = 0, event_id: str = "", log: str = "") -> Checkpoint:
+def begun(resolved: AnyResolved, position: int = 0, event_id: str = "", log: str = "") -> Checkpoint:
     """A shadow's checkpoint."""
     return Checkpoint(
-        name=bound.name,
-        revision=bound.revision,
+        name=resolved.name,
+        revision=resolved.revision,
         generation=0,
         position=position,
         event_id=event_id,

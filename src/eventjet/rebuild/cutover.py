@@ -8,16 +8,16 @@ from typing import Protocol
 
 from eventjet import failpoints
 from eventjet.errors import LogRolledBack, RebuildError, VerificationFailed
-from eventjet.projections.checkpoint import Checkpoint
-from eventjet.projections.quarantine import Parked
+from eventjet.nats import Endpoint, stream_state
+from eventjet.quarantine.fold import Parked
 from eventjet.rebuild.catchup import catching_up
 from eventjet.rebuild.load import Part
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.shadow import NotYet, Shadow, Swappable, Swapped
-from eventjet.spark.ship import Wired
-from eventjet.wire import Endpoint, stream_state
-from eventjet.workers.identity import check_log
+from eventjet.spark.packaging import Wired
+from eventjet.sql.checkpoint import Checkpoint
+from eventjet.workers.log_identity import check_log
 
 PATIENCE_S = 60.0
 """How long a swap is tried while others hold the table."""
@@ -35,7 +35,7 @@ class Follower(Protocol):
 
 def check_loaded(shadow: Shadow, plan: Plan, parts: Sequence[Part]) -> int:
     """Compare what was read, what was acknowledged and what is there; raises `VerificationFailed`."""
-    name = shadow.bound.name
+    name = shadow.resolved.name
     own = [part for part in parts if part.projection == name]
     events = sum(part.events for part in own)
     if events != plan.events:
@@ -93,6 +93,6 @@ def is_our_past(endpoint: Endpoint, stream: str, live: Checkpoint | None) -> boo
 
 def _no_swap(shadow: Swappable, outcome: NotYet) -> RebuildError:
     return RebuildError(
-        f"The rebuilt {shadow.bound.name!r} could not be swapped in within {PATIENCE_S:g} s: {outcome.reason}. "
+        f"The rebuilt {shadow.resolved.name!r} could not be swapped in within {PATIENCE_S:g} s: {outcome.reason}. "
         "The live table is untouched. End the transactions that stay open on it, then run the rebuild again."
     )

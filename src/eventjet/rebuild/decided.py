@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from eventjet.errors import RebuildError
-from eventjet.projections.bound import BoundProjection
-from eventjet.projections.own_tables import quarantine
-from eventjet.projections.quarantine import DECIDED, RETRIED
-from eventjet.projections.sql import AnyBound
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.projections.sql_projection import AnyResolved
+from eventjet.quarantine.fold import DECIDED, RETRIED
+from eventjet.sql.own_tables import quarantine
 
 Run: TypeAlias = Callable[[str, dict[str, Any]], Iterable[Any]]
 
@@ -35,17 +35,17 @@ class Remembered:
 class DecidedMeanwhile(RebuildError):
     """The shadow was made with other decisions than there are now."""
 
-    def __init__(self, bound: BoundProjection) -> None:
-        self.projection = bound.name
+    def __init__(self, resolved: ResolvedProjection) -> None:
+        self.projection = resolved.name
         super().__init__(
-            f"Somebody decided about parked events of {bound.name!r} while it was rebuilt, so what was made does not "
+            f"Somebody decided about parked events of {resolved.name!r} while it was rebuilt, so what was made does not "
             "show it. Nothing was changed; run the rebuild again."
         )
 
 
-def remembered(run: Run, table: str, bound: BoundProjection) -> Remembered:
+def remembered(run: Run, table: str, resolved: ResolvedProjection) -> Remembered:
     """What a quarantine holds now."""
-    rows = run(f"select position, decision from {table} where {_OF}", _of(bound))
+    rows = run(f"select position, decision from {table} where {_OF}", _of(resolved))
     found: dict[int, str] = dict(map(tuple, rows))  # a result of SQLAlchemy is a mapping to `dict`
     return Remembered(
         known={position: decision for position, decision in found.items() if decision != RETRIED},
@@ -53,23 +53,23 @@ def remembered(run: Run, table: str, bound: BoundProjection) -> Remembered:
     )
 
 
-def copy(run: Run, source: str, target: str, bound: BoundProjection) -> None:
+def copy(run: Run, source: str, target: str, resolved: ResolvedProjection) -> None:
     """One projection's rows into another quarantine, which has none of it."""
-    run(f"insert into {target} ({_COLUMNS}) select {_COLUMNS} from {source} where {_OF}", _of(bound))
+    run(f"insert into {target} ({_COLUMNS}) select {_COLUMNS} from {source} where {_OF}", _of(resolved))
 
 
-def give_back(run: Run, shadow: str, live: str, bound: BoundProjection, before: Remembered | None) -> None:
+def give_back(run: Run, shadow: str, live: str, resolved: ResolvedProjection, before: Remembered | None) -> None:
     """Put the shadow's rows in the place of the live ones, whose checkpoint is locked; raises `DecidedMeanwhile`."""
-    if before is not None and remembered(run, live, bound).decided != before.decided:
-        raise DecidedMeanwhile(bound)
-    forget(run, live, bound)
-    copy(run, shadow, live, bound)
+    if before is not None and remembered(run, live, resolved).decided != before.decided:
+        raise DecidedMeanwhile(resolved)
+    forget(run, live, resolved)
+    copy(run, shadow, live, resolved)
 
 
-def forget(run: Run, table: str, bound: AnyBound) -> None:
+def forget(run: Run, table: str, resolved: AnyResolved) -> None:
     """Remove one projection's rows: what was made from the whole log has nothing held back."""
-    run(f"delete from {table} where {_OF}", _of(bound))
+    run(f"delete from {table} where {_OF}", _of(resolved))
 
 
-def _of(bound: AnyBound) -> dict[str, Any]:
-    return {"projection": bound.name, "revision": bound.revision}
+def _of(resolved: AnyResolved) -> dict[str, Any]:
+    return {"projection": resolved.name, "revision": resolved.revision}

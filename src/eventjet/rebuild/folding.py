@@ -10,11 +10,11 @@ from typing import Any
 
 from eventjet.codec.envelope import Decoder, RawRecord
 from eventjet.domain.recorded import Recorded
-from eventjet.projections.bound import BoundProjection
 from eventjet.projections.fold import Fold, RowKey, Rows
-from eventjet.projections.quarantine import Held, Offered, Offering, Parked, ParkingFold, reader
-from eventjet.projections.tables import RowCodec
-from eventjet.spark.ship import Wired
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.projections.row_codec import RowCodec
+from eventjet.quarantine.fold import Held, Offered, Offering, Parked, ParkingFold, reader
+from eventjet.spark.packaging import Wired
 
 
 class Folding:
@@ -24,17 +24,17 @@ class Folding:
     beyond that.
     """
 
-    def __init__(self, bound: BoundProjection, dialect: str, known: Mapping[int, str] | None = None) -> None:
-        self.bound = bound
+    def __init__(self, resolved: ResolvedProjection, dialect: str, known: Mapping[int, str] | None = None) -> None:
+        self.resolved = resolved
         self.parked: list[Parked] = []
-        self.codec = RowCodec(bound.table, bound.row_type, dialect)
-        self.events = frozenset(bound.events)
+        self.codec = RowCodec(resolved.table, resolved.row_type, dialect)
+        self.events = frozenset(resolved.events)
         self._rows: Rows = {}
         self._own_key: str | None = None
         self.held = Held(known=known or {})
-        self._parking = ParkingFold(bound, self.codec) if bound.quarantines else None
-        several = bound.reads and bound.key_of is None
-        self._fold = Fold(replace(bound, keys_of=self._keys_of) if several else bound, self.codec)
+        self._parking = ParkingFold(resolved, self.codec) if resolved.quarantines else None
+        several = resolved.reads and resolved.key_of is None
+        self._fold = Fold(replace(resolved, keys_of=self._keys_of) if several else resolved, self.codec)
 
     def take(self, events: Iterable[Recorded[Any]]) -> None:
         """Fold the next events; raises `HandlerFailed` and `RowRefused`."""
@@ -44,7 +44,7 @@ class Folding:
         """Fold the next events and park those that cannot be taken; for a projection that quarantines."""
         assert self._parking is not None
         found = self._parking(self._rows, offers, self.held)
-        self.held.places.update(found.held)
+        self.held.aggregates.update(found.held)
         self.parked += found.parked
         self._keep(found.changed)
 
@@ -80,7 +80,7 @@ class Folding:
 
     def _keys_of(self, event: Recorded[Any]) -> tuple[RowKey, ...]:
         """All keys of an event, or the one its copy in this partition came for."""
-        keys = self.bound.keys_of(event)
+        keys = self.resolved.keys_of(event)
         if self._own_key is None:
             return keys
         return tuple(key for key in keys if key_token(key) == self._own_key)
@@ -95,9 +95,9 @@ class Foldings:
         wanted = {one for folding in self.each for one in folding.events}
         self._decode = Decoder(app.catalog, wanted)
         self._offer: Offering | None = None
-        if any(folding.bound.quarantines for folding in self.each):
+        if any(folding.resolved.quarantines for folding in self.each):
             self._offer = Offering(app.catalog, wanted, {one for decided in known for one in decided})
-            self._own = [reader(app.catalog, one.bound, one.held.known) for one in self.each]
+            self._own = [reader(app.catalog, one.resolved, one.held.known) for one in self.each]
 
     def take(self, records: Iterable[RawRecord]) -> None:
         """Fold the next records; raises `CodecError` and `ProjectionError`."""
@@ -130,24 +130,24 @@ class Foldings:
                 if one.position in known
                 or (type(one.event.data) in wanted if one.event is not None else own(one.record) is not None)
             ]
-            if folding.bound.quarantines:
+            if folding.resolved.quarantines:
                 folding.take_offers(mine)
             else:
                 folding.take([one.event for one in mine if one.event is not None])
 
 
-def fold_of(app: Wired, name: str) -> BoundProjection:
+def fold_of(app: Wired, name: str) -> ResolvedProjection:
     """A projection that is folded, as every one is that a plan has an engine for."""
     found = app.projections[name]
-    assert isinstance(found, BoundProjection)
+    assert isinstance(found, ResolvedProjection)
     return found
 
 
 class Tokens:
     """The tokens of the keys that events of one projection touch."""
 
-    def __init__(self, bound: BoundProjection, dialect: str) -> None:
-        self._fold = Fold(bound, RowCodec(bound.table, bound.row_type, dialect))
+    def __init__(self, resolved: ResolvedProjection, dialect: str) -> None:
+        self._fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type, dialect))
 
     def __call__(self, event: Recorded[Any]) -> list[str]:
         """One for each key; raises `HandlerFailed`."""

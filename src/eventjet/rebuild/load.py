@@ -13,9 +13,9 @@ from psycopg import sql
 
 from eventjet import failpoints
 from eventjet.projections.columns import POSTGRESQL
-from eventjet.projections.database import Database
-from eventjet.projections.quarantine import Parked
+from eventjet.quarantine.fold import Parked
 from eventjet.rebuild.refused import refusals, row_of
+from eventjet.sql.database import Database
 
 SQLITE_CHUNK = 5_000
 """Rows a transaction of SQLite: a larger one would keep a live writer waiting."""

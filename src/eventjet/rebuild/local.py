@@ -8,15 +8,15 @@ from itertools import count
 from typing import Any
 
 from eventjet import failpoints
+from eventjet.archive.replay_source import ReplaySource, read_log
 from eventjet.codec.envelope import RawRecord
-from eventjet.rebuild.archived import Past, read_log
+from eventjet.nats import Endpoint
 from eventjet.rebuild.folding import Folding, Foldings, uncollected
 from eventjet.rebuild.load import Part, Target, load_part
 from eventjet.rebuild.plan import Plan
+from eventjet.rebuild.prefetch import read_ahead
 from eventjet.rebuild.progress import Watch
-from eventjet.rebuild.reading import read_ahead
-from eventjet.spark.ship import Wired
-from eventjet.wire import Endpoint
+from eventjet.spark.packaging import Wired
 
 BATCH = 2_000
 ENTRIES_HELD_MAX = 50_000
@@ -31,7 +31,7 @@ def load_locally(
     endpoint: Endpoint,
     targets: Sequence[Target],
     watch: Watch,
-    past: Past | None = None,
+    past: ReplaySource | None = None,
 ) -> list[Part]:
     """Carry out a plan; returns what every part of every projection holds."""
     made = _Loads(app, targets, watch)
@@ -65,7 +65,7 @@ class _Loads:
         self._events += len(records)
         self._foldings.take(records)
         for index, folding in enumerate(self._foldings.each):
-            if not folding.bound.reads and len(folding) >= ENTRIES_HELD_MAX:
+            if not folding.resolved.reads and len(folding) >= ENTRIES_HELD_MAX:
                 self._load(index, folding, events=0)
 
     def finish(self) -> list[Part]:
@@ -81,7 +81,7 @@ class _Loads:
     def _load(self, index: int, folding: Folding, events: int, done: int = 0, total: int = 0) -> None:
         target = self._targets[index]
         number = next(self._numbers[index])
-        rows = iter(folding.rows() if folding.bound.reads else folding.drain())
+        rows = iter(folding.rows() if folding.resolved.reads else folding.drain())
         loaded = load_part(target, number, self._told(rows, done, total))
         self._parts.append(Part(target.projection, number, events, loaded, folding.parked))
 

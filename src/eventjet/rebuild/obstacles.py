@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import Connection, ForeignKeyConstraint, Table
 
 from eventjet.errors import RebuildRefused
-from eventjet.projections.bound import BoundProjection
-from eventjet.projections.obstacles import listed, obstacles, undeclared_indexes
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.sql.obstacles import listed, obstacles, undeclared_indexes
 
 
-def check_obstacles(connection: Connection, bound: BoundProjection, live: Table, oid: int | None) -> None:
+def check_obstacles(connection: Connection, resolved: ResolvedProjection, live: Table, oid: int | None) -> None:
     """Raise `RebuildRefused` with everything that a swap of `live` could not carry; `oid` is PostgreSQL's."""
     found = [
         f"the foreign key to {key.referred_table.name}, which it declares"
-        for key in bound.table.constraints
+        for key in resolved.table.constraints
         if isinstance(key, ForeignKeyConstraint)
     ]
-    _refuse(bound.name, live, [*found, *_in_database(connection, live, oid, ())])
+    _refuse(resolved.name, live, [*found, *_in_database(connection, live, oid, ())])
 
 
 def check_obstacles_together(connection: Connection, name: str, live: Mapping[Table, int | None]) -> None:

@@ -8,9 +8,9 @@ from enum import Enum
 from typing import Literal, TypeAlias
 
 from eventjet.errors import UsageError
-from eventjet.projections.bound import BoundProjection
-from eventjet.projections.sql import AnyBound
-from eventjet.spark.ranges import Range, range_count, split
+from eventjet.nats.range import Range, range_count, split
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.projections.sql_projection import AnyResolved
 
 EngineName: TypeAlias = Literal["spark", "local"]
 
@@ -85,7 +85,7 @@ class Plan:
 
 def make_plan(
     stream: str,
-    bound: Sequence[AnyBound],
+    resolved: Sequence[AnyResolved],
     runs: Sequence[str],
     *,
     first: int,
@@ -95,7 +95,7 @@ def make_plan(
     cores: int,
     archived: int = 0,
 ) -> Plan:
-    """Plan the rebuild of `bound` up to `last`; `keys` is about how many rows there may be, `runs` are fresh names.
+    """Plan the rebuild of `resolved` up to `last`; `keys` is about how many rows there may be, `runs` are fresh names.
 
     `archived` is the last position of the archive that is read from, if one is.
     """
@@ -103,7 +103,7 @@ def make_plan(
         raise UsageError(f"There is no engine {engine!r}. Use spark or local.")
     archived = min(archived, last)
     from_log = max(first, archived + 1)
-    steps = [Step(run, one.name, one.revision, route_of(one)) for run, one in zip(runs, bound, strict=True)]
+    steps = [Step(run, one.name, one.revision, route_of(one)) for run, one in zip(runs, resolved, strict=True)]
     partitions = max(1, cores, -(-keys // KEYS_PER_PARTITION)) if engine == "spark" else 1
     return Plan(
         stream=stream,
@@ -117,21 +117,21 @@ def make_plan(
     )
 
 
-def route_of(bound: AnyBound) -> Route:
+def route_of(resolved: AnyResolved) -> Route:
     """How this projection's events have to travel."""
-    if not isinstance(bound, BoundProjection):
+    if not isinstance(resolved, ResolvedProjection):
         return Route.IN_ORDER
-    if not bound.reads:
+    if not resolved.reads:
         return Route.UNSHUFFLED
-    return Route.BY_AGGREGATE if bound.keyed_by_aggregate else Route.BY_KEY
+    return Route.BY_AGGREGATE if resolved.keyed_by_aggregate else Route.BY_KEY
 
 
 def _planned(steps: Sequence[Step], engine: EngineName) -> tuple[Pass, ...]:
     folded = [step for step in steps if step.route is not Route.IN_ORDER]
-    in_order = [Pass(Route.IN_ORDER, (step,)) for step in steps if step.route is Route.IN_ORDER]
+    sequential = [Pass(Route.IN_ORDER, (step,)) for step in steps if step.route is Route.IN_ORDER]
     if not folded:
-        return tuple(in_order)
-    return (*(_one_pass(folded) if engine == "local" else _passes(folded)), *in_order)
+        return tuple(sequential)
+    return (*(_one_pass(folded) if engine == "local" else _passes(folded)), *sequential)
 
 
 def _one_pass(steps: Sequence[Step]) -> tuple[Pass, ...]:

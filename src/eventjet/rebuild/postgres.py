@@ -27,25 +27,9 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.schema import AddConstraint, CreateIndex, CreateTable
 
 from eventjet import failpoints
-from eventjet.projections import checkpoint
-from eventjet.projections.bound import BoundProjection
-from eventjet.projections.checkpoint import Checkpoint, create_tables
 from eventjet.projections.columns import POSTGRESQL
-from eventjet.projections.database import Database
-from eventjet.projections.own_tables import projections
-from eventjet.projections.places import DECLARED, placed, recorded
-from eventjet.projections.places_given import revisions
-from eventjet.projections.places_postgres import (
-    LOCKED,
-    Found,
-    bound_waits,
-    default_schema,
-    find,
-    inherit,
-    lock_table,
-    move,
-)
-from eventjet.projections.sql import AnyBound
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import decided, runs
 from eventjet.rebuild.decided import Remembered, remembered
 from eventjet.rebuild.load import LEDGER, Target
@@ -53,6 +37,13 @@ from eventjet.rebuild.obstacles import check_obstacles
 from eventjet.rebuild.refused import breaker_of_check, refusals
 from eventjet.rebuild.run_schema import RunSchema, drop_schemas, end_sessions
 from eventjet.rebuild.shadow import TAIL_MAX, NotYet, Swapped, check_kept
+from eventjet.sql import checkpoint
+from eventjet.sql.checkpoint import Checkpoint, create_tables
+from eventjet.sql.database import Database
+from eventjet.sql.location_assignment import revisions
+from eventjet.sql.locations import DECLARED, located, recorded
+from eventjet.sql.own_tables import projections
+from eventjet.sql.postgres_tables import LOCKED, Found, bound_waits, default_schema, find, inherit, lock_table, move
 
 _ALIVE = "eventjet-run-"
 
@@ -60,22 +51,22 @@ _ALIVE = "eventjet-run-"
 class PostgresShadow:
     """See the module. `oid` and schema of the live table are looked up when it is created and again at the swap."""
 
-    def __init__(self, database: Database, bound: BoundProjection, run: str) -> None:
-        self.bound = bound
+    def __init__(self, database: Database, resolved: ResolvedProjection, run: str) -> None:
+        self.resolved = resolved
         self.run = run
-        self._place = RunSchema(database, run)
-        self.schema = self._place.schema
-        self._old = self._place.old
-        self._purpose = self._place.purpose
+        self._schemas = RunSchema(database, run)
+        self.schema = self._schemas.schema
+        self._old = self._schemas.old
+        self._purpose = self._schemas.purpose
         self._engine = database.sync_engine(self._purpose)
         self._remembered: Remembered | None = None
         self._quote = self._engine.dialect.identifier_preparer.quote_identifier
-        self.table = placed(bound.table, self.schema, POSTGRESQL)
+        self.table = located(resolved.table, self.schema, POSTGRESQL)
         self.target = Target(
             run=run,
             purpose=self._purpose,
-            projection=bound.name,
-            revision=bound.revision,
+            projection=resolved.name,
+            revision=resolved.revision,
             database=database,
             schema=self.schema,
             table=self.table.name,
@@ -84,11 +75,11 @@ class PostgresShadow:
 
     def create(self, *, to_swap: bool = True) -> None:
         with self._engine.begin() as connection:
-            create_tables(connection, [self.bound] if to_swap else ())
+            create_tables(connection, [self.resolved] if to_swap else ())
             if to_swap:
                 self.check_swappable(connection)
-            create_enums(connection, self.bound.table)
-            runs.open_run(connection, self.run, self.bound)
+            create_enums(connection, self.resolved.table)
+            runs.open_run(connection, self.run, self.resolved)
         failpoints.reach("rebuild.announced")
         with self._engine.begin() as connection:
             for schema in (self.schema, self._old):
@@ -101,28 +92,28 @@ class PostgresShadow:
 
     def check_swappable(self, connection: Connection) -> None:
         live, _ = self._live(connection)
-        check_obstacles(connection, self.bound, self.table, live.oid if live else None)
+        check_obstacles(connection, self.resolved, self.table, live.oid if live else None)
 
     def remember(self) -> None:
         engine = self._engine.execution_options(isolation_level="REPEATABLE READ")
         with engine.begin() as connection:
             run = running(connection)
-            decided.copy(run, decided.TABLE, self._own_quarantine(), self.bound)
-            self._remembered = remembered(run, decided.TABLE, self.bound)
+            decided.copy(run, decided.TABLE, self._own_quarantine(), self.resolved)
+            self._remembered = remembered(run, decided.TABLE, self.resolved)
         self.target = replace(self.target, known=self._remembered.known)
 
     def copy_live(self) -> Checkpoint | None:
         engine = self._engine.execution_options(isolation_level="REPEATABLE READ")
         with engine.begin() as connection:
-            found = checkpoint.read(connection, self.bound.name, self.bound.revision)
+            found = checkpoint.read(connection, self.resolved.name, self.resolved.revision)
             live, _ = self._live(connection)
             if found is None or not found.log or live is None:
                 return None
             columns = ", ".join(map(self._quote, self.target.columns))
             name = live.quoted(connection)
             connection.execute(text(f"create unlogged table {self.copied()} as select {columns} from {name}"))
-            if self.bound.quarantines:
-                found_there = remembered(running(connection), decided.TABLE, self.bound)
+            if self.resolved.quarantines:
+                found_there = remembered(running(connection), decided.TABLE, self.resolved)
                 self.target = replace(self.target, known=found_there.known)
             return found
 
@@ -143,13 +134,13 @@ class PostgresShadow:
             for constraint in sorted(self.table.constraints, key=lambda one: not isinstance(one, PrimaryKeyConstraint)):
                 if isinstance(constraint, CheckConstraint):
                     broken = partial(breaker_of_check, connection, self.table, constraint)
-                    with refusals(self.bound.name, broken), connection.begin_nested():
+                    with refusals(self.resolved.name, broken), connection.begin_nested():
                         connection.execute(AddConstraint(constraint))
                 elif isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint):
-                    with refusals(self.bound.name):
+                    with refusals(self.resolved.name):
                         connection.execute(AddConstraint(constraint))
             for index in sorted(self.table.indexes, key=lambda one: str(one.name)):
-                with refusals(self.bound.name):
+                with refusals(self.resolved.name):
                     connection.execute(CreateIndex(index))
             failpoints.reach("rebuild.keys_made")
         with self._engine.begin() as connection:
@@ -157,11 +148,11 @@ class PostgresShadow:
 
     def engine(self) -> Engine:
         """The run's schema comes first, so eventjet's own tables are found there; the rest serves types only."""
-        return self._place.database(self._engine).sync_engine(self._purpose)
+        return self._schemas.database(self._engine).sync_engine(self._purpose)
 
     def live_checkpoint(self) -> Checkpoint | None:
         with self._engine.begin() as connection:
-            return checkpoint.read(connection, self.bound.name, self.bound.revision)
+            return checkpoint.read(connection, self.resolved.name, self.resolved.revision)
 
     def swap(self, log: str, tail: Callable[[int], None] | None) -> Swapped | NotYet:
         try:
@@ -181,44 +172,44 @@ class PostgresShadow:
         Up to the last step the table's lock keeps writers out and lets readers in.
         """
         runs.hold(connection, self.run)
-        live_table, place = self._live(connection)
+        live_table, location = self._live(connection)
         if live_table is not None:
             lock_table(connection, live_table, "exclusive")
-        live = locked(connection, self.bound)
-        check_kept(self.bound, live)
-        if self._live(connection) != (live_table, place):
+        live = locked(connection, self.resolved)
+        check_kept(self.resolved, live)
+        if self._live(connection) != (live_table, location):
             raise StepBackError("its table was swapped or moved meanwhile")
         position = live.position
-        own = self._place.checkpoint(connection, self.bound)
+        own = self._schemas.checkpoint(connection, self.resolved)
         if tail is not None and own.position < position:
             if position - own.position > TAIL_MAX:
                 raise StepBackError(f"the live read model is {position - own.position} events ahead")
             tail(position)
-            own = self._place.checkpoint(connection, self.bound)
+            own = self._schemas.checkpoint(connection, self.resolved)
         assert tail is None or own.position >= position
         before = None if tail is None else self._remembered
-        decided.give_back(running(connection), self._own_quarantine(), decided.TABLE, self.bound, before)
-        schema = place or self.bound.table.schema or default_schema(connection)
+        decided.give_back(running(connection), self._own_quarantine(), decided.TABLE, self.resolved, before)
+        schema = location or self.resolved.table.schema or default_schema(connection)
         if live_table is not None:
             schema = live_table.schema
-            check_obstacles(connection, self.bound, self.table, live_table.oid)
+            check_obstacles(connection, self.resolved, self.table, live_table.oid)
             lock_table(connection, live_table, "access exclusive")
             inherit(connection, live_table.oid, self._qualified(self.schema))
             move(connection, live_table, self._old)
         connection.execute(text(f"alter table {self._qualified(self.schema)} set schema {self._quote(schema)}"))
-        return advance(connection, self.bound, live, own, log)
+        return advance(connection, self.resolved, live, own, log)
 
     def interrupt(self) -> None:
-        self._place.interrupt()
+        self._schemas.interrupt()
 
     def drop(self) -> None:
-        self._place.drop()
+        self._schemas.drop()
 
     def _live(self, connection: Connection) -> tuple[Found | None, str]:
-        """(the live table, its place); None when there is none, as before the first worker of an older eventjet."""
-        held = checkpoint.read(connection, self.bound.name, self.bound.revision)
-        place = held.place if held else DECLARED
-        return find(connection, self.bound.table.schema, self.bound.table.name, place), place
+        """(the live table, its location); None when there is none, as before the first worker of an older eventjet."""
+        held = checkpoint.read(connection, self.resolved.name, self.resolved.revision)
+        location = held.location if held else DECLARED
+        return find(connection, self.resolved.table.schema, self.resolved.table.name, location), location
 
     def _own_quarantine(self) -> str:
         return f"{self._quote(self.schema)}.{decided.TABLE}"
@@ -277,20 +268,20 @@ def drop_run(database: Database, run: str) -> None:
         drop_schemas(connection, run, engine.dialect.identifier_preparer.quote_identifier)
 
 
-def locked(connection: Connection, bound: AnyBound) -> Checkpoint:
+def locked(connection: Connection, resolved: AnyResolved) -> Checkpoint:
     """This revision's checkpoint, locked with those of the others, which may be about to exchange places with it."""
-    found = revisions(connection, bound.name, lock=True)
-    return next(one for one in found if one.revision == bound.revision)
+    found = revisions(connection, resolved.name, lock=True)
+    return next(one for one in found if one.revision == resolved.revision)
 
 
-def advance(connection: Connection, bound: AnyBound, live: Checkpoint, own: Checkpoint, log: str) -> Swapped:
+def advance(connection: Connection, resolved: AnyResolved, live: Checkpoint, own: Checkpoint, log: str) -> Swapped:
     """The live checkpoint says what the shadow's does, and whoever held it is deposed."""
     takeable = live.state in (checkpoint.NEW, checkpoint.BUILDING, checkpoint.FAILED)
     values: dict[str, Any] = {
         "position": own.position,
         "event_id": own.event_id,
         "log": log,
-        "tables": recorded(bound),
+        "tables": recorded(resolved),
         "generation": live.generation + 1,
         "epoch": live.epoch + 1,
         "owner": None,
@@ -300,7 +291,7 @@ def advance(connection: Connection, bound: AnyBound, live: Checkpoint, own: Chec
         values |= {"state": checkpoint.BUILDING if live.takes_over else checkpoint.ACTIVE, "reason": None}
     connection.execute(update(projections).where(checkpoint.is_row(live.name, live.revision)).values(**values))
     failpoints.reach("rebuild.inside_swap")
-    return Swapped(own.position, live.generation + 1, live.place)
+    return Swapped(own.position, live.generation + 1, live.location)
 
 
 def _bare(table: Table) -> Table:

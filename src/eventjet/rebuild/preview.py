@@ -14,22 +14,22 @@ from urllib.parse import quote
 from sqlalchemy import Connection, create_engine, make_url
 from sqlalchemy.pool import NullPool
 
+from eventjet.archive.replay_source import past_of
 from eventjet.errors import EventjetError, RebuildError, Unreachable
-from eventjet.projections import checkpoint, migrations
 from eventjet.projections.columns import POSTGRESQL
-from eventjet.projections.database import READ_ONLY, Database
-from eventjet.projections.sql import AnyBound
-from eventjet.rebuild.archived import past_of
-from eventjet.rebuild.places import unmade
+from eventjet.projections.sql_projection import AnyResolved
+from eventjet.rebuild.orphaned_runs import remains
 from eventjet.rebuild.plan import EngineName, Plan, Route, route_of
 from eventjet.rebuild.progress import Watch
-from eventjet.rebuild.remains import remains
 from eventjet.rebuild.runner import bound_of, log_of, plan_for
 from eventjet.rebuild.runs import new_run
 from eventjet.rebuild.shadow import check_kept
+from eventjet.rebuild.shadows import unmade
 from eventjet.settings import Settings
 from eventjet.spark.java import find_java
-from eventjet.spark.ship import AppRef
+from eventjet.spark.packaging import AppRef
+from eventjet.sql import checkpoint, migrations
+from eventjet.sql.database import READ_ONLY, Database
 
 ALL_CORES = "local[*]"
 
@@ -57,7 +57,7 @@ class Preview:
     """Where Spark would run; None for the local engine."""
     database: str
     """Without its password."""
-    place: str
+    location: str
     """Where the shadows would be."""
     candidates: tuple[Candidate, ...]
     upgrades: bool
@@ -96,34 +96,34 @@ def _preview(
     from_archive: str | None,
 ) -> Preview:
     app = ref.load()
-    bound = bound_of(app, names)
+    resolved = bound_of(app, names)
     database = Database(settings.database)
     endpoint, log, state = log_of(app, settings)
-    runs = [new_run() for _ in bound]
+    runs = [new_run() for _ in resolved]
     with past_of(from_archive, app.name, endpoint, log, state, engine, master, Watch()) as past:
-        plan = plan_for(app, bound, runs, engine, state, last=state.last if state.messages else 0, past=past)
+        plan = plan_for(app, resolved, runs, engine, state, last=state.last if state.messages else 0, past=past)
     with database.reaching_sync(), _looking(database) as connection:
         known = connection is not None and migrations.version(connection) == migrations.HEAD
         candidates = tuple(_candidate(database, one, run, connection if known else None) for one, run in
-                           zip(bound, runs, strict=True))  # fmt: skip
+                           zip(resolved, runs, strict=True))  # fmt: skip
     where = None if engine == "local" else (master or os.environ.get("SPARK_REMOTE") or ALL_CORES)
-    place = "a schema ej_<run> each" if database.dialect == POSTGRESQL else f"a file {_file(database)}.ej_<run> each"
+    location = "a schema ej_<run> each" if database.dialect == POSTGRESQL else f"a file {_file(database)}.ej_<run> each"
     left = () if connection is None else tuple(remains(database))
-    return Preview(plan, where, database.shown, place, candidates, not known, left, _refusal(where))
+    return Preview(plan, where, database.shown, location, candidates, not known, left, _refusal(where))
 
 
-def _candidate(database: Database, bound: AnyBound, run: str, connection: Connection | None) -> Candidate:
+def _candidate(database: Database, resolved: AnyResolved, run: str, connection: Connection | None) -> Candidate:
     held, refusal = None, None
     if connection is not None:
-        held = checkpoint.read(connection, bound.name, bound.revision)
+        held = checkpoint.read(connection, resolved.name, resolved.revision)
         try:
             if held is not None:
-                check_kept(bound, held)
-            unmade(database, bound, run).check_swappable(connection)
+                check_kept(resolved, held)
+            unmade(database, resolved, run).check_swappable(connection)
         except RebuildError as error:
             refusal = str(error)
     position, state = (held.position, held.state) if held is not None else (None, None)
-    return Candidate(bound.name, bound.revision, route_of(bound), position, state, refusal)
+    return Candidate(resolved.name, resolved.revision, route_of(resolved), position, state, refusal)
 
 
 @contextmanager

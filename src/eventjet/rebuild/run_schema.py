@@ -8,11 +8,11 @@ from contextlib import suppress
 from sqlalchemy import Connection, Engine, MetaData, make_url, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from eventjet.projections.checkpoint import Checkpoint
-from eventjet.projections.database import Database
-from eventjet.projections.own_tables import projections
-from eventjet.projections.sql import AnyBound
+from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import runs
+from eventjet.sql.checkpoint import Checkpoint
+from eventjet.sql.database import Database
+from eventjet.sql.own_tables import projections
 
 
 class RunSchema:
@@ -39,10 +39,12 @@ class RunSchema:
         url = url.update_query_dict({"options": " ".join([own, option, *options]).strip()})
         return Database(url.render_as_string(hide_password=False))
 
-    def checkpoint(self, connection: Connection, bound: AnyBound) -> Checkpoint:
+    def checkpoint(self, connection: Connection, resolved: AnyResolved) -> Checkpoint:
         """The shadow's."""
         own = projections.to_metadata(MetaData(), schema=self.schema)
-        row = connection.execute(select(own).where(own.c.name == bound.name, own.c.revision == bound.revision)).one()
+        row = connection.execute(
+            select(own).where(own.c.name == resolved.name, own.c.revision == resolved.revision)
+        ).one()
         return Checkpoint(*row)
 
     def interrupt(self) -> None:

@@ -14,25 +14,25 @@ import psycopg
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
 from eventjet import failpoints
+from eventjet.archive.replay_source import ReplaySource, past_of
 from eventjet.errors import RebuildError, UsageError
-from eventjet.projections.bound import BoundProjection
-from eventjet.projections.database import Database
-from eventjet.projections.sql import AnyBound, BoundSql
-from eventjet.rebuild.archived import Past, past_of
+from eventjet.nats import Endpoint, NatsConnection
+from eventjet.nats.api import StreamState
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.rebuild.cutover import check_loaded, cut_over, is_our_past, swap_in
-from eventjet.rebuild.in_order import in_order
 from eventjet.rebuild.load import Part
 from eventjet.rebuild.local import load_locally
-from eventjet.rebuild.places import clear_abandoned, shadow_of, tables_of
 from eventjet.rebuild.plan import EngineName, Plan, make_plan
 from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.runs import new_run
+from eventjet.rebuild.sequential import sequential_replay
 from eventjet.rebuild.shadow import Shadow, Swapped
+from eventjet.rebuild.shadows import clear_abandoned, shadow_of, tables_of
 from eventjet.settings import Settings
-from eventjet.spark.ship import AppRef, Wired
-from eventjet.wire import Endpoint, Link
-from eventjet.wire.stream import StreamState
-from eventjet.workers.identity import state_of_log
+from eventjet.spark.packaging import AppRef, Wired
+from eventjet.sql.database import Database
+from eventjet.workers.log_identity import state_of_log
 
 T = TypeVar("T")
 
@@ -50,9 +50,9 @@ class Rebuilt:
     """Rows as loaded, before the shadow caught up."""
     position: int
     generation: int
-    place: str
+    location: str
     """Where its table is: empty where it is declared. In a place of its own, it takes over later or not at all."""
-    in_order: bool = False
+    sequential: bool = False
     """SQL by hand, made by its handlers in this process, whatever the engine."""
 
 
@@ -110,30 +110,30 @@ def _rebuild(
     watch: Watch,
 ) -> RebuildReport:
     app = ref.load()
-    bound = bound_of(app, names)
+    resolved = bound_of(app, names)
     database = Database(settings.database)
     with ExitStack() as stack:
         with watch.phase("start"):
             endpoint, log, state = log_of(app, settings)
             past = stack.enter_context(past_of(from_archive, app.name, endpoint, log, state, engine, master, watch))
             clear_abandoned(database)
-            runs = {one.name: new_run() for one in bound}
+            runs = {one.name: new_run() for one in resolved}
             last = state.last if state.messages else 0
-            plan = plan_for(app, bound, list(runs.values()), engine, state, last=last, past=past)
+            plan = plan_for(app, resolved, list(runs.values()), engine, state, last=last, past=past)
             failpoints.reach("rebuild.planned")
             shadows = [
                 stack.enter_context(shadow_of(database, one, runs[one.name], watch))
-                for one in bound
-                if isinstance(one, BoundProjection)
+                for one in resolved
+                if isinstance(one, ResolvedProjection)
             ]
             by_hand = [
                 stack.enter_context(tables_of(database, one, runs[one.name], watch))
-                for one in bound
-                if isinstance(one, BoundSql)
+                for one in resolved
+                if isinstance(one, ResolvedSql)
             ]
             for shadow in shadows:
                 # What was decided about another past says nothing about this one.
-                if shadow.bound.quarantines and is_our_past(endpoint, app.name, shadow.live_checkpoint()):
+                if shadow.resolved.quarantines and is_our_past(endpoint, app.name, shadow.live_checkpoint()):
                     shadow.remember()
         parts = load(plan, ref, app, settings, shadows, master, ship, watch, past)
         failpoints.reach("rebuild.loaded")
@@ -143,26 +143,28 @@ def _rebuild(
                 shadow.finish()
                 rows = check_loaded(shadow, plan, parts)
                 failpoints.reach("rebuild.indexed")
-            parked = [one for part in parts if part.projection == shadow.bound.name for one in part.parked]
+            parked = [one for part in parts if part.projection == shadow.resolved.name for one in part.parked]
             swapped = cut_over(shadow, app, endpoint, plan, log, watch, parked)
-            made.append(_rebuilt(shadow.bound, rows, swapped))
+            made.append(_rebuilt(shadow.resolved, rows, swapped))
         for tables in by_hand:
-            with in_order(tables, app, endpoint, plan.first, past) as follower:
+            with sequential_replay(tables, app, endpoint, plan.first, past) as follower:
                 rows = follower.load(plan, watch)
                 with watch.phase("index", 1):
                     tables.finish()
                     failpoints.reach("rebuild.indexed")
                 swapped = swap_in(tables, follower, app, endpoint, log, watch)
-            made.append(_rebuilt(tables.bound, rows, swapped))
+            made.append(_rebuilt(tables.resolved, rows, swapped))
     in_order_of_names = sorted(made, key=lambda one: list(runs).index(one.projection))
     return RebuildReport(
         engine, plan.last, plan.events, tuple(in_order_of_names), watch.seconds, watch.local_at_most_s()
     )
 
 
-def _rebuilt(bound: AnyBound, rows: int, swapped: Swapped) -> Rebuilt:
-    by_hand = isinstance(bound, BoundSql)
-    return Rebuilt(bound.name, bound.revision, rows, swapped.position, swapped.generation, swapped.place, by_hand)
+def _rebuilt(resolved: AnyResolved, rows: int, swapped: Swapped) -> Rebuilt:
+    by_hand = isinstance(resolved, ResolvedSql)
+    return Rebuilt(
+        resolved.name, resolved.revision, rows, swapped.position, swapped.generation, swapped.location, by_hand
+    )
 
 
 def load(
@@ -174,7 +176,7 @@ def load(
     master: str | None,
     ship: bool,
     watch: Watch,
-    past: Past | None = None,
+    past: ReplaySource | None = None,
 ) -> list[Part]:
     """Carry out on its engine what a plan has for one, after the archive it reads from was checked."""
     if past is not None:
@@ -192,13 +194,13 @@ def load(
             session = spark_session(master, bulk_only=True, interrupted_by=watch.interrupted_by)
             started = stack.enter_context(session) if past is None or past.started is None else past.started
         # Only now is pyspark known to be there.
-        from eventjet.rebuild.spark import cores_of, load_on_spark
+        from eventjet.spark.engine import cores_of, load_on_spark
 
         watch.cores = cores_of(started)
         return load_on_spark(plan, ref, settings, targets, started, watch, ship_app=ship, archive=past and past.archive)
 
 
-def bound_of(app: Wired, names: Sequence[str]) -> list[AnyBound]:
+def bound_of(app: Wired, names: Sequence[str]) -> list[AnyResolved]:
     """The projections of these names, once each; raises `UsageError`."""
     unknown = [name for name in names if name not in app.projections]
     if unknown or not names:
@@ -211,24 +213,24 @@ def bound_of(app: Wired, names: Sequence[str]) -> list[AnyBound]:
 def log_of(app: Wired, settings: Settings) -> tuple[Endpoint, str, StreamState]:
     """(where the log is, its identity, its bounds)."""
     endpoint = Endpoint.of(settings).with_name("eventjet-rebuild")
-    with Link.open(endpoint) as link:
+    with NatsConnection.open(endpoint) as link:
         log, state = state_of_log(link, app.name)
     return endpoint, log, state
 
 
 def plan_for(
     app: Wired,
-    bound: Sequence[AnyBound],
+    resolved: Sequence[AnyResolved],
     runs: Sequence[str],
     engine: EngineName,
     state: StreamState,
     last: int,
-    past: Past | None = None,
+    past: ReplaySource | None = None,
 ) -> Plan:
     """A plan from the log's first event, or the archive's, to `last`, for this machine."""
     return make_plan(
         app.name,
-        bound,
+        resolved,
         runs,
         first=max(state.first, 1) if past is None else past.archive.first,
         last=last,

@@ -12,9 +12,9 @@ from sqlalchemy import Connection, Engine, delete, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from eventjet.errors import RebuildError
-from eventjet.projections.checkpoint import clock
-from eventjet.projections.own_tables import rebuilds
-from eventjet.projections.sql import AnyBound
+from eventjet.projections.sql_projection import AnyResolved
+from eventjet.sql.checkpoint import clock
+from eventjet.sql.own_tables import rebuilds
 
 LEASE_S = 30.0
 RENEW_S = 5.0
@@ -39,11 +39,13 @@ def new_run() -> str:
     return secrets.token_hex(8)
 
 
-def open_run(connection: Connection, run: str, bound: AnyBound) -> None:
+def open_run(connection: Connection, run: str, resolved: AnyResolved) -> None:
     """Announce a run before anything of it exists, so that it can be found and cleared away."""
     until = clock(connection.dialect.name) + LEASE_S
     connection.execute(
-        insert(rebuilds).values(run=run, part=_SELF, projection=bound.name, revision=bound.revision, lease_until=until)
+        insert(rebuilds).values(
+            run=run, part=_SELF, projection=resolved.name, revision=resolved.revision, lease_until=until
+        )
     )
 
 

@@ -9,10 +9,10 @@ from typing import Protocol
 from sqlalchemy import Connection, Engine, Table
 
 from eventjet.errors import RebuildError
-from eventjet.projections.bound import BoundProjection
-from eventjet.projections.checkpoint import RETIRED, Checkpoint
-from eventjet.projections.sql import AnyBound
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild.load import Target
+from eventjet.sql.checkpoint import RETIRED, Checkpoint
 
 TAIL_MAX = 5_000
 """Events a shadow may be behind when it is caught up while the live worker waits; more are caught up before."""
@@ -24,7 +24,7 @@ class Swapped:
 
     position: int
     generation: int
-    place: str
+    location: str
     """Where its table is: empty where it is declared."""
 
 
@@ -38,25 +38,25 @@ class NotYet:
 class Dropped(RebuildError):
     """Somebody dropped the revision that was being rebuilt."""
 
-    def __init__(self, bound: AnyBound) -> None:
-        self.projection = bound.name
+    def __init__(self, resolved: AnyResolved) -> None:
+        self.projection = resolved.name
         super().__init__(
-            f"Revision {bound.revision} of projection {bound.name!r} was dropped while it was rebuilt, so what was "
+            f"Revision {resolved.revision} of projection {resolved.name!r} was dropped while it was rebuilt, so what was "
             "made has no place. Nothing was changed; run the rebuild again if it is wanted."
         )
 
 
-def check_kept(bound: AnyBound, live: Checkpoint) -> None:
+def check_kept(resolved: AnyResolved, live: Checkpoint) -> None:
     """Raise `Dropped` for one that has no place any more: where it would go, another revision's rows may be."""
     if live.state == RETIRED:
-        raise Dropped(bound)
+        raise Dropped(resolved)
 
 
 class Swappable(Protocol):
     """What can take a live read model's place."""
 
     @property
-    def bound(self) -> AnyBound: ...
+    def resolved(self) -> AnyResolved: ...
 
     def check_swappable(self, connection: Connection) -> None:
         """Raise `RebuildRefused` for what a swap could not carry; only looks."""
@@ -78,7 +78,7 @@ class Shadow(Swappable, Protocol):
     """One run's copy of one read model. Every method blocks."""
 
     @property
-    def bound(self) -> BoundProjection: ...
+    def resolved(self) -> ResolvedProjection: ...
     @property
     def target(self) -> Target:
         """Where parts are loaded."""

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from eventjet.archive.replay_source import ReplaySource, read_log
 from eventjet.codec.envelope import RawRecord
 from eventjet.domain.identity import encode_id
 from eventjet.domain.recorded import Recorded
-from eventjet.projections.bound import BoundProjection
+from eventjet.nats import Endpoint, read_range
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.fold import Fold, RowKey, Rows
-from eventjet.projections.quarantine import Held, ParkingFold, reader
-from eventjet.projections.tables import RowCodec
-from eventjet.rebuild.archived import Past, read_log
-from eventjet.spark.ship import Wired
-from eventjet.wire import Endpoint, read_range
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.projections.row_codec import RowCodec
+from eventjet.quarantine.fold import Held, ParkingFold, reader
+from eventjet.spark.packaging import Wired
 
 NEVER = "never equal"
 BATCH = 2_000
@@ -24,24 +24,24 @@ BATCH = 2_000
 
 def since_when(
     app: Wired,
-    bound: BoundProjection,
+    resolved: ResolvedProjection,
     endpoint: Endpoint,
     first: int,
     last: int,
     live: Mapping[RowKey, Any],
     known: Mapping[int, str],
-    past: Past | None = None,
+    past: ReplaySource | None = None,
 ) -> dict[RowKey, str]:
     """For each key: `missed since N`, where N is the first event the live row does not show, or `never equal`.
 
     `known` is what was decided about events in the quarantine.
     """
-    fold = _fold(bound, live, known)
+    fold = _fold(resolved, live, known)
     rows: dict[RowKey, Any] = {}
     equal: dict[RowKey, bool] = {key: row is None for key, row in live.items()}
     missed: dict[RowKey, int] = {}
-    decode = reader(app.catalog, bound, known)
-    records = (record for batch in _records(app, bound, endpoint, first, last, live, past) for record in batch)
+    decode = reader(app.catalog, resolved, known)
+    records = (record for batch in _records(app, resolved, endpoint, first, last, live, past) for record in batch)
     for event in filter(None, map(decode, records)):
         for key, row in fold(rows, event).items():
             if key not in live:
@@ -55,43 +55,45 @@ def since_when(
     return {key: f"missed since {missed[key]}" if key in missed else NEVER for key in live}
 
 
-def _fold(bound: BoundProjection, live: Mapping[RowKey, Any], known: Mapping[int, str]) -> Callable[[Rows, Any], Rows]:
+def _fold(
+    resolved: ResolvedProjection, live: Mapping[RowKey, Any], known: Mapping[int, str]
+) -> Callable[[Rows, Any], Rows]:
     """The fold of one event, for these keys."""
-    codec = RowCodec(bound.table, bound.row_type, POSTGRESQL)
-    if not bound.quarantines:
-        fold = Fold(_only(bound, live), codec)
+    codec = RowCodec(resolved.table, resolved.row_type, POSTGRESQL)
+    if not resolved.quarantines:
+        fold = Fold(_only(resolved, live), codec)
         return lambda rows, event: fold(rows, [event])
-    parking = ParkingFold(bound, codec)
+    parking = ParkingFold(resolved, codec)
     held = Held(known=known)
 
     def parked_apart(rows: Rows, event: Any) -> Rows:
         found = parking(rows, [event], held)
-        held.places.update(found.held)
+        held.aggregates.update(found.held)
         return found.changed
 
     return parked_apart
 
 
-def _only(bound: BoundProjection, live: Mapping[RowKey, Any]) -> BoundProjection:
+def _only(resolved: ResolvedProjection, live: Mapping[RowKey, Any]) -> ResolvedProjection:
     """The projection with an eye for these keys alone: of the rows of others nothing is known here."""
 
     def keys_of(event: Recorded[Any]) -> tuple[RowKey, ...]:
-        return tuple(key for key in bound.keys_of(event) if key in live)
+        return tuple(key for key in resolved.keys_of(event) if key in live)
 
-    return replace(bound, key_of=None, keys_of=keys_of) if bound.reads else bound
+    return replace(resolved, key_of=None, keys_of=keys_of) if resolved.reads else resolved
 
 
 def _records(
     app: Wired,
-    bound: BoundProjection,
+    resolved: ResolvedProjection,
     endpoint: Endpoint,
     first: int,
     last: int,
     live: Mapping[RowKey, Any],
-    past: Past | None,
+    past: ReplaySource | None,
 ) -> Iterator[list[RawRecord]]:
     """What could have touched the keys, in order: their own aggregates' records, or everything."""
-    if past is not None or not bound.keyed_by_aggregate:
+    if past is not None or not resolved.keyed_by_aggregate:
         yield from read_log(endpoint, app.name, first, last + 1, batch=BATCH, past=past)
         return
     for (aggregate_id,) in live:

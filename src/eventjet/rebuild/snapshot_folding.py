@@ -10,18 +10,18 @@ from operator import itemgetter
 from typing import Any
 
 from eventjet.codec.envelope import Decoder, RawRecord
+from eventjet.codec.subjects import snapshot_bucket
 from eventjet.domain.aggregate import AggregateInfo
-from eventjet.domain.history import Held
+from eventjet.domain.history import FoldedState
 from eventjet.domain.identity import decode_id
 from eventjet.errors import EventjetError, UsageError
+from eventjet.nats import Endpoint
 from eventjet.repository.histories import Histories, fold_records
 from eventjet.snapshots.bulk import WINDOW, WINDOW_BYTES, BulkSnapshots, Offer
 from eventjet.snapshots.kv import VALUE_MAX
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.spark.arrow import pyarrow, records_of
-from eventjet.spark.ship import AppRef, Wired
-from eventjet.store.subjects import snapshot_bucket
-from eventjet.wire import Endpoint
+from eventjet.spark.packaging import AppRef, Wired
 
 TALLY = "tally string"
 """What a task tells: its `Tally` as JSON."""
@@ -66,7 +66,7 @@ class SnapshotFold:
         self._least = least
         self._bucket = BulkSnapshots(endpoint, app.name, snapshot_bucket(app.name), last, self._codec.decode)
         self._prefix = len(app.name) + 1
-        self._held: dict[bytes, Held[Any] | None] = {}
+        self._held: dict[bytes, FoldedState[Any] | None] = {}
         self._offers: list[Offer] = []
         self._bytes = 0
 
@@ -79,7 +79,7 @@ class SnapshotFold:
     def take(self, subject: bytes, records: Sequence[RawRecord]) -> None:
         """Fold the next events of one aggregate; one whose history is broken is passed over from then on."""
         self.tally.events += len(records)
-        held = self._held[subject] if subject in self._held else Held(self._initial(), 0, 0)
+        held = self._held[subject] if subject in self._held else FoldedState(self._initial(), 0, 0)
         if held is None:
             return
         try:

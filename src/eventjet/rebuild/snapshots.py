@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from os import cpu_count
 from typing import Any
 
+from eventjet.codec.subjects import snapshot_bucket
 from eventjet.errors import RebuildError, Unreachable, UsageError
+from eventjet.nats import ApiRefused, Endpoint, read_range, stream_state
+from eventjet.nats.api import StreamState
+from eventjet.nats.range import range_count, split
 from eventjet.rebuild.folding import uncollected
 from eventjet.rebuild.plan import PARTITIONS_MAX, EngineName, Pass, Plan, Route
 from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.runner import in_thread, log_of
 from eventjet.rebuild.snapshot_folding import TALLY, SnapshotFold, SnapshotTask, Tally, aggregate_of, by_subject
 from eventjet.settings import Settings
-from eventjet.spark.ranges import range_count, split
+from eventjet.spark.packaging import AppRef, Wired, send_files, ship
 from eventjet.spark.scratch import scratch_folder
 from eventjet.spark.session import Started
-from eventjet.spark.ship import AppRef, Wired, send_files, ship
-from eventjet.store.subjects import snapshot_bucket
-from eventjet.wire import ApiRefused, Endpoint, read_range, stream_state
-from eventjet.wire.stream import StreamState
 
 EVENTS_PER_PARTITION = 1_000_000
 """What one task sorts; it holds the state of one aggregate at a time."""
@@ -127,7 +127,7 @@ class _Job:
                 session = spark_session(self.master, bulk_only=True, interrupted_by=self.watch.interrupted_by)
                 started = stack.enter_context(session)
             # Only now is pyspark known to be there.
-            from eventjet.rebuild.spark import following, reason_of
+            from eventjet.spark.engine import following, reason_of
             from eventjet.spark.options import connection_options
 
             scratch = stack.enter_context(scratch_folder())

@@ -23,22 +23,22 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from eventjet import failpoints
-from eventjet.projections import checkpoint
-from eventjet.projections.bound import BoundProjection
-from eventjet.projections.checkpoint import Checkpoint, create_tables
-from eventjet.projections.database import Database
-from eventjet.projections.own_tables import metadata, projections
-from eventjet.projections.places import DECLARED, placed, recorded
-from eventjet.projections.places_sqlite import quoted
-from eventjet.projections.sql import AnyBound
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.projections.row_codec import storage_table
+from eventjet.projections.sql_projection import AnyResolved
 from eventjet.projections.storage import SQLITE
-from eventjet.projections.tables import storage_table
 from eventjet.rebuild import decided, runs
 from eventjet.rebuild.decided import Remembered, remembered
 from eventjet.rebuild.load import Target
 from eventjet.rebuild.obstacles import check_obstacles
 from eventjet.rebuild.refused import double, refusals
 from eventjet.rebuild.shadow import TAIL_MAX, NotYet, Swapped, check_kept
+from eventjet.sql import checkpoint
+from eventjet.sql.checkpoint import Checkpoint, create_tables
+from eventjet.sql.database import Database
+from eventjet.sql.locations import DECLARED, located, recorded
+from eventjet.sql.own_tables import metadata, projections
+from eventjet.sql.sqlite_tables import quoted
 
 _LIVE, _OWN = f"main.{decided.TABLE}", f"shadow.{decided.TABLE}"
 _STEPS = 100_000
@@ -58,7 +58,7 @@ class InFile(Protocol):
     """Set when what runs on the live database is to end soon, undone."""
 
     @property
-    def bound(self) -> AnyBound: ...
+    def resolved(self) -> AnyResolved: ...
 
     def engine(self) -> Engine:
         """Connections to that file."""
@@ -68,8 +68,8 @@ class InFile(Protocol):
 class SqliteShadow:
     """See the module."""
 
-    def __init__(self, database: Database, bound: BoundProjection, run: str) -> None:
-        self.bound = bound
+    def __init__(self, database: Database, resolved: ResolvedProjection, run: str) -> None:
+        self.resolved = resolved
         self.run = run
         self.path = shadow_path(database, run)
         self.stopped = threading.Event()
@@ -77,12 +77,12 @@ class SqliteShadow:
         self._engine = database.sync_engine("eventjet rebuild")
         self._own = Database(make_url(database.url).set(database=str(self.path)).render_as_string(hide_password=False))
         self._remembered: Remembered | None = None
-        self.table = storage_table(bound.table, SQLITE)
+        self.table = storage_table(resolved.table, SQLITE)
         self.target = Target(
             run=run,
             purpose="eventjet rebuild",
-            projection=bound.name,
-            revision=bound.revision,
+            projection=resolved.name,
+            revision=resolved.revision,
             database=self._own,
             schema=None,
             table=self.table.name,
@@ -91,10 +91,10 @@ class SqliteShadow:
 
     def create(self, *, to_swap: bool = True) -> None:
         with self._engine.begin() as connection:
-            create_tables(connection, [self.bound] if to_swap else ())
+            create_tables(connection, [self.resolved] if to_swap else ())
             if to_swap:
                 self.check_swappable(connection)
-            runs.open_run(connection, self.run, self.bound)
+            runs.open_run(connection, self.run, self.resolved)
         failpoints.reach("rebuild.announced")
         with self.engine().begin() as connection:
             metadata.create_all(connection)
@@ -102,16 +102,16 @@ class SqliteShadow:
             connection.execute(CreateTable(self.table))
 
     def check_swappable(self, connection: Connection) -> None:
-        held = checkpoint.read(connection, self.bound.name, self.bound.revision)
-        live = placed(self.bound.table, held.place if held else DECLARED, SQLITE)
-        check_obstacles(connection, self.bound, live, None)
+        held = checkpoint.read(connection, self.resolved.name, self.resolved.revision)
+        live = located(self.resolved.table, held.location if held else DECLARED, SQLITE)
+        check_obstacles(connection, self.resolved, live, None)
 
     def remember(self) -> None:
         with closing(self._database.connect_sqlite()) as connection:
             connection.execute("attach database ? as shadow", (str(self.path),))
             connection.execute("begin")
-            decided.copy(connection.execute, _LIVE, _OWN, self.bound)
-            self._remembered = remembered(connection.execute, _LIVE, self.bound)
+            decided.copy(connection.execute, _LIVE, _OWN, self.resolved)
+            self._remembered = remembered(connection.execute, _LIVE, self.resolved)
             connection.execute("commit")
         self.target = replace(self.target, known=self._remembered.known)
 
@@ -121,16 +121,16 @@ class SqliteShadow:
             stop_when(connection, self.stopped)
             connection.execute("attach database ? as shadow", (str(self.path),))
             connection.execute("begin")
-            found = read_checkpoint(connection, "main", self.bound)
+            found = read_checkpoint(connection, "main", self.resolved)
             if found is None or not found.log:
                 return None
-            live = placed(self.bound.table, found.place, SQLITE).name
+            live = located(self.resolved.table, found.location, SQLITE).name
             if not _shape(connection, "main", live):
                 return None
             columns = ", ".join(map(quoted, self.target.columns))
             connection.execute(f"create table shadow.eventjet_live as select {columns} from main.{quoted(live)}")
-            if self.bound.quarantines:
-                known = remembered(connection.execute, _LIVE, self.bound).known
+            if self.resolved.quarantines:
+                known = remembered(connection.execute, _LIVE, self.resolved).known
                 self.target = replace(self.target, known=known)
             connection.execute("commit")
             return found
@@ -151,7 +151,7 @@ class SqliteShadow:
             for index in self.table.indexes:
                 if index.unique:
                     twice = partial(double, connection, list(index.expressions))
-                    with refusals(self.bound.name, twice), connection.begin_nested():
+                    with refusals(self.resolved.name, twice), connection.begin_nested():
                         connection.execute(CreateIndex(index))
 
     def engine(self) -> Engine:
@@ -159,16 +159,16 @@ class SqliteShadow:
 
     def live_checkpoint(self) -> Checkpoint | None:
         with self._engine.begin() as connection:
-            return checkpoint.read(connection, self.bound.name, self.bound.revision)
+            return checkpoint.read(connection, self.resolved.name, self.resolved.revision)
 
     def swap(self, log: str, tail: Callable[[int], None] | None) -> Swapped | NotYet:
         """The live database is locked for writers, not for readers, while the rows are copied."""
         return swapped_in(self, self._database, log, self._replace, tail)
 
-    def _replace(self, connection: sqlite3.Connection, place: str, *, bound_to_live: bool) -> None:
+    def _replace(self, connection: sqlite3.Connection, location: str, *, bound_to_live: bool) -> None:
         before = self._remembered if bound_to_live else None
-        decided.give_back(connection.execute, _OWN, _LIVE, self.bound, before)
-        self._replace_rows(connection, placed(self.bound.table, place, SQLITE))
+        decided.give_back(connection.execute, _OWN, _LIVE, self.resolved, before)
+        self._replace_rows(connection, located(self.resolved.table, location, SQLITE))
 
     def _replace_rows(self, connection: sqlite3.Connection, live: Table) -> None:
         name, made = quoted(live.name), quoted(self.table.name)
@@ -192,16 +192,16 @@ class SqliteShadow:
 
 
 class Replace(Protocol):
-    """Puts the rows of a shadow into a place of the live database; nothing is committed by it."""
+    """Puts the rows of a shadow into a location of the live database; nothing is committed by it."""
 
-    def __call__(self, connection: sqlite3.Connection, place: str, *, bound_to_live: bool) -> None: ...
+    def __call__(self, connection: sqlite3.Connection, location: str, *, bound_to_live: bool) -> None: ...
 
 
-def read_checkpoint(connection: sqlite3.Connection, schema: str, bound: AnyBound) -> Checkpoint | None:
+def read_checkpoint(connection: sqlite3.Connection, schema: str, resolved: AnyResolved) -> Checkpoint | None:
     """The one in the live database (`main`) or in the run's file (`shadow`)."""
     fields = ", ".join(column.name for column in projections.columns)
     query = f"select {fields} from {schema}.eventjet_projection where name = ? and revision = ?"
-    row = connection.execute(query, (bound.name, bound.revision)).fetchone()
+    row = connection.execute(query, (resolved.name, resolved.revision)).fetchone()
     return Checkpoint(*row) if row else None
 
 
@@ -241,12 +241,12 @@ def _swap(
     held = connection.execute("select 1 from main.eventjet_rebuild where run = ? and part = -1", (shadow.run,))
     if held.fetchone() is None:
         raise runs.LeaseEnded
-    live = read_checkpoint(connection, "main", shadow.bound)
+    live = read_checkpoint(connection, "main", shadow.resolved)
     assert live is not None
-    check_kept(shadow.bound, live)
+    check_kept(shadow.resolved, live)
     if tail is not None:
         with shadow.engine().begin() as made:
-            found = checkpoint.read(made, shadow.bound.name, shadow.bound.revision)
+            found = checkpoint.read(made, shadow.resolved.name, shadow.resolved.revision)
         behind = live.position - found.position if found else 0
         if behind > TAIL_MAX:
             return NotYet(f"the live read model is {behind} events ahead")
@@ -254,10 +254,10 @@ def _swap(
             tail(live.position)
     # Only now: the transaction would have locked the shadow too, which the tail is written to.
     connection.execute("attach database ? as shadow", (str(shadow.path),))
-    own = read_checkpoint(connection, "shadow", shadow.bound)
+    own = read_checkpoint(connection, "shadow", shadow.resolved)
     assert own is not None
     assert tail is None or own.position >= live.position
-    replace_rows(connection, live.place, bound_to_live=tail is not None)
+    replace_rows(connection, live.location, bound_to_live=tail is not None)
     connection.execute(
         "update main.eventjet_projection set position = ?, event_id = ?, log = ?, tables = ?, "
         "generation = generation + 1, epoch = epoch + 1, owner = null, lease_until = 0, "
@@ -265,10 +265,10 @@ def _swap(
         "state = case when state not in ('new', 'building', 'failed') then state "
         "when takes_over then 'building' else 'active' end "
         "where name = ? and revision = ?",
-        (own.position, own.event_id, log, recorded(shadow.bound), shadow.bound.name, shadow.bound.revision),
+        (own.position, own.event_id, log, recorded(shadow.resolved), shadow.resolved.name, shadow.resolved.revision),
     )
     failpoints.reach("rebuild.inside_swap")
-    return Swapped(own.position, live.generation + 1, live.place)
+    return Swapped(own.position, live.generation + 1, live.location)
 
 
 def shadow_path(database: Database, run: str) -> Path:
@@ -364,6 +364,6 @@ def remove(path: Path) -> None:
 
 
 def _shape(connection: sqlite3.Connection, schema: str, table: str) -> Sequence[tuple[object, ...]]:
-    """Columns in order: name, type, whether null, place in the key."""
+    """Columns in order: name, type, whether null, location in the key."""
     found = connection.execute('select name, type, "notnull", pk from pragma_table_info(?, ?)', (table, schema))
     return found.fetchall()

@@ -13,14 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet import failpoints
-from eventjet.projections import checkpoint
-from eventjet.projections.checkpoint import Checkpoint, create_tables
-from eventjet.projections.database import BULK, READ_ONLY, Database, enforce_foreign_keys
-from eventjet.projections.own_tables import metadata
-from eventjet.projections.places import DECLARED, check_place
-from eventjet.projections.places_sqlite import quoted
-from eventjet.projections.sql import BoundSql
-from eventjet.projections.sql_tables import creation, stored_tables
+from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.projections.storage import SQLITE
 from eventjet.rebuild import decided, runs
 from eventjet.rebuild.catchup import begin, begun
@@ -29,6 +22,13 @@ from eventjet.rebuild.obstacles import check_obstacles_together
 from eventjet.rebuild.shadow import NotYet, Swapped
 from eventjet.rebuild.sqlite import read_checkpoint, remove, shadow_path, stop_when, swapped_in
 from eventjet.rebuild.tables_postgres import copy_of
+from eventjet.sql import checkpoint
+from eventjet.sql.checkpoint import Checkpoint, create_tables
+from eventjet.sql.database import BULK, READ_ONLY, Database, enforce_foreign_keys
+from eventjet.sql.locations import DECLARED, check_location
+from eventjet.sql.own_tables import metadata
+from eventjet.sql.sqlite_tables import quoted
+from eventjet.sql.stored_tables import creation, stored_tables
 
 T = TypeVar("T")
 
@@ -40,33 +40,33 @@ _MADE_BY = (
 class SqliteTables:
     """See the module. Handlers are connected to the run's file alone, so they cannot reach anything else."""
 
-    def __init__(self, database: Database, bound: BoundSql, run: str) -> None:
-        self.bound = bound
+    def __init__(self, database: Database, resolved: ResolvedSql, run: str) -> None:
+        self.resolved = resolved
         self.run = run
         self.path = shadow_path(database, run)
         self.stopped = threading.Event()
         self._database = database
         self._engine = database.sync_engine("eventjet rebuild")
         self._own = Database(make_url(database.url).set(database=str(self.path)).render_as_string(hide_password=False))
-        self._tables = stored_tables(bound, SQLITE)
+        self._tables = stored_tables(resolved, SQLITE)
 
     def create(self, *, to_swap: bool = True) -> None:
         with self._engine.begin() as connection:
-            create_tables(connection, [self.bound] if to_swap else ())
+            create_tables(connection, [self.resolved] if to_swap else ())
             if to_swap:
                 self.check_swappable(connection)
-            runs.open_run(connection, self.run, self.bound)
+            runs.open_run(connection, self.run, self.resolved)
         failpoints.reach("rebuild.announced")
         with self.engine().begin() as connection:
             metadata.create_all(connection)
             for statement in creation(self._tables):
                 connection.execute(statement)
-            begin(connection, begun(self.bound))
+            begin(connection, begun(self.resolved))
 
     def check_swappable(self, connection: Connection) -> None:
-        held = checkpoint.read(connection, self.bound.name, self.bound.revision)
-        check_place(self.bound, held.place if held else DECLARED, SQLITE)
-        check_obstacles_together(connection, self.bound.name, dict.fromkeys(self._tables))
+        held = checkpoint.read(connection, self.resolved.name, self.resolved.revision)
+        check_location(self.resolved, held.location if held else DECLARED, SQLITE)
+        check_obstacles_together(connection, self.resolved.name, dict.fromkeys(self._tables))
 
     def engine(self) -> Engine:
         """Connections to the run's file."""
@@ -86,10 +86,10 @@ class SqliteTables:
             stop_when(connection, self.stopped)
             connection.execute("attach database ? as shadow", (str(self.path),))
             connection.execute("begin")
-            found = read_checkpoint(connection, "main", self.bound)
+            found = read_checkpoint(connection, "main", self.resolved)
             if found is None or not found.log:
                 return None
-            check_place(self.bound, found.place, SQLITE)
+            check_location(self.resolved, found.location, SQLITE)
             there = "select count(*) from main.sqlite_master where type = 'table' and lower(name) = lower(?)"
             if not all(connection.execute(there, (one.name,)).fetchone()[0] for one in self._tables):
                 return None
@@ -103,7 +103,7 @@ class SqliteTables:
     def pairs(self) -> list[Pair]:
         return [
             (declared, copy_of(made, f"eventjet_live_{number}", None), made)
-            for number, (declared, made) in enumerate(zip(self.bound.tables, self._tables, strict=True))
+            for number, (declared, made) in enumerate(zip(self.resolved.tables, self._tables, strict=True))
         ]
 
     def numbered(self) -> set[Column[Any]]:
@@ -124,16 +124,16 @@ class SqliteTables:
 
     def live_checkpoint(self) -> Checkpoint | None:
         with self._engine.begin() as connection:
-            return checkpoint.read(connection, self.bound.name, self.bound.revision)
+            return checkpoint.read(connection, self.resolved.name, self.resolved.revision)
 
     def swap(self, log: str, tail: Callable[[int], None] | None) -> Swapped | NotYet:
         """The live database is locked for writers, not for readers, while the rows are copied."""
         return swapped_in(self, self._database, log, self._replace_rows, tail)
 
-    def _replace_rows(self, connection: sqlite3.Connection, place: str, *, bound_to_live: bool) -> None:  # noqa: ARG002
+    def _replace_rows(self, connection: sqlite3.Connection, location: str, *, bound_to_live: bool) -> None:  # noqa: ARG002
         """Foreign keys are not enforced on this connection, so the order of the tables does not matter."""
-        check_place(self.bound, place, SQLITE)
-        decided.forget(connection.execute, f"main.{decided.TABLE}", self.bound)
+        check_location(self.resolved, location, SQLITE)
+        decided.forget(connection.execute, f"main.{decided.TABLE}", self.resolved)
         for table in self._tables:
             name = quoted(table.name)
             made_by = connection.execute(_MADE_BY.format("shadow"), (table.name,)).fetchall()

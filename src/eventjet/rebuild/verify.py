@@ -11,28 +11,28 @@ from typing import Any
 from sqlalchemy import String
 
 from eventjet import failpoints
+from eventjet.archive.replay_source import ReplaySource, past_of
 from eventjet.errors import RebuildError
-from eventjet.projections.checkpoint import RETIRED, Checkpoint
+from eventjet.nats import Endpoint
+from eventjet.nats.api import StreamState
 from eventjet.projections.columns import POSTGRESQL
-from eventjet.projections.database import READ_ONLY, Database
-from eventjet.projections.sql import BoundSql
-from eventjet.projections.tables import RowCodec
-from eventjet.rebuild.archived import Past, past_of
+from eventjet.projections.row_codec import RowCodec
+from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.rebuild.compare import compare_table
 from eventjet.rebuild.cutover import check_loaded
-from eventjet.rebuild.in_order import TablesShadow, in_order
-from eventjet.rebuild.places import clear_abandoned, shadow_of, tables_of
 from eventjet.rebuild.plan import EngineName
 from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.runner import bound_of, in_thread, load, log_of, plan_for
 from eventjet.rebuild.runs import new_run
+from eventjet.rebuild.sequential import TablesShadow, sequential_replay
 from eventjet.rebuild.shadow import Shadow
+from eventjet.rebuild.shadows import clear_abandoned, shadow_of, tables_of
 from eventjet.rebuild.since import since_when
 from eventjet.settings import Settings
-from eventjet.spark.ship import AppRef, Wired
-from eventjet.wire import Endpoint
-from eventjet.wire.stream import StreamState
-from eventjet.workers.identity import check_log
+from eventjet.spark.packaging import AppRef, Wired
+from eventjet.sql.checkpoint import RETIRED, Checkpoint
+from eventjet.sql.database import READ_ONLY, Database
+from eventjet.workers.log_identity import check_log
 
 EXAMPLES_MAX = 20
 """Differences that are looked into; all are counted."""
@@ -108,22 +108,22 @@ def _verify(
     watch: Watch,
 ) -> VerifyReport:
     app = ref.load()
-    (bound,) = bound_of(app, [name])
+    (resolved,) = bound_of(app, [name])
     database = Database(settings.database)
     with ExitStack() as stack:
         with watch.phase("start"):
             endpoint, log, state = log_of(app, settings)
             past = stack.enter_context(past_of(from_archive, app.name, endpoint, log, state, engine, master, watch))
             clear_abandoned(database)
-        if isinstance(bound, BoundSql):
-            return _verify_tables(app, bound, settings, engine, endpoint, state, past, watch)
+        if isinstance(resolved, ResolvedSql):
+            return _verify_tables(app, resolved, settings, engine, endpoint, state, past, watch)
         run = new_run()
-        shadow = stack.enter_context(shadow_of(database, bound, run, watch, to_swap=False))
+        shadow = stack.enter_context(shadow_of(database, resolved, run, watch, to_swap=False))
         with watch.phase("copy"):
             at = _copied(shadow)
             check_log(endpoint, app.name, at)
         failpoints.reach("verify.copied")
-        plan = plan_for(app, [bound], [run], engine, state, last=at.position, past=past)
+        plan = plan_for(app, [resolved], [run], engine, state, last=at.position, past=past)
         parts = load(plan, ref, app, settings, [shadow], master, ship, watch, past)
         check_loaded(shadow, plan, parts)
         failpoints.reach("verify.loaded")
@@ -132,31 +132,31 @@ def _verify(
             examples = _looked_into(app, shadow, endpoint, plan.first, at.position, first, past)
         failpoints.reach("verify.compared")
     return VerifyReport(
-        name, bound.revision, engine, at.position, plan.events, rows, differences, examples, watch.seconds
+        name, resolved.revision, engine, at.position, plan.events, rows, differences, examples, watch.seconds
     )
 
 
 def _verify_tables(
     app: Wired,
-    bound: BoundSql,
+    resolved: ResolvedSql,
     settings: Settings,
     engine: EngineName,
     endpoint: Endpoint,
     state: StreamState,
-    past: Past | None,
+    past: ReplaySource | None,
     watch: Watch,
 ) -> VerifyReport:
     """By its handlers, in order, whatever the engine; then the database compares."""
     run = new_run()
-    with tables_of(Database(settings.database), bound, run, watch, to_swap=False) as shadow:
+    with tables_of(Database(settings.database), resolved, run, watch, to_swap=False) as shadow:
         with watch.phase("copy"):
             at = _copied(shadow)
             check_log(endpoint, app.name, at)
         failpoints.reach("verify.copied")
-        plan = plan_for(app, [bound], [run], engine, state, last=at.position, past=past)
+        plan = plan_for(app, [resolved], [run], engine, state, last=at.position, past=past)
         if past is not None:
             past.check(plan, watch)
-        with in_order(shadow, app, endpoint, plan.first, past) as follower:
+        with sequential_replay(shadow, app, endpoint, plan.first, past) as follower:
             follower.load(plan, watch)
         failpoints.reach("verify.loaded")
         rows = differences = 0
@@ -170,7 +170,7 @@ def _verify_tables(
                 examples += [Difference(one.key, one.live, one.expected, UNKNOWN_SINCE) for one in first]
         failpoints.reach("verify.compared")
     return VerifyReport(
-        bound.name, bound.revision, engine, at.position, plan.events, rows, differences, tuple(examples[:EXAMPLES_MAX]),
+        resolved.name, resolved.revision, engine, at.position, plan.events, rows, differences, tuple(examples[:EXAMPLES_MAX]),
         watch.seconds,
     )  # fmt: skip
 
@@ -179,7 +179,7 @@ def _copied(shadow: Shadow | TablesShadow) -> Checkpoint:
     at = shadow.copy_live()
     if at is None or at.state == RETIRED:
         raise RebuildError(
-            f"{shadow.bound.name!r} has no live read model yet, so there is nothing to verify. "
+            f"{shadow.resolved.name!r} has no live read model yet, so there is nothing to verify. "
             "Start a worker, or run `eventjet rebuild`."
         )
     return at
@@ -187,7 +187,7 @@ def _copied(shadow: Shadow | TablesShadow) -> Checkpoint:
 
 def _compare(shadow: Shadow, watch: Watch) -> tuple[int, int, list[tuple[Any, Any]]]:
     """(live rows, differences, the first pairs of live and expected row), both sides read once in key order."""
-    codec = RowCodec(shadow.bound.table, shadow.bound.row_type, shadow.target.database.dialect)
+    codec = RowCodec(shadow.resolved.table, shadow.resolved.row_type, shadow.target.database.dialect)
     rows = differences = 0
     first: list[tuple[Any, Any]] = []
     with (
@@ -213,7 +213,7 @@ def _in_key_order(shadow: Shadow, table: str, codec: RowCodec) -> Generator[Iter
     in_bytes = ' collate "C"' if codec.dialect == POSTGRESQL else ""
     order = ", ".join(
         quote(column.name) + (in_bytes if isinstance(column.type, String) else "")
-        for column in shadow.bound.table.primary_key.columns
+        for column in shadow.resolved.table.primary_key.columns
     )
     columns = ", ".join(map(quote, codec.columns))
     with engine.connect() as connection:
@@ -256,13 +256,13 @@ def _looked_into(
     first: int,
     last: int,
     pairs: list[tuple[Any, Any]],
-    past: Past | None,
+    past: ReplaySource | None,
 ) -> tuple[Difference, ...]:
     """Say since when each differs."""
     if not pairs:
         return ()
-    bound = shadow.bound
-    codec = RowCodec(bound.table, bound.row_type, POSTGRESQL)
+    resolved = shadow.resolved
+    codec = RowCodec(resolved.table, resolved.row_type, POSTGRESQL)
     live = {codec.key(one if one is not None else other): one for one, other in pairs}
-    since = since_when(app, bound, endpoint, first, last, live, shadow.target.known, past)
+    since = since_when(app, resolved, endpoint, first, last, live, shadow.target.known, past)
     return tuple(Difference(key, one, other, since[key]) for (one, other), key in zip(pairs, live, strict=True))

@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
-from eventjet.domain.history import Held
+from eventjet.domain.history import FoldedState
 
 S = TypeVar("S")
 
@@ -19,14 +19,14 @@ class Cache(Generic[S]):
 
     def __init__(self, size_max: int = CACHE_MAX) -> None:
         self._size_max = size_max
-        self._held: OrderedDict[str, Held[S]] = OrderedDict()
+        self._held: OrderedDict[str, FoldedState[S]] = OrderedDict()
         self._locks: dict[str, _Lock] = {}
 
-    def get(self, aggregate_id: str) -> Held[S] | None:
+    def get(self, aggregate_id: str) -> FoldedState[S] | None:
         """What is known; safe to decide on, since the log checks the expected position."""
         return self._held.get(aggregate_id)
 
-    def put(self, aggregate_id: str, held: Held[S]) -> None:
+    def put(self, aggregate_id: str, held: FoldedState[S]) -> None:
         """Remember a state, unless a newer one is known."""
         known = self._held.get(aggregate_id)
         if known is not None and known.position > held.position:
@@ -44,12 +44,12 @@ class Cache(Generic[S]):
         """Forget every state."""
         self._held.clear()
 
-    def alone(self, aggregate_id: str) -> Alone:
+    def alone(self, aggregate_id: str) -> KeyedLocks:
         """One command at a time on one id, within this process: to be entered by `async with`."""
-        return Alone(self._locks, aggregate_id)
+        return KeyedLocks(self._locks, aggregate_id)
 
 
-class Alone:
+class KeyedLocks:
     """Holds the lock of one id, which is there as long as somebody holds it or waits for it."""
 
     __slots__ = ("_aggregate_id", "_lock", "_locks")

@@ -21,7 +21,7 @@ from eventjet.codec.envelope import (
     recorded_at,
 )
 from eventjet.domain.aggregate import AggregateInfo
-from eventjet.domain.history import Held, fold_history
+from eventjet.domain.history import FoldedState, fold_history
 from eventjet.domain.recorded import NO_METADATA, Recorded
 from eventjet.errors import DefinitionError, HistoryBroken, StoreUnavailable, UsageError
 from eventjet.snapshots.keeper import SnapshotKeeper
@@ -43,8 +43,8 @@ class Snapshots(Generic[S]):
 
 
 def fold_records(
-    held: Held[S], records: Sequence[RawRecord], decoder: Decoder, evolve: Callable[[S, Any], S]
-) -> Held[S]:
+    held: FoldedState[S], records: Sequence[RawRecord], decoder: Decoder, evolve: Callable[[S, Any], S]
+) -> FoldedState[S]:
     """Fold the next records of one aggregate; raises `HistoryBroken` and `CodecError`."""
     if not records:
         return held
@@ -71,7 +71,7 @@ class Histories(Generic[S]):
         self._snapshots = snapshots
         self._decoder = Decoder(catalog)
 
-    async def load(self, aggregate_id: str, known: Held[S] | None) -> Held[S]:
+    async def load(self, aggregate_id: str, known: FoldedState[S] | None) -> FoldedState[S]:
         """The newest state: what is known, or a snapshot, and the events after it. Raises `HistoryBroken`."""
         try:
             return await (self._after(aggregate_id, known) if known else self._from_snapshot(aggregate_id))
@@ -81,7 +81,7 @@ class Histories(Generic[S]):
 
     async def load_until(
         self, aggregate_id: str, *, version: int | None, position: int | None, at: datetime | None
-    ) -> Held[S]:
+    ) -> FoldedState[S]:
         """The state as it was; exactly one bound. Raises `UsageError` for a bound that is not past."""
         await self._check_bound(version, position, at)
         if version is not None:
@@ -90,12 +90,12 @@ class Histories(Generic[S]):
             known = await self._read_until(aggregate_id, lambda record: record[0] >= position)
             records = [record for record in known if record[0] <= position]
         else:
-            bound = cast("datetime", at)
-            known = await self._read_until(aggregate_id, lambda record: recorded_at(record) > bound)
-            records = [record for record in known if recorded_at(record) <= bound]
+            resolved = cast("datetime", at)
+            known = await self._read_until(aggregate_id, lambda record: recorded_at(record) > resolved)
+            records = [record for record in known if recorded_at(record) <= resolved]
         return self._fold_page(self._start(), records)
 
-    async def outcome(self, aggregate_id: str, first: int, last: int) -> tuple[Held[S], list[Recorded[Any]]]:
+    async def outcome(self, aggregate_id: str, first: int, last: int) -> tuple[FoldedState[S], list[Recorded[Any]]]:
         """The state after version `last`, and the events from `first` to it, without retired ones."""
         records = (await self._reaching(aggregate_id, last))[:last]
         decoded = map(self._decoder, records[first - 1 :])
@@ -106,7 +106,7 @@ class Histories(Generic[S]):
         decoded = map(self._decoder, await self.store.history(self.info.name, aggregate_id))
         return [recorded for recorded in decoded if recorded is not None]
 
-    async def find_command(self, aggregate_id: str, held: Held[S], command_id: str) -> tuple[int, int] | None:
+    async def find_command(self, aggregate_id: str, held: FoldedState[S], command_id: str) -> tuple[int, int] | None:
         """First and last version that a command recorded.
 
         With a snapshot policy the newest 1,024 commands are known; without one the whole history is searched.
@@ -120,7 +120,7 @@ class Histories(Generic[S]):
         versions = [index for index, record in enumerate(records, 1) if header(record[3], COMMAND) == told]
         return (versions[0], versions[-1]) if versions else None
 
-    def keep(self, aggregate_id: str, before: int, held: Held[S]) -> None:
+    def keep(self, aggregate_id: str, before: int, held: FoldedState[S]) -> None:
         """Queue a snapshot when the policy asks for one between version `before` and now."""
         if self._snapshots is None or held.version // self._snapshots.every == before // self._snapshots.every:
             return
@@ -136,10 +136,10 @@ class Histories(Generic[S]):
             raise DefinitionError([fault])
         return after
 
-    def _start(self) -> Held[S]:
-        return Held(self._initial(), 0, 0)
+    def _start(self) -> FoldedState[S]:
+        return FoldedState(self._initial(), 0, 0)
 
-    async def _after(self, aggregate_id: str, known: Held[S]) -> Held[S]:
+    async def _after(self, aggregate_id: str, known: FoldedState[S]) -> FoldedState[S]:
         """What is known and the events after it, or all of them when the log does not hold what is known."""
         held = await self._continued(aggregate_id, known) if known.position else None
         if held is None:
@@ -148,9 +148,9 @@ class Histories(Generic[S]):
         self.keep(aggregate_id, known.version, held)
         return held
 
-    async def _continued(self, aggregate_id: str, known: Held[S]) -> Held[S] | None:
+    async def _continued(self, aggregate_id: str, known: FoldedState[S]) -> FoldedState[S] | None:
         """Read on from the last event known; None when the log holds another one in its place, or none."""
-        held: Held[S] | None = None
+        held: FoldedState[S] | None = None
         async for page in self.store.pages(self.info.name, aggregate_id, after=known.position - 1):
             if held is None:
                 if not page:
@@ -163,7 +163,7 @@ class Histories(Generic[S]):
             return known  # a replica that lags
         return held
 
-    async def _from_snapshot(self, aggregate_id: str) -> Held[S]:
+    async def _from_snapshot(self, aggregate_id: str) -> FoldedState[S]:
         if self._snapshots is None:
             return await self._after(aggregate_id, self._start())
         # The tail is asked for while the snapshot travels: it says at once whether the snapshot is the newest state.
@@ -179,7 +179,7 @@ class Histories(Generic[S]):
             return held
         return await self._after(aggregate_id, held)
 
-    async def _fold(self, aggregate_id: str, held: Held[S]) -> Held[S]:
+    async def _fold(self, aggregate_id: str, held: FoldedState[S]) -> FoldedState[S]:
         """Fold each page while the next one travels."""
         async for page in self.store.pages(self.info.name, aggregate_id, after=held.position):
             held = self._fold_page(held, page)
@@ -215,11 +215,11 @@ class Histories(Generic[S]):
             records += await self.store.history(name, aggregate_id, after=position)
         raise StoreUnavailable(f"The history of {name} {aggregate_id!r}", "the replica that was asked lags behind")
 
-    def _fold_page(self, held: Held[S], records: Sequence[RawRecord]) -> Held[S]:
+    def _fold_page(self, held: FoldedState[S], records: Sequence[RawRecord]) -> FoldedState[S]:
         return fold_records(held, records, self._decoder, self.evolve)
 
     async def _check_bound(self, version: int | None, position: int | None, at: datetime | None) -> None:
-        if sum(bound is not None for bound in (version, position, at)) != 1:
+        if sum(resolved is not None for resolved in (version, position, at)) != 1:
             raise UsageError("Give one of version, position and at.")
         if version is not None and version < 0:
             raise UsageError(f"There is no version {version}. Versions start at 1; 0 is the initial state.")

@@ -14,9 +14,10 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import context_headers
+from eventjet.codec.subjects import subject_of
 from eventjet.domain.aggregate import AggregateInfo
 from eventjet.domain.context import current_metadata, merge
-from eventjet.domain.history import Held
+from eventjet.domain.history import FoldedState
 from eventjet.domain.ids import new_event_id
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
 from eventjet.domain.subscription import folded_events
@@ -26,7 +27,6 @@ from eventjet.repository.cache import Cache
 from eventjet.repository.histories import Histories, Snapshots
 from eventjet.repository.planned import Committed, Planned, recorded_events
 from eventjet.store.store import Append, EventStore, NewEvent
-from eventjet.store.subjects import subject_of
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -161,7 +161,7 @@ class Repository(Generic[S, E]):
                 return self.committed(aggregate_id, held, append, state, position, command_id)
             raise lost or ConcurrencyConflict(self.subject(aggregate_id), 0)
 
-    async def fresh(self, aggregate_id: str) -> Held[S]:
+    async def fresh(self, aggregate_id: str) -> FoldedState[S]:
         """The newest state, remembered."""
         known = self.cache.get(aggregate_id)
         held = await self.histories.load(aggregate_id, known)
@@ -170,12 +170,12 @@ class Repository(Generic[S, E]):
         self.cache.put(aggregate_id, held)
         return held
 
-    async def is_current(self, aggregate_id: str, held: Held[S]) -> bool:
+    async def is_current(self, aggregate_id: str, held: FoldedState[S]) -> bool:
         """Whether the leader knows of nothing newer."""
         return await self.histories.store.last(self.info.name, aggregate_id) == held.position
 
     def append_of(
-        self, aggregate_id: str, held: Held[S], events: Sequence[E], command_id: str | None, metadata: Metadata
+        self, aggregate_id: str, held: FoldedState[S], events: Sequence[E], command_id: str | None, metadata: Metadata
     ) -> Append:
         """The part of a save that these events are; raises `UsageError` and `UnencodableEvent`."""
         merged = merge(current_metadata(), metadata)
@@ -195,7 +195,7 @@ class Repository(Generic[S, E]):
     def committed(
         self,
         aggregate_id: str,
-        held: Held[S],
+        held: FoldedState[S],
         append: Append,
         state: S,
         position: int,
@@ -203,7 +203,7 @@ class Repository(Generic[S, E]):
     ) -> Committed[S, E]:
         """What came of a save whose last event of this aggregate is at `position`; remembered, and kept if due."""
         events = tuple(cast("E", new.encoded.event) for new in append.events)
-        after = Held(state, held.version + len(events), position, append.events[-1].event_id, held.commands)
+        after = FoldedState(state, held.version + len(events), position, append.events[-1].event_id, held.commands)
         if command_id is not None:
             after.commands.add(command_id, held.version + 1)
             after.commands.add(command_id, after.version)

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from eventjet.domain.history import Held
+from eventjet.domain.history import FoldedState
 from eventjet.domain.recorded import NO_METADATA
 from eventjet.errors import ConcurrencyConflict, Refused, UsageError
 from eventjet.repository.planned import Committed, Planned, recorded_events
@@ -18,7 +18,7 @@ from eventjet.store.store import Append, EventStore
 @dataclass(frozen=True, slots=True)
 class _Decided:
     plan: Planned[Any, Any]
-    held: Held[Any]
+    held: FoldedState[Any]
     append: Append
     state: Any
     """After its events."""

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from eventjet.codec.envelope import EXPECTED, MSG_ID, header, header_block, number_of
-from eventjet.domain.history import Held
+from eventjet.domain.history import FoldedState
 from eventjet.errors import StoreUnavailable, Unreachable
-from eventjet.wire import ApiRefused, Endpoint, Link, NoResponders, get_record
-from eventjet.wire.faults import api_fault
-from eventjet.wire.frames import Frame, publish_frame, status_of
+from eventjet.nats import ApiRefused, Endpoint, NatsConnection, NoResponders, get_record
+from eventjet.nats.faults import api_fault
+from eventjet.nats.protocol import Frame, publish_frame, status_of
 
 WINDOW = 64
 """Snapshots written together: the server may have to send as many of 900,000 bytes, and keeps 64 MB for a reader."""
@@ -36,7 +36,7 @@ _NO_MESSAGE = 10037
 class Offer:
     """One snapshot to be written."""
 
-    place: str
+    key: str
     """`<aggregate>.<encoded id>`: its key in the bucket and its subject in the log."""
     position: int
     """Of the last event in it."""
@@ -49,7 +49,7 @@ class _Entry(NamedTuple):
 
     sequence: int
     """In the bucket's stream; 0 when it never held anything."""
-    held: Held[Any] | None
+    held: FoldedState[Any] | None
     """The snapshot, if it is to be believed."""
 
 
@@ -57,7 +57,7 @@ class BulkSnapshots:
     """The bucket of one app, for one aggregate type. A context manager."""
 
     def __init__(
-        self, endpoint: Endpoint, app: str, bucket: str, last: int, decode: Callable[[bytes], Held[Any] | None]
+        self, endpoint: Endpoint, app: str, bucket: str, last: int, decode: Callable[[bytes], FoldedState[Any] | None]
     ) -> None:
         """Offers hold all events up to position `last`; `decode` gives None for what is no snapshot."""
         self._endpoint = endpoint
@@ -65,7 +65,7 @@ class BulkSnapshots:
         self._last = last
         self._decode = decode
         self._bucket = bucket
-        self._link: Link | None = None
+        self._link: NatsConnection | None = None
         self._asked = 0
         self.written = 0
         self.newer = 0
@@ -92,7 +92,7 @@ class BulkSnapshots:
                 lost = True
                 if not left:
                     return
-                fault: Exception = StoreUnavailable(f"The bucket {self._bucket}", f"{left[0].place} keeps changing")
+                fault: Exception = StoreUnavailable(f"The bucket {self._bucket}", f"{left[0].key} keeps changing")
             except (StoreUnavailable, Unreachable) as error:
                 self._hang_up()
                 fault = error
@@ -102,7 +102,7 @@ class BulkSnapshots:
 
     def _round(self, offers: Sequence[Offer], *, through_leader: bool) -> list[Offer]:
         """Look at each entry and write what is newer; returns those whose entry changed in between."""
-        link = self._link or Link.open(self._endpoint, timeout_s=_TIMEOUT_S)
+        link = self._link or NatsConnection.open(self._endpoint, timeout_s=_TIMEOUT_S)
         self._link = link
         if through_leader:
             # A replica that was asked may be behind the write that came in between.
@@ -120,14 +120,14 @@ class BulkSnapshots:
         self.written += sum(stored)
         return [offer for (offer, _), done in zip(due, stored, strict=True) if not done]
 
-    def _stands(self, link: Link, offer: Offer, held: Held[Any]) -> bool:
+    def _stands(self, link: NatsConnection, offer: Offer, held: FoldedState[Any]) -> bool:
         """Whether the snapshot that is there holds all that the offer does, of this very log."""
         if held.position == offer.position:
             return held.event_id == offer.event_id
         if held.position <= self._last:
             return False  # older, or of an event that this log does not have
         record = get_record(link, self._app, held.position)
-        named = f"{self._app}.{offer.place}".encode()
+        named = f"{self._app}.{offer.key}".encode()
         return record is not None and record[2] == named and header(record[3], MSG_ID) == held.event_id
 
     def _entry(self, frame: Frame) -> _Entry:
@@ -140,7 +140,7 @@ class BulkSnapshots:
             raise StoreUnavailable(f"The bucket {self._bucket}", f"it answered with status {code}")
         return _Entry(sequence, self._decode(value))
 
-    def _leaders(self, link: Link, offer: Offer) -> _Entry:
+    def _leaders(self, link: NatsConnection, offer: Offer) -> _Entry:
         try:
             found = link.api(f"STREAM.MSG.GET.KV_{self._bucket}", {"last_by_subj": self._subject(offer)})["message"]
         except ApiRefused as refusal:
@@ -149,7 +149,9 @@ class BulkSnapshots:
             return _Entry(0, None)
         return _Entry(int(found["seq"]), self._decode(base64.b64decode(found.get("data") or "")))
 
-    def _ask(self, link: Link, requests: Sequence[Callable[[bytes], bytes]], read: Callable[[Frame], Any]) -> list[Any]:
+    def _ask(
+        self, link: NatsConnection, requests: Sequence[Callable[[bytes], bytes]], read: Callable[[Frame], Any]
+    ) -> list[Any]:
         """Send all requests and read their answers, in the order of the requests."""
         if not requests:
             return []
@@ -172,7 +174,7 @@ class BulkSnapshots:
         return [answers[number] for number in range(len(requests))]
 
     def _subject(self, offer: Offer) -> str:
-        return f"$KV.{self._bucket}.{offer.place}"
+        return f"$KV.{self._bucket}.{offer.key}"
 
     def _hang_up(self) -> None:
         link, self._link = self._link, None

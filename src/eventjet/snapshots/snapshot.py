@@ -19,7 +19,7 @@ from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 from eventjet.codec.json import BodyCodec
 from eventjet.domain.aggregate import AggregateInfo, aggregate_info
 from eventjet.domain.event import event_info
-from eventjet.domain.history import Commands, Held
+from eventjet.domain.history import Commands, FoldedState
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import DefinitionError, UnencodableEvent
 
@@ -55,7 +55,7 @@ class SnapshotCodec(Generic[S]):
             raise DefinitionError([fault]) from None
         self.fingerprint = _fingerprint(cls, info, shape)
 
-    def encode(self, held: Held[S]) -> bytes | None:
+    def encode(self, held: FoldedState[S]) -> bytes | None:
         """The value; None for a state that would not come back as it is."""
         try:
             state, again = self._codec.read_back(held.state)
@@ -76,7 +76,7 @@ class SnapshotCodec(Generic[S]):
         body = orjson.dumps(inner)
         return orjson.dumps({"checksum": _checksum(body), "snapshot": orjson.Fragment(body)})
 
-    def decode(self, value: bytes) -> Held[S] | None:
+    def decode(self, value: bytes) -> FoldedState[S] | None:
         """The folded state; None for anything that is not exactly what this codec writes."""
         try:
             outer: dict[str, Any] = orjson.loads(value)
@@ -88,7 +88,7 @@ class SnapshotCodec(Generic[S]):
             state = cast("S", self._codec.decode(orjson.dumps(inner["state"])))
             versions = {key: (int(first), int(last)) for key, (first, last) in inner["commands"].items()}
             commands = Commands(versions, complete=bool(inner["complete"]))
-            return Held(state, int(inner["version"]), int(inner["position"]), str(inner["event_id"]), commands)
+            return FoldedState(state, int(inner["version"]), int(inner["position"]), str(inner["event_id"]), commands)
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eventjet.spark.frames import events
+    from eventjet.spark.packaging import AppRef
     from eventjet.spark.session import spark_session
-    from eventjet.spark.ship import AppRef
 
 __all__ = ["AppRef", "events", "spark_session"]
 
-_HOMES = {"AppRef": "ship", "events": "frames", "spark_session": "session"}
+_HOMES = {"AppRef": "packaging", "events": "frames", "spark_session": "session"}
 
 
 def __getattr__(name: str) -> Any:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
+from eventjet.archive.manifest import Archive
+from eventjet.archive.reading import MANIFEST, url_for_spark
 from eventjet.errors import ArchiveBroken
-from eventjet.spark.archive import MANIFEST, url_for_spark
 from eventjet.spark.columns import SCHEMA
-from eventjet.spark.manifest import Archive
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,13 +15,13 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from eventjet import failpoints
+from eventjet.archive.manifest import ArchivedFile, Segment, dump_segment, load_archive
+from eventjet.archive.reading import COLUMNS, EVENTS, MANIFEST, read_manifest, url_for_spark
 from eventjet.codec.envelope import MSG_ID, header
 from eventjet.errors import ArchiveBroken
-from eventjet.spark.archive import COLUMNS, EVENTS, MANIFEST, read_manifest, url_for_spark
+from eventjet.nats.range import range_count
 from eventjet.spark.archive_frames import digests, reading
 from eventjet.spark.columns import SCHEMA
-from eventjet.spark.manifest import ArchivedFile, Segment, dump_segment, load_archive
-from eventjet.spark.ranges import range_count
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

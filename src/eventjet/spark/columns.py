@@ -86,11 +86,11 @@ def _body(arrow: Any, fields: _Fields) -> Any:
 
 
 def _aggregate(arrow: Any, fields: _Fields) -> Any:
-    return arrow.array([_place(subject)[0] for subject in fields[2]], arrow.string())
+    return arrow.array([_key_of(subject)[0] for subject in fields[2]], arrow.string())
 
 
 def _aggregate_id(arrow: Any, fields: _Fields) -> Any:
-    return arrow.array([_place(subject)[1] for subject in fields[2]], arrow.string())
+    return arrow.array([_key_of(subject)[1] for subject in fields[2]], arrow.string())
 
 
 def _type(arrow: Any, fields: _Fields) -> Any:
@@ -102,7 +102,7 @@ def _version(arrow: Any, fields: _Fields) -> Any:
 
 
 @lru_cache(maxsize=65_536)
-def _place(subject: bytes) -> tuple[str | None, str | None]:
+def _key_of(subject: bytes) -> tuple[str | None, str | None]:
     """(aggregate, aggregate id); nulls for a subject that eventjet did not make."""
     try:
         _, aggregate, token = subject.decode().split(".")

@@ -23,8 +23,8 @@ from eventjet.domain.identity import decode_id
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
 from eventjet.errors import UndecodableEvent, UsageError
 from eventjet.spark.arrow import pyarrow, records_of
+from eventjet.spark.packaging import AppRef
 from eventjet.spark.schema import Form, forms_of, leaf, quoted
-from eventjet.spark.ship import AppRef
 
 _CONTEXT = {"command_id": "str", "correlation": "str", "causation": "str", "actor": "str", "metadata": "map"}
 _WHOSE = {"aggregate": "str", "aggregate_id": "str", "version": "int", "event_id": "str"}
@@ -122,7 +122,7 @@ def _fields(event: Recorded[Any], forms: Mapping[str, Form]) -> Iterator[Any]:
 
 def _stored(record: RawRecord) -> tuple[Any, ...]:
     position, _, subject, block, body = record
-    aggregate, aggregate_id = _place(subject)
+    aggregate, aggregate_id = _key_of(subject)
     try:
         command_id, metadata = metadata_of(block)
     except ValueError:
@@ -138,7 +138,7 @@ def _context(metadata: Metadata) -> tuple[Any, ...]:
     return (metadata.correlation, metadata.causation, metadata.actor, other)
 
 
-def _place(subject: bytes) -> tuple[str | None, str | None]:
+def _key_of(subject: bytes) -> tuple[str | None, str | None]:
     """(aggregate, aggregate id), as far as the subject is one that eventjet writes."""
     try:
         _, aggregate, token = subject.decode().split(".")

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from eventjet.domain.event import event_info
 from eventjet.errors import Unreachable, UsageError
+from eventjet.nats import ApiRefused, Endpoint, stream_state
 from eventjet.settings import Settings
 from eventjet.spark.frame_tasks import RecordedTask, StoredTask, ddl_of, recorded_columns, stored_columns
 from eventjet.spark.options import connection_options
+from eventjet.spark.packaging import AppRef, Wired, send_files, ship
 from eventjet.spark.scratch import scratch_folder
 from eventjet.spark.session import Started, found_session
-from eventjet.spark.ship import AppRef, Wired, send_files, ship
-from eventjet.wire import ApiRefused, Endpoint, stream_state
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

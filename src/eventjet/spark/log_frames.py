@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from eventjet.nats.range import Range
 from eventjet.spark.columns import SCHEMA
-from eventjet.spark.looking import read_records
 from eventjet.spark.options import LogOptions
-from eventjet.spark.ranges import Range
+from eventjet.spark.read_planning import read_records
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

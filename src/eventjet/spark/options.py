@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eventjet.codec.subjects import is_name, subject_of
 from eventjet.errors import UsageError
+from eventjet.nats import Endpoint
 from eventjet.settings import Settings
 from eventjet.spark.columns import STORED, parse_columns
 from eventjet.spark.sealed import seal, unseal
-from eventjet.store.subjects import is_name, subject_of
-from eventjet.wire import Endpoint
 
 POSITIONS_PER_TRIGGER = 1_000_000
 """What one micro-batch reads at most unless told: the first one of a query would read the whole log."""

@@ -31,8 +31,8 @@ from pyspark.sql import datasource as spark
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
 from eventjet.spark.columns import columns_in, schema_of
-from eventjet.spark.looking import RangePartition, asked_for, look, looking, ranges, read_records
 from eventjet.spark.options import LogOptions, connection_options
+from eventjet.spark.read_planning import RangePartition, asked_for, look, looking, ranges, read_records
 from eventjet.spark.streaming import JetStreamStreamReader
 
 __all__ = ["JetStreamReader", "JetStreamSource", "LogOptions", "connection_options"]

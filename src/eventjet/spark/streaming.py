@@ -14,10 +14,10 @@ from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from eventjet.errors import HistoryBroken, StoreUnavailable, UsageError
-from eventjet.spark.looking import RangePartition, asked_for, look, ranges, read_records
+from eventjet.nats import NatsConnection, StreamState
 from eventjet.spark.options import LogOptions
+from eventjet.spark.read_planning import RangePartition, asked_for, look, ranges, read_records
 from eventjet.store.topology import IDENTITY
-from eventjet.wire import Link, StreamState
 
 
 class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -28,7 +28,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             raise UsageError("A stream has no end. Leave toPosition out, or read the range with `spark.read`.")
         self._options = options
         self._columns = columns
-        self._link: Link | None = None
+        self._link: NatsConnection | None = None
         self._state: StreamState | None = None
         self._target: int | None = None
 
@@ -95,5 +95,5 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             with suppress(StoreUnavailable):
                 return look(self._options, self._link)
             self._link.close()
-        self._link = Link.open(self._options.endpoint())
+        self._link = NatsConnection.open(self._options.endpoint())
         return look(self._options, self._link)

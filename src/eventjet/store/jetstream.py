@@ -20,6 +20,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from eventjet.codec.envelope import MSG_ID, RawRecord, header, header_block, recorded_at
+from eventjet.codec.subjects import stream_subjects, subject_of
 from eventjet.errors import (
     ConcurrencyConflict,
     Forbidden,
@@ -27,14 +28,13 @@ from eventjet.errors import (
     Refused,
     StoreUnavailable,
 )
+from eventjet.nats import Endpoint
+from eventjet.nats.requests import ROOM_BYTES, ApiError, Denied, Lost, Requests
 from eventjet.store import outcome
 from eventjet.store.limits import check_save
 from eventjet.store.long_reads import LongReads, nanoseconds
-from eventjet.store.requests import ROOM_BYTES, ApiError, Denied, Lost, Requests
 from eventjet.store.store import Append, LogState, event_headers
-from eventjet.store.subjects import stream_subjects, subject_of
 from eventjet.store.topology import IDENTITY, info
-from eventjet.wire import Endpoint
 
 FIRST_PAGE = 6
 """Records after a known position that come by the client's own connection: mostly there are none."""
@@ -278,7 +278,7 @@ class JetStreamStore:
         return LogState(found["config"]["metadata"][IDENTITY], max(1, state["first_seq"]), state["last_seq"])
 
     async def records(self, *, start: int = 1, follow: bool = False) -> AsyncIterator[RawRecord]:
-        """As `EventStore.records`, page by page; bulk readers use `eventjet.wire`."""
+        """As `EventStore.records`, page by page; bulk readers use `eventjet.nats`."""
         position = max(start, 1)
         while True:
             body = orjson.dumps({"seq": position, "batch": PAGE})

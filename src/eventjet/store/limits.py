@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from eventjet.codec.subjects import SERVER_MESSAGE_MAX, subject_of
 from eventjet.errors import Refused
 from eventjet.store.store import Append, NewEvent
-from eventjet.store.subjects import SERVER_MESSAGE_MAX, subject_of
 
 BATCH_MAX = 1_000
 """Messages in one atomic batch (ADR-50)."""

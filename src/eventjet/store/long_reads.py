@@ -16,9 +16,9 @@ import orjson
 
 from eventjet.codec.envelope import RawRecord
 from eventjet.errors import StoreUnavailable
-from eventjet.store.read_link import ReadLink
-from eventjet.wire import Endpoint, LinkLost
-from eventjet.wire.frames import Frame, status_of
+from eventjet.nats import ConnectionLost, Endpoint
+from eventjet.nats.loop_connection import LoopConnection
+from eventjet.nats.protocol import Frame, status_of
 
 REQUEST_MAX = 1_000
 """Records of one request: there is no flow control inside it."""
@@ -41,7 +41,7 @@ class LongReads:
         self._timeout_s = timeout_s
         self._room = asyncio.Semaphore(REQUESTS_MAX)
         self._opens = asyncio.Lock()
-        self._link: ReadLink | None = None
+        self._link: LoopConnection | None = None
         self._closed = False
 
     async def pages(self, subject: str, start: int) -> AsyncIterator[list[RawRecord]]:
@@ -62,7 +62,7 @@ class LongReads:
                         if final is not None:
                             position = _next_start(what, final)
                             break
-                except LinkLost:
+                except ConnectionLost:
                     # The connection was lost since it was used last: once more, over another one.
                     if asked.has_brought or has_been_lost:
                         raise
@@ -76,11 +76,11 @@ class LongReads:
         if self._link is not None:
             self._link.close(_closed("A history"))
 
-    async def _usable(self, what: str) -> ReadLink:
+    async def _usable(self, what: str) -> LoopConnection:
         if self._link is None or not self._link.usable:
             async with self._opens:
                 if (self._link is None or not self._link.usable) and not self._closed:
-                    self._link = await ReadLink.open(self._endpoint, self._timeout_s)
+                    self._link = await LoopConnection.open(self._endpoint, self._timeout_s)
         if self._closed or self._link is None:
             self.close()  # perhaps it was opened meanwhile
             raise _closed(what)
@@ -90,7 +90,7 @@ class LongReads:
 class _Asked:
     """One request, and what has come of it."""
 
-    def __init__(self, link: ReadLink, what: str, timeout_s: float) -> None:
+    def __init__(self, link: LoopConnection, what: str, timeout_s: float) -> None:
         self.has_brought = False
         self._link = link
         self._what = what

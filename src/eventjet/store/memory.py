@@ -9,10 +9,10 @@ from datetime import datetime
 from uuid import uuid4
 
 from eventjet.codec.envelope import MSG_ID, RawRecord, header, header_block, recorded_at
+from eventjet.codec.subjects import subject_of
 from eventjet.errors import ConcurrencyConflict, Refused
 from eventjet.store.limits import check_save
 from eventjet.store.store import Append, LogState, event_headers
-from eventjet.store.subjects import subject_of
 
 
 class MemoryStore:

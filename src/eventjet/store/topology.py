@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 from uuid import uuid4
 
+from eventjet.codec.subjects import SERVER_MESSAGE_MAX, snapshot_bucket, stream_subjects
 from eventjet.errors import Unreachable
-from eventjet.store.requests import ApiError, Requests
-from eventjet.store.subjects import SERVER_MESSAGE_MAX, snapshot_bucket, stream_subjects
+from eventjet.nats.requests import ApiError, Requests
 
 IDENTITY = "eventjet.log"
 """Key of the log's UUID in the stream's metadata; a restore copies it."""

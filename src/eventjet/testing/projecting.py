@@ -13,12 +13,12 @@ from eventjet.codec.catalog import Catalog
 from eventjet.domain.event import event_info
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.subscription import events_of
-from eventjet.projections.bound import bind
 from eventjet.projections.fold import Fold
 from eventjet.projections.projection import Entries, Projection
-from eventjet.projections.sql import SqlProjection, bind_sql, subscription
-from eventjet.projections.sql_trial import TableRows, rows_after
-from eventjet.projections.tables import RowCodec
+from eventjet.projections.resolve import resolve
+from eventjet.projections.row_codec import RowCodec
+from eventjet.projections.sql_projection import SqlProjection, resolve_sql, subscription
+from eventjet.writers.sql_trial import TableRows, rows_after
 
 R = TypeVar("R")
 E = TypeVar("E")
@@ -101,21 +101,21 @@ def projected(
     function = projection.fold if isinstance(projection, Projection) else projection.rows
     subscribed = events_of(function, _event_parameter(projection))
     catalog = Catalog(list(dict.fromkeys([*subscribed, *(type(one.data) for one in recorded)])))
-    bound = bind(projection, catalog)
+    resolved = resolve(projection, catalog)
     for one in recorded:
         event_info(type(one.data))
-    fold = Fold(bound, RowCodec(bound.table, bound.row_type, "sqlite"))
-    rows = fold({}, [one for one in recorded if type(one.data) in bound.events])
+    fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type, "sqlite"))
+    rows = fold({}, [one for one in recorded if type(one.data) in resolved.events])
     return Projected(row for row in rows.values() if row is not None)
 
 
 def _handled(projection: SqlProjection, recorded: list[Recorded[Any]]) -> ProjectedTables:
     catalog = Catalog(list(dict.fromkeys([*subscription(projection), *(type(one.data) for one in recorded)])))
-    bound = bind_sql(projection, catalog)
-    taken = [one for one in recorded if type(one.data) in bound.handlers]
+    resolved = resolve_sql(projection, catalog)
+    taken = [one for one in recorded if type(one.data) in resolved.handlers]
     # In a thread, so that a test may be a coroutine itself.
     with ThreadPoolExecutor(1) as thread:
-        return ProjectedTables(thread.submit(asyncio.run, rows_after(bound, taken)).result())
+        return ProjectedTables(thread.submit(asyncio.run, rows_after(resolved, taken)).result())
 
 
 def _event_parameter(projection: Projection[Any, Any] | Entries[Any, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from eventjet.observability import names
 from eventjet.observability.metrics import Sample
-from eventjet.projections.checkpoint import ACTIVE, BUILDING, FAILED, NEW, PAUSED, RETIRED
+from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, NEW, PAUSED, RETIRED
 from eventjet.workers.status import ProjectionStatus
 
 _STATES = (NEW, BUILDING, ACTIVE, PAUSED, RETIRED, FAILED)

@@ -49,7 +49,7 @@ def address_of(text: str) -> tuple[str, int]:
 @asynccontextmanager
 async def serving(address: tuple[str, int], told: Told) -> AsyncGenerator[tuple[str, int]]:
     """Answer at the address, yielded with its real port, within the block; raises `Unreachable`."""
-    server = await asyncio.to_thread(_bound, address, told)
+    server = await asyncio.to_thread(_resolved, address, told)
     thread = threading.Thread(target=server.serve_forever, args=(_POLL_S,), name="eventjet http", daemon=True)
     keeping = asyncio.create_task(told.keep(), name="eventjet vitals")
     thread.start()
@@ -66,7 +66,7 @@ async def serving(address: tuple[str, int], told: Told) -> AsyncGenerator[tuple[
         server.server_close()
 
 
-def _bound(address: tuple[str, int], told: Told) -> _Server:
+def _resolved(address: tuple[str, int], told: Told) -> _Server:
     host, port = address
     shown = f"The address {host}:{port}"
     try:

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from sqlalchemy import Connection, select
 
 from eventjet.errors import CheckpointFenced, ProjectionError
-from eventjet.projections import checkpoint, places_given
-from eventjet.projections.checkpoint import Checkpoint
-from eventjet.projections.places import placed_tables
-from eventjet.projections.sql import AnyBound
+from eventjet.projections.sql_projection import AnyResolved
+from eventjet.sql import checkpoint, location_assignment
+from eventjet.sql.checkpoint import Checkpoint
+from eventjet.sql.locations import located_tables
+from eventjet.workers.context import WorkerContext
 from eventjet.workers.session import Session
-from eventjet.workers.workplace import Workplace
 
 _log = logging.getLogger(__name__)
 
@@ -30,13 +30,13 @@ def new_owner() -> str:
 class TableOccupied(ProjectionError):
     """A projection that has not begun finds its table in use."""
 
-    def __init__(self, bound: AnyBound, reason: str) -> None:
-        self.projection = bound.name
+    def __init__(self, resolved: AnyResolved, reason: str) -> None:
+        self.projection = resolved.name
         self.reason = reason
-        tables = ", ".join(repr(table.name) for table in bound.tables)
+        tables = ", ".join(repr(table.name) for table in resolved.tables)
         super().__init__(
-            f"Revision {bound.revision} of projection {bound.name!r} cannot begin in the table {tables}: "
-            f"{reason}. Run `eventjet rebuild {bound.name}`."
+            f"Revision {resolved.revision} of projection {resolved.name!r} cannot begin in the table {tables}: "
+            f"{reason}. Run `eventjet rebuild {resolved.name}`."
         )
 
 
@@ -46,25 +46,25 @@ class Lease:
     Whatever changes the checkpoint, but for `acquire`, is one statement.
     """
 
-    def __init__(self, session: Session, bound: AnyBound, place: Workplace) -> None:
+    def __init__(self, session: Session, resolved: AnyResolved, context: WorkerContext) -> None:
         self._session = session
-        self._bound = bound
-        self._place = place
+        self._resolved = resolved
+        self._context = context
 
     async def acquire(self, stop: asyncio.Event, on_standby: Callable[[], None], stumbled_at: int) -> Checkpoint | None:
         """Wait until the lease is ours; None when `stop` is set first.
 
         What failed elsewhere, or in another process, is tried once here too: a newer deploy may know better.
         """
-        name, revision, place = self._bound.name, self._bound.revision, self._place
+        name, revision, context = self._resolved.name, self._resolved.revision, self._context
 
         def look(connection: Connection) -> bool:
-            return checkpoint.is_free(connection, name, revision, place.owner, stumbled_at=stumbled_at)
+            return checkpoint.is_free(connection, name, revision, context.owner, stumbled_at=stumbled_at)
 
         def take(connection: Connection) -> Checkpoint | None:
-            places_given.ensure(connection, self._bound)
-            ttl_s = place.options.lease_s
-            return checkpoint.take(connection, name, revision, place.owner, ttl_s, stumbled_at=stumbled_at)
+            location_assignment.ensure(connection, self._resolved)
+            ttl_s = context.options.lease_s
+            return checkpoint.take(connection, name, revision, context.owner, ttl_s, stumbled_at=stumbled_at)
 
         while not stop.is_set():
             if await self._session.read(look):
@@ -73,16 +73,16 @@ class Lease:
                     _log.info("%s: took the lease at position %d, epoch %d", held.name, held.position, held.epoch)
                     return held
             on_standby()
-            await pause(stop, place.options.poll_s)
+            await pause(stop, context.options.poll_s)
         return None
 
     async def check_unused(self, held: Checkpoint) -> None:
         """Raise `TableOccupied` when a projection that has not begun could not begin with an empty table."""
-        await self._session.read(lambda connection: _check_unused(connection, self._bound, held.place))
+        await self._session.read(lambda connection: _check_unused(connection, self._resolved, held.location))
 
     async def renew(self, held: Checkpoint) -> None:
         """Extend; raises `CheckpointFenced` when another epoch has begun."""
-        ttl_s = self._place.options.lease_s
+        ttl_s = self._context.options.lease_s
         self._kept(held, await self._session.write(lambda connection: checkpoint.renew(connection, held, ttl_s)))
 
     async def settle(self, held: Checkpoint, state: str | None, reason: str | None = None) -> int:
@@ -108,10 +108,10 @@ class Lease:
             raise CheckpointFenced(held.name, f"its epoch is no longer {held.epoch}")
 
 
-def _check_unused(connection: Connection, bound: AnyBound, place: str) -> None:
-    for table in placed_tables(bound, place, connection.dialect.name):
+def _check_unused(connection: Connection, resolved: AnyResolved, location: str) -> None:
+    for table in located_tables(resolved, location, connection.dialect.name):
         if connection.execute(select(1).select_from(table).limit(1)).first() is not None:
-            raise TableOccupied(bound, f"{table.name} holds rows that no checkpoint knows of")
+            raise TableOccupied(resolved, f"{table.name} holds rows that no checkpoint knows of")
 
 
 async def pause(stop: asyncio.Event, seconds: float) -> None:

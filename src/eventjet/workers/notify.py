@@ -11,10 +11,10 @@ import logging
 import threading
 from collections.abc import Mapping
 
+from eventjet.codec.notices import notice, notice_subject
 from eventjet.errors import EventjetError, Forbidden
-from eventjet.projections.notices import notice, notice_subject
-from eventjet.wire import Endpoint, Link, Unauthorized
-from eventjet.wire.frames import publish_frame
+from eventjet.nats import Endpoint, NatsConnection, Unauthorized
+from eventjet.nats.protocol import publish_frame
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Notifier:
         self._closed = False
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self._link: Link | None = None
+        self._link: NatsConnection | None = None
         self._denied = False
 
     def tell(self, projection: str, revision: int, position: int) -> None:
@@ -84,7 +84,7 @@ class Notifier:
 
     def _publish(self, news: Mapping[Revision, int]) -> None:
         if self._link is None:
-            self._link = Link.open(self._endpoint, timeout_s=_OPEN_S)
+            self._link = NatsConnection.open(self._endpoint, timeout_s=_OPEN_S)
             self._denied = False
         if news and not self._denied:
             self._link.send(

@@ -27,23 +27,23 @@ from eventjet.errors import (
     LogRolledBack,
     UnknownEvent,
 )
-from eventjet.projections.checkpoint import ACTIVE, BUILDING, FAILED, Checkpoint
 from eventjet.projections.columns import POSTGRESQL
-from eventjet.projections.database import is_about_data
-from eventjet.projections.places import DECLARED, placed
-from eventjet.projections.quarantine import Offered, is_newer
-from eventjet.projections.sql import AnyBound, BoundSql
-from eventjet.projections.sql_guard import TransactionEnded
-from eventjet.projections.sql_writer import AnyWriter, SqlWriter
-from eventjet.projections.writer import Batch, Writer
-from eventjet.workers.ahead import Ahead
-from eventjet.workers.consumer import Consumer
-from eventjet.workers.identity import check_log
+from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
+from eventjet.quarantine.fold import Offered, is_newer
+from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, Checkpoint
+from eventjet.sql.database import is_about_data
+from eventjet.sql.locations import DECLARED, located
+from eventjet.workers.context import WorkerContext
 from eventjet.workers.lease import Lease, TableOccupied, pause
-from eventjet.workers.quarantine import StillHeld, carry_out, load_held, tell_parked
+from eventjet.workers.log_identity import check_log
+from eventjet.workers.prefetch import Prefetch
+from eventjet.workers.promotion import Takeover
+from eventjet.workers.reader import EventReader
+from eventjet.workers.retries import StillHeld, carry_out, load_held, tell_parked
 from eventjet.workers.session import Session
-from eventjet.workers.takeover import Takeover
-from eventjet.workers.workplace import Workplace
+from eventjet.writers.sql_guard import TransactionEnded
+from eventjet.writers.sql_writer import AnyWriter, SqlWriter
+from eventjet.writers.writer import Batch, Writer
 
 _log = logging.getLogger(__name__)
 
@@ -56,18 +56,18 @@ _PASSES = (EventjetError, SQLAlchemyError, OSError, TimeoutError)
 class Projector:
     """One projection in one process. `on_ready` is called, perhaps often, once it works or waits for the lease."""
 
-    def __init__(self, bound: AnyBound, place: Workplace, on_ready: Callable[[], None]) -> None:
-        self.bound = bound
-        self._place = place
+    def __init__(self, resolved: AnyResolved, context: WorkerContext, on_ready: Callable[[], None]) -> None:
+        self.resolved = resolved
+        self._context = context
         self._on_ready = on_ready
-        self._report = place.report(bound)
+        self._report = context.report(resolved)
         self._writer = self._writer_in(DECLARED)
         self._writes_in: str = DECLARED
-        self._batch_max = min(_BATCH_FIRST, place.options.batch_max)
-        self._pause_s = place.options.backoff_s[0]
+        self._batch_max = min(_BATCH_FIRST, context.options.batch_max)
+        self._pause_s = context.options.backoff_s[0]
         self._stumbled_at = -1
         self._position = 0
-        self._ahead: Ahead | None = None
+        self._ahead: Prefetch | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Term after term until `stop`; the batch in hand is finished and the lease let go."""
@@ -80,34 +80,34 @@ class Projector:
             except Exception as error:  # noqa: BLE001 - others go on, and so does this one, at a bounded rate
                 self._report.ended("fault")
                 unforeseen = not isinstance(error, _PASSES)
-                _log.warning("%s: %s. Trying again.", self.bound.name, _first_line(error), exc_info=unforeseen)
+                _log.warning("%s: %s. Trying again.", self.resolved.name, _first_line(error), exc_info=unforeseen)
                 await pause(stop, self._pause_s)
-                self._pause_s = min(2 * self._pause_s, self._place.options.backoff_s[1])
+                self._pause_s = min(2 * self._pause_s, self._context.options.backoff_s[1])
 
     async def _term(self, stop: asyncio.Event) -> None:
         """One lease, on connections of its own."""
         by_hand = isinstance(self._writer, SqlWriter)
-        async with Session.open(self._place, f"worker {self.bound.durable}", by_hand=by_hand) as session:
-            lease = Lease(session, self.bound, self._place)
+        async with Session.open(self._context, f"worker {self.resolved.durable}", by_hand=by_hand) as session:
+            lease = Lease(session, self.resolved, self._context)
             self._writer.forget()
             held = await lease.acquire(stop, self._on_ready, self._stumbled_at)
             if held is not None:
                 failpoints.reach("worker.lease_taken")
-                if held.place != self._writes_in:
-                    self._writer, self._writes_in = self._writer_in(held.place), held.place
+                if held.location != self._writes_in:
+                    self._writer, self._writes_in = self._writer_in(held.location), held.location
                 if not by_hand:
                     await session.commit_by_statement()
-                elif held.place != DECLARED:
-                    await session.look_first_in(held.place)
+                elif held.location != DECLARED:
+                    await session.look_first_in(held.location)
                 await self._hold(session, lease, held, stop)
 
     def _writer_in(self, where: str) -> AnyWriter:
         """SQL by hand finds its tables wherever its session looks."""
-        bound, lease_s = self.bound, self._place.options.lease_s
-        if isinstance(bound, BoundSql):
-            return SqlWriter(bound, lease_s=lease_s)
-        dialect = self._place.database.dialect
-        return Writer(bound, dialect, lease_s=lease_s, table=placed(bound.table, where, dialect))
+        resolved, lease_s = self.resolved, self._context.options.lease_s
+        if isinstance(resolved, ResolvedSql):
+            return SqlWriter(resolved, lease_s=lease_s)
+        dialect = self._context.database.dialect
+        return Writer(resolved, dialect, lease_s=lease_s, table=located(resolved.table, where, dialect))
 
     async def _hold(self, session: Session, lease: Lease, held: Checkpoint, stop: asyncio.Event) -> None:
         try:
@@ -121,23 +121,23 @@ class Projector:
                 await lease.release(held)
 
     async def _project(self, session: Session, lease: Lease, held: Checkpoint, stop: asyncio.Event) -> None:
-        await carry_out(session, self._writer, self._place, self.bound, held, stop)
-        consumer = await Consumer.open(self._place, self.bound, held.position)
+        await carry_out(session, self._writer, self._context, self.resolved, held, stop)
+        consumer = await EventReader.open(self._context, self.resolved, held.position)
         self._position = held.position
         waker = asyncio.create_task(_wake_at(stop, consumer))
-        self._ahead = ahead = Ahead(consumer)
+        self._ahead = ahead = Prefetch(consumer)
         try:
             if not held.log:
                 await lease.check_unused(held)
             # After the durable is made: whoever replaces the stream from here on deletes it too.
-            log = await asyncio.to_thread(check_log, self._place.endpoint, self._place.stream, held)
+            log = await asyncio.to_thread(check_log, self._context.endpoint, self._context.stream, held)
             if held.log != log:
                 await lease.adopt_log(held, log)
             failpoints.reach("worker.log_checked")
-            await load_held(session, self._writer, self.bound)
+            await load_held(session, self._writer, self.resolved)
             consumer.start()
             self._on_ready()
-            takeover = Takeover(self.bound, self._place, held)
+            takeover = Takeover(self.resolved, self._context, held)
 
             async def advance(timeout_s: float) -> None:
                 following = await ahead.take(timeout_s)
@@ -146,7 +146,7 @@ class Projector:
 
             building = held.state == BUILDING and not takeover.wanted
             while not stop.is_set():
-                batch = await ahead.take(self._place.options.lease_s / 3)
+                batch = await ahead.take(self._context.options.lease_s / 3)
                 if batch is None:
                     await lease.renew(held)
                     failpoints.reach("worker.lease_renewed")
@@ -180,11 +180,11 @@ class Projector:
                     await self._commit(session, held, before)
                 raise
             self._fit(len(part.events), time.monotonic() - began)
-            self._pause_s = self._place.options.backoff_s[0]
+            self._pause_s = self._context.options.backoff_s[0]
 
     def _fit(self, count: int, took_s: float) -> None:
         """Larger parts as long as a lease lasts for many of them: handlers may be slow."""
-        options = self._place.options
+        options = self._context.options
         if took_s < options.lease_s / 10:
             self._batch_max = min(2 * self._batch_max, options.batch_max)
         elif took_s > options.lease_s / 4:
@@ -215,7 +215,7 @@ class Projector:
                 if isinstance(only, Offered) and only.error is None:
                     await self._commit(session, held, replace(part, events=[only.failed(error)]))
                     return
-                raise HandlerFailed(self.bound.name, only.position, _id_of(only), _first_line(error)) from error
+                raise HandlerFailed(self.resolved.name, only.position, _id_of(only), _first_line(error)) from error
             await self._commit(session, held, first)
             await self._commit(session, held, second)
 
@@ -234,7 +234,7 @@ class Projector:
         failpoints.reach("worker.batch_folded")
         began = time.perf_counter()
         writing = session.write(lambda connection: writer.commit(connection, held, part, changes))
-        if ahead is None or self._place.database.dialect != POSTGRESQL:
+        if ahead is None or self._context.database.dialect != POSTGRESQL:
             await writing
         else:
             # In this order: by its first wait it has sent its only statement.
@@ -245,27 +245,27 @@ class Projector:
             finally:
                 folding.cancel()
         if changes.sorting is not None:
-            tell_parked(self.bound.name, changes.sorting)
+            tell_parked(self.resolved.name, changes.sorting)
         return began
 
     async def _stumble(self, lease: Lease, held: Checkpoint, error: EventjetError) -> None:
         """Stop the projection with its reason; a schema that only a newer deploy knows is left to that one."""
-        if isinstance(error, UnknownEvent) and is_newer(self._place.catalog, error):
-            self._pause_s = self._place.options.backoff_s[1]
+        if isinstance(error, UnknownEvent) and is_newer(self._context.catalog, error):
+            self._pause_s = self._context.options.backoff_s[1]
             await lease.settle(held, None, str(error))
             raise error
-        _log.error("%s is stopped: %s", self.bound.name, error)
+        _log.error("%s is stopped: %s", self.resolved.name, error)
         self._stumbled_at = await lease.settle(held, FAILED, str(error))
         self._report.ended("failed")
 
 
-async def _wake_at(stop: asyncio.Event, consumer: Consumer) -> None:
+async def _wake_at(stop: asyncio.Event, consumer: EventReader) -> None:
     await stop.wait()
     consumer.wake()
 
 
 def _id_of(event: Any) -> str:
-    return event.place[1] if isinstance(event, Offered) else event.aggregate_id
+    return event.aggregate_key[1] if isinstance(event, Offered) else event.aggregate_id
 
 
 def _first_line(error: BaseException) -> str:

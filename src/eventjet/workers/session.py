@@ -12,11 +12,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet.projections.columns import POSTGRESQL
-from eventjet.projections.database import READ_ONLY, enforce_foreign_keys
-from eventjet.projections.places_postgres import look_first_in
-from eventjet.projections.sql_guard import driver_of, is_over
 from eventjet.projections.storage import SQLITE
-from eventjet.workers.workplace import Workplace
+from eventjet.sql.database import READ_ONLY, enforce_foreign_keys
+from eventjet.sql.postgres_tables import look_first_in
+from eventjet.workers.context import WorkerContext
+from eventjet.writers.sql_guard import driver_of, is_over
 
 T = TypeVar("T")
 
@@ -24,23 +24,23 @@ T = TypeVar("T")
 class Session:
     """Made by `Session.open`. Raises what SQLAlchemy raises; nothing is left open after that."""
 
-    def __init__(self, connection: AsyncConnection, place: Workplace) -> None:
+    def __init__(self, connection: AsyncConnection, context: WorkerContext) -> None:
         self._connection = connection
-        self._place = place
-        self._is_postgres = place.database.dialect == POSTGRESQL
+        self._context = context
+        self._is_postgres = context.database.dialect == POSTGRESQL
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, place: Workplace, purpose: str, *, by_hand: bool = False) -> AsyncGenerator[Session]:
+    async def open(cls, context: WorkerContext, purpose: str, *, by_hand: bool = False) -> AsyncGenerator[Session]:
         """A new connection: what an older one has prepared may not fit the tables any more.
 
         `by_hand` is for the statements of an application, which may rely upon its foreign keys.
         """
-        engine = place.database.engine(f"eventjet {purpose}")
-        if by_hand and place.database.dialect == SQLITE:
+        engine = context.database.engine(f"eventjet {purpose}")
+        if by_hand and context.database.dialect == SQLITE:
             event.listen(engine.sync_engine, "connect", enforce_foreign_keys)
         try:
-            session = cls(await engine.connect(), place)
+            session = cls(await engine.connect(), context)
             try:
                 yield session
             finally:
@@ -60,14 +60,14 @@ class Session:
     async def write(self, change: Callable[[Connection], T]) -> T:
         """Run something in a transaction of its own."""
         await self._read_only(False)
-        async with self._place.turn(), self._connection.begin():
+        async with self._context.turn(), self._connection.begin():
             return await self._connection.run_sync(change)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[AsyncConnection]:
         """A transaction for statements that are awaited one by one; rolled back on any error."""
         await self._read_only(False)
-        async with self._place.turn():
+        async with self._context.turn():
             await self._connection.begin()
             try:
                 yield self._connection

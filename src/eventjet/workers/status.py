@@ -13,14 +13,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.codec.catalog import Catalog
 from eventjet.errors import EventjetError
-from eventjet.projections import checkpoint
-from eventjet.projections.checkpoint import ACTIVE, BUILDING, NEW, Checkpoint
-from eventjet.projections.database import READ_ONLY, Database
-from eventjet.projections.quarantine_rows import parked_counts
-from eventjet.projections.sql import AnyBound
+from eventjet.nats import Endpoint, NatsConnection, next_record
+from eventjet.projections.sql_projection import AnyResolved
+from eventjet.quarantine.rows import parked_counts
 from eventjet.settings import Settings
-from eventjet.wire import Endpoint, Link, next_record
-from eventjet.workers.identity import state_of_log
+from eventjet.sql import checkpoint
+from eventjet.sql.checkpoint import ACTIVE, BUILDING, NEW, Checkpoint
+from eventjet.sql.database import READ_ONLY, Database
+from eventjet.workers.log_identity import state_of_log
 
 _PACE_S = 10.0
 
@@ -37,7 +37,7 @@ class Projecting(Protocol):
     def catalog(self) -> Catalog: ...
 
     @property
-    def projections(self) -> Mapping[str, AnyBound]: ...
+    def projections(self) -> Mapping[str, AnyResolved]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class ProjectionStatus:
     """Why it failed or waits."""
     declared: bool
     """Whether the app still declares this revision; nobody advances one that no process declares."""
-    place: str = ""
+    location: str = ""
     """Where its tables are: empty where they are declared and read, else a schema, or a suffix on SQLite."""
     parked: int = 0
     """Events it could not take, which wait for a decision or for a worker that tries them again."""
@@ -144,9 +144,9 @@ class Looker:
         self._app = app
         self._where = Database(settings.database)
         self._endpoint = Endpoint.of(settings)
-        self._declared = {(bound.name, bound.revision) for bound in app.projections.values()}
+        self._declared = {(resolved.name, resolved.revision) for resolved in app.projections.values()}
         self._engine: AsyncEngine | None = None
-        self._link: Link | None = None
+        self._link: NatsConnection | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -186,12 +186,12 @@ class Looker:
 
     def _compared(self, found: list[tuple[Checkpoint, float]]) -> list[ProjectionStatus]:
         if self._link is None:
-            self._link = Link.open(self._endpoint)
+            self._link = NatsConnection.open(self._endpoint)
         return _compared(self._link, self._app.name, found, self._declared)
 
 
 def _compared(
-    link: Link, stream: str, found: list[tuple[Checkpoint, float]], declared: set[tuple[str, int]]
+    link: NatsConnection, stream: str, found: list[tuple[Checkpoint, float]], declared: set[tuple[str, int]]
 ) -> list[ProjectionStatus]:
     _, state = state_of_log(link, stream)
     ages: dict[int, float | None] = {}
@@ -212,7 +212,7 @@ def _compared(
             generation=one.generation,
             reason=one.reason,
             declared=(one.name, one.revision) in declared,
-            place=one.place,
+            location=one.location,
         )
         for one, lease_left_s in found
     ]

@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 from eventjet.errors import UsageError
-from eventjet.projections import checkpoint
-from eventjet.projections.database import READ_ONLY, Database
-from eventjet.projections.sql import AnyBound
+from eventjet.nats import Endpoint, NatsConnection
+from eventjet.projections.sql_projection import AnyResolved
 from eventjet.settings import Settings
-from eventjet.wire import Endpoint, Link
+from eventjet.sql import checkpoint
+from eventjet.sql.database import READ_ONLY, Database
+from eventjet.workers.context import WorkerContext, WorkerOptions
 from eventjet.workers.http import serving
-from eventjet.workers.identity import state_of_log
 from eventjet.workers.lease import new_owner
+from eventjet.workers.log_identity import state_of_log
 from eventjet.workers.notify import Notifier
 from eventjet.workers.projector import Projector
 from eventjet.workers.status import Projecting
 from eventjet.workers.vitals import Vitals
-from eventjet.workers.workplace import WorkerOptions, Workplace
 
 _log = logging.getLogger(__name__)
 
@@ -46,35 +46,35 @@ async def run_workers(
     chosen = _chosen(app, names)
     endpoint = Endpoint.of(settings)
     notifier = Notifier(endpoint, app.name)
-    place = Workplace(
+    context = WorkerContext(
         app.name, app.catalog, Database(settings.database), endpoint, new_owner(), options, notifier=notifier
     )
-    await _check(place, chosen)
+    await _check(context, chosen)
     async with AsyncExitStack() as ending:
         ending.push_async_callback(asyncio.to_thread, notifier.close)
         if http is not None:
-            await ending.enter_async_context(serving(http, Vitals(app, settings, place, chosen)))
-        await _work(place, chosen, stop, on_ready)
+            await ending.enter_async_context(serving(http, Vitals(app, settings, context, chosen)))
+        await _work(context, chosen, stop, on_ready)
 
 
 async def _work(
-    place: Workplace, chosen: Sequence[AnyBound], stop: asyncio.Event, on_ready: Callable[[], None] | None
+    context: WorkerContext, chosen: Sequence[AnyResolved], stop: asyncio.Event, on_ready: Callable[[], None] | None
 ) -> None:
     waiting = {one.durable for one in chosen}
 
-    def ready(bound: AnyBound) -> None:
-        if bound.durable in waiting:
-            waiting.discard(bound.durable)
+    def ready(resolved: AnyResolved) -> None:
+        if resolved.durable in waiting:
+            waiting.discard(resolved.durable)
             if not waiting and on_ready is not None:
                 on_ready()
 
     tasks = [
-        asyncio.create_task(Projector(one, place, lambda one=one: ready(one)).run(stop), name=one.durable)
+        asyncio.create_task(Projector(one, context, lambda one=one: ready(one)).run(stop), name=one.durable)
         for one in chosen
     ]
     try:
         await stop.wait()
-        await _drain(tasks, place.options.drain_s)
+        await _drain(tasks, context.options.drain_s)
     finally:
         for task in tasks:
             task.cancel()
@@ -87,7 +87,7 @@ async def _drain(tasks: Sequence[asyncio.Task[None]], drain_s: float) -> None:
         _log.warning("%s did not finish its batch within %g s and is cut off", task.get_name(), drain_s)
 
 
-def _chosen(app: Projecting, names: Sequence[str]) -> list[AnyBound]:
+def _chosen(app: Projecting, names: Sequence[str]) -> list[AnyResolved]:
     known = app.projections
     for name in names:
         if name not in known:
@@ -99,18 +99,18 @@ def _chosen(app: Projecting, names: Sequence[str]) -> list[AnyBound]:
     return chosen
 
 
-async def _check(place: Workplace, chosen: Sequence[AnyBound]) -> None:
+async def _check(context: WorkerContext, chosen: Sequence[AnyResolved]) -> None:
     """Fail early, and in words, on what a person has to set up first."""
-    engine = place.database.engine("eventjet worker")
+    engine = context.database.engine("eventjet worker")
     try:
-        async with place.database.reaching(), engine.connect() as connection:
+        async with context.database.reaching(), engine.connect() as connection:
             await connection.execution_options(**{READ_ONLY: True})
             await connection.run_sync(lambda sync: checkpoint.check_tables(sync, chosen))
     finally:
         await engine.dispose()
-    await asyncio.to_thread(_check_stream, place)
+    await asyncio.to_thread(_check_stream, context)
 
 
-def _check_stream(place: Workplace) -> None:
-    with Link.open(place.endpoint) as link:
-        state_of_log(link, place.stream)
+def _check_stream(context: WorkerContext) -> None:
+    with NatsConnection.open(context.endpoint) as link:
+        state_of_log(link, context.stream)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from eventjet.errors import EventjetError
 from eventjet.observability.metrics import exposition
-from eventjet.projections.sql import AnyBound
+from eventjet.projections.sql_projection import AnyResolved
 from eventjet.settings import Settings
+from eventjet.workers.context import WorkerContext
 from eventjet.workers.health import Health, Verdict
 from eventjet.workers.status import Looker, Projecting
-from eventjet.workers.workplace import Workplace
 
 _LOOK_MAX_S = 20.0
 
@@ -20,12 +20,14 @@ _LOOK_MAX_S = 20.0
 class Vitals:
     """`keep` looks, until it is cancelled; a loop that hangs shows as a look that grows old."""
 
-    def __init__(self, app: Projecting, settings: Settings, place: Workplace, chosen: Sequence[AnyBound]) -> None:
+    def __init__(
+        self, app: Projecting, settings: Settings, context: WorkerContext, chosen: Sequence[AnyResolved]
+    ) -> None:
         self._app = app
         self._settings = settings
-        self._place = place
-        self._chosen = {(bound.name, bound.revision) for bound in chosen}
-        self._health = Health(place.owner, place.options.stalled_s, time.monotonic())
+        self._context = context
+        self._chosen = {(resolved.name, resolved.revision) for resolved in chosen}
+        self._health = Health(context.owner, context.options.stalled_s, time.monotonic())
 
     def verdict(self) -> Verdict:
         """As of now."""
@@ -33,7 +35,7 @@ class Vitals:
 
     def metrics(self) -> str:
         """As Prometheus reads them."""
-        return exposition(self._health.samples(time.monotonic()), list(self._place.meters.values()))
+        return exposition(self._health.samples(time.monotonic()), list(self._context.meters.values()))
 
     async def keep(self) -> None:
         """Look again and again."""
@@ -48,4 +50,4 @@ class Vitals:
                 else:
                     own = [one for one in found if (one.name, one.revision) in self._chosen]
                     self._health = self._health.after(time.monotonic(), own)
-                await asyncio.sleep(self._place.options.look_s)
+                await asyncio.sleep(self._context.options.look_s)

@@ -1,0 +1,1 @@
+"""The log's past as sealed Parquet files: written, read, checked, and published again."""

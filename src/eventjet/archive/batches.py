@@ -1,0 +1,198 @@
+"""PURE: a log's past as it is published again, in batches that are stored whole or not at all.
+
+Subject, body, and all headers that are told to readers stay as they are, in their order. What was said only to the
+server (batches, expectations of a whole stream) goes, and `Ej-Recorded-At` keeps the time that the server will not give
+again. Whatever is published twice in this way is the same as what was published once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+
+from eventjet.codec.envelope import EXPECTED, MSG_ID, RECORDED_AT, RawRecord, header, number_of
+from eventjet.errors import ArchiveBroken
+from eventjet.nats.protocol import publish_frame
+
+BATCH_MAX = 500
+"""Messages of one atomic batch: beyond that, a batch costs what its messages cost."""
+BATCH_BYTES = 4_000_000
+"""Of one batch, about: the server waits ten seconds for the rest of it."""
+HEADERS_ADDED = 200
+"""Bytes that a message grows by at the most: `Ej-Recorded-At` (48), the batch's headers (79), the expected end of the
+log (51)."""
+
+_TO_THE_SERVER = re.compile(rb"\r\nNats-(?!Msg-Id: |Expected-Last-Subject-Sequence: )[^\r\n]*")
+_EXPECTATION = re.compile(rb"\r\nNats-Expected-Last-Subject-Sequence: [^\r\n]*")
+_OF_ANOTHER = b"\r\nNats-Expected-Last-Subject-Sequence-Subject: "
+_TOLD = f"\r\n{RECORDED_AT}: ".encode()
+_NO_HEADERS = b"NATS/1.0\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A log's past, wherever it is kept."""
+
+    name: str
+    """Where, for errors."""
+    stream: str
+    log: str
+    """The identity of the log."""
+    first: int
+    last: int
+    records: Callable[[int, int], Iterable[list[RawRecord]]]
+    """Its records at `start` <= position < `end`, in order."""
+
+    @property
+    def events(self) -> int:
+        """How many there are."""
+        return self.last - self.first + 1
+
+    def record(self, position: int) -> RawRecord:
+        """One of its records; raises `ArchiveBroken` when it has none there."""
+        for page in self.records(position, position + 1):
+            if page and page[0][0] == position:
+                return page[0]
+        raise ArchiveBroken(self.name, f"it has no event at position {position}")
+
+
+def lasting(record: RawRecord) -> tuple[int, bytes, bytes, bytes]:
+    """(position, subject, headers, body): what is the same however often a record is published again."""
+    position, _, subject, _, body = record
+    return position, subject, _EXPECTATION.sub(b"", _kept(record)), body
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Messages that follow one another in the log."""
+
+    records: tuple[RawRecord, ...]
+    blocks: tuple[bytes, ...]
+    """The headers of each as they are published, without the batch's own."""
+
+    @property
+    def first(self) -> int:
+        """Position of the first."""
+        return self.records[0][0]
+
+    @property
+    def last(self) -> int:
+        """Position of the last."""
+        return self.records[-1][0]
+
+    def frames(self, batch_id: str) -> tuple[bytes, bytes]:
+        """(all but the last as frames, the headers of the last): the last one asks for an answer.
+
+        The server stores nothing of it unless its log ends right before.
+        """
+        before: list[bytes] = []
+        expected = b"Nats-Expected-Last-Sequence: %d\r\n" % (self.first - 1)
+        headers = b""
+        for number, (record, block) in enumerate(zip(self.records, self.blocks, strict=True), 1):
+            headers = b"%bNats-Batch-Id: %b\r\nNats-Batch-Sequence: %d\r\n%b" % (
+                block[:-2],
+                batch_id.encode(),
+                number,
+                expected,
+            )
+            expected = b""
+            if number < len(self.records):
+                before.append(publish_frame(record[2], record[4], headers=headers + b"\r\n"))
+        return b"".join(before), headers + b"Nats-Batch-Commit: 1\r\n\r\n"
+
+
+def batches(past: Past, start: int) -> Iterator[Batch]:
+    """The past from a position on; raises `ArchiveBroken` where its records do not follow one another.
+
+    It is cut in the same places whether it was published again before or not.
+    """
+    making = _Making(past)
+    position = start
+    for page in past.records(start, past.last + 1):
+        for record in page:
+            if record[0] != position:
+                raise ArchiveBroken(past.name, f"position {record[0]} comes where {position} should")
+            position += 1
+            block = _kept(record)
+            bare = _EXPECTATION.sub(b"", block)
+            size = len(record[2]) + len(bare) + len(record[4])
+            event_id = header(bare, MSG_ID)
+            if making.is_full_for(size, event_id):
+                yield making.made()
+            making.add(record, block if making.may_expect(record) else bare, size, event_id)
+    if making.records:
+        yield making.made()
+    if position != past.last + 1:
+        raise ArchiveBroken(past.name, f"it ends before position {position}")
+
+
+@dataclass(slots=True)
+class _Making:
+    """The batch that is being filled."""
+
+    past: Past
+    records: list[RawRecord] = field(default_factory=list[RawRecord])
+    blocks: list[bytes] = field(default_factory=list[bytes])
+    ids: set[str] = field(default_factory=set[str])
+    lasts: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    """Of each subject in it, the position of its last message."""
+    size: int = 0
+
+    def is_full_for(self, size: int, event_id: str | None) -> bool:
+        if not self.records:
+            return False
+        # One batch cannot hold an id twice; the log can, if long enough lay between them.
+        return len(self.records) == BATCH_MAX or self.size + size > BATCH_BYTES or event_id in self.ids
+
+    def may_expect(self, record: RawRecord) -> bool:
+        """Whether the server can check what the record expects.
+
+        It cannot for the second message of a subject in a batch, so that is done here, and not where what is expected
+        lies before the past's first position.
+        """
+        position, _, subject, block, _ = record
+        expected = number_of(block, EXPECTED)
+        if expected is None or _OF_ANOTHER in block or 0 < expected < self.past.first:
+            return False
+        before = self.lasts.get(subject, expected)
+        if expected != before:
+            reason = f"position {position} was written after {expected}, but {before} came before it"
+            raise ArchiveBroken(self.past.name, reason)
+        return subject not in self.lasts
+
+    def add(self, record: RawRecord, block: bytes, size: int, event_id: str | None) -> None:
+        self.records.append(record)
+        self.blocks.append(block)
+        self.lasts[record[2]] = record[0]
+        self.size += size
+        if event_id is not None:
+            self.ids.add(event_id)
+
+    def made(self) -> Batch:
+        done = Batch(tuple(self.records), tuple(self.blocks))
+        self.records, self.blocks, self.size = [], [], 0
+        self.ids.clear()
+        self.lasts.clear()
+        return done
+
+
+def _kept(record: RawRecord) -> bytes:
+    """The header block without what was said to the server, and with the time."""
+    block = _TO_THE_SERVER.sub(b"", record[3] or _NO_HEADERS)
+    if _TOLD in block:
+        return block
+    return b"%b%b%b\r\n\r\n" % (block.rstrip(b"\r\n"), _TOLD, _time(record[1]))
+
+
+def _time(time_ns: int) -> bytes:
+    """RFC 3339 in UTC, to the nanosecond."""
+    second, rest = divmod(time_ns, 1_000_000_000)
+    return b"%b.%09dZ" % (_second(second), rest)
+
+
+@lru_cache(maxsize=64)
+def _second(second: int) -> bytes:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()

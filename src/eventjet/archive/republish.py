@@ -1,0 +1,347 @@
+"""Publishing a past into an empty stream: the same positions, ids, versions and times, or an error.
+
+Each batch is atomic and expects the log to end right before it, so it is stored where it belongs or not at all,
+whoever else writes. An answer that is lost is found out by reading what the stream holds. Whatever ends a restore, the
+next one goes on after the last batch that was stored.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from eventjet import failpoints
+from eventjet.archive.batches import HEADERS_ADDED, Batch, Past, batches, lasting
+from eventjet.codec.subjects import SERVER_MESSAGE_MAX
+from eventjet.errors import ArchiveBroken, HistoryBroken, Refused, StoreUnavailable, Unreachable
+from eventjet.nats import ApiRefused, Endpoint, NatsConnection, get_record, read_range, stream_state
+from eventjet.nats.api import StreamState
+from eventjet.nats.faults import api_fault
+from eventjet.store.outcome import REFUSALS, STALE_LEADER_S, WRONG_SEQUENCE
+from eventjet.store.topology import IDENTITY, compare, stream_config
+
+WINDOW_NS = 100_000_000
+"""How long the server remembers event ids during a restore, the least it can: an id that the log holds twice, long
+after one another, is not to be taken for a repetition, and millions of ids need not lie in the server's memory. A
+stream that still has it was not restored to its end."""
+_NO_STREAM = 10059
+_NAME_IN_USE = 10058
+_BACKOFF_S = (0.05, 1.0)
+_MENDED = frozenset({"duplicate_window", "max_msg_size", "num_replicas"})
+"""Settings of an existing stream that a restore sets itself, or can do with."""
+
+Progress = Callable[[str, int, int], object]
+"""Told (phase, events done, events in all)."""
+
+
+def silent(_phase: str, _done: int, _total: int) -> None:
+    """A progress that nobody sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore did."""
+
+    stream: str
+    log: str
+    first: int
+    last: int
+    events: int
+    """In the stream now, each compared with the archive."""
+    published: int
+    """By this run; the rest by an earlier one that was interrupted."""
+    seconds: Mapping[str, float]
+    """By phase."""
+
+
+def restore(
+    endpoint: Endpoint,
+    past: Past,
+    *,
+    replicas: int = 1,
+    progress: Progress = silent,
+    timeout_s: float = 5.0,
+    patience_s: float = 60.0,
+) -> Restored:
+    """Make the stream, or go on where an interrupted restore ended, and compare all that it holds. Blocks.
+
+    Raises `Refused` for a stream that holds anything else and when somebody else writes, `ArchiveBroken` for a past
+    that does not follow from itself, `HistoryBroken` when what was stored is not what was read, and
+    `StoreUnavailable` when the server stores nothing for `patience_s`.
+    """
+    return _Restore(endpoint, past, replicas, progress, timeout_s, patience_s).run()
+
+
+@dataclass(slots=True)
+class _Restore:
+    endpoint: Endpoint
+    past: Past
+    replicas: int
+    progress: Progress
+    timeout_s: float
+    patience_s: float
+    held: NatsConnection | None = None
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    def run(self) -> Restored:
+        past = self.past
+        try:
+            start = self._prepare()
+            began = time.monotonic()
+            for batch in batches(past, start):
+                self._store(batch)
+                failpoints.reach("restore.batch_stored")
+                self.progress("publish", batch.last - past.first + 1, past.events)
+            self.seconds["publish"] = round(time.monotonic() - began, 3)
+            self._insist(self._check_end)
+            self._compare()
+            self._insist(self._finish)
+        finally:
+            self._drop()
+        published = past.last - start + 1
+        return Restored(past.stream, past.log, past.first, past.last, past.events, published, self.seconds)
+
+    # Before.
+
+    def _prepare(self) -> int:
+        """The stream as it must be; returns the position to go on at. Raises `Refused` before it changes anything."""
+        past, link = self.past, self._link()
+        try:
+            state = stream_state(link, past.stream, timeout_s=self.timeout_s)
+        except ApiRefused as refusal:
+            if refusal.err_code != _NO_STREAM:
+                raise
+            return self._create()
+        drifts = compare(stream_config(past.stream, self.replicas), state.config)
+        amiss = [str(one) for one in drifts if one.setting not in _MENDED]
+        if amiss:
+            raise self._refused(f"the stream is not as it should be ({'; '.join(amiss)})")
+        if state.messages == 0 and state.last + 1 == past.first:
+            self._check_alone(state)
+            start = past.first
+        else:
+            start = self._continued(state)
+        self._configure(state, finished=False)
+        return start
+
+    def _create(self) -> int:
+        past = self.past
+        config = {**_config(past, self.replicas), "duplicate_window": WINDOW_NS}
+        try:
+            self._link().api(f"STREAM.CREATE.{past.stream}", config, timeout_s=self.timeout_s)
+        except ApiRefused as refusal:
+            if refusal.err_code == _NAME_IN_USE:
+                raise self._refused("somebody else made the stream just now") from None
+            raise Unreachable(
+                f"The stream {past.stream!r}",
+                f"the server would not create it: {refusal.description} ({refusal.err_code})",
+                "Look at the account's limits and the number of servers for its replicas.",
+            ) from None
+        return past.first
+
+    def _continued(self, state: StreamState) -> int:
+        """Where to go on in a stream that holds the past's first events, and nothing else."""
+        past, identity = self.past, state.metadata.get(IDENTITY)
+        holds = f"it holds {state.messages:,} events at positions {state.first:,} to {state.last:,}"
+        if state.messages == 0:
+            raise self._refused(
+                f"its next event gets position {state.last + 1:,}, and the archive's first {past.first:,}"
+            )
+        if identity != past.log:
+            raise self._refused(
+                f"{holds} of the log {identity or 'without identity'}, and the archive is of {past.log}"
+            )
+        if state.first != past.first or state.last > past.last or state.deleted:
+            raise self._refused(f"{holds}, and the archive {past.first:,} to {past.last:,}")
+        for position in (state.first, state.last):
+            found = get_record(self._link(), past.stream, position, timeout_s=self.timeout_s)
+            if found is None or lasting(found) != lasting(past.record(position)):
+                raise self._refused(f"{holds}, and its event at position {position:,} is not that of the archive")
+        return state.last + 1
+
+    def _check_alone(self, state: StreamState) -> None:
+        """An empty stream becomes another log, and workers that wait for its events would note the wrong one."""
+        if state.metadata.get(IDENTITY) == self.past.log:
+            return
+        found = self._link().api(f"CONSUMER.LIST.{self.past.stream}", timeout_s=self.timeout_s)
+        waiting = [str(one["name"]) for one in found.get("consumers") or () if one.get("num_waiting")]
+        if waiting:
+            raise self._refused(f"workers wait for its events ({', '.join(waiting)}); stop them first")
+
+    def _configure(self, state: StreamState, *, finished: bool) -> None:
+        """Of an existing stream: its identity, room for what events grow by, and how long ids are remembered."""
+        wanted = _config(self.past, self.replicas)
+        size = state.config["max_msg_size"]
+        if 0 < size < wanted["max_msg_size"]:
+            size = wanted["max_msg_size"]
+        window = wanted["duplicate_window"] if finished else WINDOW_NS
+        metadata = {**state.metadata, IDENTITY: self.past.log}
+        config = {**state.config, "metadata": metadata, "max_msg_size": size, "duplicate_window": window}
+        if config != state.config:
+            self._link().api(f"STREAM.UPDATE.{self.past.stream}", config, timeout_s=self.timeout_s)
+
+    # Meanwhile.
+
+    def _store(self, batch: Batch) -> None:
+        """Have it stored, once; raises what is final, and `StoreUnavailable` when it takes too long."""
+        deadline = time.monotonic() + self.patience_s
+        pause_s = _BACKOFF_S[0]
+        contradicted_at: float | None = None
+        answer: Exception | None = None
+        while time.monotonic() < deadline:
+            try:
+                if answer is not None and self._holds(batch):
+                    return
+                contradicted_at = self._check_answer(batch, answer, contradicted_at)
+                answer = self._send(batch)
+                if answer is None:
+                    return
+            except (StoreUnavailable, Unreachable) as error:
+                answer = error
+                self._drop()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _BACKOFF_S[1])
+        raise StoreUnavailable(
+            f"Storing positions {batch.first:,} to {batch.last:,} of {self.past.stream}",
+            f"for {self.patience_s:g} s; at last: {answer}",
+        )
+
+    def _send(self, batch: Batch) -> Exception | None:
+        """One try; None when the server says that it is stored where it belongs."""
+        link = self._link()
+        frames, headers = batch.frames(secrets.token_hex(8))
+        largest = max(len(block) + len(record[4]) for block, record in zip(batch.blocks, batch.records, strict=True))
+        if largest + HEADERS_ADDED > link.max_payload:
+            raise Refused(
+                f"The restore of {self.past.name}",
+                f"the server takes messages of {link.max_payload:,} bytes; an event of positions {batch.first:,} to "
+                f"{batch.last:,} has {largest:,}",
+                "Set `max_payload: 1MB` in its configuration, and restore again.",
+            )
+        if frames:
+            link.send(frames)
+        failpoints.reach("restore.batch_sent")
+        _, _, subject, _, body = batch.records[-1]
+        found = link.request(subject.decode(), body, headers=headers, timeout_s=2 * self.timeout_s)
+        answer: dict[str, Any] = json.loads(found[4])
+        if "error" in answer:
+            return api_fault(subject.decode(), answer["error"])
+        if (answer.get("seq"), answer.get("count")) != (batch.last, len(batch.records)):
+            return StoreUnavailable(f"Storing position {batch.last}", f"the server answered {answer}")
+        return None
+
+    def _holds(self, batch: Batch) -> bool:
+        """Whether the log holds it, as its leader says; raises `Refused` when another's event is there."""
+        state = stream_state(self._link(), self.past.stream, timeout_s=self.timeout_s)
+        if state.last == batch.first - 1:
+            return False
+        if state.last < batch.first:
+            # A leader that was deposed, or the log lost its end: the next run goes on where that is.
+            raise StoreUnavailable(f"Position {batch.first - 1:,}", f"the log ends at {state.last:,} all at once")
+        at = get_record(self._link(), self.past.stream, batch.last, timeout_s=self.timeout_s)
+        if state.last != batch.last or at is None or lasting(at) != lasting(batch.records[-1]):
+            raise Refused(
+                f"The restore of {self.past.name}",
+                f"somebody else wrote to the stream {self.past.stream!r}: it ends at position {state.last:,} after "
+                f"{batch.first - 1:,} were restored",
+                "Stop all that writes to it, delete the stream, and restore again.",
+            )
+        return True
+
+    def _check_answer(self, batch: Batch, answer: Exception | None, since: float | None) -> float | None:
+        """Raise what is final of an answer after which the log still ends right before the batch.
+
+        Returns since when the log has contradicted what the batch expects: a leader that was deposed may do so for a
+        while.
+        """
+        if not isinstance(answer, ApiRefused):
+            return None
+        code, said = answer.err_code, answer.description
+        if code in REFUSALS:
+            raise Refused(
+                f"The restore of {self.past.name}",
+                f"the server takes no more after position {batch.first - 1:,}: {said} ({code})",
+                "Make room, or mend the limit that it names, and restore again: it goes on there.",
+            )
+        if code != WRONG_SEQUENCE:
+            return None
+        since = since or time.monotonic()
+        if time.monotonic() - since > STALE_LEADER_S:
+            reason = f"an event of positions {batch.first} to {batch.last} does not follow the one it was written after"
+            raise ArchiveBroken(self.past.name, reason)
+        return since
+
+    # After.
+
+    def _check_end(self) -> None:
+        past = self.past
+        state = stream_state(self._link(), past.stream, timeout_s=self.timeout_s)
+        found = (state.metadata.get(IDENTITY), state.first, state.last, state.messages)
+        if found != (past.log, past.first, past.last, past.events):
+            raise HistoryBroken(
+                past.stream, state.last, f"it holds {state.messages} events of the log {found[0]} after the restore"
+            )
+
+    def _compare(self) -> None:
+        """Read all of it again, beside the past; raises `HistoryBroken` for the first event that differs."""
+        past, began = self.past, time.monotonic()
+        stored = read_range(self.endpoint, past.stream, past.first, past.last + 1)
+        kept = past.records(past.first, past.last + 1)
+        pairs = zip(chain.from_iterable(stored), chain.from_iterable(kept), strict=True)
+        for count, (one, other) in enumerate(pairs, 1):
+            if lasting(one) != lasting(other):
+                raise HistoryBroken(past.stream, one[0], "it is not the event of the archive")
+            if count % 1_000 == 0 or count == past.events:
+                self.progress("compare", count, past.events)
+        self.seconds["compare"] = round(time.monotonic() - began, 3)
+
+    def _finish(self) -> None:
+        self._configure(stream_state(self._link(), self.past.stream, timeout_s=self.timeout_s), finished=True)
+
+    # Helpers.
+
+    def _insist(self, step: Callable[[], object]) -> None:
+        """Take a step that may be repeated: what is stored is not to be in vain for an election at the end."""
+        deadline = time.monotonic() + self.patience_s
+        pause_s = _BACKOFF_S[0]
+        while True:
+            try:
+                step()
+                return
+            except (StoreUnavailable, Unreachable):
+                self._drop()
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _BACKOFF_S[1])
+
+    def _refused(self, reason: str) -> Refused:
+        return Refused(
+            f"The restore of {self.past.name} into the stream {self.past.stream!r}",
+            reason,
+            "Nothing was written. Restore to another server or account, or delete that stream if nobody needs it.",
+        )
+
+    def _link(self) -> NatsConnection:
+        if self.held is None:
+            self.held = NatsConnection.open(self.endpoint, timeout_s=self.timeout_s)
+        return self.held
+
+    def _drop(self) -> None:
+        if self.held is not None:
+            with suppress(OSError):
+                self.held.close()
+            self.held = None
+
+
+def _config(past: Past, replicas: int) -> dict[str, Any]:
+    """The stream as `init` makes it, with the log's identity and first position, and room for what events grow by."""
+    config = stream_config(past.stream, replicas)
+    config |= {"max_msg_size": SERVER_MESSAGE_MAX + HEADERS_ADDED, "metadata": {IDENTITY: past.log}}
+    return config if past.first == 1 else {**config, "first_seq": past.first}

@@ -1,0 +1,288 @@
+"""`NatsConnection`: one blocking connection to NATS.
+
+For one thread at a time; `wake` and `close` may be called from any. Every wait is bounded: by its own timeout, and by
+pings that tell a server which stopped answering from one that has nothing to say. A link does not reconnect: its owner
+knows where to go on. Messages of other subscriptions that arrive during a `request` are kept for the next `receive`.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Self, cast
+
+from eventjet.errors import Forbidden, StoreUnavailable, UsageError
+from eventjet.nats.dial import Dialled, dial
+from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.faults import ConnectionClosed, ConnectionLost, NoResponders, api_fault, server_fault
+from eventjet.nats.protocol import Control, Frame, publish_frame, status_of, subscribe_frame, unsubscribe_frame
+
+_CHUNK = 131_072
+_REPLIES = b"1"
+_KEPT_MAX = 200_000
+
+
+class NatsConnection:
+    """See the module. Made by `Link.open`."""
+
+    def __init__(self, dialled: Dialled, endpoint: Endpoint, ping_interval_s: float, send_timeout_s: float) -> None:
+        self.info = dialled.info
+        """The server's INFO, as it was at the greeting."""
+        self.peer = dialled.peer
+        self.inbox = f"{endpoint.inbox_prefix}.{secrets.token_hex(11)}"
+        """Subjects under it are this link's own."""
+        self._sock = dialled.sock
+        self._parser = dialled.parser
+        self._early = dialled.controls
+        self._ping_interval_s = ping_interval_s
+        self._send_timeout_s = send_timeout_s
+        self._heard_at = time.monotonic()
+        self._pinged_at: float | None = None
+        self._pings = 0
+        self._pongs = 0
+        self._kept: list[Frame] = []
+        self._sids = 1
+        self._requests = 0
+        self._closed = False
+        self._broken = False
+        self._busy = threading.Lock()
+        self.max_payload = int(self.info.get("max_payload", 1024 * 1024))
+
+    @classmethod
+    def open(
+        cls,
+        endpoint: Endpoint,
+        *,
+        timeout_s: float = 5.0,
+        ping_interval_s: float = 5.0,
+        send_timeout_s: float = 10.0,
+    ) -> Self:
+        """Connect to the first server that answers.
+
+        Raises `Unreachable` when none does, `Unauthorized` when one refuses the credentials, `UsageError` for
+        credentials that cannot be read. A server silent for two `ping_interval_s` counts as lost.
+        """
+        return cls(dial(endpoint, timeout_s), endpoint, ping_interval_s, send_timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # What is sent.
+
+    def publish(
+        self, subject: str | bytes, payload: bytes = b"", *, reply: str | bytes = b"", headers: bytes = b""
+    ) -> None:
+        """Send one message and do not wait; raises `UsageError` for what the server would drop the link over."""
+        if len(payload) + len(headers) > self.max_payload:
+            raise UsageError(
+                f"A message of {len(payload) + len(headers)} bytes exceeds the server's limit of {self.max_payload}. "
+                "Send less, or raise max_payload."
+            )
+        answer_to = reply.encode() if isinstance(reply, str) else reply
+        self.send(publish_frame(subject, payload, reply=answer_to, headers=headers))
+
+    def subscribe(self, subject: str) -> bytes:
+        """Ask for the messages of a subject; returns the subscription id that its frames carry."""
+        self._sids += 1
+        sid = b"%d" % self._sids
+        self.send(subscribe_frame(subject, sid))
+        return sid
+
+    def unsubscribe(self, sid: bytes) -> None:
+        """End a subscription; frames already on their way still come."""
+        self.send(unsubscribe_frame(sid))
+
+    def send(self, data: bytes) -> None:
+        """Send whole frames as they are."""
+        if self._closed:
+            raise ConnectionClosed
+        try:
+            with self._busy:
+                self._sock.settimeout(self._send_timeout_s)
+                self._sock.sendall(data)
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def flush(self, *, timeout_s: float = 5.0) -> None:
+        """Return once the server has taken in all that was sent; raises `Forbidden` for what it refused of that."""
+        self._ping()
+        pong = self._pings
+        deadline = time.monotonic() + timeout_s
+        others, self._kept = self._kept, []
+        try:
+            while self._pongs < pong:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise StoreUnavailable(f"NATS at {self.peer}", f"no PONG within {timeout_s:g} s")
+                others += self._await(left, pong)
+        finally:
+            self._kept = others + self._kept
+
+    # What is received.
+
+    def receive(self, timeout_s: float) -> list[Frame]:
+        """The messages that are there, or the first to come; empty when none came in time.
+
+        0 takes only what has arrived. Raises `ConnectionLost`, `ConnectionClosed`, and `Forbidden` for a permissions violation,
+        which leaves the link usable.
+        """
+        if self._kept:
+            kept, self._kept = self._kept, []
+            return kept
+        return self._await(timeout_s, None)
+
+    def frames(self, timeout_s: float) -> Iterator[Frame]:
+        """Messages one by one, until none has come for `timeout_s`."""
+        while batch := self.receive(timeout_s):
+            yield from batch
+
+    def _await(self, timeout_s: float, pong: int | None) -> list[Frame]:
+        """As `receive`, of what was not kept; returns without messages, too, at the PONG of this number."""
+        deadline = time.monotonic() + timeout_s
+        if self._early:
+            early, self._early = self._early, []
+            self._answer(early, [])
+        while True:
+            left = deadline - time.monotonic()
+            data = self._read(max(0.0, min(left, self._ping_interval_s)))
+            if data:
+                self._heard_at, self._pinged_at = time.monotonic(), None
+                try:
+                    frames, controls = self._parser.feed(data)
+                except ValueError as error:
+                    raise ConnectionLost(f"NATS at {self.peer}", f"it sent {error}") from error
+                if controls:
+                    self._answer(controls, frames)
+                if frames or (pong is not None and self._pongs >= pong):
+                    return frames
+            elif left > 0:
+                self._keep_alive()
+            if left <= 0:
+                return []
+
+    def request(self, subject: str, payload: bytes = b"", *, headers: bytes = b"", timeout_s: float = 5.0) -> Frame:
+        """Send and wait for the answer; raises `NoResponders` at once, `StoreUnavailable` after `timeout_s`."""
+        if not self._requests:
+            self.send(subscribe_frame(f"{self.inbox}.r.*", _REPLIES))
+        self._requests += 1
+        answer_to = f"{self.inbox}.r.{self._requests}".encode()
+        self.publish(subject, payload, reply=answer_to, headers=headers)
+        deadline = time.monotonic() + timeout_s
+        others, self._kept = self._kept, []
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                frames = self.receive(left)
+                others += [frame for frame in frames if frame[0] != _REPLIES]
+                for frame in frames:
+                    if frame[0] == _REPLIES and frame[1] == answer_to:
+                        return self._answered(frame, subject)
+                if len(others) > _KEPT_MAX:
+                    raise ConnectionLost(
+                        f"NATS at {self.peer}", f"more than {_KEPT_MAX} messages came before an answer"
+                    )
+        finally:
+            self._kept = others + self._kept
+        raise StoreUnavailable(subject, f"none within {timeout_s:g} s")
+
+    def api(self, subject: str, body: object = None, *, timeout_s: float = 5.0) -> dict[str, Any]:
+        """A JetStream request in JSON, `subject` without `$JS.API.`; raises `ApiRefused` for its `error`."""
+        payload = b"" if body is None else json.dumps(body).encode()
+        answer = self.request(f"$JS.API.{subject}", payload, timeout_s=timeout_s)[4]
+        try:
+            found = cast("dict[str, Any]", json.loads(answer))
+            error = cast("dict[str, Any] | None", found.get("error"))
+        except (ValueError, AttributeError):
+            raise StoreUnavailable(subject, f"JetStream's answer is not JSON ({answer[:40]!r})") from None
+        if error:
+            raise api_fault(subject, error)
+        return found
+
+    # The end.
+
+    def wake(self) -> None:
+        """From any thread: make the thread that waits on this link raise `ConnectionClosed` at once, and every later call."""
+        self._closed = True
+        with suppress(OSError):
+            # Past ssl's own shutdown, which would pull the TLS state from under the reader.
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """From any thread, any number of times. A thread that waits on the link is woken first."""
+        self.wake()
+        with self._busy:
+            self._sock.close()
+
+    @property
+    def usable(self) -> bool:
+        """False once it was closed or lost."""
+        return not (self._closed or self._broken)
+
+    # Helpers.
+
+    def _read(self, timeout_s: float) -> bytes:
+        """What has come; empty after the timeout."""
+        if self._closed:
+            raise ConnectionClosed
+        try:
+            with self._busy:
+                self._sock.settimeout(timeout_s)
+                data = self._sock.recv(_CHUNK)
+        except (TimeoutError, BlockingIOError, ssl.SSLWantReadError) as error:
+            if self._closed:
+                raise ConnectionClosed from error
+            return b""
+        except OSError as error:
+            raise self._lost(error) from error
+        if not data:
+            raise self._lost(None)
+        return data
+
+    def _keep_alive(self) -> None:
+        now = time.monotonic()
+        if self._pinged_at is not None:
+            if now - self._pinged_at >= self._ping_interval_s:
+                self._broken = True
+                raise ConnectionLost(f"NATS at {self.peer}", f"it has been silent for {now - self._heard_at:.1f} s")
+        elif now - self._heard_at >= self._ping_interval_s:
+            self._ping()
+            self._pinged_at = now
+
+    def _ping(self) -> None:
+        self.send(b"PING\r\n")
+        self._pings += 1
+
+    def _answer(self, controls: list[Control], frames: list[Frame]) -> None:
+        """Answer pings and count pongs; raises the first `-ERR`, keeping `frames` for later."""
+        fault: Exception | None = None
+        for verb, argument in controls:
+            if verb == b"PING":
+                self.send(b"PONG\r\n")
+            elif verb == b"PONG":
+                self._pongs += 1
+            elif verb == b"-ERR" and fault is None:
+                fault = server_fault(argument.decode("utf-8", "replace"), self.peer)
+        if fault is not None:
+            self._kept = frames
+            self._broken = self._broken or type(fault) is not Forbidden
+            raise fault
+
+    def _answered(self, frame: Frame, subject: str) -> Frame:
+        if not frame[4] and frame[3] and status_of(frame[3])[0] == 503:
+            raise NoResponders(subject)
+        return frame
+
+    def _lost(self, error: OSError | None) -> StoreUnavailable:
+        if self._closed:
+            return ConnectionClosed()
+        self._broken = True
+        reason = "it closed the connection" if error is None else f"the connection broke ({error})"
+        return ConnectionLost(f"NATS at {self.peer}", reason)

@@ -1,0 +1,190 @@
+"""`read_range`: a range of the log as batches of raw records, unbroken, or an error.
+
+Reads through an ephemeral pull consumer with overlapped pulls, and ends by position: never by a timeout or by a status
+that says there is nothing. A connection or a consumer lost on the way is made again after the last record.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Generator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from eventjet.codec.envelope import RawRecord
+from eventjet.errors import HistoryBroken, StoreError, StoreUnavailable, Unreachable
+from eventjet.nats.api import next_record
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.consumer import Pulls, create_consumer, delete_consumer
+from eventjet.nats.delivery import Delivery
+from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.faults import ConnectionLost, Evicted
+
+_AHEAD = 4
+_PULL = 5_000
+_BACKOFF_S = (0.05, 1.0)
+_FORGET_S = 2.0
+_ABANDONED_NS = 60_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How patient a read is."""
+
+    timeout_s: float = 5.0
+    """For connecting, and for one request."""
+    patience_s: float = 30.0
+    """How long a read may go without one new record before it gives up, waits of its caller not counted."""
+    heartbeat_s: float = 5.0
+    """How often an idle server is to say that it is there; after two it counts as lost."""
+
+
+_PATIENT = ReadOptions()
+
+
+def read_range(
+    endpoint: Endpoint,
+    stream: str,
+    start: int,
+    end: int,
+    *,
+    batch: int = 2_000,
+    filter_subject: str | None = None,
+    allow_holes: bool = False,
+    options: ReadOptions = _PATIENT,
+) -> Generator[list[RawRecord]]:
+    """Yield the records at `start` <= position < `end`, in order, in lists of `batch` (the last may be shorter).
+
+    Unless filtered or with `allow_holes`, every position of the range must be there: the first that is not raises
+    `HistoryBroken`, which includes a log that ends before `end`. Lost connections are made again for as long as
+    records keep coming within `patience_s`; then, and when the first connection fails, `StoreUnavailable` or
+    `Unreachable` is raised. Closing the iterator deletes the consumer.
+    """
+    dense = filter_subject is None and not allow_holes
+    return _Range(endpoint, stream, end, batch, filter_subject, dense, options, max(start, 1)).batches()
+
+
+@dataclass(slots=True)
+class _Range:
+    """One read. Its consumers come and go; `position` is the first that was not read yet."""
+
+    endpoint: Endpoint
+    stream: str
+    end: int
+    batch: int
+    filter: str | None
+    dense: bool
+    options: ReadOptions
+    position: int
+    records: list[RawRecord] = field(default_factory=list[RawRecord])
+    progress_at: float = field(default_factory=time.monotonic)
+    reached: bool = False
+
+    def batches(self) -> Generator[list[RawRecord]]:
+        """Go through as many consumers as it takes."""
+        backoff_s = _BACKOFF_S[0]
+        while self.position < self.end:
+            before = self.position
+            try:
+                yield from self._through_one_consumer()
+            except (StoreUnavailable, Unreachable, Evicted) as error:
+                if self.position > before:
+                    backoff_s = _BACKOFF_S[0]
+                self._raise_if_out_of_patience(error)
+                time.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter is no secret
+                backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
+        if self.records:
+            yield self.records
+
+    def _through_one_consumer(self) -> Generator[list[RawRecord]]:
+        options = self.options
+        with NatsConnection.open(
+            self.endpoint, timeout_s=options.timeout_s, ping_interval_s=options.heartbeat_s
+        ) as link:
+            # From now on it pays to wait: an election, or a consumer that was placed on a server that just died.
+            self.reached = True
+            name = f"ej_read_{secrets.token_hex(8)}"
+            config = {
+                "deliver_policy": "by_start_sequence",
+                "opt_start_seq": self.position,
+                "ack_policy": "none",
+                "replay_policy": "instant",
+                "inactive_threshold": _ABANDONED_NS,
+                "num_replicas": 1,
+                "mem_storage": True,
+            }
+            consumer = create_consumer(
+                link, self.stream, name, config, filter_subject=self.filter, timeout_s=options.timeout_s
+            )
+            try:
+                if consumer.pending == 0 and self._is_at_the_end(link):
+                    return
+                pulls = Pulls(link, consumer, batch=_PULL, window=_AHEAD * _PULL, heartbeat_s=options.heartbeat_s)
+                waiting = consumer.pending
+                delivery = Delivery(self.stream, name, pulls.sid, self.position - 1, waiting, watch_holes=self.dense)
+                yield from self._drain(link, pulls, delivery)
+            finally:
+                _forget(link, self.stream, name)
+
+    def _drain(self, link: NatsConnection, pulls: Pulls, delivery: Delivery) -> Generator[list[RawRecord]]:
+        silence_s = 2 * self.options.heartbeat_s
+        while self.position < self.end:
+            pulls.ask(None if self.filter else self.end - self.position - pulls.outstanding)
+            frames = link.receive(silence_s)
+            had = len(self.records)
+            statuses = delivery.take(frames, self.records)
+            self._note(len(self.records) - had, pulls, delivery)
+            waited_s = time.monotonic() - self.progress_at
+            if not frames or waited_s > self.options.patience_s:
+                raise ConnectionLost(f"The consumer of {self.stream}", f"it gave no record for {waited_s:.0f} s")
+            for status in statuses:
+                pulls.ended(status)
+            while len(self.records) >= self.batch:
+                full, self.records = self.records[: self.batch], self.records[self.batch :]
+                yield full
+                self.progress_at = time.monotonic()
+            if delivery.pending == 0 and self.position < self.end and self._is_at_the_end(link):
+                return
+
+    def _note(self, count: int, pulls: Pulls, delivery: Delivery) -> None:
+        """Move on by what `delivery` has just accepted."""
+        if delivery.holes:
+            first, last = delivery.holes[0]
+            missing = f"positions {first} to {last} are missing" if last > first else "it is missing"
+            raise HistoryBroken(self.stream, first, missing)
+        if count:
+            pulls.arrived(count)
+            self.progress_at = time.monotonic()
+            self.position = delivery.position + 1
+            while self.records and self.records[-1][0] >= self.end:
+                self.records.pop()
+
+    def _is_at_the_end(self, link: NatsConnection) -> bool:
+        """Whether the leader has nothing more of the range: a consumer on a replica may only be behind."""
+        timeout_s = self.options.timeout_s
+        following = next_record(link, self.stream, self.position, self.filter or ">", timeout_s=timeout_s)
+        if following is not None and following[0] < self.end:
+            return False
+        if self.dense:
+            reason = f"the log has nothing there, though positions up to {self.end - 1} were asked for"
+            raise HistoryBroken(self.stream, self.position, reason)
+        self.position = self.end
+        return True
+
+    def _raise_if_out_of_patience(self, error: StoreError | Unreachable) -> None:
+        if not self.reached:
+            raise error
+        waited_s = time.monotonic() - self.progress_at
+        if waited_s > self.options.patience_s:
+            raise StoreUnavailable(
+                f"Reading {self.stream} from position {self.position}", f"for {waited_s:.0f} s; at last {error}"
+            ) from error
+
+
+def _forget(link: NatsConnection, stream: str, name: str) -> None:
+    """Delete the consumer if the link still serves; the server drops an idle one by itself."""
+    if link.usable:
+        with suppress(StoreError):
+            delete_consumer(link, stream, name, timeout_s=_FORGET_S)

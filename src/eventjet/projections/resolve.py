@@ -1,0 +1,315 @@
+"""`resolve`: a declared projection with its annotations resolved and checked, the form every engine uses."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import date
+from functools import lru_cache
+from typing import Any, TypeAlias, cast
+from uuid import UUID
+
+from sqlalchemy import Column, Table
+from sqlalchemy import types as sa
+
+from eventjet.codec.catalog import Catalog
+from eventjet.domain.recorded import Recorded
+from eventjet.domain.subscription import events_of, resolved_hint, union_members
+from eventjet.errors import DefinitionError
+from eventjet.projections.columns import unsupported
+from eventjet.projections.projection import Entries, OnError, Projection
+from eventjet.projections.row_codec import key_check
+from eventjet.projections.storage import make_readable
+from eventjet.projections.values import Convert
+
+KeyOf: TypeAlias = Callable[[Recorded[Any]], tuple[Any, ...]]
+KeysOf: TypeAlias = Callable[[Recorded[Any]], tuple[tuple[Any, ...], ...]]
+
+NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
+"""How a projection may be called."""
+_KEYS_KEPT = 65_536
+"""Keys that are checked once and met often."""
+_KEY_TYPES = ((sa.String, str), (sa.Integer, int), (sa.Uuid, UUID), (sa.Date, date))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResolvedProjection:
+    """A projection as engines use it. Not to be pickled: executors find the app by reference and bind it again."""
+
+    name: str
+    revision: int
+    table: Table
+    """As declared; `storage_table` says how a database holds it."""
+    events: tuple[type, ...]
+    """The subscription."""
+    row_type: type
+    columns: tuple[str, ...]
+    """The rows' field names, in the table's column order."""
+    key_columns: tuple[str, ...]
+    declared: Projection[Any, Any] | Entries[Any, Any] = field(repr=False)
+    key_of: KeyOf | None = field(repr=False)
+    """The one key an event touches, checked; None when there may be several or they are known from the rows only.
+    Raises `ValueError`."""
+    keys_of: KeysOf = field(repr=False)
+    """All keys an event touches, each a tuple, without doubles; empty for entries, which read nothing."""
+    keyed_by_aggregate: bool
+    """Whether the key is the aggregate id, which the subject tells without decoding."""
+    reads: bool
+    """Whether rows are read before they are folded; entries are only appended."""
+    on_error: OnError = "stop"
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The one table, as every shape of read model lists its own."""
+        return (self.table,)
+
+    @property
+    def durable(self) -> str:
+        """Name of its consumer."""
+        return f"{self.name}-r{self.revision}"
+
+    @property
+    def quarantines(self) -> bool:
+        """Whether an event that cannot be taken is parked, instead of stopping the projection."""
+        return self.on_error == "quarantine"
+
+    def apply(self, row: Any, event: Recorded[Any], key: tuple[Any, ...]) -> Any:
+        """The row after one event for one key, as the projection's own function says; not normalised."""
+        declared = cast("Projection[Any, Any]", self.declared)
+        if declared.keys is None:
+            return declared.fold(row, event)
+        (only, *more) = key
+        return declared.fold(row, event, key if more else only)
+
+    def entries(self, event: Recorded[Any]) -> Sequence[Any]:
+        """The rows of one event, as the projection's own function says; not normalised."""
+        made = cast("Entries[Any, Any]", self.declared).rows(event)
+        if made is None:
+            return ()
+        return cast("Sequence[Any]", made) if isinstance(made, list | tuple) else (made,)
+
+
+def resolve(declared: Projection[Any, Any] | Entries[Any, Any], catalog: Catalog) -> ResolvedProjection:
+    """Resolve and check one projection; raises `DefinitionError` with all its faults."""
+    check = _Binding(declared, catalog)
+    resolved = check.resolved()
+    if resolved is None or check.faults:
+        where = f"projection {declared.name!r}"
+        raise DefinitionError([f"{where}: {fault}" for fault in check.faults])
+    make_readable(declared.table)
+    return resolved
+
+
+class _Binding:
+    """One declaration being checked; collects `faults`."""
+
+    def __init__(self, declared: Projection[Any, Any] | Entries[Any, Any], catalog: Catalog) -> None:
+        self.declared = declared
+        self.catalog = catalog
+        self.table = declared.table
+        self.function = declared.fold if isinstance(declared, Projection) else declared.rows
+        self.key_columns = list(declared.table.primary_key.columns)
+        self.faults: list[str] = []
+
+    def resolved(self) -> ResolvedProjection | None:
+        declared = self.declared
+        if not NAME.fullmatch(declared.name):
+            self.faults.append("its name is not [a-z][a-z0-9_]* of at most 48 characters")
+        if declared.revision < 1:
+            self.faults.append(f"its revision is {declared.revision}; revisions start at 1")
+        events = self._events()
+        row_type = self._row_type()
+        self._check_table()
+        if row_type is not None:
+            self._check_fields(row_type)
+        self._check_keys(events)
+        self._check_on_error()
+        if row_type is None or self.faults:
+            return None
+        key_of, keys_of = self._keys()
+        return ResolvedProjection(
+            name=declared.name,
+            revision=declared.revision,
+            table=self.table,
+            events=events,
+            row_type=row_type,
+            columns=tuple(column.key for column in self.table.columns),
+            key_columns=tuple(column.key for column in self.key_columns),
+            declared=declared,
+            key_of=key_of,
+            keys_of=keys_of,
+            keyed_by_aggregate=isinstance(declared, Projection) and declared.key is None and declared.keys is None,
+            reads=isinstance(declared, Projection),
+            on_error=declared.on_error,
+        )
+
+    def _events(self) -> tuple[type, ...]:
+        names = list(inspect.signature(self.function).parameters)
+        place = 1 if isinstance(self.declared, Projection) else 0
+        if len(names) <= place:
+            self.faults.append(f"{_name(self.function)} takes no event")
+            return ()
+        try:
+            found = events_of(self.function, names[place])
+        except DefinitionError as error:
+            self.faults.extend(error.faults)
+            return ()
+        for one in found:
+            if one not in self.catalog:
+                self.faults.append(f"it takes {_name(one)}, which no aggregate of the app folds")
+        return found
+
+    def _row_type(self) -> type | None:
+        try:
+            hint = resolved_hint(self.function, "return")
+        except DefinitionError as error:
+            self.faults.extend(error.faults)
+            return None
+        listed = not isinstance(self.declared, Projection)
+        found = {_item(one) if listed else one for one in union_members(hint)}
+        if len(found) != 1 or not is_dataclass(only := next(iter(found))) or not isinstance(only, type):
+            self.faults.append(f"{_name(self.function)} must be annotated to return one dataclass, or None")
+            return None
+        return only
+
+    def _check_table(self) -> None:
+        for column in self.table.columns:
+            reason = unsupported(column.type)
+            if reason is not None:
+                self.faults.append(f"column {self.table.name}.{column.name} {reason}")
+            if column.computed is not None or column.identity is not None:
+                self.faults.append(f"column {self.table.name}.{column.name} is made by the database, not by the rows")
+
+    def _check_fields(self, row_type: type) -> None:
+        own = {one.name for one in fields(row_type)}
+        columns = {column.key for column in self.table.columns}
+        where = f"{row_type.__qualname__} and the table {self.table.name!r} differ"
+        if own - columns:
+            self.faults.append(f"{where}: the table has no column {_listed(own - columns)}")
+        if columns - own:
+            self.faults.append(f"{where}: the row has no field {_listed(columns - own)}")
+        fixed = {one.name for one in fields(row_type) if not one.init}
+        if fixed:
+            self.faults.append(f"{row_type.__qualname__} cannot be made with {_listed(fixed)}: init=False")
+
+    def _check_keys(self, events: Sequence[type]) -> None:
+        where = f"the primary key of {self.table.name!r}"
+        if not self.key_columns:
+            self.faults.append(f"{where} is missing; it is the projection's key")
+            return
+        types = [_key_type(column) for column in self.key_columns]
+        for column, kind in zip(self.key_columns, types, strict=True):
+            if kind is None:
+                self.faults.append(f"{where} has {column.name!r}, which is not text, integer, UUID or date")
+            if isinstance(column.type, sa.String) and column.type.collation:
+                self.faults.append(f"{where} has {column.name!r} with a collation, which may take two keys for one")
+        if isinstance(self.declared, Entries):
+            if types not in ([int], [int, int]) or not isinstance(self.key_columns[0].type, sa.BigInteger):
+                self.faults.append(f"{where} must be the position, a BigInteger, alone or with an integer index")
+            return
+        expected = self._declared_key(events)
+        if expected is not None and expected != types:
+            self.faults.append(f"{where} is ({_shown(types)}), and the projection's key is ({_shown(expected)})")
+
+    def _check_on_error(self) -> None:
+        declared = self.declared
+        if declared.on_error not in ("stop", "quarantine"):
+            self.faults.append(f'on_error is {declared.on_error!r}; give "stop" or "quarantine"')
+        elif declared.on_error == "quarantine" and (
+            isinstance(declared, Entries) or declared.key is not None or declared.keys is not None
+        ):
+            what = "entries" if isinstance(declared, Entries) else "a key of its own"
+            self.faults.append(
+                f'on_error="quarantine" does not go with {what}: order behind a parked event can only be kept by '
+                "aggregate, so the key must be the aggregate id"
+            )
+
+    def _declared_key(self, events: Sequence[type]) -> list[Any] | None:
+        """The types of the key's parts; None when they are not told."""
+        declared = cast("Projection[Any, Any]", self.declared)
+        if declared.key is not None and declared.keys is not None:
+            self.faults.append("it has both `key` and `keys`; give one")
+        function = declared.key or declared.keys
+        if function is None:
+            return [str]
+        try:
+            known = events_of(function, next(iter(inspect.signature(function).parameters), "event"))
+            hint = resolved_hint(function, "return")
+        except DefinitionError as error:
+            self.faults.extend(error.faults)
+            return None
+        strangers = {_name(one) for one in events if one not in known}
+        if strangers:
+            self.faults.append(f"{_name(function)} gives no key for {_listed(strangers)}")
+        if declared.key is None:
+            members = {one for one in typing.get_args(hint) if one is not ...}
+            if len(members) != 1:
+                self.faults.append(f"{_name(function)} must be annotated to return a sequence of one type of key")
+                return None
+            (hint,) = members
+        return list(typing.get_args(hint)) if typing.get_origin(hint) is tuple else [hint]
+
+    def _keys(self) -> tuple[KeyOf | None, KeysOf]:
+        checks = [key_check(column, len(self.key_columns)) for column in self.key_columns]
+        declared = self.declared
+        if isinstance(declared, Entries):
+            return None, lambda _: ()
+        if declared.keys is not None:
+            return None, _several(declared.keys, checks)
+        key_of = _by_aggregate(checks[0]) if declared.key is None else _one(declared.key, checks)
+        return key_of, lambda event: (key_of(event),)
+
+
+def _by_aggregate(check: Convert) -> KeyOf:
+    @lru_cache(maxsize=_KEYS_KEPT)
+    def key_of(aggregate_id: str) -> tuple[Any, ...]:
+        return (check(aggregate_id),)
+
+    return lambda event: key_of(event.aggregate_id)
+
+
+def _one(key: Callable[[Recorded[Any]], Any], checks: Sequence[Convert]) -> KeyOf:
+    return lambda event: _checked(key(event), checks)
+
+
+def _several(keys: Callable[[Recorded[Any]], Sequence[Any]], checks: Sequence[Convert]) -> KeysOf:
+    def keys_of(event: Recorded[Any]) -> tuple[tuple[Any, ...], ...]:
+        found = keys(event)
+        if isinstance(found, str | bytes):
+            raise ValueError(f"{_name(keys)} returned {found!r} instead of a sequence of keys")
+        return tuple(dict.fromkeys(_checked(key, checks) for key in found))
+
+    return keys_of
+
+
+def _checked(key: Any, checks: Sequence[Convert]) -> tuple[Any, ...]:
+    parts = cast("tuple[Any, ...]", key) if isinstance(key, tuple) else (key,)
+    if len(parts) != len(checks):
+        raise ValueError(f"the key {key!r} has {len(parts)} parts and the table's has {len(checks)}")
+    return tuple([check(part) for check, part in zip(checks, parts, strict=True)])
+
+
+def _key_type(column: Column[Any]) -> Any:
+    if isinstance(column.type, sa.Enum):
+        return None
+    return next((python for kind, python in _KEY_TYPES if isinstance(column.type, kind)), None)
+
+
+def _item(hint: Any) -> Any:
+    args = typing.get_args(hint)
+    return args[0] if args and typing.get_origin(hint) in (list, tuple, Sequence) else hint
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(repr(name) for name in sorted(names))
+
+
+def _shown(types: Sequence[Any]) -> str:
+    return ", ".join(_name(one) for one in types)
+
+
+def _name(thing: Any) -> str:
+    return str(getattr(thing, "__qualname__", thing))

@@ -1,0 +1,206 @@
+"""`SqlProjection`: a read model of any tables, written by hand within the checkpoint's transaction.
+
+A declaration only keeps what it was told. Annotations and tables are resolved and checked by `resolve_sql`, when an `App`
+is built.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+
+from sqlalchemy import Sequence as DatabaseSequence
+from sqlalchemy import Table
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from eventjet.codec.catalog import Catalog
+from eventjet.domain.recorded import Recorded
+from eventjet.domain.subscription import events_of
+from eventjet.errors import DefinitionError
+from eventjet.projections.resolve import NAME, ResolvedProjection
+from eventjet.projections.storage import make_readable
+from eventjet.sql.own_tables import metadata as own_metadata
+
+E = TypeVar("E")
+
+Handler: TypeAlias = Callable[[Recorded[Any], AsyncConnection], Coroutine[Any, Any, None]]
+
+_PARAMETERS = 2
+
+
+class SqlProjection:
+    """Tables of any shape, and for each kind of event the coroutine that changes them.
+
+    Handlers run in the order of the log, inside the transaction that advances the checkpoint. They read and write the
+    declared tables alone, through the connection they are given, and never commit or roll back.
+    """
+
+    __slots__ = ("_handlers", "_is_bound", "name", "revision", "tables")
+
+    def __init__(self, name: str, /, *, tables: Sequence[Table], revision: int = 1) -> None:
+        self.name = name
+        self.tables = tuple(tables)
+        self.revision = revision
+        """Raised when the same events should give other rows."""
+        self._handlers: list[Handler] = []
+        self._is_bound = False
+
+    def handler(
+        self, function: Callable[[Recorded[E], AsyncConnection], Coroutine[Any, Any, None]], /
+    ) -> Callable[[Recorded[E], AsyncConnection], Coroutine[Any, Any, None]]:
+        """Declare what happens to the tables on the events that `function` is annotated with; returns it as it is."""
+        if self._is_bound:
+            late = f"{_name(function)} is declared after the App was built, so it would never run"
+            raise DefinitionError([f"projection {self.name!r}: {late}"])
+        self._handlers.append(function)
+        return function
+
+    def __repr__(self) -> str:
+        return f"SqlProjection({self.name!r}, revision={self.revision})"
+
+    def seal(self) -> tuple[Handler, ...]:
+        """The handlers; none can be added from here on."""
+        self._is_bound = True
+        return tuple(self._handlers)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResolvedSql:
+    """A `SqlProjection` as engines use it. Not to be pickled."""
+
+    name: str
+    revision: int
+    tables: tuple[Table, ...]
+    """As declared, in an order in which they can be created; `stored_tables` says how a database holds them."""
+    events: tuple[type, ...]
+    """The subscription: what all handlers take."""
+    handlers: Mapping[type, Handler] = field(repr=False)
+
+    @property
+    def quarantines(self) -> bool:
+        """No: what its handlers did for other events cannot be told apart by aggregate."""
+        return False
+
+    @property
+    def durable(self) -> str:
+        """Name of its consumer."""
+        return f"{self.name}-r{self.revision}"
+
+
+AnyResolved: TypeAlias = ResolvedProjection | ResolvedSql
+"""What every shape of read model has: `name`, `revision`, `tables`, `events`, `durable`, `quarantines`."""
+
+
+def resolve_sql(declared: SqlProjection, catalog: Catalog) -> ResolvedSql:
+    """Resolve and check one projection; raises `DefinitionError` with all its faults."""
+    faults: list[str] = []
+    if not NAME.fullmatch(declared.name):
+        faults.append("its name is not [a-z][a-z0-9_]* of at most 48 characters")
+    if declared.revision < 1:
+        faults.append(f"its revision is {declared.revision}; revisions start at 1")
+    tables = _tables(declared.tables, faults)
+    handlers = _handlers(declared.seal(), catalog, faults)
+    if faults:
+        raise DefinitionError([f"projection {declared.name!r}: {fault}" for fault in faults])
+    for table in tables:
+        make_readable(table)
+    return ResolvedSql(declared.name, declared.revision, tables, tuple(handlers), handlers)
+
+
+def subscription(declared: SqlProjection) -> list[type]:
+    """All events that its handlers are annotated with, unchecked; raises `DefinitionError`."""
+    functions = declared.seal()
+    return [
+        one
+        for function in functions
+        for one in events_of(function, next(iter(inspect.signature(function).parameters), "event"))
+    ]
+
+
+def _handlers(functions: Sequence[Handler], catalog: Catalog, faults: list[str]) -> dict[type, Handler]:
+    found: dict[type, Handler] = {}
+    if not functions:
+        faults.append("it has no handler; declare one with `@….handler`")
+    for function in functions:
+        if not inspect.iscoroutinefunction(function):
+            faults.append(f"{_name(function)} is not an `async def`")
+        parameters = list(inspect.signature(function).parameters)
+        if len(parameters) != _PARAMETERS:
+            faults.append(f"{_name(function)} takes ({', '.join(parameters)}) instead of (event, connection)")
+            continue
+        try:
+            events = events_of(function, parameters[0])
+        except DefinitionError as error:
+            faults.extend(error.faults)
+            continue
+        for one in events:
+            if one not in catalog:
+                faults.append(f"{_name(function)} takes {_name(one)}, which no aggregate of the app folds")
+            other = found.setdefault(one, function)
+            if other is not function:
+                faults.append(f"{_name(one)} is taken by {_name(other)} and by {_name(function)}; give it one handler")
+    return found
+
+
+def _tables(declared: Sequence[Table], faults: list[str]) -> tuple[Table, ...]:
+    """In an order in which they can be created."""
+    if not declared:
+        faults.append("it has no tables")
+        return ()
+    names = [table.name for table in declared]
+    faults.extend(f"it lists the table {name!r} twice" for name in sorted(set(names)) if names.count(name) > 1)
+    for table in declared:
+        faults.extend(_table_faults(table, declared))
+    if faults:
+        return tuple(declared)
+    ordered: list[Table] = []
+    while len(ordered) < len(declared):
+        ready = [
+            table
+            for table in declared
+            if table not in ordered
+            and all(key.referred_table in (table, *ordered) for key in table.foreign_key_constraints)
+        ]
+        if not ready:
+            left = ", ".join(table.name for table in declared if table not in ordered)
+            faults.append(f"the foreign keys of {left} form a circle, so none of them could be made first")
+            break
+        ordered += ready
+    return tuple(ordered)
+
+
+def _table_faults(table: Table, declared: Sequence[Table]) -> list[str]:
+    """What a rebuild could not make again in a schema or a file of its own, or could not compare."""
+    faults: list[str] = []
+    if table.name in own_metadata.tables:
+        faults.append(f"the table {table.name!r} is eventjet's own")
+    if table.schema is not None:
+        faults.append(
+            f"the table {table.fullname!r} names its schema, so a rebuild could not make it anywhere else; "
+            "leave the schema out and set search_path"
+        )
+    if not table.primary_key.columns:
+        faults.append(f"the table {table.name!r} has no primary key, by which its rows are compared")
+    for key in table.foreign_key_constraints:
+        try:
+            target = key.referred_table
+        except SQLAlchemyError:
+            faults.append(f"the table {table.name!r} has a foreign key to a table that cannot be found")
+            continue
+        if target not in declared:
+            faults.append(
+                f"the table {table.name!r} has a foreign key to {target.name!r}, which the projection does not declare"
+            )
+    faults.extend(
+        f"column {table.name}.{column.name} takes its values from a sequence that is not its own; use Identity()"
+        for column in table.columns
+        if isinstance(column.default, DatabaseSequence) or isinstance(column.server_default, DatabaseSequence)
+    )
+    return faults
+
+
+def _name(thing: Any) -> str:
+    return str(getattr(thing, "__qualname__", thing))

@@ -1,0 +1,298 @@
+"""The quarantine of a projection: the fold that parks what it cannot take and goes on. Pure, the same in every engine.
+
+A parked event holds its aggregate back: later events of it wait behind, in order, until somebody decides. An event is
+either in the rows or in the quarantine, never in both and never in neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, TypeAlias, cast
+
+from eventjet.codec.catalog import Catalog
+from eventjet.codec.envelope import MSG_ID, TYPE, Decoder, RawRecord, header
+from eventjet.domain.identity import decode_id
+from eventjet.domain.recorded import Recorded
+from eventjet.errors import CodecError, EventjetError, UndecodableEvent, UnknownEvent
+from eventjet.projections.fold import RowKey, Rows, stranger, without_ghosts
+from eventjet.projections.projection import Projection
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.projections.row_codec import RowCodec
+from eventjet.projections.sql_projection import AnyResolved
+
+PARKED, BEHIND, RETRY, RETRIED, DROPPED = "parked", "behind", "retry", "retried", "dropped"
+HOLDING = (PARKED, BEHIND, RETRY)
+"""Decisions that hold an aggregate back. The first of its rows is parked or to be tried again, the rest are behind."""
+DECIDED = (RETRY, RETRIED, DROPPED)
+"""Decisions of people."""
+
+TRACEBACK_MAX = 8_000
+"""Characters; the end is kept."""
+_REASON_MAX = 500
+_NAME_MAX = 200
+_SUBJECT_MAX = 400
+_STRANGE = "?"
+_NEWER_MAX = 1_000
+
+AggregateKey: TypeAlias = tuple[str, str]
+"""(aggregate, aggregate id); of a subject that names neither, `?` and the subject."""
+
+
+class Offered:
+    """One record for a projection that quarantines: its event, or why there is none. Holds the record until then."""
+
+    __slots__ = ("error", "event", "record")
+
+    def __init__(self, record: RawRecord, event: Recorded[Any] | None, error: Exception | None = None) -> None:
+        self.record = record
+        self.event = event
+        self.error = error
+
+    @property
+    def position(self) -> int:
+        return self.record[0]
+
+    @property
+    def event_id(self) -> str:
+        return header(self.record[3], MSG_ID) or ""
+
+    @property
+    def aggregate_key(self) -> AggregateKey:
+        """Whose event it is; known without decoding it."""
+        return aggregate_key_of(self.record[2])
+
+    def failed(self, error: Exception) -> Offered:
+        """The same, to be parked: the database refused what came of it."""
+        return Offered(self.record, None, error)
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """An event as the quarantine keeps it. One that is behind another has no reason, traceback or payload."""
+
+    position: int
+    aggregate: str
+    aggregate_id: str
+    event_id: str
+    event_type: str
+    decision: str
+    reason: str = ""
+    traceback: str = ""
+    payload: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sorting:
+    """What a batch does to the quarantine; no position is in two of these."""
+
+    parked: Sequence[Parked] = ()
+    """To insert, or to put in the place of what was there."""
+    freed: Sequence[int] = ()
+    """Positions that waited behind a parked one and are taken: to delete."""
+    decided: Sequence[tuple[int, str]] = ()
+    """Positions with their new decision."""
+
+
+@dataclass(slots=True)
+class Held:
+    """What is held back at some position of the log."""
+
+    aggregates: set[AggregateKey] = field(default_factory=set[AggregateKey])
+    """Aggregates whose events wait."""
+    known: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Positions further on that are decided about: parked, behind, to be tried again or dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """What came of some events."""
+
+    changed: Rows
+    parked: Sequence[Parked]
+    held: Collection[AggregateKey]
+    """Aggregates held back from here on."""
+
+
+class Offering:
+    """Decodes records into offers. None for what the projection does not take and nobody decided about.
+
+    Raises `UnknownEvent` for a newer schema of an event that is known: a newer deploy can read it.
+    """
+
+    __slots__ = ("_catalog", "_decode", "_known")
+
+    def __init__(self, catalog: Catalog, events: Collection[type], known: Collection[int] = ()) -> None:
+        self._catalog = catalog
+        self._decode = Decoder(catalog, events)
+        self._known = known
+
+    def __call__(self, record: RawRecord) -> Offered | None:
+        try:
+            event = self._decode(record)
+        except CodecError as error:
+            if isinstance(error, UnknownEvent) and is_newer(self._catalog, error):
+                raise
+            return Offered(record, None, error)
+        if event is None and record[0] not in self._known:
+            return None
+        return Offered(record, event)
+
+
+def reader(catalog: Catalog, resolved: AnyResolved, known: Collection[int] = ()) -> Callable[[RawRecord], Any]:
+    """What turns records into a batch's events: `Recorded`, or `Offered` where the projection quarantines."""
+    if resolved.quarantines:
+        return Offering(catalog, resolved.events, known)
+    return Decoder(catalog, resolved.events)
+
+
+class ParkingFold:
+    """`Fold` for a projection that quarantines: keyed by the aggregate id, one row an event. Holds no rows."""
+
+    __slots__ = ("_resolved", "_codec", "_key_of")
+
+    def __init__(self, resolved: ResolvedProjection, codec: RowCodec) -> None:
+        assert resolved.keyed_by_aggregate
+        assert resolved.key_of is not None
+        self._resolved = resolved
+        self._codec = codec
+        self._key_of = resolved.key_of
+
+    def keys(self, offers: Iterable[Offered]) -> list[RowKey]:
+        """Every key the readable ones touch, once; a key that is refused is met again when it is folded."""
+        found: dict[RowKey, None] = {}
+        key_of = self._key_of
+        for offer in offers:
+            if offer.event is not None:
+                try:
+                    found[key_of(offer.event)] = None
+                except Exception:  # noqa: BLE001, S112 - the fold parks it
+                    continue
+        return list(found)
+
+    def __call__(self, rows: Mapping[RowKey, Any], offers: Iterable[Offered], held: Held) -> Sorted:
+        """The rows that changed, normalised, None where one is gone; and what was not taken. Changes none of these."""
+        key_of = self._key_of
+        fold = cast("Projection[Any, Any]", self._resolved.declared).fold
+        normalise = self._codec.normalise
+        key_in = self._codec.key
+        before_batch = rows.get
+        aggregates, known = held.aggregates, held.known
+        changed: Rows = {}
+        parked: list[Parked] = []
+        fresh: set[AggregateKey] = set()
+        for offer in offers:
+            if (aggregates or fresh or known) and _waits(offer, aggregates, known, fresh, parked):
+                continue
+            try:
+                event = offer.event
+                if event is None:
+                    if offer.error is None:
+                        continue
+                    raise offer.error
+                key = key_of(event)
+                before = changed[key] if key in changed else before_batch(key)
+                after = fold(before, event)
+                if after is before:
+                    continue
+                if after is not None:
+                    after = normalise(after, before)
+                    if key_in(after) != key:
+                        raise ValueError(stranger(key_in(after), key))
+                changed[key] = after
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is kept with its event
+                fresh.add(offer.aggregate_key)
+                parked.append(parked_for(offer, error))
+        return Sorted(without_ghosts(changed, rows), parked, fresh)
+
+
+def _waits(
+    offer: Offered,
+    aggregates: Collection[AggregateKey],
+    known: Mapping[int, str],
+    fresh: set[AggregateKey],
+    parked: list[Parked],
+) -> bool:
+    """Whether an event is not to be tried: its aggregate is held back, or somebody decided so."""
+    decision = known.get(offer.position)
+    if decision == DROPPED:
+        return True
+    key = offer.aggregate_key
+    is_held = key in fresh or key in aggregates
+    if decision is None:
+        if is_held:
+            parked.append(_kept(offer, BEHIND))
+        return is_held
+    if not is_held:
+        fresh.add(key)
+    elif decision != BEHIND:
+        # An earlier event of its aggregate could not be taken this time.
+        parked.append(_kept(offer, BEHIND))
+    return True
+
+
+def parked_for(offer: Offered, error: Exception) -> Parked:
+    """The parked event, with what can be told of the reason."""
+    told = "".join(traceback.TracebackException.from_exception(error, limit=-20).format())
+    return _kept(offer, PARKED, _reason(error), _plain(told)[-TRACEBACK_MAX:], offer.record[4])
+
+
+def is_newer(catalog: Catalog, error: UnknownEvent) -> bool:
+    """Whether the event is known in an older schema, so that only a newer deploy can read it."""
+    older = range(1, min(error.schema, _NEWER_MAX))
+    return any(catalog.resolve(error.type_name, schema) is not None for schema in older)
+
+
+@lru_cache(maxsize=65_536)
+def aggregate_key_of(subject: bytes) -> AggregateKey:
+    """Whose event a subject says it is; never raises. What names no entity stands for itself."""
+    text = subject.decode("utf-8", "backslashreplace")
+    try:
+        _, aggregate, token = text.split(".")
+        aggregate_id = decode_id(token)
+    except ValueError:
+        return _STRANGE, _bounded(text)
+    if "\0" in aggregate_id or "\0" in aggregate or len(aggregate) > _NAME_MAX:
+        return _STRANGE, _bounded(text)
+    return aggregate, aggregate_id
+
+
+def _kept(offer: Offered, decision: str, reason: str = "", told: str = "", payload: bytes | None = None) -> Parked:
+    block = offer.record[3]
+    event_id, event_type = ((header(block, name) or "")[:_NAME_MAX] for name in (MSG_ID, TYPE))
+    return Parked(
+        offer.position, *offer.aggregate_key, _plain(event_id), _plain(event_type), decision, reason, told, payload
+    )
+
+
+def _bounded(subject: str) -> str:
+    """A subject that fits into an index."""
+    text = _plain(subject)
+    if len(text.encode()) <= _SUBJECT_MAX:
+        return text
+    return f"{text[:100]}…{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _reason(error: Exception) -> str:
+    """One line."""
+    cause: Any = getattr(error, "orig", None) or error
+    try:
+        text = str(cause)
+    except Exception:  # noqa: BLE001 - an error that cannot even be printed
+        text = "it cannot be printed"
+    if isinstance(error, UndecodableEvent):
+        text = f"it cannot be decoded: {error.reason}"
+    elif isinstance(error, UnknownEvent):
+        text = f"{error.type_name!r} schema {error.schema} is not declared"
+    elif not isinstance(error, EventjetError):
+        text = f"{type(cause).__name__}: {text}"
+    line = next(iter(text.strip().splitlines()), "")
+    return _plain(line.rstrip(".: "))[:_REASON_MAX] or type(cause).__name__
+
+
+def _plain(text: str) -> str:
+    """The text as every database takes it."""
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,202 @@
+"""SQL by hand made again: its handlers, one event after the other, over tables beside the live ones.
+
+The first batch follows position 0, so loading and catching up are the same thing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+from sqlalchemy import Column, Connection
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from eventjet import failpoints
+from eventjet.archive.replay_source import ReplaySource, read_log
+from eventjet.codec.envelope import MSG_ID, Decoder, RawRecord, header
+from eventjet.errors import HandlerFailed, VerificationFailed
+from eventjet.nats import Endpoint
+from eventjet.projections.sql_projection import ResolvedSql
+from eventjet.rebuild.catchup import begun
+from eventjet.rebuild.compare import Pair
+from eventjet.rebuild.plan import Plan
+from eventjet.rebuild.prefetch import read_ahead
+from eventjet.rebuild.progress import Phase, Watch
+from eventjet.rebuild.shadow import Swappable
+from eventjet.spark.packaging import Wired
+from eventjet.sql.checkpoint import Checkpoint
+from eventjet.sql.database import is_about_data
+from eventjet.writers.sql_writer import SqlWriter, reason_of
+from eventjet.writers.writer import Batch
+
+BATCH = 1_000
+"""Events in one transaction, at most."""
+
+
+class TablesShadow(Swappable, Protocol):
+    """One run's copy of the tables of one `SqlProjection`, with a checkpoint at 0. Every method blocks."""
+
+    @property
+    def resolved(self) -> ResolvedSql: ...
+
+    def create(self, *, to_swap: bool = True) -> None:
+        """Announce the run and make the empty tables; raises `RebuildRefused` for what a swap could not carry."""
+        ...
+
+    def handlers_engine(self) -> AsyncEngine:
+        """For handlers: their tables, and the checkpoint, are the shadow's."""
+        ...
+
+    def check_confined(self, connection: Connection) -> None:
+        """Raise `RebuildRefused` when the open transaction has written to anything but the shadow."""
+        ...
+
+    def copy_live(self) -> Checkpoint | None:
+        """Copy the live rows as one snapshot shows them; return the checkpoint of that snapshot."""
+        ...
+
+    def count(self) -> int:
+        """Rows there are, in all tables."""
+        ...
+
+    def finish(self) -> None:
+        """Make ready to serve."""
+        ...
+
+    def pairs(self) -> list[Pair]:
+        """Of each table, to be compared."""
+        ...
+
+    def numbered(self) -> set[Column[Any]]:
+        """Declared columns that a sequence filled, which a transaction that is rolled back does not give back."""
+        ...
+
+    def compare(self, look: Callable[[Connection], Any]) -> Any:
+        """Run something that reads both."""
+        ...
+
+    def interrupt(self) -> None:
+        """End what this run's connections are doing, from another thread. Never raises."""
+        ...
+
+    def drop(self) -> None:
+        """Remove the shadow, or what it replaced, and forget the run. Never raises."""
+        ...
+
+
+class SequentialReplay:
+    """Brings one shadow further along the log; made by `sequential_replay`."""
+
+    def __init__(
+        self,
+        shadow: TablesShadow,
+        app: Wired,
+        endpoint: Endpoint,
+        first: int,
+        runner: asyncio.Runner,
+        connection: AsyncConnection,
+        past: ReplaySource | None,
+    ) -> None:
+        self.position = 0
+        self._shadow = shadow
+        self._stream = app.name
+        self._endpoint = endpoint
+        self._first = first
+        self._runner = runner
+        self._connection = connection
+        self._past = past
+        self._held = begun(shadow.resolved)
+        self._decode = Decoder(app.catalog, shadow.resolved.events)
+        self._writer = SqlWriter(shadow.resolved, lease_s=0)
+
+    def load(self, plan: Plan, watch: Watch) -> int:
+        """Run the handlers up to the pinned position; return how many rows there are. Raises `HandlerFailed`."""
+        with watch.phase("in order", plan.events):
+            if plan.events:
+                self._runner.run(self._to(plan.last, watch, "in order"))
+            if plan.events and self.position != plan.last:
+                reason = f"the handlers came to position {self.position}, and the plan ends at {plan.last}"
+                raise VerificationFailed(self._shadow.resolved.name, reason)
+        return self._shadow.count()
+
+    def to(self, position: int, watch: Watch) -> None:
+        """Run the handlers for what is missing up to a position of the log."""
+        self._runner.run(self._to(position, watch, "catch up"))
+
+    async def _to(self, position: int, watch: Watch, phase: Phase) -> None:
+        start, total = self.position, position - self.position
+        begin = max(start + 1, self._first)
+        log = read_log(self._endpoint, self._stream, begin, position + 1, batch=BATCH, past=self._past)
+        batches = read_ahead(log, watch)
+        ahead = asyncio.create_task(asyncio.to_thread(next, batches, None))
+        try:
+            while (records := await ahead) is not None:
+                ahead = asyncio.create_task(asyncio.to_thread(next, batches, None))
+                await self._write(records)
+                failpoints.reach("rebuild.batch_read")
+                watch.tell(phase, self.position - start, total)
+        finally:
+            await asyncio.wait([ahead])
+            ahead.exception()
+            await asyncio.to_thread(batches.close)
+
+    async def _write(self, records: list[RawRecord]) -> None:
+        events = [event for record in records if (event := self._decode(record)) is not None]
+        last = records[-1]
+        await self._commit(Batch(self.position, last[0], header(last[3], MSG_ID) or "", events))
+
+    async def _commit(self, batch: Batch) -> None:
+        """One transaction, or two halves when a commit fails over data, until its event is found."""
+        connection = self._connection
+        await connection.begin()
+        try:
+            await self._writer.write(connection, self._held, batch)
+            await connection.run_sync(self._shadow.check_confined)
+            await connection.commit()
+        except DBAPIError as error:
+            await self._undo()
+            if not is_about_data(error) or not batch.events:
+                raise
+            first, second = batch.cut(max(1, len(batch.events) // 2))
+            if second is None:
+                only = batch.events[0]
+                name = self._shadow.resolved.name
+                raise HandlerFailed(name, only.position, only.aggregate_id, reason_of(error)) from error
+            await self._commit(first)
+            await self._commit(second)
+        except BaseException:
+            await self._undo()
+            raise
+        self.position = batch.last
+
+    async def _undo(self) -> None:
+        with suppress(SQLAlchemyError):
+            await self._connection.rollback()
+
+
+@contextmanager
+def sequential_replay(
+    shadow: TablesShadow, app: Wired, endpoint: Endpoint, first: int, past: ReplaySource | None = None
+) -> Generator[SequentialReplay]:
+    """Handlers and a connection to the empty shadow; `first` is the log's first position, or the archive's."""
+    with asyncio.Runner() as runner:
+        engine = shadow.handlers_engine()
+        connection = engine.connect()
+        runner.run(_started(connection))
+        try:
+            yield SequentialReplay(shadow, app, endpoint, first, runner, connection, past)
+        finally:
+            runner.run(_ended(connection, engine))
+
+
+async def _started(connection: AsyncConnection) -> None:
+    await connection.start()
+
+
+async def _ended(connection: AsyncConnection, engine: AsyncEngine) -> None:
+    with suppress(SQLAlchemyError, OSError):
+        await connection.close()
+    await engine.dispose()

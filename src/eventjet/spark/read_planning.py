@@ -1,0 +1,106 @@
+"""What the log is when a read is planned: its bounds, whether anything is missing, and the ranges to read."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql.datasource import InputPartition
+
+from eventjet.errors import HistoryBroken, Unreachable
+from eventjet.nats import ApiRefused, NatsConnection, StreamState, read_range, stream_state
+from eventjet.nats.range import range_count, split
+from eventjet.spark.columns import arrow_batch
+from eventjet.spark.options import LogOptions
+
+BATCH = 1_000
+"""Records an Arrow batch; a record may be nearly a megabyte."""
+
+_NO_STREAM = 10059
+
+
+@dataclass
+class RangePartition(InputPartition):
+    """Positions `start` <= position < `end`."""
+
+    start: int
+    end: int
+
+
+def look(options: LogOptions, link: NatsConnection) -> StreamState:
+    """The stream as its leader sees it; raises `Unreachable` when there is none."""
+    try:
+        return stream_state(link, options.stream)
+    except ApiRefused as refusal:
+        if refusal.err_code != _NO_STREAM:
+            raise
+        raise Unreachable(
+            f"The stream {options.stream!r}",
+            "it does not exist on this server",
+            "Name the app as `stream`, and its server as `servers`.",
+        ) from None
+
+
+@contextmanager
+def looking(options: LogOptions) -> Generator[NatsConnection]:
+    """A link for the length of a `with`."""
+    with NatsConnection.open(options.endpoint()) as link:
+        yield link
+
+
+def asked_for(options: LogOptions, state: StreamState) -> tuple[int, int]:
+    """(first, last) position of the read; raises `HistoryBroken` when the log does not have what was named."""
+    begins = max(state.first, 1)
+    first = begins if options.first is None else max(options.first, 1)
+    last = state.last if options.last is None else options.last
+    if first <= last and first < begins:
+        raise HistoryBroken(options.stream, first, f"the log begins at position {begins}")
+    if first <= last and last > state.last:
+        missing = f"the log ends at {state.last}, though positions up to {last} were asked for"
+        raise HistoryBroken(options.stream, state.last + 1, missing)
+    return first, last
+
+
+def ranges(
+    options: LogOptions, state: StreamState, link: NatsConnection, first: int, last: int, at_least: int
+) -> list[RangePartition]:
+    """Cut `first` to `last` into what tasks read; raises `HistoryBroken` for what a filtered read would not notice."""
+    events = last - first + 1
+    if options.subject is not None and events > 0:
+        if state.deleted:
+            _raise_for_holes(options, link, first, last)
+        if not options.subject.endswith("*"):
+            # One aggregate is a few events in a log of many: not worth a task for every range of the log.
+            events, at_least = min(events, _stored(options, link)), 1
+    count = options.partitions or range_count(events, at_least)
+    return [RangePartition(part.start, part.end) for part in split(first, last, count)]
+
+
+def read_records(options: LogOptions, partition: Any, columns: Sequence[str]) -> Iterator[Any]:
+    """A range in Arrow batches, the same on every try; raises `HistoryBroken` for a position that is missing."""
+    found = read_range(
+        options.endpoint(),
+        options.stream,
+        partition.start,
+        partition.end,
+        batch=BATCH,
+        filter_subject=options.subject,
+    )
+    for records in found:
+        yield arrow_batch(records, columns)
+
+
+def _raise_for_holes(options: LogOptions, link: NatsConnection, first: int, last: int) -> None:
+    found = link.api(f"STREAM.INFO.{options.stream}", {"deleted_details": True})
+    for hole in found["state"].get("deleted") or ():
+        if first <= hole <= last:
+            raise HistoryBroken(options.stream, hole, "it is missing")
+
+
+def _stored(options: LogOptions, link: NatsConnection) -> int:
+    """How many records there are of one subject."""
+    found = link.api(f"STREAM.INFO.{options.stream}", {"subjects_filter": options.subject})
+    counts: dict[str, int] = found["state"].get("subjects") or {}
+    return sum(counts.values())

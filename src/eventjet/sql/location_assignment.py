@@ -1,0 +1,180 @@
+"""Which location a revision gets, and its tables there. Nothing here moves a table that exists.
+
+A revision that finds the declared location held by another one gets a location of its own, to take the declared one over when
+it has caught up. All choices are made under `migrations.lock`, so that two revisions never choose the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Inspector, Table, inspect, select, update
+
+from eventjet.errors import ProjectionError, Unreachable
+from eventjet.projections.columns import POSTGRESQL
+from eventjet.projections.sql_projection import AnyResolved
+from eventjet.sql import checkpoint, migrations
+from eventjet.sql.checkpoint import NEW, RETIRED, Checkpoint
+from eventjet.sql.database import shown_of
+from eventjet.sql.locations import (
+    DECLARED,
+    UNASSIGNED,
+    check_location,
+    located_tables,
+    names_of,
+    own_location,
+    recorded,
+)
+from eventjet.sql.own_tables import projections
+from eventjet.sql.postgres_tables import ensure_schema
+
+
+class LocationTaken(ProjectionError):
+    """A revision has no tables yet, and another one holds the declared ones."""
+
+    def __init__(self, resolved: AnyResolved, holder: int) -> None:
+        self.projection = resolved.name
+        self.revision = resolved.revision
+        self.holder = holder
+        super().__init__(
+            f"Revision {resolved.revision} of projection {resolved.name!r} has no table of its own yet, and revision "
+            f"{holder} holds {', '.join(repr(table.name) for table in resolved.tables)}. "
+            "Run `eventjet init`: it makes one, to build beside the other."
+        )
+
+
+def prepare(connection: Connection, resolved: AnyResolved) -> list[str]:
+    """Give a revision its checkpoint, its location and its tables where they are missing; return the names of tables made.
+
+    The caller holds `migrations.lock`.
+    """
+    dialect = connection.dialect.name
+    held = checkpoint.read(connection, resolved.name, resolved.revision)
+    if held is None or not _is_assigned(held):
+        held = _give(connection, resolved, held)
+    elif _begun(held) and held.tables != recorded(resolved):
+        return []  # `check` says what is to be done about it.
+    made: list[str] = []
+    for table in located_tables(resolved, held.location, dialect):
+        if not inspect(connection).has_table(table.name, schema=table.schema):
+            table.create(connection)
+            made.append(table.fullname)
+    return made
+
+
+def ensure(connection: Connection, resolved: AnyResolved) -> None:
+    """Make the checkpoint of a revision that has none and whose declared location is free; raises `LocationTaken`.
+
+    Raises `NamedByHandlers` for one that could not work in the location it has. A retired one stays retired: `prepare`
+    lets it begin anew.
+    """
+    held = checkpoint.read(connection, resolved.name, resolved.revision)
+    if held is not None and (_is_assigned(held) or held.state == RETIRED):
+        check_location(resolved, held.location, connection.dialect.name)
+        return
+    migrations.lock(connection)
+    held = checkpoint.read(connection, resolved.name, resolved.revision)
+    if held is None or not _is_assigned(held):
+        _give(connection, resolved, held, may_create=False)
+
+
+def check(connection: Connection, resolved: AnyResolved) -> None:
+    """Raise `Unreachable` when a worker of this revision would not find its tables, or other ones than declared.
+
+    Raises `NamedByHandlers` when it could not work with them where they are.
+    """
+    dialect = connection.dialect.name
+    held = checkpoint.read(connection, resolved.name, resolved.revision)
+    shown = f"The database {shown_of(connection)}"
+    named = f"revision {resolved.revision} of projection {resolved.name!r}"
+    if held is not None and held.state == RETIRED:
+        raise Unreachable(shown, f"{named} was retired", "Run `eventjet init` to let it begin anew.")
+    if held is None or not _is_assigned(held):
+        holder = _holder(connection, resolved, held)
+        if holder is not None:
+            check_location(resolved, own_location(resolved.name, resolved.revision, dialect), dialect)
+            raise Unreachable(shown, str(LocationTaken(resolved, holder)).partition(". Run")[0], "Run `eventjet init`.")
+    elif _begun(held) and held.tables != recorded(resolved):
+        was = ", ".join(name for _, name in names_of(held.tables))
+        remedy = "Raise its revision, or rebuild it."
+        raise Unreachable(shown, f"the rows of {named} are in {was}, and another table is declared", remedy)
+    found = inspect(connection)
+    for table in located_tables(resolved, held.location if held else DECLARED, dialect):
+        _check_table(found, table, shown)
+
+
+def holders(found: Sequence[Checkpoint], resolved: AnyResolved) -> list[Checkpoint]:
+    """Of all checkpoints of a projection, those of other revisions that hold a table this one declares."""
+    own = set(names_of(recorded(resolved)))
+    return [
+        one
+        for one in found
+        if one.revision != resolved.revision
+        and one.state != RETIRED
+        and one.location == DECLARED
+        and (own & set(names_of(one.tables)) or (one.tables == UNASSIGNED and _begun(one)))
+    ]
+
+
+def revisions(connection: Connection, name: str, *, lock: bool = False) -> list[Checkpoint]:
+    """The checkpoints of all revisions of a projection, in their order; locked in that order if asked for."""
+    query = select(projections).where(projections.c.name == name).order_by(projections.c.revision)
+    return [Checkpoint(*row) for row in connection.execute(query.with_for_update() if lock else query)]
+
+
+def _give(
+    connection: Connection, resolved: AnyResolved, held: Checkpoint | None, *, may_create: bool = True
+) -> Checkpoint:
+    """Decide on the location and write it into the checkpoint; raises `LocationTaken` when that needs what may not be made.
+
+    What began under an eventjet without locations has the declared one.
+    """
+    holder = _holder(connection, resolved, held)
+    location = DECLARED if holder is None else own_location(resolved.name, resolved.revision, connection.dialect.name)
+    check_location(resolved, location, connection.dialect.name)
+    if holder is not None and not may_create:
+        raise LocationTaken(resolved, holder)
+    values: dict[str, Any] = {
+        "location": location,
+        "tables": recorded(resolved),
+        # A revision older than the one in location does not push it away by itself.
+        "takes_over": holder is not None and holder < resolved.revision,
+    }
+    if held is not None and held.state == RETIRED:
+        anew = {"position": 0, "event_id": "", "log": "", "state": NEW, "reason": None, "owner": None, "lease_until": 0}
+        values |= {**anew, "epoch": projections.c.epoch + 1}
+    if connection.dialect.name == POSTGRESQL and holder is not None:
+        # The other's home too, so that whoever exchanges them needs no right to create schemas.
+        for revision in (resolved.revision, holder):
+            ensure_schema(connection, own_location(resolved.name, revision, POSTGRESQL))
+    checkpoint.ensure(connection, resolved.name, resolved.revision)
+    row = checkpoint.is_row(resolved.name, resolved.revision)
+    given = connection.execute(update(projections).where(row).values(**values).returning(projections)).one()
+    return Checkpoint(*given)
+
+
+def _holder(connection: Connection, resolved: AnyResolved, held: Checkpoint | None) -> int | None:
+    """The revision that keeps this one out of the declared location."""
+    if held is not None and held.state != RETIRED and _begun(held):
+        return None
+    found = holders(revisions(connection, resolved.name), resolved)
+    return max((one.revision for one in found), default=None)
+
+
+def _is_assigned(held: Checkpoint) -> bool:
+    return held.tables != UNASSIGNED and held.state != RETIRED
+
+
+def _begun(held: Checkpoint) -> bool:
+    return held.position > 0 or held.log != ""
+
+
+def _check_table(found: Inspector, table: Table, shown: str) -> None:
+    if not found.has_table(table.name, schema=table.schema):
+        raise Unreachable(shown, f"the table {table.fullname!r} is not in it", "Run `eventjet init` once.")
+    present = {column["name"] for column in found.get_columns(table.name, schema=table.schema)}
+    missing = [column.name for column in table.columns if column.name not in present]
+    if missing:
+        reason = f"the table {table.fullname!r} has no column {', '.join(map(repr, missing))}"
+        raise Unreachable(shown, reason, "Rebuild the projection, or alter the table.")

@@ -1,0 +1,124 @@
+"""eventjet's own tables, revision by revision, through Alembic.
+
+They keep a version table of their own, so an application's Alembic environment in the same database neither sees nor
+moves them. A revision is a file in `versions`, whose `upgrade(op)` is given its operations: nothing here touches
+Alembic's global proxies, which an application may be using at the same time. `own_tables` says what the last revision
+makes, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, select, text
+
+from eventjet.errors import Unreachable
+from eventjet.projections.columns import POSTGRESQL
+from eventjet.sql.database import shown_of
+
+HEAD = "0001"
+"""The newest revision, known here so that looking whether a database is current does not import Alembic."""
+VERSION_TABLE = "eventjet_alembic_version"
+
+_version = Table(VERSION_TABLE, MetaData(), Column("version_num", String(32), primary_key=True))
+_LOCK = 0x656A_6464_6C  # "ejddl"
+
+
+@dataclass(frozen=True, slots=True)
+class Upgraded:
+    """What an upgrade did."""
+
+    before: str | None
+    """The revision it found; None when there was none."""
+    after: str
+    tables: tuple[str, ...] = ()
+    """Tables it created."""
+    columns: tuple[str, ...] = ()
+    """Columns it added to tables that were there, as `table.column`."""
+
+
+def lock(connection: Connection) -> None:
+    """Let no other process create or alter tables of eventjet until this transaction ends.
+
+    On SQLite the transaction itself, which began IMMEDIATE, does that.
+    """
+    if connection.dialect.name == POSTGRESQL:
+        connection.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+
+
+def version(connection: Connection) -> str | None:
+    """The revision of eventjet's tables in a database; None when none is noted."""
+    if connection.dialect.name == POSTGRESQL:
+        there = connection.scalar(text("select to_regclass(:name)"), {"name": VERSION_TABLE}) is not None
+    else:
+        there = inspect(connection).has_table(VERSION_TABLE)
+    return connection.scalar(select(_version.c.version_num)) if there else None
+
+
+def upgrade(connection: Connection) -> Upgraded:
+    """Bring eventjet's tables to the newest revision, within the caller's transaction; raises `Unreachable`.
+
+    Tables that were made before there were revisions are adopted as they are, with what they lack.
+    """
+    if version(connection) == HEAD:
+        lock(connection)
+        return Upgraded(HEAD, HEAD)
+    # Before the lock: on a busy machine the import takes longer than those who wait for the lock may.
+    from alembic.operations import Operations
+    from alembic.runtime.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+    from alembic.script.revision import RevisionError
+
+    scripts = ScriptDirectory(str(Path(__file__).parent))
+    lock(connection)
+    before = version(connection)
+    if before == HEAD:
+        return Upgraded(before, HEAD)
+    try:
+        steps = list(scripts.iterate_revisions(HEAD, before or "base"))
+    except RevisionError:
+        raise newer(connection, before) from None
+    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+    had = _shape(connection)
+    for step in reversed(steps):
+        step.module.upgrade(Operations(context))
+        context.stamp(scripts, step.revision)
+    has = _shape(connection)
+    return Upgraded(
+        before,
+        HEAD,
+        tuple(sorted(has.keys() - had.keys())),
+        tuple(f"{table}.{column}" for table in sorted(had) for column in sorted(has[table] - had[table])),
+    )
+
+
+def newer(connection: Connection, found: str | None) -> Unreachable:
+    """The error for a database whose revision this eventjet does not know."""
+    shown = shown_of(connection)
+    reason = f"eventjet's tables in it are at revision {found!r}, which this version of eventjet does not know"
+    return Unreachable(f"The database {shown}", reason, "A newer eventjet made them: upgrade eventjet here too.")
+
+
+def check(connection: Connection) -> None:
+    """Raise `Unreachable` unless eventjet's tables are at the newest revision."""
+    found = version(connection)
+    if found == HEAD:
+        return
+    if found is not None and found > HEAD:
+        raise newer(connection, found)
+    shown = shown_of(connection)
+    if not _shape(connection):
+        raise Unreachable(f"The database {shown}", "eventjet's tables are not in it", "Run `eventjet init` once.")
+    reason = f"eventjet's tables in it are at revision {found or 'none'}, and this version needs {HEAD}"
+    raise Unreachable(f"The database {shown}", reason, "Run `eventjet db upgrade`.")
+
+
+def _shape(connection: Connection) -> dict[str, set[str]]:
+    """eventjet's tables that are there, with the names of their columns."""
+    found = inspect(connection)
+    return {
+        name: {column["name"] for column in found.get_columns(name)}
+        for name in found.get_table_names()
+        if name.startswith("eventjet_")
+    }

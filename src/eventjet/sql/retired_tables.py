@@ -1,0 +1,166 @@
+"""Tables of revisions that an app no longer declares: listed, and dropped when somebody asks for it by name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, text, update
+from sqlalchemy.exc import DBAPIError
+
+from eventjet.errors import UsageError
+from eventjet.projections.columns import POSTGRESQL
+from eventjet.projections.sql_projection import AnyResolved
+from eventjet.sql import checkpoint, postgres_tables, sqlite_tables
+from eventjet.sql.checkpoint import RETIRED, Checkpoint
+from eventjet.sql.location_assignment import holders, revisions
+from eventjet.sql.locations import DECLARED, UNASSIGNED, name_in, names_of, own_location, recorded
+from eventjet.sql.own_tables import projections, quarantine
+from eventjet.sql.postgres_tables import Found
+
+_NOT_EMPTY = "2BP01"
+
+
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """A revision with a checkpoint that is not retired and that the app does not declare."""
+
+    projection: str
+    revision: int
+    state: str
+    location: str
+    """Where its tables are; empty where they are declared."""
+    tables: tuple[str, ...]
+    """Those that are there, as SQL names them."""
+    rows: int
+    """About how many they hold."""
+    position: int
+    owner: str | None
+    """The worker that holds its lease now: somebody still lists it."""
+    in_use: str | None
+    """Why it cannot be dropped now; None when it can."""
+
+
+def unused(connection: Connection, declared: Collection[AnyResolved]) -> list[Unused]:
+    """By name and revision. Revisions made from other logs than the app's are another app's, and left out."""
+    found = checkpoint.read_all(connection)
+    own = {(resolved.name, resolved.revision) for resolved in declared}
+    logs = {one.log for one, _ in found if (one.name, one.revision) in own and one.log}
+    return [
+        _described(connection, one, left_s, declared)
+        for one, left_s in found
+        if (one.name, one.revision) not in own and one.state != RETIRED and (not logs or not one.log or one.log in logs)
+    ]
+
+
+def retire(connection: Connection, name: str, revision: int, declared: Collection[AnyResolved]) -> Unused:
+    """Drop the tables and the location of a revision, within the caller's transaction; what was there is returned.
+
+    Raises `UsageError` for one that is declared, in use, or unknown. Declared again, it begins anew.
+    """
+    known = {(one.projection, one.revision): one for one in unused(connection, declared)}
+    if (name, revision) not in known:
+        raise UsageError(_not_unused(name, revision, declared, sorted(known)))
+    _refuse_in_use(known[name, revision])
+    (held,) = [one for one in revisions(connection, name) if one.revision == revision]
+    _drop_tables(connection, _tables(connection, held, declared))
+    locked = checkpoint.lock(connection, name, revision)
+    if locked is None or (locked.location, locked.tables) != (held.location, held.tables):
+        raise UsageError(f"{name}:{revision} was moved meanwhile. Look again with `eventjet db unused`.")
+    # Once more, now that nobody can take it.
+    _refuse_in_use({(one.projection, one.revision): one for one in unused(connection, declared)}[name, revision])
+    if connection.dialect.name == POSTGRESQL:
+        _drop_schema(connection, own_location(name, revision, POSTGRESQL))
+    of_it = (quarantine.c.projection == name) & (quarantine.c.revision == revision)
+    connection.execute(delete(quarantine).where(of_it))
+    gone = {
+        "state": RETIRED,
+        "location": DECLARED,
+        "tables": UNASSIGNED,
+        "takes_over": False,
+        "owner": None,
+        "reason": None,
+    }
+    row = checkpoint.is_row(name, revision)
+    connection.execute(update(projections).where(row).values(**gone, lease_until=0, epoch=projections.c.epoch + 1))
+    return known[name, revision]
+
+
+def _refuse_in_use(one: Unused) -> None:
+    if one.in_use is not None:
+        raise UsageError(f"{one.projection}:{one.revision} is not dropped: {one.in_use}")
+
+
+def _not_unused(name: str, revision: int, declared: Collection[AnyResolved], known: Sequence[tuple[str, int]]) -> str:
+    if any((resolved.name, resolved.revision) == (name, revision) for resolved in declared):
+        return f"{name}:{revision} is declared by the app, so it is not dropped. Take it out of the app first."
+    listed = ", ".join(f"{one}:{number}" for one, number in known) or "none"
+    return f"There is no unused revision {name}:{revision}. Unused are: {listed}."
+
+
+def _described(connection: Connection, one: Checkpoint, left_s: float, declared: Collection[AnyResolved]) -> Unused:
+    tables = _tables(connection, one, declared)
+    owner = one.owner if left_s > 0 else None
+    in_use = None
+    successor = next((resolved for resolved in declared if resolved.name == one.name), None)
+    if owner is not None:
+        in_use = f"the worker {owner} keeps it. Stop the workers that still list it."
+    elif successor is not None and one in holders(revisions(connection, one.name), successor):
+        in_use = f"readers see its rows until revision {successor.revision} takes over from it."
+    return Unused(
+        one.name,
+        one.revision,
+        one.state,
+        one.location,
+        tuple(name for name, _ in tables),
+        sum(rows for _, rows in tables),
+        one.position,
+        owner,
+        in_use,
+    )
+
+
+def _tables(connection: Connection, one: Checkpoint, declared: Collection[AnyResolved]) -> list[tuple[str, int]]:
+    """(quoted name, about how many rows) of the tables of a revision that are there."""
+    names = one.tables
+    if names == UNASSIGNED:
+        # Before there were locations, a projection kept its table when its revision was raised.
+        names = next((recorded(resolved) for resolved in declared if resolved.name == one.name), UNASSIGNED)
+    if connection.dialect.name == POSTGRESQL:
+        looked = [postgres_tables.find(connection, schema, name, one.location) for schema, name in names_of(names)]
+        return [(found.quoted(connection), _count(connection, found)) for found in looked if found is not None]
+    there = [name_in(name, one.location, connection.dialect.name) for _, name in names_of(names)]
+    return [
+        (quoted, connection.scalar(text(f"select count(*) from {quoted}")) or 0)  # noqa: S608 - of a known table
+        for quoted in (sqlite_tables.quoted(name) for name in there if sqlite_tables.has_table(connection, name))
+    ]
+
+
+def _count(connection: Connection, table: Found) -> int:
+    about = connection.scalar(text("select reltuples::bigint from pg_class where oid = :oid"), {"oid": table.oid})
+    if about and about > 0:
+        return int(about)
+    return connection.scalar(text(f"select count(*) from {table.quoted(connection)}")) or 0  # noqa: S608 - of a known table
+
+
+def _drop_tables(connection: Connection, tables: Sequence[tuple[str, int]]) -> None:
+    """Tables before checkpoints, as workers lock them."""
+    if connection.dialect.name == POSTGRESQL:
+        postgres_tables.bound_waits(connection)
+        # At once, as foreign keys may be between them.
+        if tables:
+            connection.execute(text(f"drop table {', '.join(name for name, _ in tables)}"))
+        return
+    for name, _ in tables:
+        connection.execute(text(f"drop table {name}"))
+
+
+def _drop_schema(connection: Connection, name: str) -> None:
+    """Unless something else is in it."""
+    quoted = connection.dialect.identifier_preparer.quote_identifier(name)
+    try:
+        with connection.begin_nested():
+            connection.execute(text(f"drop schema if exists {quoted} restrict"))
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) != _NOT_EMPTY:
+            raise

@@ -1,0 +1,290 @@
+"""`Waiting`: read your writes. Many tasks wait for positions; one of them at a time looks at the checkpoints for all.
+
+A look is one SQL query on one connection. It is made when somebody begins to wait, when a worker's notice says that a
+position was reached, and now and then besides, since notices may be lost. What counts is the revision that keeps the
+declared table: while revision 2 builds beside it that is revision 1, and after the change revision 2, so that both
+halves of a rolling deploy can read their writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sqlalchemy import select
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from eventjet.codec.notices import notice_subject, read_notice
+from eventjet.errors import NotCaughtUp, StoreError, Unreachable
+from eventjet.projections.columns import POSTGRESQL
+from eventjet.projections.sql_projection import AnyResolved
+from eventjet.sql.checkpoint import FAILED, PAUSED, RETIRED
+from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.own_tables import projections
+
+FIRST_LOOK_S = 5.0
+"""The first look may take as long, even for a shorter timeout; a database that takes longer is called unreachable."""
+_LOOK_MAX_S = 10.0
+_SILENT_S = 2.0
+"""A look that takes longer when the time is up is the database's fault."""
+_POLL_S = (0.01, 0.2)
+
+Listen = Callable[[str, Callable[[bytes], object]], Awaitable[object]]
+"""Has payloads of a subject handed over from now on; raises `StoreError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a revision of a projection stands."""
+
+    revision: int
+    position: int = 0
+    state: str = ""
+    reason: str | None = None
+    location: str = ""
+
+
+def serving(found: Sequence[Standing], revision: int) -> Standing:
+    """The one that keeps the declared table, as a process sees it that declares `revision`."""
+    own = next((one for one in found if one.revision == revision), Standing(revision))
+    if own.state not in ("", RETIRED) and not own.location:
+        return own
+    others = [one for one in found if one.state != RETIRED and not one.location]
+    return max(others, key=lambda one: one.revision, default=own)
+
+
+def hopeless(at: Standing) -> bool:
+    """Whether nobody will advance it before a person has done something."""
+    return at.state in (FAILED, PAUSED, RETIRED)
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    projection: str
+    revision: int
+    position: int
+    timeout_s: float
+    done: asyncio.Future[None]
+    """Set when it is reached, or cannot be."""
+    looked: asyncio.Future[None]
+    """Set after the first look that began after the waiter came."""
+    at: Standing | None = None
+    """As it was last seen."""
+
+    def settle(self, found: Sequence[Standing]) -> None:
+        self.at = at = serving(found, self.revision)
+        if self.done.done():
+            return
+        if at.position >= self.position:
+            self.done.set_result(None)
+        elif hopeless(at):
+            self.done.set_exception(self.late())
+
+    def late(self) -> NotCaughtUp:
+        at = self.at or Standing(self.revision)
+        return NotCaughtUp(self.projection, self.position, at.position, self.timeout_s, at.state, at.reason)
+
+    def fail(self, error: Exception) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class Looking(Protocol):
+    """Where the checkpoints are looked at."""
+
+    async def __call__(self) -> Mapping[str, Sequence[Standing]]: ...
+
+
+@dataclass(slots=True)
+class Waiting:
+    """For any number of tasks of one loop; `close` it. Without `listen` it looks again every 10 to 200 ms."""
+
+    app: str
+    look: Looking
+    listen: Listen | None = None
+    slow_s: float = 1.0
+    """How long a lost notice may go unnoticed."""
+    _waiters: set[_Waiter] = field(default_factory=set["_Waiter"])
+    _least: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
+    """The least position that is waited for, by projection and the revision that serves it."""
+    _told: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
+    """What notices said since the last look began, which may have been too early to see it."""
+    _heard: set[str] = field(default_factory=set[str])
+    _due: asyncio.Event = field(default_factory=asyncio.Event)
+    _task: asyncio.Task[None] | None = None
+    _began: float = 0.0
+    """When the look under way began."""
+    _closed: bool = False
+
+    async def caught_up(self, resolved: AnyResolved, position: int, timeout_s: float) -> None:
+        """Return once the declared table is true up to `position`.
+
+        Raises `NotCaughtUp` after `timeout_s`, or at once where the projection failed, is paused or retired;
+        `Unreachable` when the database does not answer.
+        """
+        if self._closed:
+            raise _closed()
+        await self._subscribe(resolved.name)
+        loop = asyncio.get_running_loop()
+        waiter = _Waiter(
+            resolved.name, resolved.revision, position, timeout_s, loop.create_future(), loop.create_future()
+        )
+        self._waiters.add(waiter)
+        self._due.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name=f"eventjet caught_up {self.app}")
+        try:
+            await self._wait(waiter)
+        finally:
+            self._waiters.discard(waiter)
+            if not waiter.done.cancel():
+                waiter.done.exception()  # taken note of, also when this task was cancelled just then
+
+    async def close(self) -> None:
+        """Whoever still waits gets `Unreachable`."""
+        self._closed = True
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        for waiter in self._waiters:
+            waiter.fail(_closed())
+
+    async def _wait(self, waiter: _Waiter) -> None:
+        began = time.monotonic()
+        timeout_s = max(0.0, waiter.timeout_s)
+        await asyncio.wait({waiter.done}, timeout=timeout_s)
+        if not waiter.done.done() and not waiter.looked.done():
+            left_s = FIRST_LOOK_S - (time.monotonic() - began)
+            await asyncio.wait({waiter.done, waiter.looked}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        if waiter.done.done():
+            return waiter.done.result()
+        silent_s = time.monotonic() - (self._began or began)
+        if not waiter.looked.done() or (self._began and silent_s > _SILENT_S):
+            raise _silent(silent_s)
+        raise waiter.late()
+
+    async def _subscribe(self, projection: str) -> None:
+        if self.listen is None or projection in self._heard:
+            return
+        self._heard.add(projection)
+        try:
+            await self.listen(notice_subject(self.app, projection), lambda payload: self._notice(projection, payload))
+        except StoreError:
+            self._heard.discard(projection)  # the slow look serves meanwhile
+
+    def _notice(self, projection: str, payload: bytes) -> None:
+        told = read_notice(payload)
+        if told is not None:
+            revision, position = told
+            key = projection, revision
+            self._told[key] = max(position, self._told.get(key, 0))
+            self._wake(key)
+
+    def _wake(self, key: tuple[str, int]) -> None:
+        least = self._least.get(key)
+        if least is not None and self._told[key] >= least:
+            self._due.set()
+
+    async def _run(self) -> None:
+        pause_s = _POLL_S[0]
+        while self._waiters:
+            self._due.clear()
+            self._told = {}
+            came = list(self._waiters)
+            await self._look_for(came)
+            self._forget_done()
+            for key in self._told:
+                self._wake(key)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s if self.listen is None else self.slow_s):
+                    if self._waiters:
+                        await self._due.wait()
+            pause_s = min(pause_s * 1.5, _POLL_S[1])
+
+    async def _look_for(self, came: Sequence[_Waiter]) -> None:
+        """One look; every waiter profits from it, but only who `came` before it has been answered."""
+        self._began = time.monotonic()
+        try:
+            async with asyncio.timeout(_LOOK_MAX_S):
+                found = await self.look()
+        except Exception as error:  # noqa: BLE001 - each of those who wait raises it
+            for waiter in came:
+                waiter.fail(_copied(error))
+            return
+        finally:
+            self._began = 0.0
+        for waiter in self._waiters:
+            waiter.settle(found.get(waiter.projection, ()))
+        for waiter in came:
+            if not waiter.looked.done():
+                waiter.looked.set_result(None)
+
+    def _forget_done(self) -> None:
+        self._waiters = {waiter for waiter in self._waiters if not waiter.done.done()}
+        self._least = {}
+        for waiter in self._waiters:
+            if waiter.at is not None:
+                key = (waiter.projection, waiter.at.revision)
+                self._least[key] = min(waiter.position, self._least.get(key, waiter.position))
+
+
+@dataclass(slots=True)
+class Checkpoints:
+    """Looks at the checkpoints on one connection, opened when it is first needed; `close` it."""
+
+    url: str
+    _engine: AsyncEngine | None = None
+
+    async def __call__(self) -> Mapping[str, Sequence[Standing]]:
+        """All of them by projection; raises `Unreachable`. A connection that broke meanwhile is replaced once."""
+        where = Database(self.url)
+        async with where.reaching():
+            try:
+                return await self._read(where)
+            except (OperationalError, InterfaceError):
+                await self.close()
+                return await self._read(where)
+
+    async def close(self) -> None:
+        """Let go of the connection; the next look opens another."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.dispose()
+
+    async def _read(self, where: Database) -> Mapping[str, Sequence[Standing]]:
+        if self._engine is None:
+            options: dict[str, Any] = {READ_ONLY: True}
+            if where.dialect == POSTGRESQL:
+                options = {"isolation_level": "AUTOCOMMIT"}
+            self._engine = where.engine("eventjet caught_up").execution_options(**options)
+        found: dict[str, list[Standing]] = {}
+        async with self._engine.connect() as connection:
+            for name, *rest in await connection.execute(_QUERY):
+                found.setdefault(name, []).append(Standing(*rest))
+        return found
+
+
+_COLUMNS = projections.c
+_QUERY = select(_COLUMNS.name, _COLUMNS.revision, _COLUMNS.position, _COLUMNS.state, _COLUMNS.reason, _COLUMNS.location)
+
+
+def _copied(error: Exception) -> Exception:
+    """One for each who waits, where it can be told how: a traceback belongs to one task."""
+    if isinstance(error, Unreachable):
+        return Unreachable(error.component, error.reason, error.remedy)
+    return _silent(_LOOK_MAX_S) if isinstance(error, TimeoutError) else error
+
+
+def _silent(seconds: float) -> Unreachable:
+    return Unreachable("The database", f"it has not answered for {seconds:.1f} s", "Look at what it is doing.")
+
+
+def _closed() -> Unreachable:
+    return Unreachable("The connection", "it is closed", "Wait within the block of `connect`.")

@@ -1,0 +1,63 @@
+"""`WorkerContext`: what all projectors of one process share."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from eventjet.codec.catalog import Catalog
+from eventjet.nats import Endpoint
+from eventjet.observability.metrics import Meter
+from eventjet.projections.columns import POSTGRESQL
+from eventjet.projections.sql_projection import AnyResolved
+from eventjet.sql.database import Database
+from eventjet.workers.notify import Notifier
+from eventjet.workers.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """Bounds of a worker; by default it takes over a dead worker's projection in under 5 s."""
+
+    batch_max: int = 16_000
+    """Events in one transaction, at most: with slow handlers a worker takes fewer."""
+    lease_s: float = 3.5
+    """How long a lease lives without a batch or a renewal."""
+    poll_s: float = 0.5
+    """How often a standby looks for a free lease."""
+    backoff_s: tuple[float, float] = (0.1, 5.0)
+    """First and longest pause after a transient fault; each is twice the one before."""
+    drain_s: float = 10.0
+    """How long a stopping worker may take to finish the batches in hand."""
+    look_s: float = 5.0
+    """How often health and metrics are looked after, where they are served."""
+    stalled_s: float = 30.0
+    """How long a projection may lag without progress before its worker is called unhealthy."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """Made within the loop that runs the projectors."""
+
+    stream: str
+    catalog: Catalog
+    database: Database
+    endpoint: Endpoint
+    owner: str
+    """This process, as leases name it."""
+    options: WorkerOptions = WorkerOptions()
+    notifier: Notifier | None = None
+    meters: dict[str, Meter] = field(default_factory=dict[str, Meter], repr=False)
+    """What this process has done, by durable."""
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+
+    def report(self, resolved: AnyResolved) -> Report:
+        """For the projector of one projection."""
+        meter = self.meters.setdefault(resolved.durable, Meter(resolved.name, resolved.revision))
+        return Report(meter, self.notifier)
+
+    def turn(self) -> AbstractAsyncContextManager[Any]:
+        """Held while writing: SQLite has one writer, and its own way of queueing is to poll."""
+        return nullcontext() if self.database.dialect == POSTGRESQL else self._turn

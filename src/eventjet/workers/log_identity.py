@@ -1,0 +1,54 @@
+"""Whether the log under a checkpoint is still the one it was made from."""
+
+from __future__ import annotations
+
+from eventjet.codec.envelope import MSG_ID, header
+from eventjet.errors import LogRolledBack, Unreachable
+from eventjet.nats import ApiRefused, Endpoint, NatsConnection, get_record, stream_state
+from eventjet.nats.api import StreamState
+from eventjet.sql.checkpoint import Checkpoint
+from eventjet.store.topology import IDENTITY
+
+_NO_STREAM = 10059
+
+
+def state_of_log(link: NatsConnection, stream: str) -> tuple[str, StreamState]:
+    """(identity, state) of an app's stream; raises `Unreachable` when `init` has not made it."""
+    try:
+        state = stream_state(link, stream)
+    except ApiRefused as refusal:
+        if refusal.err_code != _NO_STREAM:
+            raise
+        raise Unreachable(f"The stream {stream!r}", "it does not exist", "Run `eventjet init` once.") from None
+    identity = state.metadata.get(IDENTITY, "")
+    if not identity:
+        raise Unreachable(
+            f"The stream {stream!r}", "it carries no log identity, so `init` did not make it", "Run `eventjet init`."
+        )
+    return identity, state
+
+
+def check_log(endpoint: Endpoint, stream: str, held: Checkpoint) -> str:
+    """The log's identity, if the checkpoint was made from this log; raises `LogRolledBack`. Blocks.
+
+    A log restored from an old backup and grown again has a longer tail but another past: hence the event's id.
+    """
+    with NatsConnection.open(endpoint) as link:
+        identity, state = state_of_log(link, stream)
+        if held.position == 0:
+            return identity
+        if held.log != identity:
+            raise _rolled_back(held, f"it was made from the log {held.log} and the stream {stream!r} is {identity}")
+        if state.last < held.position:
+            raise _rolled_back(held, f"the log ends at position {state.last}")
+        record = get_record(link, stream, held.position)
+        if record is None:
+            raise _rolled_back(held, "the log has no event there any more")
+        event_id = header(record[3], MSG_ID) or ""
+        if event_id != held.event_id:
+            raise _rolled_back(held, f"the event there is {event_id or 'without id'}, and it was {held.event_id}")
+    return identity
+
+
+def _rolled_back(held: Checkpoint, reason: str) -> LogRolledBack:
+    return LogRolledBack(held.name, held.position, reason)

@@ -1,0 +1,1 @@
+"""One batch of events into rows and checkpoint, in one transaction."""
