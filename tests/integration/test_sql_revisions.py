@@ -22,7 +22,7 @@ from eventjet.projections.sql_projection import ResolvedSql, resolve_sql
 from eventjet.rebuild import rebuild, verify
 from eventjet.sql.checkpoint import Checkpoint, create_tables
 from eventjet.sql.database import READ_ONLY
-from eventjet.sql.locations import NamedByHandlers, placed_tables
+from eventjet.sql.locations import NamedByHandlers, located_tables
 from eventjet.sql.retired_tables import retire, unused
 from tests.integration import by_hand
 from tests.integration.by_hand import LEDGER, QUICK, Found, changed, execute, expected, found, log_of, where
@@ -74,7 +74,7 @@ def checkpoint(log: Ledger, revision: int) -> Checkpoint:
 def rows(log: Ledger, resolved: ResolvedSql) -> Found:
     """The rows of a revision, wherever they are."""
     place = checkpoint(log, resolved.revision).location
-    return found(where(log), tables=placed_tables(resolved, place, where(log).dialect))
+    return found(where(log), tables=located_tables(resolved, place, where(log).dialect))
 
 
 async def took_over(log: Ledger) -> None:

@@ -112,7 +112,7 @@ def test_batches_of_any_size_give_the_rows_of_the_fold(engine: Engine, size: int
     assert (found.position, found.event_id) == (200, "id-200")
 
 
-@pytest.mark.parametrize("bound", [BALANCES, MOVEMENTS], ids=lambda resolved: resolved.name)
+@pytest.mark.parametrize("resolved", [BALANCES, MOVEMENTS], ids=lambda resolved: resolved.name)
 def test_batches_folded_while_the_one_before_is_committed_give_the_rows_of_the_fold(
     engine: Engine, resolved: ResolvedProjection
 ) -> None:
