@@ -23,7 +23,7 @@ _PASSED_ON = (CodecError, StoreError)
 class Fold:
     """One projection's function over many events. Holds no rows."""
 
-    __slots__ = ("_apply", "_resolved", "_codec")
+    __slots__ = ("_apply", "_codec", "_resolved")
 
     def __init__(self, resolved: ResolvedProjection, codec: RowCodec) -> None:
         self._resolved = resolved

@@ -152,7 +152,7 @@ def reader(catalog: Catalog, resolved: AnyResolved, known: Collection[int] = ())
 class ParkingFold:
     """`Fold` for a projection that quarantines: keyed by the aggregate id, one row an event. Holds no rows."""
 
-    __slots__ = ("_resolved", "_codec", "_key_of")
+    __slots__ = ("_codec", "_key_of", "_resolved")
 
     def __init__(self, resolved: ResolvedProjection, codec: RowCodec) -> None:
         assert resolved.keyed_by_aggregate
