@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from eventjet.archive.manifest import Archive, Segment, cut
 from eventjet.archive.reading import folder_of, read_manifest
-from eventjet.archive.replay_source import check_past
 from eventjet.errors import RebuildError, UsageError
 from eventjet.nats.api import StreamState
 from eventjet.rebuild.progress import Report, Watch
+from eventjet.rebuild.replay_source import check_past
 from eventjet.rebuild.runner import in_thread, log_of
 from eventjet.settings import Settings
 from eventjet.spark.packaging import AppRef, send_files

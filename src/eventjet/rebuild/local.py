@@ -8,7 +8,6 @@ from itertools import count
 from typing import Any
 
 from eventjet import failpoints
-from eventjet.archive.replay_source import ReplaySource, read_log
 from eventjet.codec.envelope import RawRecord
 from eventjet.nats import Endpoint
 from eventjet.rebuild.folding import Folding, Foldings, uncollected
@@ -16,6 +15,7 @@ from eventjet.rebuild.load import Part, Target, load_part
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.prefetch import read_ahead
 from eventjet.rebuild.progress import Watch
+from eventjet.rebuild.replay_source import ReplaySource, read_log
 from eventjet.spark.packaging import Wired
 
 BATCH = 2_000

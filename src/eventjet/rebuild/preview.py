@@ -14,13 +14,13 @@ from urllib.parse import quote
 from sqlalchemy import Connection, create_engine, make_url
 from sqlalchemy.pool import NullPool
 
-from eventjet.archive.replay_source import past_of
 from eventjet.errors import EventjetError, RebuildError, Unreachable
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild.orphaned_runs import remains
 from eventjet.rebuild.plan import EngineName, Plan, Route, route_of
 from eventjet.rebuild.progress import Watch
+from eventjet.rebuild.replay_source import past_of
 from eventjet.rebuild.runner import bound_of, log_of, plan_for
 from eventjet.rebuild.runs import new_run
 from eventjet.rebuild.shadow import check_kept

@@ -14,7 +14,6 @@ import psycopg
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
 from eventjet import failpoints
-from eventjet.archive.replay_source import ReplaySource, past_of
 from eventjet.errors import RebuildError, UsageError
 from eventjet.nats import Endpoint, NatsConnection
 from eventjet.nats.api import StreamState
@@ -25,6 +24,7 @@ from eventjet.rebuild.load import Part
 from eventjet.rebuild.local import load_locally
 from eventjet.rebuild.plan import EngineName, Plan, make_plan
 from eventjet.rebuild.progress import Report, Watch
+from eventjet.rebuild.replay_source import ReplaySource, past_of
 from eventjet.rebuild.runs import new_run
 from eventjet.rebuild.sequential import sequential_replay
 from eventjet.rebuild.shadow import Shadow, Swapped

@@ -15,7 +15,6 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from eventjet import failpoints
-from eventjet.archive.replay_source import ReplaySource, read_log
 from eventjet.codec.envelope import MSG_ID, Decoder, RawRecord, header
 from eventjet.errors import HandlerFailed, VerificationFailed
 from eventjet.nats import Endpoint
@@ -25,6 +24,7 @@ from eventjet.rebuild.compare import Pair
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.prefetch import read_ahead
 from eventjet.rebuild.progress import Phase, Watch
+from eventjet.rebuild.replay_source import ReplaySource, read_log
 from eventjet.rebuild.shadow import Swappable
 from eventjet.spark.packaging import Wired
 from eventjet.sql.checkpoint import Checkpoint

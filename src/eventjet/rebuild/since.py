@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from eventjet.archive.replay_source import ReplaySource, read_log
 from eventjet.codec.envelope import RawRecord
 from eventjet.domain.identity import encode_id
 from eventjet.domain.recorded import Recorded
@@ -16,6 +15,7 @@ from eventjet.projections.fold import Fold, RowKey, Rows
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.quarantine.fold import Held, ParkingFold, reader
+from eventjet.rebuild.replay_source import ReplaySource, read_log
 from eventjet.spark.packaging import Wired
 
 NEVER = "never equal"

@@ -11,7 +11,6 @@ from typing import Any
 from sqlalchemy import String
 
 from eventjet import failpoints
-from eventjet.archive.replay_source import ReplaySource, past_of
 from eventjet.errors import RebuildError
 from eventjet.nats import Endpoint
 from eventjet.nats.api import StreamState
@@ -22,6 +21,7 @@ from eventjet.rebuild.compare import compare_table
 from eventjet.rebuild.cutover import check_loaded
 from eventjet.rebuild.plan import EngineName
 from eventjet.rebuild.progress import Report, Watch
+from eventjet.rebuild.replay_source import ReplaySource, past_of
 from eventjet.rebuild.runner import bound_of, in_thread, load, log_of, plan_for
 from eventjet.rebuild.runs import new_run
 from eventjet.rebuild.sequential import TablesShadow, sequential_replay
