@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from uuid import uuid4
 
 from eventjet.errors import StoreUnavailable
-from eventjet.nats import Endpoint
 from eventjet.nats.client import connect
+from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.requests import Lost, Requests
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore

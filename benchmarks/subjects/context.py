@@ -13,8 +13,10 @@ from typing import Any
 from benchmarks.bank import bank
 from benchmarks.subjects.clock import Clock
 from eventjet.codec.envelope import Decoder, RawRecord
-from eventjet.nats import Endpoint, NatsConnection, read_range
+from eventjet.nats.connection import NatsConnection
 from eventjet.nats.consumer import Pulls, create_consumer
+from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.ranges import read_range
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.fold import Fold
 from eventjet.projections.row_codec import RowCodec

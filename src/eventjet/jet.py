@@ -14,8 +14,8 @@ from eventjet.codec.subjects import snapshot_bucket
 from eventjet.domain.aggregate import AggregateInfo, AggregateType
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import OutcomeUnknown, UsageError
-from eventjet.nats import Endpoint
 from eventjet.nats.client import connect
+from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.listening import listen
 from eventjet.nats.requests import Requests
 from eventjet.projections.sql_projection import AnyResolved

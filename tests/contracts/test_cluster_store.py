@@ -13,8 +13,8 @@ from eventjet.codec.envelope import MSG_ID, header
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.nats_cluster import NatsCluster
 from eventjet.errors import ConcurrencyConflict, StoreUnavailable
-from eventjet.nats import Endpoint
 from eventjet.nats.client import connect
+from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore
 from tests.contracts.store_contract import StoreContract, new, write

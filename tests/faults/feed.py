@@ -12,7 +12,8 @@ from uuid import uuid4
 
 from eventjet.codec.envelope import header_block
 from eventjet.errors import EventjetError
-from eventjet.nats import NatsConnection, stream_state
+from eventjet.nats.api import stream_state
+from eventjet.nats.connection import NatsConnection
 from eventjet.nats.protocol import publish_frame
 from tests.faults.tally import Added, Noted
 from tests.integration.ledger_log import Ledger

@@ -19,7 +19,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from eventjet.errors import Unreachable
-from eventjet.nats import NatsConnection
+from eventjet.nats.connection import NatsConnection
 from eventjet.rebuild import AppRef, rebuild, verify
 from eventjet.settings import Settings
 from eventjet.sql.database import READ_ONLY, Database

@@ -9,7 +9,8 @@ from eventjet.archive.archiving import ArchiveReport, archive
 from eventjet.archive.manifest import Archive
 from eventjet.codec.envelope import RawRecord
 from eventjet.dev.nats import NatsServer
-from eventjet.nats import NatsConnection, read_range
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.ranges import read_range
 from eventjet.rebuild import rebuild
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import create_tables

@@ -17,8 +17,10 @@ from uuid import uuid4
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import Decoder, header_block
 from eventjet.domain.recorded import Recorded
-from eventjet.nats import Endpoint, NatsConnection, read_range
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import publish_frame
+from eventjet.nats.ranges import read_range
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.settings import Settings
 from eventjet.store.topology import IDENTITY

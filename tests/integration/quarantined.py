@@ -14,7 +14,7 @@ from sqlalchemy import Connection, select
 from eventjet.codec.envelope import Decoder, header_block
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, RowRefused
-from eventjet.nats import read_range
+from eventjet.nats.ranges import read_range
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.resolve import resolve
 from eventjet.projections.row_codec import RowCodec

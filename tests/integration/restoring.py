@@ -18,8 +18,11 @@ from eventjet import App, Imported, Metadata
 from eventjet.archive.batches import Past
 from eventjet.archive.manifest import ArchivedFile, Segment, dump_segment
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
-from eventjet.nats import Endpoint, NatsConnection, read_range, stream_state
+from eventjet.nats.api import stream_state
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import publish_frame
+from eventjet.nats.ranges import read_range
 from examples.bank.account import Account, Deposited, Opened
 from tests.integration.ledger_log import WINDOW, stored
 

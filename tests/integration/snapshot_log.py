@@ -16,7 +16,8 @@ from eventjet.codec.subjects import snapshot_bucket
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState
 from eventjet.domain.ids import new_event_id
-from eventjet.nats import Endpoint, NatsConnection
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
 from eventjet.rebuild import AppRef
 from eventjet.repository.histories import Histories
 from eventjet.snapshots.kv import KeyValueSnapshots

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from eventjet.dev.nats import NatsServer
-from eventjet.nats import Endpoint, NatsConnection
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from examples.bank.account import Deposited, Opened, Withdrawn
 from examples.bank.app import bank

@@ -12,7 +12,7 @@ import pytest
 from eventjet.archive.reading import archived_records, check_files, read_manifest
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, RebuildError, UsageError
-from eventjet.nats import NatsConnection
+from eventjet.nats.connection import NatsConnection
 from eventjet.rebuild import ENGINES, preview, rebuild, verify
 from eventjet.spark import archive_write
 from eventjet.spark.archive_frames import archived_frame, reading

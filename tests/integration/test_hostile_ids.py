@@ -10,8 +10,8 @@ from eventjet.dev.nats import NatsServer
 from eventjet.domain.identity import encode_id
 from eventjet.domain.ids import new_event_id
 from eventjet.errors import Refused
-from eventjet.nats import Endpoint
 from eventjet.nats.client import connect
+from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.store import Append, NewEvent

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from eventjet import Recorded
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import RebuildError
-from eventjet.nats import NatsConnection
+from eventjet.nats.connection import NatsConnection
 from eventjet.nats.protocol import publish_frame
 from eventjet.rebuild import rebuild, verify
 from eventjet.rebuild.catchup import catching_up

@@ -8,8 +8,8 @@ import pytest
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Forbidden
-from eventjet.nats import Endpoint
 from eventjet.nats.client import connect
+from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.topology import declare

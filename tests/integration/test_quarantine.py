@@ -15,7 +15,7 @@ from sqlalchemy import Connection, text
 from eventjet.codec.catalog import Catalog
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import CheckpointFenced
-from eventjet.nats import NatsConnection
+from eventjet.nats.connection import NatsConnection
 from eventjet.nats.protocol import publish_frame
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.quarantine import decisions as decide

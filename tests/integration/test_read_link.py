@@ -12,7 +12,7 @@ import pytest
 from eventjet import App, Imported
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Forbidden, StoreUnavailable
-from eventjet.nats import Endpoint
+from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.store.long_reads import LongReads
 from examples.bank.account import Account, Deposited

@@ -18,7 +18,7 @@ from sqlalchemy import text
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import HandlerFailed, RebuildError, RebuildRefused, Unreachable, UsageError, VerificationFailed
-from eventjet.nats import NatsConnection
+from eventjet.nats.connection import NatsConnection
 from eventjet.rebuild import Progress, rebuild, verify
 from eventjet.rebuild.load import load_part
 from eventjet.rebuild.progress import Watch

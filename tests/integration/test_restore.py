@@ -15,7 +15,8 @@ from eventjet.archive.republish import WINDOW_NS, Restored, restore
 from eventjet.codec.envelope import RawRecord, recorded_at
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, Refused
-from eventjet.nats import NatsConnection, stream_state
+from eventjet.nats.api import stream_state
+from eventjet.nats.connection import NatsConnection
 from eventjet.nats.protocol import Frame
 from eventjet.store.topology import IDENTITY, stream_config
 from examples.bank.account import Account

@@ -8,7 +8,8 @@ from eventjet.archive.batches import BATCH_MAX, lasting
 from eventjet.archive.republish import restore
 from eventjet.codec.envelope import RawRecord
 from eventjet.dev.nats_cluster import NatsCluster
-from eventjet.nats import Endpoint, NatsConnection
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
 from tests.integration.restoring import NAME, block, past_of, records_of
 
 EVENTS = 6 * BATCH_MAX + 7

@@ -15,7 +15,8 @@ from eventjet.archive.restore import restore
 from eventjet.codec.envelope import recorded_at
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, Refused, UsageError
-from eventjet.nats import NatsConnection, stream_state
+from eventjet.nats.api import stream_state
+from eventjet.nats.connection import NatsConnection
 from eventjet.rebuild import AppRef, rebuild, verify
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint, create_tables, read

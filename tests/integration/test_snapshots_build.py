@@ -18,7 +18,7 @@ from eventjet.codec.subjects import snapshot_bucket
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.identity import encode_id
 from eventjet.errors import Refused, Unreachable, UsageError
-from eventjet.nats import Endpoint
+from eventjet.nats.endpoint import Endpoint
 from eventjet.rebuild import EngineName, SnapshotReport, build_snapshots
 from eventjet.snapshots.bulk import BulkSnapshots, Offer
 from eventjet.snapshots.kv import VALUE_MAX

@@ -18,7 +18,8 @@ from eventjet import App, Metadata, Settings
 from eventjet.codec.envelope import header_block
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Unreachable, UsageError
-from eventjet.nats import Endpoint, NatsConnection
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
 from eventjet.spark import AppRef, events
 from eventjet.spark.frame_tasks import stored_columns
 from eventjet.spark.session import Started

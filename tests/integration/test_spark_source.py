@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from eventjet.dev.nats import NatsServer
-from eventjet.nats import Endpoint
+from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.spark.options import connection_options
 from eventjet.spark.sealed import seal

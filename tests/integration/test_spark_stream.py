@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 
 from eventjet.dev.nats import NatsServer
-from eventjet.nats import Endpoint
+from eventjet.nats.endpoint import Endpoint
 from eventjet.spark.session import Started
 from examples.bank import turnover_sink
 from tests.integration.shared_spark import configured

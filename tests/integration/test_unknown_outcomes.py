@@ -17,8 +17,8 @@ from eventjet.codec.envelope import MSG_ID, header
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.ids import new_event_id
 from eventjet.errors import ConcurrencyConflict, OutcomeUnknown
-from eventjet.nats import Endpoint
 from eventjet.nats.client import connect
+from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.store import Append, NewEvent

@@ -11,17 +11,11 @@ import pytest
 
 from eventjet.dev import NatsServer
 from eventjet.errors import Forbidden, HistoryBroken, StoreError, StoreUnavailable, Unreachable
-from eventjet.nats import (
-    ApiRefused,
-    DeliveryGap,
-    Endpoint,
-    NatsConnection,
-    ReadOptions,
-    get_record,
-    next_record,
-    read_range,
-    stream_state,
-)
+from eventjet.nats.api import get_record, next_record, stream_state
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.faults import ApiRefused, DeliveryGap
+from eventjet.nats.ranges import ReadOptions, read_range
 from tests.integration.wire_fake import FakeServer, delivery, jetstream
 from tests.integration.wire_log import append, consumers, make_log, positions
 

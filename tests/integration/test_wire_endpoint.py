@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eventjet.errors import UsageError
-from eventjet.nats import Endpoint
+from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 
 

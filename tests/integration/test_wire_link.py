@@ -12,7 +12,9 @@ import pytest
 
 from eventjet.dev import NatsServer
 from eventjet.errors import Forbidden, StoreUnavailable, Unreachable, UsageError
-from eventjet.nats import ApiRefused, ConnectionClosed, ConnectionLost, Endpoint, NatsConnection, NoResponders
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.faults import ApiRefused, ConnectionClosed, ConnectionLost, NoResponders
 from tests.integration.wire_fake import INFO, FakeServer, greet, read_until
 from tests.integration.wire_log import make_log
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Self
 
-from eventjet.nats import Endpoint
+from eventjet.nats.endpoint import Endpoint
 
 GRANTED = b'{"num_pending": 9, "config": {}, "success": true}'
 _PUBLISHED = re.compile(rb"PUB (\S+) (\S+) (\d+)\r\n")

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from uuid import uuid4
 
 from eventjet.codec.envelope import RawRecord
-from eventjet.nats import Endpoint, NatsConnection
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import publish_frame
 
 WINDOW = 500

@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from eventjet.codec.envelope import RawRecord
-from eventjet.nats import Endpoint
+from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.requests import Lost, Requests
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore, _record_of_reply

@@ -20,9 +20,11 @@ from eventjet import failpoints
 from eventjet.archive.batches import HEADERS_ADDED, Batch, Past, batches, lasting
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
 from eventjet.errors import ArchiveBroken, HistoryBroken, Refused, StoreUnavailable, Unreachable
-from eventjet.nats import ApiRefused, Endpoint, NatsConnection, get_record, read_range, stream_state
-from eventjet.nats.api import StreamState
-from eventjet.nats.faults import api_fault
+from eventjet.nats.api import StreamState, get_record, stream_state
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.faults import ApiRefused, api_fault
+from eventjet.nats.ranges import read_range
 from eventjet.store.outcome import REFUSALS, STALE_LEADER_S, WRONG_SEQUENCE
 from eventjet.store.topology import IDENTITY, compare, stream_config
 

@@ -11,7 +11,7 @@ from eventjet.archive.reading import archived_records, check_files, folder_of, r
 from eventjet.archive.republish import Progress, Restored
 from eventjet.codec.envelope import MSG_ID, header
 from eventjet.errors import ArchiveBroken, UsageError
-from eventjet.nats import Endpoint
+from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.spark.session import Started, spark_session
 

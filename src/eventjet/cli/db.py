@@ -136,8 +136,9 @@ def _named(given: str) -> tuple[str, int]:
 
 def _drop(at: Target, where: Database, name: str, revision: int) -> Unused:
     from eventjet.cli.terminal import note
-    from eventjet.nats import Endpoint, NatsConnection
+    from eventjet.nats.connection import NatsConnection
     from eventjet.nats.consumer import delete_consumer
+    from eventjet.nats.endpoint import Endpoint
     from eventjet.sql.retired_tables import retire
 
     with where.sync_engine("eventjet db").begin() as connection:

@@ -13,8 +13,8 @@ from nats.errors import Error as NatsError
 
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
 from eventjet.errors import Unreachable
-from eventjet.nats import Endpoint
 from eventjet.nats.auth import connect_options
+from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.requests import ApiError, Denied, Lost, Requests
 from eventjet.settings import Settings, redacted
 

@@ -12,7 +12,9 @@ from sqlalchemy.exc import DBAPIError
 
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.errors import VerificationFailed
-from eventjet.nats import Endpoint, get_record, read_range
+from eventjet.nats.api import get_record
+from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.ranges import read_range
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.quarantine import rows
 from eventjet.quarantine.fold import Held, Parked, reader

@@ -8,7 +8,8 @@ from typing import Protocol
 
 from eventjet import failpoints
 from eventjet.errors import LogRolledBack, RebuildError, VerificationFailed
-from eventjet.nats import Endpoint, stream_state
+from eventjet.nats.api import stream_state
+from eventjet.nats.endpoint import Endpoint
 from eventjet.quarantine.fold import Parked
 from eventjet.rebuild.catchup import catching_up
 from eventjet.rebuild.load import Part

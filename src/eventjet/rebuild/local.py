@@ -9,7 +9,7 @@ from typing import Any
 
 from eventjet import failpoints
 from eventjet.codec.envelope import RawRecord
-from eventjet.nats import Endpoint
+from eventjet.nats.endpoint import Endpoint
 from eventjet.rebuild.folding import Folding, Foldings, uncollected
 from eventjet.rebuild.load import Part, Target, load_part
 from eventjet.rebuild.plan import Plan

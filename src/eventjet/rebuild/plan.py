@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Literal, TypeAlias
 
 from eventjet.errors import UsageError
-from eventjet.nats.range import Range, range_count, split
+from eventjet.nats.position_ranges import Range, range_count, split
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
 

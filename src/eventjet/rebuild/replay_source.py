@@ -14,8 +14,9 @@ from eventjet.archive.manifest import Archive
 from eventjet.archive.reading import archived_records, check_files, folder_of, read_manifest
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.errors import ArchiveBroken
-from eventjet.nats import Endpoint, get_record, read_range
-from eventjet.nats.api import StreamState
+from eventjet.nats.api import StreamState, get_record
+from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.ranges import read_range
 from eventjet.rebuild.plan import EngineName, Plan
 from eventjet.rebuild.progress import Watch
 from eventjet.spark.session import Started, spark_session

@@ -15,8 +15,9 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlch
 
 from eventjet import failpoints
 from eventjet.errors import RebuildError, UsageError
-from eventjet.nats import Endpoint, NatsConnection
 from eventjet.nats.api import StreamState
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.rebuild.cutover import check_loaded, cut_over, is_our_past, swap_in

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from eventjet import failpoints
 from eventjet.codec.envelope import MSG_ID, Decoder, RawRecord, header
 from eventjet.errors import HandlerFailed, VerificationFailed
-from eventjet.nats import Endpoint
+from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.rebuild.catchup import begun
 from eventjet.rebuild.compare import Pair

@@ -9,7 +9,8 @@ from typing import Any
 from eventjet.codec.envelope import RawRecord
 from eventjet.domain.identity import encode_id
 from eventjet.domain.recorded import Recorded
-from eventjet.nats import Endpoint, read_range
+from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.ranges import read_range
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.fold import Fold, RowKey, Rows
 from eventjet.projections.resolve import ResolvedProjection

@@ -15,7 +15,7 @@ from eventjet.domain.aggregate import AggregateInfo
 from eventjet.domain.history import FoldedState
 from eventjet.domain.identity import decode_id
 from eventjet.errors import EventjetError, UsageError
-from eventjet.nats import Endpoint
+from eventjet.nats.endpoint import Endpoint
 from eventjet.repository.histories import Histories, fold_records
 from eventjet.snapshots.bulk import WINDOW, WINDOW_BYTES, BulkSnapshots, Offer
 from eventjet.snapshots.kv import VALUE_MAX

@@ -14,9 +14,11 @@ from typing import Any
 
 from eventjet.codec.subjects import snapshot_bucket
 from eventjet.errors import RebuildError, Unreachable, UsageError
-from eventjet.nats import ApiRefused, Endpoint, read_range, stream_state
-from eventjet.nats.api import StreamState
-from eventjet.nats.range import range_count, split
+from eventjet.nats.api import StreamState, stream_state
+from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.faults import ApiRefused
+from eventjet.nats.position_ranges import range_count, split
+from eventjet.nats.ranges import read_range
 from eventjet.rebuild.folding import uncollected
 from eventjet.rebuild.plan import PARTITIONS_MAX, EngineName, Pass, Plan, Route
 from eventjet.rebuild.progress import Report, Watch

@@ -12,8 +12,8 @@ from sqlalchemy import String
 
 from eventjet import failpoints
 from eventjet.errors import RebuildError
-from eventjet.nats import Endpoint
 from eventjet.nats.api import StreamState
+from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import ResolvedSql

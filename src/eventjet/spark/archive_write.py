@@ -19,7 +19,7 @@ from eventjet.archive.manifest import ArchivedFile, Segment, dump_segment, load_
 from eventjet.archive.reading import COLUMNS, EVENTS, MANIFEST, read_manifest, url_for_spark
 from eventjet.codec.envelope import MSG_ID, header
 from eventjet.errors import ArchiveBroken
-from eventjet.nats.range import range_count
+from eventjet.nats.position_ranges import range_count
 from eventjet.spark.archive_frames import digests, reading
 from eventjet.spark.columns import SCHEMA
 

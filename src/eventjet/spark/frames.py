@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from eventjet.domain.event import event_info
 from eventjet.errors import Unreachable, UsageError
-from eventjet.nats import ApiRefused, Endpoint, stream_state
+from eventjet.nats.api import stream_state
+from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.faults import ApiRefused
 from eventjet.settings import Settings
 from eventjet.spark.frame_tasks import RecordedTask, StoredTask, ddl_of, recorded_columns, stored_columns
 from eventjet.spark.options import connection_options

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from eventjet.nats.range import Range
+from eventjet.nats.position_ranges import Range
 from eventjet.spark.columns import SCHEMA
 from eventjet.spark.options import LogOptions
 from eventjet.spark.read_planning import read_records

@@ -10,7 +10,7 @@ from typing import Any
 
 from eventjet.codec.subjects import is_name, subject_of
 from eventjet.errors import UsageError
-from eventjet.nats import Endpoint
+from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.spark.columns import STORED, parse_columns
 from eventjet.spark.sealed import seal, unseal

@@ -14,7 +14,8 @@ from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from eventjet.errors import HistoryBroken, StoreUnavailable, UsageError
-from eventjet.nats import NatsConnection, StreamState
+from eventjet.nats.api import StreamState
+from eventjet.nats.connection import NatsConnection
 from eventjet.spark.options import LogOptions
 from eventjet.spark.read_planning import RangePartition, asked_for, look, ranges, read_records
 from eventjet.store.topology import IDENTITY

@@ -28,7 +28,7 @@ from eventjet.errors import (
     Refused,
     StoreUnavailable,
 )
-from eventjet.nats import Endpoint
+from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.requests import ROOM_BYTES, ApiError, Denied, Lost, Requests
 from eventjet.store import outcome
 from eventjet.store.limits import check_save

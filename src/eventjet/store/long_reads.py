@@ -16,7 +16,8 @@ import orjson
 
 from eventjet.codec.envelope import RawRecord
 from eventjet.errors import StoreUnavailable
-from eventjet.nats import ConnectionLost, Endpoint
+from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.faults import ConnectionLost
 from eventjet.nats.loop_connection import LoopConnection
 from eventjet.nats.protocol import Frame, status_of
 

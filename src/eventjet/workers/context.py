@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eventjet.codec.catalog import Catalog
-from eventjet.nats import Endpoint
+from eventjet.nats.endpoint import Endpoint
 from eventjet.observability.metrics import Meter
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.sql_projection import AnyResolved

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy.exc import DBAPIError
 
 from eventjet.errors import HistoryBroken, ProjectionError
-from eventjet.nats import NatsConnection, get_record
+from eventjet.nats.api import get_record
+from eventjet.nats.connection import NatsConnection
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.quarantine import rows
 from eventjet.quarantine.fold import PARKED, RETRIED, RETRY, AggregateKey, Held, Offered, Offering, Parked, Sorting

@@ -13,7 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.codec.catalog import Catalog
 from eventjet.errors import EventjetError
-from eventjet.nats import Endpoint, NatsConnection, next_record
+from eventjet.nats.api import next_record
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.quarantine.rows import parked_counts
 from eventjet.settings import Settings

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 from eventjet.errors import UsageError
-from eventjet.nats import Endpoint, NatsConnection
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.settings import Settings
 from eventjet.sql import checkpoint
