@@ -7,13 +7,13 @@ Read models are made, moved and dropped by eventjet; without this, autogenerate 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Literal, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import Literal, TypeAlias
 
 from sqlalchemy import Connection, Table, select
 from sqlalchemy.schema import SchemaItem
 
-from eventjet.projections.sql_projection import AnyResolved
+from eventjet.projections.application import Application
 from eventjet.sql import migrations
 from eventjet.sql.locations import declared_name, names_of
 from eventjet.sql.own_tables import projections
@@ -25,14 +25,7 @@ OWN_TABLES = "eventjet_"
 OWN_SCHEMAS = "ej_"
 
 
-class Projecting(Protocol):
-    """What is needed of an app."""
-
-    @property
-    def projections(self) -> Mapping[str, AnyResolved]: ...
-
-
-def include_object(app: Projecting, connection: Connection | None = None) -> IncludeObject:
+def include_object(app: Application, connection: Connection | None = None) -> IncludeObject:
     """Make the `include_object` for `context.configure`: autogenerate leaves alone what is eventjet's.
 
     That is: tables whose names begin with `eventjet_`, schemas whose names begin with `ej_`, and the tables of the

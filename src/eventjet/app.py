@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import MISSING, fields
@@ -16,8 +14,9 @@ from eventjet.codec.upcasting import Upcaster
 from eventjet.domain.aggregate import AggregateInfo, aggregate_info
 from eventjet.domain.event import event_info
 from eventjet.domain.subscription import folded_events
-from eventjet.errors import DefinitionError, EventjetError, UsageError
+from eventjet.errors import DefinitionError, UsageError
 from eventjet.jet import Jet, open_jet
+from eventjet.projections.app_ref import AppRef
 from eventjet.projections.projection import Entries, Projection
 from eventjet.projections.resolve import resolve
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql, SqlProjection, resolve_sql
@@ -67,35 +66,10 @@ class App:
 
 def load_app(reference: str, folder: Path | None = None) -> App:
     """The app at `module:name`, with `folder` (default: the current one) on the path; raises `UsageError`."""
-    module_name, _, attribute = reference.partition(":")
-    if not module_name or not attribute:
-        raise UsageError(f"{reference!r} does not name an app. Write it as module:name, for instance bank:bank.")
-    path = str((folder or Path.cwd()).resolve())
-    if path not in sys.path:
-        sys.path.insert(0, path)
-    try:
-        module = importlib.import_module(module_name)
-    except EventjetError:
-        raise
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise UsageError(
-                f"There is no module {error.name!r} for the app {reference!r} in {path}. "
-                "Run from the folder that holds it, or name that folder with --app-dir."
-            ) from None
-        raise UsageError(
-            f"The module {module_name!r} needs {error.name!r}, which is not installed. Install it and try again."
-        ) from None
-    except Exception as error:
-        raise UsageError(
-            f"The module {module_name!r} failed when it was imported: {type(error).__name__}: {error}. Mend it first."
-        ) from error
-    found = getattr(module, attribute, None)
-    if not isinstance(found, App):
-        names = sorted(key for key, value in vars(module).items() if isinstance(value, App))
-        hint = f"It holds {', '.join(names)}." if names else "It holds no App."
-        raise UsageError(f"{attribute!r} in the module {module_name!r} is not an App. {hint}")
-    return found
+    app = AppRef.parse(reference, folder).load()
+    if not isinstance(app, App):
+        raise UsageError(f"{reference!r} is not an App. Name one made by `eventjet.App(…)`.")
+    return app
 
 
 def _aggregates(declared: Sequence[Any], faults: list[str]) -> dict[Any, AggregateInfo]:

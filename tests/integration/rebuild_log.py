@@ -12,11 +12,11 @@ from uuid import uuid4
 
 from sqlalchemy import func, select
 
+from eventjet.projections.app_ref import AppRef
 from eventjet.projections.fold import Fold
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec, storage_table
 from eventjet.settings import Settings
-from eventjet.spark.packaging import AppRef
 from eventjet.sql.checkpoint import Checkpoint, create_tables, read
 from eventjet.sql.database import READ_ONLY, Database
 from tests.integration.ledger_log import Ledger

@@ -10,11 +10,12 @@ from eventjet.archive.manifest import Archive, Segment, cut
 from eventjet.archive.reading import folder_of, read_manifest
 from eventjet.errors import RebuildError, UsageError
 from eventjet.nats.api import StreamState
+from eventjet.projections.app_ref import AppRef
 from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.replay_source import check_past
 from eventjet.rebuild.runner import in_thread, log_of
 from eventjet.settings import Settings
-from eventjet.spark.packaging import AppRef, send_files
+from eventjet.spark.packaging import send_files
 from eventjet.spark.scratch import scratch_folder
 from eventjet.spark.session import Started, spark_session
 

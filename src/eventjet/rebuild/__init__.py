@@ -5,13 +5,13 @@ in; `verify` compares a live read model with such a shadow; `build_snapshots` fo
 pauses anything.
 """
 
+from eventjet.projections.app_ref import AppRef
 from eventjet.rebuild.plan import ENGINES, EngineName
 from eventjet.rebuild.preview import Candidate, Preview, preview
 from eventjet.rebuild.progress import Progress
 from eventjet.rebuild.runner import RebuildReport, Rebuilt, rebuild
 from eventjet.rebuild.snapshots import SnapshotReport, build_snapshots
 from eventjet.rebuild.verify import Difference, VerifyReport, verify
-from eventjet.spark.packaging import AppRef
 
 __all__ = [
     "ENGINES",

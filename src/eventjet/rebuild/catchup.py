@@ -15,13 +15,13 @@ from eventjet.errors import VerificationFailed
 from eventjet.nats.api import get_record
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.ranges import read_range
+from eventjet.projections.application import Application
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.quarantine import rows
 from eventjet.quarantine.fold import Held, Parked, reader
 from eventjet.rebuild.prefetch import read_ahead
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.shadow import Shadow
-from eventjet.spark.packaging import Wired
 from eventjet.sql.checkpoint import BUILDING, Checkpoint
 from eventjet.sql.database import is_about_data
 from eventjet.sql.own_tables import projections
@@ -36,7 +36,7 @@ class CatchUp:
     """One shadow's writer with its connection; made by `catching_up`."""
 
     def __init__(
-        self, shadow: Shadow, app: Wired, endpoint: Endpoint, first: int, connection: Connection, held: Checkpoint
+        self, shadow: Shadow, app: Application, endpoint: Endpoint, first: int, connection: Connection, held: Checkpoint
     ) -> None:
         self._endpoint = endpoint
         self._first = first
@@ -94,7 +94,13 @@ class CatchUp:
 
 @contextmanager
 def catching_up(
-    shadow: Shadow, app: Wired, endpoint: Endpoint, first: int, position: int, log: str, parked: Sequence[Parked] = ()
+    shadow: Shadow,
+    app: Application,
+    endpoint: Endpoint,
+    first: int,
+    position: int,
+    log: str,
+    parked: Sequence[Parked] = (),
 ) -> Generator[CatchUp]:
     """Give the loaded shadow its checkpoint, its quarantine and a writer.
 

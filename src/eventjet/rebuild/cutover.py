@@ -10,13 +10,13 @@ from eventjet import failpoints
 from eventjet.errors import LogRolledBack, RebuildError, VerificationFailed
 from eventjet.nats.api import stream_state
 from eventjet.nats.endpoint import Endpoint
+from eventjet.projections.application import Application
 from eventjet.quarantine.fold import Parked
 from eventjet.rebuild.catchup import catching_up
 from eventjet.rebuild.load import Part
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.shadow import NotYet, Shadow, Swappable, Swapped
-from eventjet.spark.packaging import Wired
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.workers.log_identity import check_log
 
@@ -49,7 +49,13 @@ def check_loaded(shadow: Shadow, plan: Plan, parts: Sequence[Part]) -> int:
 
 
 def cut_over(
-    shadow: Shadow, app: Wired, endpoint: Endpoint, plan: Plan, log: str, watch: Watch, parked: Sequence[Parked] = ()
+    shadow: Shadow,
+    app: Application,
+    endpoint: Endpoint,
+    plan: Plan,
+    log: str,
+    watch: Watch,
+    parked: Sequence[Parked] = (),
 ) -> Swapped:
     """Catch the finished shadow up and swap it in; raises `RebuildError` when that could not be done in time.
 
@@ -59,7 +65,9 @@ def cut_over(
         return swap_in(shadow, follower, app, endpoint, log, watch)
 
 
-def swap_in(shadow: Swappable, follower: Follower, app: Wired, endpoint: Endpoint, log: str, watch: Watch) -> Swapped:
+def swap_in(
+    shadow: Swappable, follower: Follower, app: Application, endpoint: Endpoint, log: str, watch: Watch
+) -> Swapped:
     """As `cut_over`, with a follower that goes on where the shadow is."""
     deadline = time.monotonic() + PATIENCE_S
     backoff_s = _BACKOFF_S[0]

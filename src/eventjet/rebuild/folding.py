@@ -10,11 +10,11 @@ from typing import Any
 
 from eventjet.codec.envelope import Decoder, RawRecord
 from eventjet.domain.recorded import Recorded
+from eventjet.projections.application import Application
 from eventjet.projections.fold import Fold, RowKey, Rows
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.quarantine.fold import Held, Offered, Offering, Parked, ParkingFold, reader
-from eventjet.spark.packaging import Wired
 
 
 class Folding:
@@ -89,7 +89,9 @@ class Folding:
 class Foldings:
     """Several projections over one reading of the log: each record is decoded once."""
 
-    def __init__(self, app: Wired, names: Sequence[str], dialect: str, known: Sequence[Mapping[int, str]]) -> None:
+    def __init__(
+        self, app: Application, names: Sequence[str], dialect: str, known: Sequence[Mapping[int, str]]
+    ) -> None:
         pairs = zip(names, known, strict=True)
         self.each = [Folding(fold_of(app, name), dialect, decided) for name, decided in pairs]
         wanted = {one for folding in self.each for one in folding.events}
@@ -136,7 +138,7 @@ class Foldings:
                 folding.take([one.event for one in mine if one.event is not None])
 
 
-def fold_of(app: Wired, name: str) -> ResolvedProjection:
+def fold_of(app: Application, name: str) -> ResolvedProjection:
     """A projection that is folded, as every one is that a plan has an engine for."""
     found = app.projections[name]
     assert isinstance(found, ResolvedProjection)

@@ -10,13 +10,13 @@ from typing import Any
 from eventjet import failpoints
 from eventjet.codec.envelope import RawRecord
 from eventjet.nats.endpoint import Endpoint
+from eventjet.projections.application import Application
 from eventjet.rebuild.folding import Folding, Foldings, uncollected
 from eventjet.rebuild.load import Part, Target, load_part
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.prefetch import read_ahead
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.replay_source import ReplaySource, read_log
-from eventjet.spark.packaging import Wired
 
 BATCH = 2_000
 ENTRIES_HELD_MAX = 50_000
@@ -27,7 +27,7 @@ _TOLD_EVERY = 2_000
 
 def load_locally(
     plan: Plan,
-    app: Wired,
+    app: Application,
     endpoint: Endpoint,
     targets: Sequence[Target],
     watch: Watch,
@@ -52,7 +52,7 @@ def load_locally(
 class _Loads:
     """The foldings of one plan with the parts they were loaded in."""
 
-    def __init__(self, app: Wired, targets: Sequence[Target], watch: Watch) -> None:
+    def __init__(self, app: Application, targets: Sequence[Target], watch: Watch) -> None:
         self._targets = targets
         self._watch = watch
         names = [target.projection for target in targets]

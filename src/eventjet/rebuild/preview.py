@@ -15,6 +15,7 @@ from sqlalchemy import Connection, create_engine, make_url
 from sqlalchemy.pool import NullPool
 
 from eventjet.errors import EventjetError, RebuildError, Unreachable
+from eventjet.projections.app_ref import AppRef
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild.orphaned_runs import remains
@@ -27,7 +28,6 @@ from eventjet.rebuild.shadow import check_kept
 from eventjet.rebuild.shadows import unmade
 from eventjet.settings import Settings
 from eventjet.spark.java import find_java
-from eventjet.spark.packaging import AppRef
 from eventjet.sql import checkpoint, migrations
 from eventjet.sql.database import READ_ONLY, Database
 

@@ -18,6 +18,8 @@ from eventjet.errors import RebuildError, UsageError
 from eventjet.nats.api import StreamState
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
+from eventjet.projections.app_ref import AppRef
+from eventjet.projections.application import Application
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.rebuild.cutover import check_loaded, cut_over, is_our_past, swap_in
@@ -31,7 +33,6 @@ from eventjet.rebuild.sequential import sequential_replay
 from eventjet.rebuild.shadow import Shadow, Swapped
 from eventjet.rebuild.shadows import clear_abandoned, shadow_of, tables_of
 from eventjet.settings import Settings
-from eventjet.spark.packaging import AppRef, Wired
 from eventjet.sql.database import Database
 from eventjet.workers.log_identity import state_of_log
 
@@ -171,7 +172,7 @@ def _rebuilt(resolved: AnyResolved, rows: int, swapped: Swapped) -> Rebuilt:
 def load(
     plan: Plan,
     ref: AppRef,
-    app: Wired,
+    app: Application,
     settings: Settings,
     shadows: Sequence[Shadow],
     master: str | None,
@@ -201,7 +202,7 @@ def load(
         return load_on_spark(plan, ref, settings, targets, started, watch, ship_app=ship, archive=past and past.archive)
 
 
-def bound_of(app: Wired, names: Sequence[str]) -> list[AnyResolved]:
+def bound_of(app: Application, names: Sequence[str]) -> list[AnyResolved]:
     """The projections of these names, once each; raises `UsageError`."""
     unknown = [name for name in names if name not in app.projections]
     if unknown or not names:
@@ -211,7 +212,7 @@ def bound_of(app: Wired, names: Sequence[str]) -> list[AnyResolved]:
     return [app.projections[name] for name in dict.fromkeys(names)]
 
 
-def log_of(app: Wired, settings: Settings) -> tuple[Endpoint, str, StreamState]:
+def log_of(app: Application, settings: Settings) -> tuple[Endpoint, str, StreamState]:
     """(where the log is, its identity, its bounds)."""
     endpoint = Endpoint.of(settings).with_name("eventjet-rebuild")
     with NatsConnection.open(endpoint) as link:
@@ -220,7 +221,7 @@ def log_of(app: Wired, settings: Settings) -> tuple[Endpoint, str, StreamState]:
 
 
 def plan_for(
-    app: Wired,
+    app: Application,
     resolved: Sequence[AnyResolved],
     runs: Sequence[str],
     engine: EngineName,

@@ -18,6 +18,7 @@ from eventjet import failpoints
 from eventjet.codec.envelope import MSG_ID, Decoder, RawRecord, header
 from eventjet.errors import HandlerFailed, VerificationFailed
 from eventjet.nats.endpoint import Endpoint
+from eventjet.projections.application import Application
 from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.rebuild.catchup import begun
 from eventjet.rebuild.compare import Pair
@@ -26,7 +27,6 @@ from eventjet.rebuild.prefetch import read_ahead
 from eventjet.rebuild.progress import Phase, Watch
 from eventjet.rebuild.replay_source import ReplaySource, read_log
 from eventjet.rebuild.shadow import Swappable
-from eventjet.spark.packaging import Wired
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import is_about_data
 from eventjet.writers.sql_writer import SqlWriter, reason_of
@@ -93,7 +93,7 @@ class SequentialReplay:
     def __init__(
         self,
         shadow: TablesShadow,
-        app: Wired,
+        app: Application,
         endpoint: Endpoint,
         first: int,
         runner: asyncio.Runner,
@@ -179,7 +179,7 @@ class SequentialReplay:
 
 @contextmanager
 def sequential_replay(
-    shadow: TablesShadow, app: Wired, endpoint: Endpoint, first: int, past: ReplaySource | None = None
+    shadow: TablesShadow, app: Application, endpoint: Endpoint, first: int, past: ReplaySource | None = None
 ) -> Generator[SequentialReplay]:
     """Handlers and a connection to the empty shadow; `first` is the log's first position, or the archive's."""
     with asyncio.Runner() as runner:

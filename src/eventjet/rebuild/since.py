@@ -11,20 +11,20 @@ from eventjet.domain.identity import encode_id
 from eventjet.domain.recorded import Recorded
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.ranges import read_range
+from eventjet.projections.application import Application
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.fold import Fold, RowKey, Rows
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.quarantine.fold import Held, ParkingFold, reader
 from eventjet.rebuild.replay_source import ReplaySource, read_log
-from eventjet.spark.packaging import Wired
 
 NEVER = "never equal"
 BATCH = 2_000
 
 
 def since_when(
-    app: Wired,
+    app: Application,
     resolved: ResolvedProjection,
     endpoint: Endpoint,
     first: int,
@@ -85,7 +85,7 @@ def _only(resolved: ResolvedProjection, live: Mapping[RowKey, Any]) -> ResolvedP
 
 
 def _records(
-    app: Wired,
+    app: Application,
     resolved: ResolvedProjection,
     endpoint: Endpoint,
     first: int,

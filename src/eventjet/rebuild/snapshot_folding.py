@@ -16,12 +16,13 @@ from eventjet.domain.history import FoldedState
 from eventjet.domain.identity import decode_id
 from eventjet.errors import EventjetError, UsageError
 from eventjet.nats.endpoint import Endpoint
+from eventjet.projections.app_ref import AppRef
+from eventjet.projections.application import Application
 from eventjet.repository.histories import Histories, fold_records
 from eventjet.snapshots.bulk import WINDOW, WINDOW_BYTES, BulkSnapshots, Offer
 from eventjet.snapshots.kv import VALUE_MAX
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.spark.arrow import pyarrow, records_of
-from eventjet.spark.packaging import AppRef, Wired
 
 TALLY = "tally string"
 """What a task tells: its `Tally` as JSON."""
@@ -58,7 +59,7 @@ class Tally:
 class SnapshotFold:
     """Folds histories of one aggregate type and offers those that are long enough; holds what is not finished yet."""
 
-    def __init__(self, app: Wired, aggregate: str, least: int, endpoint: Endpoint, last: int) -> None:
+    def __init__(self, app: Application, aggregate: str, least: int, endpoint: Endpoint, last: int) -> None:
         self.tally = Tally()
         self._initial, _ = aggregate_of(app, aggregate)
         self._codec: SnapshotCodec[Any] = SnapshotCodec(self._initial)
@@ -172,7 +173,7 @@ def by_subject(records: Iterable[RawRecord]) -> dict[bytes, list[RawRecord]]:
     return found
 
 
-def aggregate_of(app: Wired, name: str) -> tuple[Any, AggregateInfo]:
+def aggregate_of(app: Application, name: str) -> tuple[Any, AggregateInfo]:
     """The class of an aggregate that keeps snapshots, and its declaration; raises `UsageError`."""
     found = next(((cls, info) for cls, info in app.aggregates.items() if info.name == name), None)
     if found is None:

@@ -19,13 +19,15 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.faults import ApiRefused
 from eventjet.nats.position_ranges import range_count, split
 from eventjet.nats.ranges import read_range
+from eventjet.projections.app_ref import AppRef
+from eventjet.projections.application import Application
 from eventjet.rebuild.folding import uncollected
 from eventjet.rebuild.plan import PARTITIONS_MAX, EngineName, Pass, Plan, Route
 from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.runner import in_thread, log_of
 from eventjet.rebuild.snapshot_folding import TALLY, SnapshotFold, SnapshotTask, Tally, aggregate_of, by_subject
 from eventjet.settings import Settings
-from eventjet.spark.packaging import AppRef, Wired, send_files, ship
+from eventjet.spark.packaging import send_files, ship
 from eventjet.spark.scratch import scratch_folder
 from eventjet.spark.session import Started
 
@@ -101,14 +103,14 @@ class _Job:
             tally = self._on_spark(plan, least)
         return SnapshotReport(self.aggregate, self.engine, plan.last, least, tally, self.watch.seconds)
 
-    def _plan(self, app: Wired, state: StreamState) -> Plan:
+    def _plan(self, app: Application, state: StreamState) -> Plan:
         first, last, cores = max(state.first, 1), state.last, cpu_count() or 1
         events = max(0, last - first + 1)
         ranges = split(first, last, range_count(events, at_least=cores))
         partitions = min(max(cores, -(-events // EVENTS_PER_PARTITION)), PARTITIONS_MAX)
         return Plan(app.name, self.engine, first, last, 0, ranges, partitions, (Pass(Route.BY_AGGREGATE, ()),))
 
-    def _locally(self, plan: Plan, app: Wired, endpoint: Endpoint, least: int) -> Tally:
+    def _locally(self, plan: Plan, app: Application, endpoint: Endpoint, least: int) -> Tally:
         subjects = f"{app.name}.{self.aggregate}.*"
         with SnapshotFold(app, self.aggregate, least, endpoint, plan.last) as fold, uncollected():
             with self.watch.phase("read", plan.events):

@@ -14,6 +14,8 @@ from eventjet import failpoints
 from eventjet.errors import RebuildError
 from eventjet.nats.api import StreamState
 from eventjet.nats.endpoint import Endpoint
+from eventjet.projections.app_ref import AppRef
+from eventjet.projections.application import Application
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import ResolvedSql
@@ -29,7 +31,6 @@ from eventjet.rebuild.shadow import Shadow
 from eventjet.rebuild.shadows import clear_abandoned, shadow_of, tables_of
 from eventjet.rebuild.since import since_when
 from eventjet.settings import Settings
-from eventjet.spark.packaging import AppRef, Wired
 from eventjet.sql.checkpoint import RETIRED, Checkpoint
 from eventjet.sql.database import READ_ONLY, Database
 from eventjet.workers.log_identity import check_log
@@ -137,7 +138,7 @@ def _verify(
 
 
 def _verify_tables(
-    app: Wired,
+    app: Application,
     resolved: ResolvedSql,
     settings: Settings,
     engine: EngineName,
@@ -250,7 +251,7 @@ def _equal(one: Any, other: Any, codec: RowCodec) -> bool:
 
 
 def _looked_into(
-    app: Wired,
+    app: Application,
     shadow: Shadow,
     endpoint: Endpoint,
     first: int,

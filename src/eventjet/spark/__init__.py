@@ -11,17 +11,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from eventjet.projections.app_ref import AppRef
     from eventjet.spark.frames import events
-    from eventjet.spark.packaging import AppRef
     from eventjet.spark.session import spark_session
 
 __all__ = ["AppRef", "events", "spark_session"]
 
-_HOMES = {"AppRef": "packaging", "events": "frames", "spark_session": "session"}
+_HOMES = {
+    "AppRef": "eventjet.projections.app_ref",
+    "events": "eventjet.spark.frames",
+    "spark_session": "eventjet.spark.session",
+}
 
 
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'eventjet.spark' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"eventjet.spark.{home}"), name)
+    return getattr(importlib.import_module(home), name)

@@ -21,6 +21,7 @@ from sqlalchemy import URL, make_url
 from eventjet import failpoints
 from eventjet.archive.manifest import Archive
 from eventjet.errors import RebuildError
+from eventjet.projections.app_ref import AppRef
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.quarantine.fold import Parked
 from eventjet.rebuild.load import Part, Target, load_part
@@ -31,7 +32,7 @@ from eventjet.spark.archive_frames import archived_frame, reading
 from eventjet.spark.engine_tasks import KEYED, RESULT, FoldTask, KeyTask, unpack_parked, unpack_rows
 from eventjet.spark.log_frames import log_frame
 from eventjet.spark.options import connection_options
-from eventjet.spark.packaging import AppRef, send_files, ship
+from eventjet.spark.packaging import send_files, ship
 from eventjet.spark.scratch import scratch_folder
 from eventjet.spark.sealed import seal
 from eventjet.spark.session import Started

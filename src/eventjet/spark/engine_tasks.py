@@ -12,12 +12,12 @@ from sqlalchemy import make_url
 from eventjet import failpoints
 from eventjet.codec.envelope import Decoder, RawRecord
 from eventjet.errors import CodecError, ProjectionError, RowsRefused
+from eventjet.projections.app_ref import AppRef
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.quarantine.fold import Parked
 from eventjet.rebuild.folding import Folding, Foldings, Tokens, fold_of, uncollected
 from eventjet.rebuild.load import SQLITE_CHUNK, Target, load_part
 from eventjet.spark.arrow import pyarrow, records_of
-from eventjet.spark.packaging import AppRef
 from eventjet.spark.sealed import is_sealed, unseal
 from eventjet.spark.session import partition_id
 from eventjet.sql.database import Database

@@ -22,8 +22,8 @@ from eventjet.codec.envelope import (
 from eventjet.domain.identity import decode_id
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
 from eventjet.errors import UndecodableEvent, UsageError
+from eventjet.projections.app_ref import AppRef
 from eventjet.spark.arrow import pyarrow, records_of
-from eventjet.spark.packaging import AppRef
 from eventjet.spark.schema import Form, forms_of, leaf, quoted
 
 _CONTEXT = {"command_id": "str", "correlation": "str", "causation": "str", "actor": "str", "metadata": "map"}

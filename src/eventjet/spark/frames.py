@@ -21,10 +21,12 @@ from eventjet.errors import Unreachable, UsageError
 from eventjet.nats.api import stream_state
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.faults import ApiRefused
+from eventjet.projections.app_ref import AppRef
+from eventjet.projections.application import Application
 from eventjet.settings import Settings
 from eventjet.spark.frame_tasks import RecordedTask, StoredTask, ddl_of, recorded_columns, stored_columns
 from eventjet.spark.options import connection_options
-from eventjet.spark.packaging import AppRef, Wired, send_files, ship
+from eventjet.spark.packaging import send_files, ship
 from eventjet.spark.scratch import scratch_folder
 from eventjet.spark.session import Started, found_session
 
@@ -36,7 +38,7 @@ _NO_STREAM = 10059
 
 def events(
     spark: SparkSession,
-    app: Wired | AppRef,
+    app: Application | AppRef,
     event: type | None = None,
     *,
     as_of: datetime | int | None = None,

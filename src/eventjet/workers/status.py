@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Self
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from eventjet.codec.catalog import Catalog
 from eventjet.errors import EventjetError
 from eventjet.nats.api import next_record
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.projections.sql_projection import AnyResolved
+from eventjet.projections.application import Application
 from eventjet.quarantine.rows import parked_counts
 from eventjet.settings import Settings
 from eventjet.sql import checkpoint
@@ -25,21 +24,6 @@ from eventjet.sql.database import READ_ONLY, Database
 from eventjet.workers.log_identity import state_of_log
 
 _PACE_S = 10.0
-
-
-class Projecting(Protocol):
-    """What workers need of an app."""
-
-    @property
-    def name(self) -> str:
-        """Of its stream too."""
-        ...
-
-    @property
-    def catalog(self) -> Catalog: ...
-
-    @property
-    def projections(self) -> Mapping[str, AnyResolved]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +67,13 @@ class Look:
     projections: list[ProjectionStatus]
 
 
-async def status(app: Projecting, settings: Settings) -> list[ProjectionStatus]:
+async def status(app: Application, settings: Settings) -> list[ProjectionStatus]:
     """Every projection that is declared or has a checkpoint, by name and revision. Raises `Unreachable`."""
     async with Looker(app, settings) as looker:
         return (await looker.look()).projections
 
 
-async def measured(app: Projecting, settings: Settings, pause_s: float = 1.0) -> list[ProjectionStatus]:
+async def measured(app: Application, settings: Settings, pause_s: float = 1.0) -> list[ProjectionStatus]:
     """As `status`, with pace and time left: where something lags, by a second look after a pause."""
     async with Looker(app, settings) as looker:
         first = await looker.look()
@@ -100,7 +84,7 @@ async def measured(app: Projecting, settings: Settings, pause_s: float = 1.0) ->
 
 
 async def watched(
-    app: Projecting, settings: Settings, interval_s: float
+    app: Application, settings: Settings, interval_s: float
 ) -> AsyncGenerator[list[ProjectionStatus] | EventjetError]:
     """A look every `interval_s` without end, its pace by the looks of the last ten seconds.
 
@@ -142,7 +126,7 @@ def _paced(one: ProjectionStatus, before: ProjectionStatus | None, seconds: floa
 class Looker:
     """Looks again and again, over connections that it keeps; a fault drops them. Used by one task."""
 
-    def __init__(self, app: Projecting, settings: Settings) -> None:
+    def __init__(self, app: Application, settings: Settings) -> None:
         self._app = app
         self._where = Database(settings.database)
         self._endpoint = Endpoint.of(settings)

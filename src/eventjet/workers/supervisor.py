@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from eventjet.errors import UsageError
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
+from eventjet.projections.application import Application
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.settings import Settings
 from eventjet.sql import checkpoint
@@ -20,14 +21,13 @@ from eventjet.workers.lease import new_owner
 from eventjet.workers.log_identity import state_of_log
 from eventjet.workers.notify import Notifier
 from eventjet.workers.projector import Projector
-from eventjet.workers.status import Projecting
 from eventjet.workers.vitals import Vitals
 
 _log = logging.getLogger(__name__)
 
 
 async def run_workers(
-    app: Projecting,
+    app: Application,
     settings: Settings,
     names: Sequence[str] = (),
     *,
@@ -88,7 +88,7 @@ async def _drain(tasks: Sequence[asyncio.Task[None]], drain_s: float) -> None:
         _log.warning("%s did not finish its batch within %g s and is cut off", task.get_name(), drain_s)
 
 
-def _chosen(app: Projecting, names: Sequence[str]) -> list[AnyResolved]:
+def _chosen(app: Application, names: Sequence[str]) -> list[AnyResolved]:
     known = app.projections
     for name in names:
         if name not in known:

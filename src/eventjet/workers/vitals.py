@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 from eventjet.errors import EventjetError
 from eventjet.observability.metrics import exposition
+from eventjet.projections.application import Application
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.settings import Settings
 from eventjet.workers.context import WorkerContext
 from eventjet.workers.health import Health, Verdict
-from eventjet.workers.status import Looker, Projecting
+from eventjet.workers.status import Looker
 
 _LOOK_MAX_S = 20.0
 
@@ -21,7 +22,7 @@ class Vitals:
     """`keep` looks, until it is cancelled; a loop that hangs shows as a look that grows old."""
 
     def __init__(
-        self, app: Projecting, settings: Settings, context: WorkerContext, chosen: Sequence[AnyResolved]
+        self, app: Application, settings: Settings, context: WorkerContext, chosen: Sequence[AnyResolved]
     ) -> None:
         self._app = app
         self._settings = settings

@@ -1,0 +1,144 @@
+"""`AppRef`: where an application is, and the one way to import it.
+
+A projection is made of functions, types and tables that refer to one another, and pickling them fails in ways that
+depend on the module they are in. So a process that needs an application imports it, and what travels is its reference.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from eventjet.errors import EventjetError, UsageError
+from eventjet.projections.application import Application
+
+_MAIN = "__eventjet_main__"
+
+
+@dataclass(frozen=True, slots=True)
+class AppRef:
+    """Where an application is; a value that can be pickled."""
+
+    module: str
+    attribute: str
+    path: tuple[str, ...] = ()
+    """Folders that come first on the path of whoever loads it; those that are not there are passed over."""
+    file: str | None = None
+    """The file of a program (`__main__`), which is imported under another name elsewhere."""
+
+    @classmethod
+    def parse(cls, reference: str, folder: Path | None = None) -> AppRef:
+        """`module:attribute`, with `folder` (default: the current one) on the path; raises `UsageError`."""
+        module, _, attribute = reference.partition(":")
+        if not module or not attribute:
+            raise UsageError(f"{reference!r} does not name an app. Write it as module:name, for instance bank:bank.")
+        path = (str((folder or Path.cwd()).resolve()),)
+        if module != "__main__":
+            return cls(module, attribute, path)
+        file = getattr(sys.modules["__main__"], "__file__", None)
+        if file is None:
+            raise UsageError("An app typed into a console cannot be imported elsewhere. Write it into a module.")
+        return cls(module, attribute, (str(Path(file).resolve().parent),), str(Path(file).resolve()))
+
+    @classmethod
+    def of(cls, app: Application) -> AppRef:
+        """Where a module holds this very app by a name; raises `UsageError`."""
+        holders = [
+            (module, attribute)
+            for module, loaded in list(sys.modules.items())
+            for attribute, value in list(getattr(loaded, "__dict__", {}).items())
+            if value is app and (module == "__main__" or getattr(loaded, "__spec__", None) is not None)
+        ]
+        if not holders:
+            raise UsageError(
+                f"No module holds the app {app.name!r} by a name, so tasks cannot import it. Assign it at the top of a "
+                'module, or name it with `AppRef.parse("module:name")`.'
+            )
+        # A module is entered before those it imports: the last one is the app's own.
+        module, attribute = next((holder for holder in reversed(holders) if holder[0] != "__main__"), holders[-1])
+        top = None if module == "__main__" else top_level(module)
+        return cls.parse(f"{module}:{attribute}", top.parent if top is not None else None)
+
+    def load(self) -> Application:
+        """Import it; raises `UsageError` when that fails or there is no app there, and what its `App` raises."""
+        for entry in reversed(self.path):
+            if entry not in sys.path and Path(entry).is_dir():
+                sys.path.insert(0, entry)
+        try:
+            module = self._module()
+        except EventjetError:
+            raise
+        except ModuleNotFoundError as error:
+            raise self._not_found(error) from error
+        except Exception as error:
+            raise UsageError(
+                f"The module {self.module!r} failed when it was imported: {type(error).__name__}: {error}. Fix it first."
+            ) from error
+        app: Any = getattr(module, self.attribute, None)
+        if not _is_app(app):
+            names = sorted(name for name, value in vars(module).items() if _is_app(value))
+            hint = f"It holds {', '.join(names)}." if names else "It holds no App."
+            raise UsageError(f"{self.attribute!r} in the module {self.module!r} is not an App. {hint}")
+        return app
+
+    def _not_found(self, error: ModuleNotFoundError) -> UsageError:
+        if error.name and (self.module == error.name or self.module.startswith(error.name + ".")):
+            where = f" in {', '.join(self.path)}" if self.path else ""
+            return UsageError(
+                f"There is no module {error.name!r} for the app '{self.module}:{self.attribute}'{where}. "
+                "Run from the folder that holds it, or name that folder with --app-dir."
+            )
+        return UsageError(
+            f"The module {self.module!r} needs {error.name!r}, which is not installed. Install it and try again."
+        )
+
+    def _module(self) -> ModuleType:
+        if self.file is None:
+            return importlib.import_module(self.module)
+        running = sys.modules["__main__"]
+        if getattr(running, "__file__", None) and Path(str(running.__file__)).resolve() == Path(self.file):
+            return running
+        if not Path(self.file).exists():
+            return importlib.import_module(Path(self.file).stem)
+        return sys.modules.get(_MAIN) or _imported_from(self.file)
+
+
+def top_level(module: str) -> Path | None:
+    """The file or folder of a module's top-level package; None when it is installed."""
+    spec = importlib.util.find_spec(module.partition(".")[0])
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        top = Path(next(iter(spec.submodule_search_locations)))
+    elif spec.origin and Path(spec.origin).exists():
+        top = Path(spec.origin)
+    else:
+        return None
+    installed = {Path(sysconfig.get_paths()[kind]).resolve() for kind in ("purelib", "platlib", "stdlib")}
+    return None if installed & set(top.resolve().parents) else top.resolve()
+
+
+def _is_app(value: object) -> bool:
+    return isinstance(getattr(value, "projections", None), Mapping)
+
+
+def _imported_from(file: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(_MAIN, file)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{file} is not Python. Write the app into a module.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_MAIN] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        # A task that is tried again would find the half of it.
+        sys.modules.pop(_MAIN, None)
+        raise
+    return module
