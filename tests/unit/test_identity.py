@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eventjet.codec.subjects import entity_of, is_name, subject_of
 from eventjet.domain.identity import ENCODED_MAX, decode_id, encode_id
 from eventjet.errors import Refused
 from tests.hostile_ids import hostile_ids
@@ -94,3 +95,28 @@ def test_a_refusal_does_not_repeat_a_long_id() -> None:
     with pytest.raises(Refused) as caught:
         encode_id("x" * 5_000)
     assert len(str(caught.value)) < 500
+
+
+@given(
+    st.from_regex(r"[a-z][a-z0-9_]{0,62}", fullmatch=True),
+    st.from_regex(r"[a-z][a-z0-9_]{0,62}", fullmatch=True),
+    st.text(),
+)
+def test_the_entity_of_a_subject_is_the_one_it_was_made_of(app: str, aggregate: str, aggregate_id: str) -> None:
+    assert is_name(app)
+    assert is_name(aggregate)
+    try:
+        subject = subject_of(app, aggregate, aggregate_id)
+    except Refused:
+        return
+    assert entity_of(subject.encode()) == (aggregate, aggregate_id)
+
+
+@given(st.binary(max_size=60) | st.from_regex(rb"[a-z.=*>A-F0-9_-]{0,40}", fullmatch=True))
+def test_any_bytes_are_the_subject_of_one_entity_or_of_none(subject: bytes) -> None:
+    try:
+        aggregate, aggregate_id = entity_of(subject)
+    except ValueError:
+        return
+    app = subject.decode().partition(".")[0]
+    assert subject_of(app, aggregate, aggregate_id).encode() == subject

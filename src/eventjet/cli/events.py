@@ -11,7 +11,7 @@ from typing import Any
 
 from eventjet.cli.failure import printable
 from eventjet.codec.envelope import MSG_ID, SCHEMA, TYPE, VERSION, RawRecord, header, metadata_of, recorded_at
-from eventjet.domain.identity import decode_id
+from eventjet.codec.subjects import entity_of
 from eventjet.errors import CodecError
 from eventjet.jet import Jet
 
@@ -110,12 +110,10 @@ _METADATA = ("correlation", "causation", "actor", "traceparent")
 
 def _named(subject: bytes) -> tuple[str, str, str | None]:
     """(aggregate, its id, what is wrong with the subject)."""
-    text = subject.decode("utf-8", "replace")
-    parts = text.split(".")
     try:
-        _, aggregate, token = parts
-        return aggregate, decode_id(token), None
-    except Exception as error:
+        return *entity_of(subject), None
+    except ValueError as error:
+        text = subject.decode("utf-8", "replace")
         return "?", text, f"the subject {text!r} names no entity: {error}"
 
 

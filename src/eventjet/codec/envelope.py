@@ -10,13 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from typing import Any, TypeAlias
 from urllib.parse import quote, unquote
 
 from eventjet.codec.catalog import Catalog, Resolved
+from eventjet.codec.subjects import entity_of
 from eventjet.domain.history import Link
-from eventjet.domain.identity import decode_id
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, recorded
 from eventjet.errors import Refused, UndecodableEvent, UnknownEvent
 
@@ -148,7 +147,7 @@ class Decoder:
         if resolved is None:
             return None
         try:
-            aggregate, aggregate_id = _key_of(subject)
+            aggregate, aggregate_id = entity_of(subject)
             version = int(number[12:])
             data = resolved.decode(body)
             event_id = told_id[13:].decode()
@@ -167,7 +166,7 @@ class Decoder:
         if resolved is None:
             return None
         try:
-            aggregate, aggregate_id = _key_of(subject)
+            aggregate, aggregate_id = entity_of(subject)
             version = int(number)
             data = resolved.decode(body)
             start = block.find(b"\r\nNats-Msg-Id: ")
@@ -239,13 +238,6 @@ def _undecodable(resolved: Resolved, record: RawRecord, error: Exception) -> Und
 def _unescaped(value: bytes) -> str:
     text = value.decode("utf-8", "replace")
     return unquote(text) if "%" in text else text
-
-
-@lru_cache(maxsize=65_536)
-def _key_of(subject: bytes) -> tuple[str, str]:
-    """(aggregate, aggregate id) of a subject; raises `ValueError`."""
-    _, aggregate, token = subject.decode().split(".")
-    return aggregate, decode_id(token)
 
 
 def _kind(block: bytes) -> tuple[bytes, bytes, int]:

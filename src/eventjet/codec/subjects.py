@@ -1,10 +1,11 @@
-"""PURE: names on the server. One stream an app, one subject an entity."""
+"""PURE: names on the server: one stream per app, one subject per entity, one bucket for snapshots."""
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
-from eventjet.domain.identity import encode_id
+from eventjet.domain.identity import decode_id, encode_id
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
@@ -25,6 +26,22 @@ def stream_subjects(app: str) -> str:
 def subject_of(app: str, aggregate: str, aggregate_id: str) -> str:
     """The subject of one entity; raises `Refused` for an id that cannot be a token."""
     return f"{app}.{aggregate}.{encode_id(aggregate_id)}"
+
+
+@lru_cache(maxsize=65_536)
+def entity_of(subject: bytes) -> tuple[str, str]:
+    """(aggregate, aggregate id): the inverse of `subject_of`; raises `ValueError` for what it cannot have made."""
+    _, aggregate, token = subject.decode().split(".")
+    return aggregate, decode_id(token)
+
+
+def entity_shown(subject: bytes) -> tuple[str | None, str | None]:
+    """As `entity_of`, for display: None for each part that cannot be read."""
+    try:
+        return entity_of(subject)
+    except ValueError:
+        parts = subject.decode("utf-8", "replace").split(".")
+        return (parts[1] if len(parts) == 3 else None), None
 
 
 def snapshot_bucket(app: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, cast
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import MSG_ID, TYPE, Decoder, RawRecord, header
-from eventjet.domain.identity import decode_id
+from eventjet.codec.subjects import entity_of
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, EventjetError, UndecodableEvent, UnknownEvent
 from eventjet.projections.fold import RowKey, Rows, stranger, without_ghosts
@@ -251,8 +251,7 @@ def aggregate_key_of(subject: bytes) -> AggregateKey:
     """Whose event a subject says it is; never raises. What names no entity stands for itself."""
     text = subject.decode("utf-8", "backslashreplace")
     try:
-        _, aggregate, token = text.split(".")
-        aggregate_id = decode_id(token)
+        aggregate, aggregate_id = entity_of(text.encode())
     except ValueError:
         return _STRANGE, _bounded(text)
     if "\0" in aggregate_id or "\0" in aggregate or len(aggregate) > _NAME_MAX:

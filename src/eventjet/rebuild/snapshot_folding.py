@@ -10,10 +10,9 @@ from operator import itemgetter
 from typing import Any
 
 from eventjet.codec.envelope import Decoder, RawRecord
-from eventjet.codec.subjects import snapshot_bucket
+from eventjet.codec.subjects import entity_of, snapshot_bucket
 from eventjet.domain.aggregate import AggregateInfo
 from eventjet.domain.history import FoldedState
-from eventjet.domain.identity import decode_id
 from eventjet.errors import EventjetError, UsageError
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import AppRef
@@ -84,7 +83,7 @@ class SnapshotFold:
         if held is None:
             return
         try:
-            decode_id(subject.rpartition(b".")[2].decode())
+            entity_of(subject)  # raises for a subject that names no entity
             self._held[subject] = fold_records(held, records, self._decoder, Histories[Any].evolve)
         except EventjetError as error:
             self._break(subject, str(error))

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from eventjet.codec.envelope import TYPE, VERSION, header, number_of, recorded_at
-from eventjet.domain.identity import decode_id
+from eventjet.codec.subjects import entity_of
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ def _version(arrow: Any, fields: _Fields) -> Any:
 def _key_of(subject: bytes) -> tuple[str | None, str | None]:
     """(aggregate, aggregate id); nulls for a subject that eventjet did not make."""
     try:
-        _, aggregate, token = subject.decode().split(".")
-        return aggregate, decode_id(token)
+        return entity_of(subject)
     except ValueError:
         return None, None
 
