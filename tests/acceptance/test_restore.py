@@ -15,8 +15,8 @@ import pytest
 from eventjet.archive.batches import BATCH_MAX, lasting
 from eventjet.codec.envelope import RawRecord
 from eventjet.dev.nats import NatsServer
+from eventjet.errors import ApiRefused
 from eventjet.nats.api import stream_state
-from eventjet.nats.faults import ApiRefused
 from tests.acceptance.conftest import Program
 from tests.integration.restoring import block, endpoint, records_of, seal
 

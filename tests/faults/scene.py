@@ -12,8 +12,8 @@ from uuid import uuid4
 
 from sqlalchemy import Engine, text
 
+from eventjet.errors import ApiRefused
 from eventjet.nats.connection import NatsConnection
-from eventjet.nats.faults import ApiRefused
 from eventjet.settings import Settings
 from eventjet.sql.database import READ_ONLY, Database
 from tests.faults import audit

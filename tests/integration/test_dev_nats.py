@@ -14,8 +14,7 @@ import pytest
 from nats.aio.client import Client
 
 from eventjet.dev import NatsCluster, NatsServer
-from eventjet.dev.errors import ComponentFailed, ComponentMissing
-from eventjet.errors import Unreachable
+from eventjet.errors import ComponentFailed, ComponentMissing, Unreachable
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from sqlalchemy import create_engine, text
 
 from eventjet.dev import PostgresServer
 from eventjet.dev import programs as wheel
-from eventjet.dev.errors import ComponentFailed, ComponentMissing
-from eventjet.errors import Unreachable
+from eventjet.errors import ComponentFailed, ComponentMissing, Unreachable
 
 
 @pytest.fixture(scope="module")

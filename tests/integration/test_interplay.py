@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import Recorded
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import RebuildError
+from eventjet.errors import CannotMove, RebuildError
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.protocol import publish_frame
 from eventjet.rebuild import rebuild, verify
@@ -26,7 +26,7 @@ from eventjet.rebuild.shadows import shadow_of
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import create_tables
 from eventjet.sql.database import Database
-from eventjet.sql.promotion import CannotMove, NotNow, attempt, promote
+from eventjet.sql.promotion import NotNow, attempt, promote
 from eventjet.sql.retired_tables import retire
 from eventjet.workers.session import Session
 from tests.caught_up import wait_caught_up

@@ -13,13 +13,13 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, make_url
 
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import NotCaughtUp, Unreachable, UsageError
+from eventjet.errors import CannotMove, NotCaughtUp, Unreachable, UsageError
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.rebuild.orphaned_runs import clear, remains
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import check_tables, create_tables
 from eventjet.sql.database import READ_ONLY, Database
-from eventjet.sql.promotion import CannotMove, Exchanged, promote
+from eventjet.sql.promotion import Exchanged, promote
 from eventjet.sql.retired_tables import retire, unused
 from tests.caught_up import wait_caught_up
 from tests.integration.deploys import DEPLOYS, NEWER, OPTIONS, Worker, deployed

@@ -18,11 +18,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import Recorded, SqlProjection
 from eventjet.dev.nats import NatsServer
+from eventjet.errors import NamedByHandlers
 from eventjet.projections.sql_projection import ResolvedSql, resolve_sql
 from eventjet.rebuild import rebuild, verify
 from eventjet.sql.checkpoint import Checkpoint, create_tables
 from eventjet.sql.database import READ_ONLY
-from eventjet.sql.locations import NamedByHandlers, located_tables
+from eventjet.sql.locations import located_tables
 from eventjet.sql.retired_tables import retire, unused
 from tests.integration import by_hand
 from tests.integration.by_hand import LEDGER, QUICK, Found, changed, execute, expected, found, log_of, where

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from eventjet.dev import NatsServer
-from eventjet.errors import Forbidden, Unreachable, UsageError
+from eventjet.errors import Forbidden, Unauthorized, Unreachable, UsageError
 from eventjet.nats.api import get_record
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.faults import Unauthorized
 from eventjet.nats.ranges import read_range
 from tests.integration.wire_fake import FakeServer, read_until
 from tests.integration.wire_log import make_log, positions

@@ -12,10 +12,9 @@ from urllib.request import urlopen
 import pytest
 
 from eventjet.dev import NatsServer
-from eventjet.errors import StoreUnavailable, Unreachable
+from eventjet.errors import StoreUnavailable, Unauthorized, Unreachable
 from eventjet.nats.durable_pull import DurablePull
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.faults import Unauthorized
 from eventjet.nats.ranges import ReadOptions, read_range
 from tests.integration.wire_log import FORM_2, assert_form_2, make_log, overhearing, positions
 from tests.integration.wire_secrets import certificates, tls_config, trust_chain, user_key

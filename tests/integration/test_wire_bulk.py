@@ -10,11 +10,10 @@ from contextlib import suppress
 import pytest
 
 from eventjet.dev import NatsServer
-from eventjet.errors import Forbidden, HistoryBroken, StoreError, StoreUnavailable, Unreachable
+from eventjet.errors import ApiRefused, DeliveryGap, Forbidden, HistoryBroken, StoreError, StoreUnavailable, Unreachable
 from eventjet.nats.api import get_record, next_record, stream_state
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.faults import ApiRefused, DeliveryGap
 from eventjet.nats.ranges import ReadOptions, read_range
 from tests.integration.wire_fake import FakeServer, delivery, jetstream
 from tests.integration.wire_log import append, consumers, make_log, positions

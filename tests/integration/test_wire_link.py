@@ -11,10 +11,18 @@ from operator import methodcaller
 import pytest
 
 from eventjet.dev import NatsServer
-from eventjet.errors import Forbidden, StoreUnavailable, Unreachable, UsageError
+from eventjet.errors import (
+    ApiRefused,
+    ConnectionClosed,
+    ConnectionLost,
+    Forbidden,
+    NoResponders,
+    StoreUnavailable,
+    Unreachable,
+    UsageError,
+)
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.faults import ApiRefused, ConnectionClosed, ConnectionLost, NoResponders
 from tests.integration.wire_fake import INFO, FakeServer, greet, read_until
 from tests.integration.wire_log import make_log
 

@@ -10,11 +10,18 @@ import pytest
 
 from eventjet.codec.envelope import RawRecord
 from eventjet.dev import NatsServer
-from eventjet.errors import HistoryBroken, StoreUnavailable
+from eventjet.errors import (
+    ApiRefused,
+    ConnectionClosed,
+    ConnectionLost,
+    DeliveryGap,
+    Evicted,
+    HistoryBroken,
+    StoreUnavailable,
+)
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.durable_pull import DurablePull
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.faults import ApiRefused, ConnectionClosed, ConnectionLost, DeliveryGap, Evicted
 from tests.integration.wire_fake import FakeServer, delivery, jetstream, status
 from tests.integration.wire_log import append, consumers, make_log, positions
 

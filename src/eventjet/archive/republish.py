@@ -19,11 +19,11 @@ from typing import Any
 from eventjet import failpoints
 from eventjet.archive.batches import HEADERS_ADDED, Batch, Past, batches, lasting
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
-from eventjet.errors import ArchiveBroken, HistoryBroken, Refused, StoreUnavailable, Unreachable
+from eventjet.errors import ApiRefused, ArchiveBroken, HistoryBroken, Refused, StoreUnavailable, Unreachable
 from eventjet.nats.api import StreamState, get_record, stream_state
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.faults import ApiRefused, api_fault
+from eventjet.nats.faults import api_fault
 from eventjet.nats.ranges import read_range
 from eventjet.store.outcome import REFUSALS, STALE_LEADER_S, WRONG_SEQUENCE
 from eventjet.store.topology import IDENTITY, compare, stream_config
@@ -269,7 +269,7 @@ class _Restore:
             raise Refused(
                 f"The restore of {self.past.name}",
                 f"the server takes no more after position {batch.first - 1:,}: {said} ({code})",
-                "Make room, or mend the limit that it names, and restore again: it goes on there.",
+                "Make room, or fix the limit that it names, and restore again: it goes on there.",
             )
         if code != WRONG_SEQUENCE:
             return None

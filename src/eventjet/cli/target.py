@@ -145,4 +145,4 @@ def _from_pyproject(file: Path) -> str:
 
 
 def _unreadable(file: Path, reason: str) -> UsageError:
-    return UsageError(f"{file} cannot be used: {reason}. Mend it, or name the app with --app module:name.")
+    return UsageError(f"{file} cannot be used: {reason}. Fix it, or name the app with --app module:name.")

@@ -20,9 +20,9 @@ import psycopg
 from eventjet.app import load_app
 from eventjet.dev.demo_load import Tally, Traffic, old_account_id, old_accounts
 from eventjet.dev.demo_process import Command, Finished
-from eventjet.dev.demo_teller import DemoFailed, DemoReport, Figures, Sizes, Teller, Verified
+from eventjet.dev.demo_teller import DemoReport, Figures, Sizes, Teller, Verified
 from eventjet.dev.stack import Stack
-from eventjet.errors import NotCaughtUp
+from eventjet.errors import DemoFailed, NotCaughtUp
 from eventjet.jet import Jet
 from eventjet.sql.checkpoint import FAILED
 

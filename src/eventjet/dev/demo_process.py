@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eventjet.dev.demo_teller import DemoFailed
 from eventjet.dev.process import Program, ServerProcess
+from eventjet.errors import DemoFailed
 
 _POLL_S = 0.1
 _TAIL_BYTES = 2_000

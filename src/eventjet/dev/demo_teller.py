@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from eventjet.errors import EventjetError
-
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -56,11 +54,3 @@ class DemoReport:
     figures: list[Figures] = field(default_factory=list[Figures])
     verified: list[Verified] = field(default_factory=list[Verified])
     seconds: float = 0.0
-
-
-class DemoFailed(EventjetError):
-    """Something did not happen as the demo promises."""
-
-    def __init__(self, what: str, reason: str) -> None:
-        self.what = what
-        super().__init__(f"The demo's {what} did not do as it should: {reason}. Report this with its whole output.")

@@ -20,7 +20,6 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
-from eventjet.dev.errors import ComponentFailed
 from eventjet.dev.home import Home
 from eventjet.dev.ports import reserved_ports
 from eventjet.dev.process import Account, Program, ServerProcess
@@ -198,9 +197,7 @@ class PostgresServer:
         status = initdb.finish(_INITDB_S)
         password.unlink()
         if status != 0:
-            raise ComponentFailed(
-                _COMPONENT, "its data folder could not be made", self.log, kept=not self._home.temporary
-            )
+            raise initdb.failure("its data folder could not be made")
         unfinished.rename(self._data)
 
     def _password(self) -> str:

@@ -18,13 +18,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from eventjet.dev.errors import ComponentFailed
 from eventjet.dev.supervisor import Plan
+from eventjet.errors import ComponentFailed
 
 _SPAWN_S = 20.0
 _POLL_S = 0.005
 _KILLED_S = 20.0
 _PAUSED_S = 20.0
+_TAIL_LINES = 4
+_TAIL_BYTES = 8_192
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class ServerProcess:
         self.send(signal.SIGKILL)
         if self.wait(_KILLED_S) is None:
             self._abandon()
-            raise self._failure(f"its process {self.pid} outlives SIGKILL")
+            raise self.failure(f"its process {self.pid} outlives SIGKILL")
 
     def wait(self, timeout_s: float) -> int | None:
         """The exit status once the server has ended, or None when it has not within the time given."""
@@ -120,9 +122,9 @@ class ServerProcess:
         try:
             while not ready():
                 if not self.running:
-                    raise self._failure("it ended while starting")
+                    raise self.failure("it ended while starting")
                 if time.monotonic() > deadline:
-                    raise self._failure(f"it was not ready within {timeout_s:g} s")
+                    raise self.failure(f"it was not ready within {timeout_s:g} s")
                 time.sleep(_POLL_S)
         except BaseException:
             self.kill()
@@ -133,22 +135,23 @@ class ServerProcess:
         try:
             status = self.wait(timeout_s)
             if status is None:
-                raise self._failure(f"it was not done within {timeout_s:g} s")
+                raise self.failure(f"it was not done within {timeout_s:g} s")
         except BaseException:
             self.kill()
             raise
         return status
 
-    def _failure(self, reason: str) -> ComponentFailed:
+    def failure(self, reason: str) -> ComponentFailed:
+        """The error for this program, with what it said last."""
         program = self._program
-        return ComponentFailed(program.component, reason, program.log, kept=program.remove is None)
+        return ComponentFailed(program.component, reason, program.log, _tail(program.log), kept=program.remove is None)
 
     def _announced_pid(self) -> int:
         assert self._supervisor.stdout is not None
         readable, _, _ = select.select([self._supervisor.stdout], [], [], _SPAWN_S)
         line = self._supervisor.stdout.readline() if readable else b""
         if not line:
-            raise self._failure("its supervisor did not start")
+            raise self.failure("its supervisor did not start")
         return int(line)
 
     def _abandon(self) -> None:
@@ -163,6 +166,17 @@ class ServerProcess:
         for pipe in (self._supervisor.stdin, self._supervisor.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def _tail(log: Path) -> str:
+    """The last lines of a log as one line."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return " | ".join(line.strip() for line in lines[-_TAIL_LINES:] if line.strip())
 
 
 def _stands_still(pid: int) -> bool:

@@ -10,7 +10,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from eventjet.dev.errors import ComponentMissing
+from eventjet.errors import ComponentMissing
 
 
 def nats_server() -> Path:

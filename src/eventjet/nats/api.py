@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from eventjet.codec.envelope import RawRecord
+from eventjet.errors import ApiRefused
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.faults import ApiRefused
 
 _NO_MESSAGE = 10037
 

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Self, cast
 
-from eventjet.errors import Forbidden, StoreUnavailable, UsageError
+from eventjet.errors import ConnectionClosed, ConnectionLost, Forbidden, NoResponders, StoreUnavailable, UsageError
 from eventjet.nats.dial import Dialled, dial
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.faults import ConnectionClosed, ConnectionLost, NoResponders, api_fault, server_fault
+from eventjet.nats.faults import api_fault, server_fault
 from eventjet.nats.protocol import Control, Frame, publish_frame, status_of, subscribe_frame, unsubscribe_frame
 
 _CHUNK = 131_072

@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from eventjet.errors import ApiRefused, Evicted
 from eventjet.nats.connection import NatsConnection
-from eventjet.nats.faults import ApiRefused, Evicted
 from eventjet.nats.protocol import number_in, publish_frame, status_of
 
 _BYTES_MAX = 4 * 1024 * 1024

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from eventjet.codec.envelope import RawRecord
+from eventjet.errors import DeliveryGap
 from eventjet.nats.ack import ack_prefix, parse_ack
-from eventjet.nats.faults import DeliveryGap
 from eventjet.nats.protocol import Frame
 
 _UNKNOWN = b"\x00"

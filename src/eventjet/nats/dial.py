@@ -9,10 +9,10 @@ import time
 from dataclasses import dataclass
 from typing import Any, cast
 
-from eventjet.errors import StoreError, StoreUnavailable, Unreachable, UsageError
+from eventjet.errors import StoreError, StoreUnavailable, Unauthorized, Unreachable, UsageError
 from eventjet.nats.auth import connect_options
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.faults import Unauthorized, server_fault
+from eventjet.nats.faults import server_fault
 from eventjet.nats.protocol import Control, FrameParser
 
 _CLIENT_CERTIFICATE = ("certificate required", "bad certificate", "unknown ca")

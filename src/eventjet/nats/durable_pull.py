@@ -12,12 +12,11 @@ from typing import Any, Self
 
 from eventjet import failpoints
 from eventjet.codec.envelope import RawRecord
-from eventjet.errors import HistoryBroken
+from eventjet.errors import ConnectionClosed, ConnectionLost, DeliveryGap, HistoryBroken
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.consumer import Pulls, create_consumer, delete_consumer
 from eventjet.nats.delivery import Delivery
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.faults import ConnectionClosed, ConnectionLost, DeliveryGap
 from eventjet.nats.protocol import number_in
 
 

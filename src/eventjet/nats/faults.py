@@ -1,86 +1,13 @@
-"""What can go wrong between eventjet and a NATS server, as errors of its tree.
-
-StoreError
-├── Forbidden
-│   └── Unauthorized     the server does not let these credentials in
-├── StoreUnavailable     no answer in time
-│   ├── LinkLost         the connection broke, or went silent
-│   ├── LinkClosed       this side closed the link, perhaps from another thread
-│   └── NoResponders     nobody listens on the subject
-├── ApiRefused           JetStream answered with an error
-├── Evicted              the consumer was deleted, moved or shut down under a waiting pull
-└── DeliveryGap          a delivery does not follow the one before it
-"""
+"""The error for what a NATS server said: in JetStream's answer, or in a `-ERR` line."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from eventjet.errors import Forbidden, StoreError, StoreUnavailable, Unreachable
+from eventjet.errors import ApiRefused, ConnectionLost, Forbidden, StoreUnavailable, Unauthorized, Unreachable
 
 _SWITCHED_OFF = (10039, 10076)
 _PASSING = (10005, 10023)  # no peers for placement, no resources: a cluster that just lost a server says so
-
-
-class Unauthorized(Forbidden):
-    """The server does not let these credentials in."""
-
-
-class ConnectionLost(StoreUnavailable):
-    """The connection broke or went silent; what was sent last may or may not have arrived."""
-
-
-class ConnectionClosed(StoreUnavailable):
-    """This side closed the link."""
-
-    def __init__(self) -> None:
-        super().__init__("The link to NATS", "it was closed by this process")
-
-
-class NoResponders(StoreUnavailable):
-    """Nobody listens on the subject."""
-
-    def __init__(self, subject: str) -> None:
-        self.subject = subject
-        super().__init__(subject, "nobody listens there, so the stream, the consumer or JetStream itself is missing")
-
-
-class ApiRefused(StoreError):
-    """JetStream answered with an error."""
-
-    def __init__(self, subject: str, code: int, err_code: int, description: str) -> None:
-        self.subject = subject
-        self.code = code
-        self.err_code = err_code
-        self.description = description
-        super().__init__(
-            f"JetStream refused {subject}: {description} ({code}, {err_code}). "
-            "Compare the request with the stream by `eventjet doctor`."
-        )
-
-
-class Evicted(StoreError):
-    """The consumer was deleted, moved or shut down under a waiting pull."""
-
-    def __init__(self, consumer: str, reason: str) -> None:
-        self.consumer = consumer
-        self.reason = reason
-        super().__init__(
-            f"Consumer {consumer!r} ended the pull: {reason}. Check that the lease is still held before pulling again."
-        )
-
-
-class DeliveryGap(StoreError):
-    """A delivery does not follow the one before it: a rival pulls from the same consumer, or something was lost."""
-
-    def __init__(self, consumer: str, position: int, reason: str) -> None:
-        self.consumer = consumer
-        self.position = position
-        self.reason = reason
-        super().__init__(
-            f"Consumer {consumer!r} delivered position {position}, but {reason}. "
-            "Give the lease up and start again from the stored position."
-        )
 
 
 def api_fault(subject: str, error: dict[str, Any]) -> Exception:

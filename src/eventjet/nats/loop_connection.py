@@ -15,9 +15,10 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Self
 
+from eventjet.errors import ConnectionLost
 from eventjet.nats.dial import Dialled, dial
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.faults import ConnectionLost, server_fault
+from eventjet.nats.faults import server_fault
 from eventjet.nats.protocol import Control, Frame, publish_frame, subscribe_frame
 
 _CHUNK = 131_072

@@ -14,13 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from eventjet.codec.envelope import RawRecord
-from eventjet.errors import HistoryBroken, StoreError, StoreUnavailable, Unreachable
+from eventjet.errors import ConnectionLost, Evicted, HistoryBroken, StoreError, StoreUnavailable, Unreachable
 from eventjet.nats.api import next_record
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.consumer import Pulls, create_consumer, delete_consumer
 from eventjet.nats.delivery import Delivery
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.faults import ConnectionLost, Evicted
 
 _AHEAD = 4
 _PULL = 5_000

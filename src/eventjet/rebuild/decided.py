@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from eventjet.errors import RebuildError
+from eventjet.errors import DecidedMeanwhile
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.quarantine.fold import DECIDED, RETRIED
@@ -30,17 +30,6 @@ class Remembered:
     """Positions that are not in the rows, with what was decided."""
     decided: frozenset[tuple[int, str]]
     """What people decided, and what came of it."""
-
-
-class DecidedMeanwhile(RebuildError):
-    """The shadow was made with other decisions than there are now."""
-
-    def __init__(self, resolved: ResolvedProjection) -> None:
-        self.projection = resolved.name
-        super().__init__(
-            f"Somebody decided about parked events of {resolved.name!r} while it was rebuilt, so what was made does not "
-            "show it. Nothing was changed; run the rebuild again."
-        )
 
 
 def remembered(run: Run, table: str, resolved: ResolvedProjection) -> Remembered:

@@ -69,7 +69,7 @@ class Preview:
 
     @property
     def refusals(self) -> list[str]:
-        """Everything that would have to be mended first."""
+        """Everything that would have to be fixed first."""
         found = [self.refusal, *(one.refusal for one in self.candidates)]
         return [one for one in found if one is not None]
 

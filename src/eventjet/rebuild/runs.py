@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from sqlalchemy import Connection, Engine, delete, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from eventjet.errors import RebuildError
+from eventjet.errors import LeaseEnded
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.checkpoint import clock
 from eventjet.sql.own_tables import rebuilds
@@ -22,16 +22,6 @@ RENEW_S = 5.0
 RUN = re.compile(r"[0-9a-f]{16}")
 _SELF = -1
 """The part that stands for the run itself."""
-
-
-class LeaseEnded(RebuildError):
-    """Another run may have cleared this one's shadow away."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "This rebuild was stopped for so long that its lease ended and its shadow may be gone. "
-            "The live table is untouched; run it again."
-        )
 
 
 def new_run() -> str:

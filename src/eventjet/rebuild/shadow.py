@@ -8,7 +8,7 @@ from typing import Protocol
 
 from sqlalchemy import Connection, Engine, Table
 
-from eventjet.errors import RebuildError
+from eventjet.errors import Dropped
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild.load import Target
@@ -33,17 +33,6 @@ class NotYet:
     """Nothing has changed; the swap is to be tried again."""
 
     reason: str
-
-
-class Dropped(RebuildError):
-    """Somebody dropped the revision that was being rebuilt."""
-
-    def __init__(self, resolved: AnyResolved) -> None:
-        self.projection = resolved.name
-        super().__init__(
-            f"Revision {resolved.revision} of projection {resolved.name!r} was dropped while it was rebuilt, so what was "
-            "made has no place. Nothing was changed; run the rebuild again if it is wanted."
-        )
 
 
 def check_kept(resolved: AnyResolved, live: Checkpoint) -> None:

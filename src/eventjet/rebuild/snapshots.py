@@ -13,10 +13,9 @@ from os import cpu_count
 from typing import Any
 
 from eventjet.codec.subjects import snapshot_bucket
-from eventjet.errors import RebuildError, Unreachable, UsageError
+from eventjet.errors import ApiRefused, RebuildError, Unreachable, UsageError
 from eventjet.nats.api import StreamState, stream_state
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.faults import ApiRefused
 from eventjet.nats.position_ranges import range_count, split
 from eventjet.nats.ranges import read_range
 from eventjet.projections.app_ref import AppRef

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from eventjet.codec.envelope import EXPECTED, MSG_ID, header, header_block, number_of
 from eventjet.domain.history import FoldedState
-from eventjet.errors import StoreUnavailable, Unreachable
+from eventjet.errors import ApiRefused, NoResponders, StoreUnavailable, Unreachable
 from eventjet.nats.api import get_record
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.faults import ApiRefused, NoResponders, api_fault
+from eventjet.nats.faults import api_fault
 from eventjet.nats.protocol import Frame, publish_frame, status_of
 
 WINDOW = 64

@@ -17,10 +17,9 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from eventjet.domain.event import event_info
-from eventjet.errors import Unreachable, UsageError
+from eventjet.errors import ApiRefused, Unreachable, UsageError
 from eventjet.nats.api import stream_state
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.faults import ApiRefused
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.application import Application
 from eventjet.settings import Settings

@@ -9,10 +9,9 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from eventjet.errors import HistoryBroken, Unreachable
+from eventjet.errors import ApiRefused, HistoryBroken, Unreachable
 from eventjet.nats.api import StreamState, stream_state
 from eventjet.nats.connection import NatsConnection
-from eventjet.nats.faults import ApiRefused
 from eventjet.nats.position_ranges import range_count, split
 from eventjet.nats.ranges import read_range
 from eventjet.spark.columns import arrow_batch

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Inspector, Table, inspect, select, update
 
-from eventjet.errors import ProjectionError, Unreachable
+from eventjet.errors import LocationTaken, Unreachable
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql import checkpoint, migrations
@@ -28,20 +28,6 @@ from eventjet.sql.locations import (
 )
 from eventjet.sql.own_tables import projections
 from eventjet.sql.postgres_tables import ensure_schema
-
-
-class LocationTaken(ProjectionError):
-    """A revision has no tables yet, and another one holds the declared ones."""
-
-    def __init__(self, resolved: AnyResolved, holder: int) -> None:
-        self.projection = resolved.name
-        self.revision = resolved.revision
-        self.holder = holder
-        super().__init__(
-            f"Revision {resolved.revision} of projection {resolved.name!r} has no table of its own yet, and revision "
-            f"{holder} holds {', '.join(repr(table.name) for table in resolved.tables)}. "
-            "Run `eventjet init`: it makes one, to build beside the other."
-        )
 
 
 def prepare(connection: Connection, resolved: AnyResolved) -> list[str]:

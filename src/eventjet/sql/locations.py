@@ -12,7 +12,7 @@ import re
 from sqlalchemy import Table
 from sqlalchemy.sql import quoted_name
 
-from eventjet.errors import ProjectionError
+from eventjet.errors import NamedByHandlers
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.row_codec import storage_table
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
@@ -23,20 +23,6 @@ DECLARED = ""
 UNASSIGNED = "[]"
 """The tables of a revision that has not been given a location."""
 _OWN_ON_SQLITE = re.compile(r"(.+)__r[0-9]+")
-
-
-class NamedByHandlers(ProjectionError):
-    """Tables of SQL by hand would have to be called otherwise than its handlers call them."""
-
-    def __init__(self, resolved: AnyResolved) -> None:
-        self.projection = resolved.name
-        self.revision = resolved.revision
-        names = ", ".join(table.name for table in resolved.tables)
-        super().__init__(
-            f"Revision {resolved.revision} of projection {resolved.name!r} is SQL by hand, whose handlers name {names}, and "
-            "another revision has these names; on SQLite there is no second location for them. Declare tables of other "
-            f"names for it, or leave the revision as it was and run `eventjet rebuild {resolved.name}`."
-        )
 
 
 def recorded(resolved: AnyResolved) -> str:

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, select, update
 from sqlalchemy.exc import DBAPIError
 
 from eventjet import failpoints
-from eventjet.errors import CheckpointFenced, ProjectionError
+from eventjet.errors import CannotMove, CheckpointFenced
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.sql import checkpoint, postgres_tables, sqlite_tables
@@ -41,19 +41,6 @@ _log = logging.getLogger(__name__)
 
 class NotNow(Exception):
     """Nothing has changed; it is to be tried again soon."""
-
-
-class CannotMove(ProjectionError):
-    """A revision cannot take the declared location, and trying again does not help."""
-
-    def __init__(self, resolved: AnyResolved, reason: str) -> None:
-        self.projection = resolved.name
-        self.revision = resolved.revision
-        self.reason = reason
-        super().__init__(
-            f"Revision {resolved.revision} of projection {resolved.name!r} cannot take the declared location: {reason}. "
-            f"Mend that; a worker tries again, and `eventjet db promote {resolved.name}` does at once."
-        )
 
 
 @dataclass(frozen=True, slots=True)

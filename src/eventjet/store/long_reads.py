@@ -15,9 +15,8 @@ from functools import lru_cache
 import orjson
 
 from eventjet.codec.envelope import RawRecord
-from eventjet.errors import StoreUnavailable
+from eventjet.errors import ConnectionLost, StoreUnavailable
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.faults import ConnectionLost
 from eventjet.nats.loop_connection import LoopConnection
 from eventjet.nats.protocol import Frame, status_of
 

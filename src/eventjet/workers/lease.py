@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection, select
 
-from eventjet.errors import CheckpointFenced, ProjectionError
+from eventjet.errors import CheckpointFenced, TableOccupied
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql import checkpoint, location_assignment
 from eventjet.sql.checkpoint import Checkpoint
@@ -25,19 +25,6 @@ _log = logging.getLogger(__name__)
 def new_owner() -> str:
     """A name for this process, as `status` shows it."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
-
-
-class TableOccupied(ProjectionError):
-    """A projection that has not begun finds its table in use."""
-
-    def __init__(self, resolved: AnyResolved, reason: str) -> None:
-        self.projection = resolved.name
-        self.reason = reason
-        tables = ", ".join(repr(table.name) for table in resolved.tables)
-        super().__init__(
-            f"Revision {resolved.revision} of projection {resolved.name!r} cannot begin in the table {tables}: "
-            f"{reason}. Run `eventjet rebuild {resolved.name}`."
-        )
 
 
 class Lease:

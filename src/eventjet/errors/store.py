@@ -1,0 +1,140 @@
+"""What goes wrong between eventjet and the log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from eventjet.errors.base import EventjetError
+
+
+class StoreError(EventjetError):
+    """The log could not do what was asked."""
+
+
+class ConcurrencyConflict(StoreError):
+    """Another writer holds the slot after the expected position; nothing of this save is stored."""
+
+    def __init__(self, subject: str, expected: int) -> None:
+        self.subject = subject
+        self.expected = expected
+        super().__init__(
+            f"{subject} moved on: its last event is no longer at position {expected}. Load it again and decide again."
+        )
+
+
+class OutcomeUnknown(StoreError):
+    """The deadline passed and the log has not said whether the events are stored; they may yet appear."""
+
+    def __init__(self, subjects: Sequence[str], event_ids: Sequence[str], cause: str, writes: Sequence[Any]) -> None:
+        self.subjects = tuple(subjects)
+        self.event_ids = tuple(event_ids)
+        self.cause = cause
+        self.writes = tuple(writes)
+        """The save itself, as `Jet.resolve` needs it."""
+        super().__init__(
+            f"It is not known whether {len(self.event_ids)} event(s) on {', '.join(self.subjects)} are stored "
+            f"(last answer: {cause}). Pass this error to `resolve` once the server answers again; "
+            "do not decide again before that."
+        )
+
+
+class Refused(StoreError):
+    """The log will not take this as it stands; nothing is stored."""
+
+    def __init__(self, what: str, reason: str, remedy: str) -> None:
+        self.what = what
+        self.reason = reason
+        super().__init__(f"{what} was refused: {reason}. {remedy}")
+
+
+class Forbidden(StoreError):
+    """The credentials in use may not do this; nothing is stored."""
+
+    def __init__(self, subject: str, reason: str) -> None:
+        self.subject = subject
+        self.reason = reason
+        super().__init__(f"The server denied {subject}: {reason}. Grant it to these credentials, or use others.")
+
+
+class Unauthorized(Forbidden):
+    """The server does not let these credentials in."""
+
+
+class StoreUnavailable(StoreError):
+    """The log did not answer in time; nothing was written by this call."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        self.what = what
+        self.reason = reason
+        super().__init__(f"{what} had no answer: {reason}. Check that the server is up and try again.")
+
+
+class ConnectionLost(StoreUnavailable):
+    """The connection broke or went silent; what was sent last may or may not have arrived."""
+
+
+class ConnectionClosed(StoreUnavailable):
+    """This side closed the connection."""
+
+    def __init__(self) -> None:
+        super().__init__("The connection to NATS", "it was closed by this process")
+
+
+class NoResponders(StoreUnavailable):
+    """Nobody listens on the subject."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        super().__init__(subject, "nobody listens there, so the stream, the consumer or JetStream itself is missing")
+
+
+class HistoryBroken(StoreError):
+    """Versions, positions or the chain between events are not contiguous."""
+
+    def __init__(self, subject: str, position: int, reason: str) -> None:
+        self.subject = subject
+        self.position = position
+        self.reason = reason
+        super().__init__(
+            f"The history of {subject} is broken at position {position}: {reason}. "
+            "Nothing was decided on it; compare the stream with its mirror or archive before going on."
+        )
+
+
+class ApiRefused(StoreError):
+    """JetStream answered with an error."""
+
+    def __init__(self, subject: str, code: int, err_code: int, description: str) -> None:
+        self.subject = subject
+        self.code = code
+        self.err_code = err_code
+        self.description = description
+        super().__init__(
+            f"JetStream refused {subject}: {description} ({code}, {err_code}). "
+            "Look at `eventjet init`, which names what differs between the stream and what the app needs."
+        )
+
+
+class Evicted(StoreError):
+    """The consumer was deleted, moved or shut down under a waiting pull."""
+
+    def __init__(self, consumer: str, reason: str) -> None:
+        self.consumer = consumer
+        self.reason = reason
+        super().__init__(
+            f"Consumer {consumer!r} ended the pull: {reason}. Check that the lease is still held before pulling again."
+        )
+
+
+class DeliveryGap(StoreError):
+    """A delivery does not follow the one before it: a rival pulls from the same consumer, or something was lost."""
+
+    def __init__(self, consumer: str, position: int, reason: str) -> None:
+        self.consumer = consumer
+        self.position = position
+        self.reason = reason
+        super().__init__(
+            f"Consumer {consumer!r} delivered position {position}, but {reason}. "
+            "Give the lease up and start again from the stored position."
+        )
