@@ -32,8 +32,8 @@ from benchmarks.readmodel import check
 from benchmarks.rebuilder import Made, Program, Rebuilder, make_archive, run_program, settings_of
 from benchmarks.usage import DRIVER, JVM, POSTGRES, SERVER, WORKERS
 from eventjet.dev import NatsServer, PostgresServer
-from eventjet.sql.checkpoint import create_tables
 from eventjet.sql.database import Database
+from eventjet.sql.location_assignment import create_tables
 
 FRAMES = "limit: bytes into frames, one core"
 RECORDS = "limit: frames into records, one core"

@@ -16,8 +16,8 @@ from eventjet.domain.recorded import Recorded
 from eventjet.projections.projection import entries, projection
 from eventjet.projections.resolve import ResolvedProjection, resolve
 from eventjet.projections.row_codec import storage_table
-from eventjet.sql.checkpoint import create_tables
 from eventjet.sql.database import Database
+from eventjet.sql.location_assignment import create_tables
 
 
 @event("ledger.opened")

@@ -17,8 +17,9 @@ from eventjet.projections.fold import Fold
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec, storage_table
 from eventjet.settings import Settings
-from eventjet.sql.checkpoint import Checkpoint, create_tables, read
+from eventjet.sql.checkpoint import Checkpoint, read
 from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.location_assignment import create_tables
 from tests.integration.ledger_log import Ledger
 
 APP = string.Template('''

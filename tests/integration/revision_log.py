@@ -10,8 +10,9 @@ from sqlalchemy import select, text
 
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.settings import Settings
-from eventjet.sql.checkpoint import Checkpoint, create_tables, read_all
+from eventjet.sql.checkpoint import Checkpoint, read_all
 from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.location_assignment import create_tables
 from eventjet.sql.locations import located
 from tests.integration.deploys import DEPLOYS, FOLDS, NewerAdded, deployed
 from tests.integration.ledger_log import Ledger, eventually

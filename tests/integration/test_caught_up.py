@@ -25,8 +25,8 @@ from eventjet.errors import NotCaughtUp, Unreachable, UsageError
 from eventjet.nats.client import connect
 from eventjet.nats.listening import listen
 from eventjet.settings import Settings
-from eventjet.sql.checkpoint import create_tables
 from eventjet.sql.database import Database
+from eventjet.sql.location_assignment import create_tables
 from eventjet.sql.waiting import Checkpoints, Standing, Waiting
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.supervisor import run_workers

@@ -24,8 +24,8 @@ from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.runs import new_run
 from eventjet.rebuild.shadows import shadow_of
 from eventjet.settings import Settings
-from eventjet.sql.checkpoint import create_tables
 from eventjet.sql.database import Database
+from eventjet.sql.location_assignment import create_tables
 from eventjet.sql.promotion import NotNow, attempt, promote
 from eventjet.sql.retired_tables import retire
 from eventjet.workers.session import Session

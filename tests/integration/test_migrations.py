@@ -16,8 +16,9 @@ from sqlalchemy import Connection, Engine, MetaData, inspect, text
 
 from eventjet.errors import Unreachable
 from eventjet.sql import migrations, own_tables
-from eventjet.sql.checkpoint import check_tables, create_tables, read
+from eventjet.sql.checkpoint import read
 from eventjet.sql.database import Database
+from eventjet.sql.location_assignment import check_tables, create_tables
 from tests.integration.projecting import BALANCES, MOVEMENTS
 
 
@@ -97,7 +98,7 @@ def test_tables_of_an_eventjet_without_revisions_are_adopted_with_their_rows(eng
 def test_many_processes_at_once_make_the_tables_once(database: str) -> None:
     script = (
         "import sys; from eventjet.sql.database import Database;"
-        "from eventjet.sql.checkpoint import create_tables;"
+        "from eventjet.sql.location_assignment import create_tables;"
         "print(len(create_tables(Database(sys.argv[1]).sync_engine())))"
     )
 
@@ -114,7 +115,7 @@ def test_looking_at_current_tables_does_not_import_alembic(engine: Engine, datab
     create_tables(engine)
     script = (
         "import sys; from eventjet.sql.database import Database;"
-        "from eventjet.sql.checkpoint import create_tables;"
+        "from eventjet.sql.location_assignment import create_tables;"
         "assert create_tables(Database(sys.argv[1]).sync_engine()) == []; assert 'alembic' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", script, database], capture_output=True, text=True, timeout=100)

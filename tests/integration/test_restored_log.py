@@ -19,8 +19,9 @@ from eventjet.nats.api import stream_state
 from eventjet.nats.connection import NatsConnection
 from eventjet.rebuild import AppRef, rebuild, verify
 from eventjet.settings import Settings
-from eventjet.sql.checkpoint import Checkpoint, create_tables, read
+from eventjet.sql.checkpoint import Checkpoint, read
 from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.location_assignment import create_tables
 from eventjet.store.topology import IDENTITY
 from examples.bank.account import Account
 from tests.integration.ledger_log import Ledger, eventually

@@ -17,8 +17,8 @@ from eventjet.errors import CannotMove, NotCaughtUp, Unreachable, UsageError
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.rebuild.orphaned_runs import clear, remains
 from eventjet.settings import Settings
-from eventjet.sql.checkpoint import check_tables, create_tables
 from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.location_assignment import check_tables, create_tables
 from eventjet.sql.promotion import Exchanged, promote
 from eventjet.sql.retired_tables import retire, unused
 from tests.caught_up import wait_caught_up

@@ -21,8 +21,9 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import NamedByHandlers
 from eventjet.projections.sql_projection import ResolvedSql, resolve_sql
 from eventjet.rebuild import rebuild, verify
-from eventjet.sql.checkpoint import Checkpoint, create_tables
+from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import READ_ONLY
+from eventjet.sql.location_assignment import create_tables
 from eventjet.sql.locations import located_tables
 from eventjet.sql.retired_tables import retire, unused
 from tests.integration import by_hand

@@ -65,8 +65,8 @@ def init(
 
 async def prepare(at: Target) -> Prepared:
     """Make what is missing; raises `Unreachable`."""
-    from eventjet.sql.checkpoint import create_tables
     from eventjet.sql.database import Database
+    from eventjet.sql.location_assignment import create_tables
 
     app = at.app()
     where = Database(at.settings.database)

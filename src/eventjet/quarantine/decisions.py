@@ -15,8 +15,9 @@ from sqlalchemy import Connection, func, select, update
 from eventjet.errors import UsageError
 from eventjet.quarantine.fold import BEHIND, DROPPED, HOLDING, PARKED, RETRY
 from eventjet.quarantine.rows import of
-from eventjet.sql import checkpoint
-from eventjet.sql.own_tables import projections, quarantine
+from eventjet.sql import checkpoint, transitions
+from eventjet.sql.clock import Clock
+from eventjet.sql.own_tables import quarantine
 
 _q = quarantine.c
 _SHOWN = (
@@ -112,7 +113,7 @@ def retry(connection: Connection, name: str, revision: int, positions: Sequence[
     _check(connection, name, revision, chosen, found)
     if chosen:
         _decide(connection, name, revision, chosen, RETRY)
-        _begin_epoch(connection, name, revision)
+        transitions.depose(connection, name, revision)
     return chosen
 
 
@@ -133,7 +134,7 @@ def drop(connection: Connection, name: str, revision: int, positions: Sequence[i
         )
         following += [one for one in connection.scalars(behind) if one is not None]
     _decide(connection, name, revision, following, RETRY)
-    _begin_epoch(connection, name, revision)
+    transitions.depose(connection, name, revision)
     return chosen
 
 
@@ -191,12 +192,7 @@ def _check(connection: Connection, name: str, revision: int, chosen: Sequence[in
 
 
 def _decide(connection: Connection, name: str, revision: int, positions: Sequence[int], decision: str) -> None:
-    values = {"decision": decision, "decided_at": checkpoint.clock(connection.dialect.name)}
+    values = {"decision": decision, "decided_at": Clock()}
     for start in range(0, len(positions), 500):
         some = _q.position.in_(positions[start : start + 500])
         connection.execute(update(quarantine).where(of(name, revision), some).values(**values))
-
-
-def _begin_epoch(connection: Connection, name: str, revision: int) -> None:
-    values = {"epoch": projections.c.epoch + 1, "owner": None, "lease_until": 0}
-    connection.execute(update(projections).where(checkpoint.is_row(name, revision)).values(**values))

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, and_, func, select
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.storage import SQLITE
 from eventjet.quarantine.fold import HOLDING, PARKED, RETRY, AggregateKey, Parked, Sorting
-from eventjet.sql.checkpoint import clock
+from eventjet.sql.dialect import dialect_named
 from eventjet.sql.own_tables import quarantine
 
 _COLUMNS = (
@@ -26,7 +26,7 @@ _CONFLICT = f"on conflict (projection, revision, position) do update set {_ANEW}
 _INTO = f"insert into eventjet_quarantine (projection, revision, {', '.join(_COLUMNS)}, parked_at)"
 
 _POSTGRES_PARKED = (
-    f", parked as ({_INTO} select %s, %s, q.*, {clock(POSTGRESQL)} "  # noqa: S608 - of constants
+    f", parked as ({_INTO} select %s, %s, q.*, {dialect_named(POSTGRESQL).clock} "  # noqa: S608 - of constants
     f"from unnest({', '.join(f'%s::{kind}[]' for kind in _TYPES)}) q where exists (select 1 from held) {_CONFLICT})"
 )
 _POSTGRES_FREED = (
@@ -34,14 +34,14 @@ _POSTGRES_FREED = (
     "and position = any(%s::bigint[]) and exists (select 1 from held))"
 )
 _POSTGRES_DECIDED = (
-    f", decided as (update eventjet_quarantine q set decision = d.decision, decided_at = {clock(POSTGRESQL)} "  # noqa: S608 - of constants
+    f", decided as (update eventjet_quarantine q set decision = d.decision, decided_at = {dialect_named(POSTGRESQL).clock} "  # noqa: S608 - of constants
     "from unnest(%s::bigint[], %s::text[]) d(position, decision) where q.projection = %s and q.revision = %s "
     "and q.position = d.position and exists (select 1 from held))"
 )
-_SQLITE_PARKED = f"{_INTO} values (?, ?, {', '.join('?' for _ in _COLUMNS)}, {clock(SQLITE)}) {_CONFLICT}"
+_SQLITE_PARKED = f"{_INTO} values (?, ?, {', '.join('?' for _ in _COLUMNS)}, {dialect_named(SQLITE).clock}) {_CONFLICT}"
 _SQLITE_FREED = "delete from eventjet_quarantine where projection = ? and revision = ? and position = ?"
 _SQLITE_DECIDED = (
-    f"update eventjet_quarantine set decision = ?, decided_at = {clock(SQLITE)} "  # noqa: S608 - of constants
+    f"update eventjet_quarantine set decision = ?, decided_at = {dialect_named(SQLITE).clock} "  # noqa: S608 - of constants
     "where projection = ? and revision = ? and position = ?"
 )
 

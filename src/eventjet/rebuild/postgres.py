@@ -21,7 +21,6 @@ from sqlalchemy import (
     func,
     select,
     text,
-    update,
 )
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.schema import AddConstraint, CreateIndex, CreateTable
@@ -37,12 +36,11 @@ from eventjet.rebuild.obstacles import check_obstacles
 from eventjet.rebuild.refused import breaker_of_check, refusals
 from eventjet.rebuild.run_schema import RunSchema, drop_schemas, end_sessions
 from eventjet.rebuild.shadow import TAIL_MAX, NotYet, Swapped, check_kept
-from eventjet.sql import checkpoint
-from eventjet.sql.checkpoint import Checkpoint, create_tables
+from eventjet.sql import checkpoint, transitions
+from eventjet.sql.checkpoint import DECLARED, Checkpoint, revisions
 from eventjet.sql.database import Database
-from eventjet.sql.location_assignment import revisions
-from eventjet.sql.locations import DECLARED, located, recorded
-from eventjet.sql.own_tables import projections
+from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.locations import located, recorded
 from eventjet.sql.postgres_tables import LOCKED, Found, bound_waits, default_schema, find, inherit, lock_table, move
 
 _ALIVE = "eventjet-run-"
@@ -276,20 +274,7 @@ def locked(connection: Connection, resolved: AnyResolved) -> Checkpoint:
 
 def advance(connection: Connection, resolved: AnyResolved, live: Checkpoint, own: Checkpoint, log: str) -> Swapped:
     """The live checkpoint says what the shadow's does, and whoever held it is deposed."""
-    takeable = live.state in (checkpoint.NEW, checkpoint.BUILDING, checkpoint.FAILED)
-    values: dict[str, Any] = {
-        "position": own.position,
-        "event_id": own.event_id,
-        "log": log,
-        "tables": recorded(resolved),
-        "generation": live.generation + 1,
-        "epoch": live.epoch + 1,
-        "owner": None,
-        "lease_until": 0,
-    }
-    if takeable:
-        values |= {"state": checkpoint.BUILDING if live.takes_over else checkpoint.ACTIVE, "reason": None}
-    connection.execute(update(projections).where(checkpoint.is_row(live.name, live.revision)).values(**values))
+    transitions.swap_in(connection, live, own, log, recorded(resolved))
     failpoints.reach("rebuild.inside_swap")
     return Swapped(own.position, live.generation + 1, live.location)
 

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from eventjet.errors import LeaseEnded
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.sql.checkpoint import clock
+from eventjet.sql.clock import Clock
 from eventjet.sql.own_tables import rebuilds
 
 LEASE_S = 30.0
@@ -31,7 +31,7 @@ def new_run() -> str:
 
 def open_run(connection: Connection, run: str, resolved: AnyResolved) -> None:
     """Announce a run before anything of it exists, so that it can be found and cleared away."""
-    until = clock(connection.dialect.name) + LEASE_S
+    until = Clock() + LEASE_S
     connection.execute(
         insert(rebuilds).values(
             run=run, part=_SELF, projection=resolved.name, revision=resolved.revision, lease_until=until
@@ -46,7 +46,7 @@ def close_run(connection: Connection, run: str) -> None:
 
 def known_runs(connection: Connection) -> list[tuple[str, bool]]:
     """Every run that left a trace, and whether its lease has ended."""
-    ended = rebuilds.c.lease_until < clock(connection.dialect.name)
+    ended = rebuilds.c.lease_until < Clock()
     query = select(rebuilds.c.run, ended).where(rebuilds.c.part == _SELF)
     # A run names a schema or a file, so nothing but a name of ours may pass.
     return [(run, bool(over)) for run, over in connection.execute(query) if RUN.fullmatch(run)]
@@ -54,7 +54,7 @@ def known_runs(connection: Connection) -> list[tuple[str, bool]]:
 
 def hold(connection: Connection, run: str) -> None:
     """Extend the lease and lock its row to the end of the transaction; raises `LeaseEnded`."""
-    now = clock(connection.dialect.name)
+    now = Clock()
     held = (
         update(rebuilds)
         .where(rebuilds.c.run == run, rebuilds.c.part == _SELF, rebuilds.c.lease_until >= now)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from sqlalchemy import Connection, Engine, Table, func, make_url, select
+from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
@@ -33,15 +34,17 @@ from eventjet.rebuild.load import Target
 from eventjet.rebuild.obstacles import check_obstacles
 from eventjet.rebuild.refused import double, refusals
 from eventjet.rebuild.shadow import TAIL_MAX, NotYet, Swapped, check_kept
-from eventjet.sql import checkpoint
-from eventjet.sql.checkpoint import Checkpoint, create_tables
+from eventjet.sql import checkpoint, transitions
+from eventjet.sql.checkpoint import DECLARED, Checkpoint
 from eventjet.sql.database import Database
-from eventjet.sql.locations import DECLARED, located, recorded
+from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.locations import located, recorded
 from eventjet.sql.own_tables import metadata, projections
 from eventjet.sql.sqlite_tables import quoted
 
 _LIVE, _OWN = f"main.{decided.TABLE}", f"shadow.{decided.TABLE}"
 _STEPS = 100_000
+_NAMED = sqlite_dialect(paramstyle="named")
 """Steps of SQLite's machine between two looks: some milliseconds."""
 _SUFFIXES = ("", "-wal", "-shm", "-journal", ".lock")
 _CLAIM_TRIES = 750
@@ -258,15 +261,9 @@ def _swap(
     assert own is not None
     assert tail is None or own.position >= live.position
     replace_rows(connection, live.location, bound_to_live=tail is not None)
-    connection.execute(
-        "update main.eventjet_projection set position = ?, event_id = ?, log = ?, tables = ?, "
-        "generation = generation + 1, epoch = epoch + 1, owner = null, lease_until = 0, "
-        "reason = case when state in ('new', 'building', 'failed') then null else reason end, "
-        "state = case when state not in ('new', 'building', 'failed') then state "
-        "when takes_over then 'building' else 'active' end "
-        "where name = ? and revision = ?",
-        (own.position, own.event_id, log, recorded(shadow.resolved), shadow.resolved.name, shadow.resolved.revision),
-    )
+    # The names of the live database come before those of the one that is attached.
+    swap = transitions.swapping_in(live, own, log, recorded(shadow.resolved)).compile(dialect=_NAMED)
+    connection.execute(str(swap), swap.params).fetchone()
     failpoints.reach("rebuild.inside_swap")
     return Swapped(own.position, live.generation + 1, live.location)
 

@@ -21,9 +21,10 @@ from eventjet.rebuild.postgres import StepBackError, advance, create_enums, lock
 from eventjet.rebuild.run_schema import RunSchema
 from eventjet.rebuild.shadow import TAIL_MAX, NotYet, Swapped, check_kept
 from eventjet.sql import checkpoint
-from eventjet.sql.checkpoint import Checkpoint, create_tables
+from eventjet.sql.checkpoint import DECLARED, Checkpoint
 from eventjet.sql.database import BULK, Database
-from eventjet.sql.locations import DECLARED, located_tables
+from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.locations import located_tables
 from eventjet.sql.postgres_tables import LOCKED, Found, default_schema, find, inherit, lock_table, move, patiently
 from eventjet.sql.stored_tables import creation
 

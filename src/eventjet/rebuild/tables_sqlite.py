@@ -23,9 +23,10 @@ from eventjet.rebuild.shadow import NotYet, Swapped
 from eventjet.rebuild.sqlite import read_checkpoint, remove, shadow_path, stop_when, swapped_in
 from eventjet.rebuild.tables_postgres import copy_of
 from eventjet.sql import checkpoint
-from eventjet.sql.checkpoint import Checkpoint, create_tables
+from eventjet.sql.checkpoint import DECLARED, Checkpoint
 from eventjet.sql.database import BULK, READ_ONLY, Database, enforce_foreign_keys
-from eventjet.sql.locations import DECLARED, check_location
+from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.locations import check_location
 from eventjet.sql.own_tables import metadata
 from eventjet.sql.sqlite_tables import quoted
 from eventjet.sql.stored_tables import creation, stored_tables

@@ -6,28 +6,45 @@ it has caught up. All choices are made under `migrations.lock`, so that two revi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from sqlalchemy import Connection, Inspector, Table, inspect, select, update
+from sqlalchemy import Connection, Engine, Inspector, Table, inspect
 
 from eventjet.errors import LocationTaken, Unreachable
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.sql import checkpoint, migrations
-from eventjet.sql.checkpoint import NEW, RETIRED, Checkpoint
+from eventjet.sql import checkpoint, migrations, transitions
+from eventjet.sql.checkpoint import DECLARED, RETIRED, UNASSIGNED, Checkpoint, revisions
 from eventjet.sql.database import shown_of
 from eventjet.sql.locations import (
-    DECLARED,
-    UNASSIGNED,
     check_location,
     located_tables,
     names_of,
     own_location,
     recorded,
 )
-from eventjet.sql.own_tables import projections
 from eventjet.sql.postgres_tables import ensure_schema
+
+
+def create_tables(engine: Engine | Connection, resolved: Iterable[AnyResolved] = ()) -> list[str]:
+    """Create what is missing of eventjet's tables and the read models'; return the names made.
+
+    A revision that finds its table held by another one gets one of its own. Nothing else changes.
+    """
+    if isinstance(engine, Engine):
+        with engine.begin() as connection:
+            return create_tables(connection, resolved)
+    made = list(migrations.upgrade(engine).tables)
+    for one in resolved:
+        made += prepare(engine, one)
+    return made
+
+
+def check_tables(connection: Connection, resolved: Iterable[AnyResolved]) -> None:
+    """Raise `Unreachable` when a table, or a column of a read model, is not in the database, or eventjet's are old."""
+    migrations.check(connection)
+    for one in resolved:
+        check(connection, one)
 
 
 def prepare(connection: Connection, resolved: AnyResolved) -> list[str]:
@@ -38,7 +55,7 @@ def prepare(connection: Connection, resolved: AnyResolved) -> list[str]:
     dialect = connection.dialect.name
     held = checkpoint.read(connection, resolved.name, resolved.revision)
     if held is None or not _is_assigned(held):
-        held = _give(connection, resolved, held)
+        held = _give(connection, resolved)
     elif _begun(held) and held.tables != recorded(resolved):
         return []  # `check` says what is to be done about it.
     made: list[str] = []
@@ -62,7 +79,7 @@ def ensure(connection: Connection, resolved: AnyResolved) -> None:
     migrations.lock(connection)
     held = checkpoint.read(connection, resolved.name, resolved.revision)
     if held is None or not _is_assigned(held):
-        _give(connection, resolved, held, may_create=False)
+        _give(connection, resolved, may_create=False)
 
 
 def check(connection: Connection, resolved: AnyResolved) -> None:
@@ -77,7 +94,7 @@ def check(connection: Connection, resolved: AnyResolved) -> None:
     if held is not None and held.state == RETIRED:
         raise Unreachable(shown, f"{named} was retired", "Run `eventjet init` to let it begin anew.")
     if held is None or not _is_assigned(held):
-        holder = _holder(connection, resolved, held)
+        holder = _holder(connection, resolved)
         if holder is not None:
             check_location(resolved, own_location(resolved.name, resolved.revision, dialect), dialect)
             raise Unreachable(shown, str(LocationTaken(resolved, holder)).partition(". Run")[0], "Run `eventjet init`.")
@@ -99,51 +116,35 @@ def holders(found: Sequence[Checkpoint], resolved: AnyResolved) -> list[Checkpoi
         if one.revision != resolved.revision
         and one.state != RETIRED
         and one.location == DECLARED
-        and (own & set(names_of(one.tables)) or (one.tables == UNASSIGNED and _begun(one)))
+        and own & set(names_of(one.tables))
     ]
 
 
-def revisions(connection: Connection, name: str, *, lock: bool = False) -> list[Checkpoint]:
-    """The checkpoints of all revisions of a projection, in their order; locked in that order if asked for."""
-    query = select(projections).where(projections.c.name == name).order_by(projections.c.revision)
-    return [Checkpoint(*row) for row in connection.execute(query.with_for_update() if lock else query)]
+def _give(connection: Connection, resolved: AnyResolved, *, may_create: bool = True) -> Checkpoint:
+    """Decide on the location and write it into the checkpoint.
 
-
-def _give(
-    connection: Connection, resolved: AnyResolved, held: Checkpoint | None, *, may_create: bool = True
-) -> Checkpoint:
-    """Decide on the location and write it into the checkpoint; raises `LocationTaken` when that needs what may not be made.
-
-    What began under an eventjet without locations has the declared one.
+    Raises `LocationTaken` when that needs what may not be made.
     """
-    holder = _holder(connection, resolved, held)
+    holder = _holder(connection, resolved)
     location = DECLARED if holder is None else own_location(resolved.name, resolved.revision, connection.dialect.name)
     check_location(resolved, location, connection.dialect.name)
     if holder is not None and not may_create:
         raise LocationTaken(resolved, holder)
-    values: dict[str, Any] = {
-        "location": location,
-        "tables": recorded(resolved),
-        # A revision older than the one in location does not push it away by itself.
-        "takes_over": holder is not None and holder < resolved.revision,
-    }
-    if held is not None and held.state == RETIRED:
-        anew = {"position": 0, "event_id": "", "log": "", "state": NEW, "reason": None, "owner": None, "lease_until": 0}
-        values |= {**anew, "epoch": projections.c.epoch + 1}
     if connection.dialect.name == POSTGRESQL and holder is not None:
         # The other's home too, so that whoever exchanges them needs no right to create schemas.
         for revision in (resolved.revision, holder):
             ensure_schema(connection, own_location(resolved.name, revision, POSTGRESQL))
     checkpoint.ensure(connection, resolved.name, resolved.revision)
-    row = checkpoint.is_row(resolved.name, resolved.revision)
-    given = connection.execute(update(projections).where(row).values(**values).returning(projections)).one()
-    return Checkpoint(*given)
+    # A revision older than the one that holds the location does not push it away by itself.
+    takes_over = holder is not None and holder < resolved.revision
+    tables = recorded(resolved)
+    return transitions.assign(
+        connection, resolved.name, resolved.revision, location=location, tables=tables, takes_over=takes_over
+    )
 
 
-def _holder(connection: Connection, resolved: AnyResolved, held: Checkpoint | None) -> int | None:
+def _holder(connection: Connection, resolved: AnyResolved) -> int | None:
     """The revision that keeps this one out of the declared location."""
-    if held is not None and held.state != RETIRED and _begun(held):
-        return None
     found = holders(revisions(connection, resolved.name), resolved)
     return max((one.revision for one in found), default=None)
 

@@ -16,12 +16,9 @@ from eventjet.errors import NamedByHandlers
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.row_codec import storage_table
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
+from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.stored_tables import stored_tables
 
-DECLARED = ""
-"""The location of a revision whose tables are where they are declared."""
-UNASSIGNED = "[]"
-"""The tables of a revision that has not been given a location."""
 _OWN_ON_SQLITE = re.compile(r"(.+)__r[0-9]+")
 
 

@@ -1,7 +1,7 @@
-"""Pausing and resuming projections: a person's word, which workers and rebuilds respect.
+"""Pausing and resuming projections, which workers and rebuilds respect.
 
-A pause begins another epoch, so the worker is fenced at its next commit or renewal and stands by; nothing of the batch
-in hand is lost, since the next owner reads it again. The state before it is kept in `reason`.
+A pause deposes the worker: it is fenced at its next commit or renewal and stands by. Nothing of the batch in hand is
+lost, since the next owner reads it again.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection
 
 from eventjet.errors import UsageError
-from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, NEW, PAUSED, Checkpoint, ensure, is_row, lock
+from eventjet.sql import transitions
+from eventjet.sql.checkpoint import FAILED, PAUSED, Checkpoint, ensure, lock
 from eventjet.sql.database import Database
-from eventjet.sql.own_tables import projections
 
 _Change: TypeAlias = "Callable[[Connection, Sequence[Checkpoint]], list[Paused]]"
-_WHILE = "paused while "
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +66,13 @@ async def _change(database: str, change: _Change, chosen: Sequence[tuple[str, in
 
 def _pause(connection: Connection, found: Sequence[Checkpoint]) -> list[Paused]:
     for one in found:
-        if one.state not in (NEW, BUILDING, ACTIVE, PAUSED):
+        if one.state != PAUSED and one.state not in transitions.PAUSE.states:
             because = f" ({' '.join(one.reason.split()).rstrip('.')})" if one.reason else ""
             raise UsageError(
                 f"Revision {one.revision} of projection {one.name!r} is {one.state}{because}, so nothing advances it. "
                 "There is nothing to pause."
             )
-    return [_set(connection, one, PAUSED, _WHILE + one.state) for one in found]
+    return [_outcome(one, transitions.pause(connection, one)) for one in found]
 
 
 def _resume(connection: Connection, found: Sequence[Checkpoint]) -> list[Paused]:
@@ -81,13 +80,12 @@ def _resume(connection: Connection, found: Sequence[Checkpoint]) -> list[Paused]
         if one.state != PAUSED:
             remedy = "Start a worker that takes it, or rebuild it." if one.state == FAILED else "Nothing to resume."
             raise UsageError(f"Revision {one.revision} of projection {one.name!r} is {one.state}, not paused. {remedy}")
-    return [_set(connection, one, _before(one), None) for one in found]
+    return [_outcome(one, transitions.resume(connection, one)) for one in found]
 
 
-def _before(one: Checkpoint) -> str:
-    """The state it had. Building becomes active by itself, so it is the one to take when in doubt."""
-    state = (one.reason or "").removeprefix(_WHILE)
-    return state if state in (NEW, ACTIVE) else BUILDING
+def _outcome(before: Checkpoint, after: Checkpoint | None) -> Paused:
+    state = before.state if after is None else after.state
+    return Paused(before.name, before.revision, state, before.position, changed=after is not None)
 
 
 def _locked(connection: Connection, name: str, revision: int) -> Checkpoint:
@@ -95,11 +93,3 @@ def _locked(connection: Connection, name: str, revision: int) -> Checkpoint:
     if found is None:
         raise UsageError(f"There is no revision {revision} of projection {name!r}. See `eventjet status`.")
     return found
-
-
-def _set(connection: Connection, one: Checkpoint, state: str, reason: str | None) -> Paused:
-    if one.state == state:
-        return Paused(one.name, one.revision, state, one.position, changed=False)
-    values = {"state": state, "reason": reason, "epoch": one.epoch + 1, "owner": None, "lease_until": 0}
-    connection.execute(update(projections).where(is_row(one.name, one.revision)).values(**values))
-    return Paused(one.name, one.revision, state, one.position, changed=True)

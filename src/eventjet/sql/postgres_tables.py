@@ -10,7 +10,7 @@ from sqlalchemy import Connection, PoolProxiedConnection, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.schema import CreateSchema
 
-from eventjet.sql.locations import DECLARED
+from eventjet.sql.checkpoint import DECLARED
 
 T = TypeVar("T")
 

@@ -12,20 +12,19 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, select
 from sqlalchemy.exc import DBAPIError
 
 from eventjet import failpoints
 from eventjet.errors import CannotMove, CheckpointFenced
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.sql import checkpoint, postgres_tables, sqlite_tables
-from eventjet.sql.checkpoint import ACTIVE, BUILDING, NEW, Checkpoint
+from eventjet.sql import checkpoint, postgres_tables, sqlite_tables, transitions
+from eventjet.sql.checkpoint import DECLARED, Checkpoint, revisions
 from eventjet.sql.database import Database
-from eventjet.sql.location_assignment import holders, revisions
-from eventjet.sql.locations import DECLARED, UNASSIGNED, name_in, names_of, own_location, recorded
+from eventjet.sql.location_assignment import holders
+from eventjet.sql.locations import name_in, names_of, own_location
 from eventjet.sql.obstacles import listed, obstacles, undeclared_indexes
 from eventjet.sql.own_tables import projections
 from eventjet.sql.postgres_tables import Found
@@ -90,12 +89,6 @@ def _limited(connection: Connection, resolved: AnyResolved) -> Generator[None]:
         if state == postgres_tables.FORBIDDEN:
             raise CannotMove(resolved, str(error.orig).partition("\n")[0]) from error
         raise
-
-
-def stand_back(connection: Connection, held: Checkpoint) -> bool:
-    """Give up wanting the declared location; False when another epoch has begun."""
-    row = checkpoint.is_row(held.name, held.revision) & (projections.c.epoch == held.epoch)
-    return connection.execute(update(projections).where(row).values(takes_over=False, state=ACTIVE)).rowcount == 1
 
 
 def promote(database: Database, resolved: AnyResolved, *, patience_s: float = 60.0) -> Exchanged | None:
@@ -199,20 +192,10 @@ def _behind(own: Checkpoint, there: Sequence[Checkpoint]) -> int:
 
 
 def _note(connection: Connection, own: Checkpoint, there: Sequence[Checkpoint]) -> None:
-    anew: dict[str, Any] = {
-        "epoch": projections.c.epoch + 1,
-        "owner": None,
-        "lease_until": 0,
-        "takes_over": False,
-    }
     for one in there:
         location = own_location(one.name, one.revision, connection.dialect.name)
-        row = checkpoint.is_row(one.name, one.revision)
-        known = {} if one.tables != UNASSIGNED else {"tables": own.tables}
-        connection.execute(update(projections).where(row).values(**anew, **known, location=location))
-    row = checkpoint.is_row(own.name, own.revision)
-    begun = {"state": ACTIVE, "reason": None} if own.state in (NEW, BUILDING) else {}
-    connection.execute(update(projections).where(row).values(**anew, **begun, location=DECLARED))
+        transitions.displace(connection, one.name, one.revision, location)
+    transitions.promote(connection, own.name, own.revision)
 
 
 class _Tables:
@@ -226,11 +209,7 @@ class _Tables:
         self.own = own
         self.there = there
         self.dialect = connection.dialect.name
-        self.leaving = [
-            (one, schema, name)
-            for one in there
-            for schema, name in names_of(one.tables if one.tables != UNASSIGNED else recorded(resolved))
-        ]
+        self.leaving = [(one, schema, name) for one in there for schema, name in names_of(one.tables)]
         self.coming = names_of(own.tables)
         self.found: dict[tuple[str | None, str], Found] = {}
         """PostgreSQL's tables in the declared location."""

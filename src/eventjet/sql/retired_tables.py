@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, text, update
+from sqlalchemy import Connection, delete, text
 from sqlalchemy.exc import DBAPIError
 
 from eventjet.errors import UsageError
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.sql import checkpoint, postgres_tables, sqlite_tables
-from eventjet.sql.checkpoint import RETIRED, Checkpoint
-from eventjet.sql.location_assignment import holders, revisions
-from eventjet.sql.locations import DECLARED, UNASSIGNED, name_in, names_of, own_location, recorded
-from eventjet.sql.own_tables import projections, quarantine
+from eventjet.sql import checkpoint, postgres_tables, sqlite_tables, transitions
+from eventjet.sql.checkpoint import RETIRED, Checkpoint, revisions
+from eventjet.sql.location_assignment import holders
+from eventjet.sql.locations import name_in, names_of, own_location
+from eventjet.sql.own_tables import quarantine
 from eventjet.sql.postgres_tables import Found
 
 _NOT_EMPTY = "2BP01"
@@ -63,7 +63,7 @@ def retire(connection: Connection, name: str, revision: int, declared: Collectio
         raise UsageError(_not_unused(name, revision, declared, sorted(known)))
     _refuse_in_use(known[name, revision])
     (held,) = [one for one in revisions(connection, name) if one.revision == revision]
-    _drop_tables(connection, _tables(connection, held, declared))
+    _drop_tables(connection, _tables(connection, held))
     locked = checkpoint.lock(connection, name, revision)
     if locked is None or (locked.location, locked.tables) != (held.location, held.tables):
         raise UsageError(f"{name}:{revision} was moved meanwhile. Look again with `eventjet db unused`.")
@@ -73,16 +73,7 @@ def retire(connection: Connection, name: str, revision: int, declared: Collectio
         _drop_schema(connection, own_location(name, revision, POSTGRESQL))
     of_it = (quarantine.c.projection == name) & (quarantine.c.revision == revision)
     connection.execute(delete(quarantine).where(of_it))
-    gone = {
-        "state": RETIRED,
-        "location": DECLARED,
-        "tables": UNASSIGNED,
-        "takes_over": False,
-        "owner": None,
-        "reason": None,
-    }
-    row = checkpoint.is_row(name, revision)
-    connection.execute(update(projections).where(row).values(**gone, lease_until=0, epoch=projections.c.epoch + 1))
+    transitions.retire(connection, name, revision)
     return known[name, revision]
 
 
@@ -99,7 +90,7 @@ def _not_unused(name: str, revision: int, declared: Collection[AnyResolved], kno
 
 
 def _described(connection: Connection, one: Checkpoint, left_s: float, declared: Collection[AnyResolved]) -> Unused:
-    tables = _tables(connection, one, declared)
+    tables = _tables(connection, one)
     owner = one.owner if left_s > 0 else None
     in_use = None
     successor = next((resolved for resolved in declared if resolved.name == one.name), None)
@@ -120,16 +111,12 @@ def _described(connection: Connection, one: Checkpoint, left_s: float, declared:
     )
 
 
-def _tables(connection: Connection, one: Checkpoint, declared: Collection[AnyResolved]) -> list[tuple[str, int]]:
+def _tables(connection: Connection, one: Checkpoint) -> list[tuple[str, int]]:
     """(quoted name, about how many rows) of the tables of a revision that are there."""
-    names = one.tables
-    if names == UNASSIGNED:
-        # Before there were locations, a projection kept its table when its revision was raised.
-        names = next((recorded(resolved) for resolved in declared if resolved.name == one.name), UNASSIGNED)
     if connection.dialect.name == POSTGRESQL:
-        looked = [postgres_tables.find(connection, schema, name, one.location) for schema, name in names_of(names)]
+        looked = [postgres_tables.find(connection, schema, name, one.location) for schema, name in names_of(one.tables)]
         return [(found.quoted(connection), _count(connection, found)) for found in looked if found is not None]
-    there = [name_in(name, one.location, connection.dialect.name) for _, name in names_of(names)]
+    there = [name_in(name, one.location, connection.dialect.name) for _, name in names_of(one.tables)]
     return [
         (quoted, connection.scalar(text(f"select count(*) from {quoted}")) or 0)  # noqa: S608 - of a known table
         for quoted in (sqlite_tables.quoted(name) for name in there if sqlite_tables.has_table(connection, name))

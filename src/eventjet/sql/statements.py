@@ -19,16 +19,12 @@ from eventjet.projections.storage import SQLITE
 from eventjet.quarantine.fold import Sorting
 from eventjet.quarantine.rows import postgres_parts, sqlite_write
 from eventjet.sql.arrays import element_type, literal
-from eventjet.sql.checkpoint import clock
+from eventjet.sql.dialect import dialect_named
+from eventjet.sql.transitions import ADVANCE
 
 Key: TypeAlias = tuple[Any, ...]
 Advance: TypeAlias = tuple[int, str, float, str, int, int, int]
 """(position, event id, lease in seconds, and of whom: name, revision, epoch, position before)."""
-
-_ADVANCE = (
-    "update eventjet_projection set position = {0}, event_id = {0}, lease_until = {1} + {0} "
-    "where name = {0} and revision = {0} and epoch = {0} and position = {0}"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +80,7 @@ class PostgresStatements:
                 f"where t.{names.quoted(only)} = any(%s::{element_type(only.type)}[])"
             )
         held = "exists (select 1 from held)"
-        self._held = f"with held as ({_ADVANCE.format('%s', clock(POSTGRESQL))} returning 1)"
+        self._held = f"with held as ({ADVANCE.format('%s', dialect_named(POSTGRESQL).clock)} returning 1)"
         self._made = (
             f", made as (insert into {names.table} ({names.all()}) select * from unnest({arrays}) where {held})"  # noqa: S608 - declared names
         )
@@ -127,7 +123,7 @@ class SqliteStatements:
         parts = ["k.value"] if self._alone else [f"k.value ->> {index}" for index in range(len(names.key))]
         same = " and ".join(f"t.{names.quoted(column)} = {part}" for column, part in zip(names.key, parts, strict=True))
         equal = " and ".join(f"{names.quoted(column)} = ?" for column in names.key)
-        self._advance = _ADVANCE.format("?", clock(SQLITE))
+        self._advance = ADVANCE.format("?", dialect_named(SQLITE).clock)
         self._insert = f"insert into {names.table} ({names.all()}) values ({marks})"  # noqa: S608 - declared names
         self._upsert = self._insert + names.on_conflict()
         # A cross join keeps the order: each key is looked up in the index.

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, select
 
 from eventjet.errors import CheckpointFenced, TableOccupied
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.sql import checkpoint, location_assignment
+from eventjet.sql import location_assignment, transitions
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.locations import located_tables
 from eventjet.workers.context import WorkerContext
@@ -46,12 +46,12 @@ class Lease:
         name, revision, context = self._resolved.name, self._resolved.revision, self._context
 
         def look(connection: Connection) -> bool:
-            return checkpoint.is_free(connection, name, revision, context.owner, stumbled_at=stumbled_at)
+            return transitions.is_free(connection, name, revision, context.owner, stumbled_at=stumbled_at)
 
         def take(connection: Connection) -> Checkpoint | None:
             location_assignment.ensure(connection, self._resolved)
             ttl_s = context.options.lease_s
-            return checkpoint.take(connection, name, revision, context.owner, ttl_s, stumbled_at=stumbled_at)
+            return transitions.take(connection, name, revision, context.owner, ttl_s, stumbled_at=stumbled_at)
 
         while not stop.is_set():
             if await self._session.read(look):
@@ -70,24 +70,24 @@ class Lease:
     async def renew(self, held: Checkpoint) -> None:
         """Extend; raises `CheckpointFenced` when another epoch has begun."""
         ttl_s = self._context.options.lease_s
-        self._kept(held, await self._session.write(lambda connection: checkpoint.renew(connection, held, ttl_s)))
+        self._kept(held, await self._session.write(lambda connection: transitions.renew(connection, held, ttl_s)))
 
     async def settle(self, held: Checkpoint, state: str | None, reason: str | None = None) -> int:
         """Note a state (None keeps it) and a reason, at the position returned.
 
         Raises `CheckpointFenced` when another epoch has begun.
         """
-        position = await self._session.write(lambda connection: checkpoint.settle(connection, held, state, reason))
+        position = await self._session.write(lambda connection: transitions.settle(connection, held, state, reason))
         self._kept(held, position is not None)
         return position or 0
 
     async def adopt_log(self, held: Checkpoint, log: str) -> None:
         """Remember which log it is made from; raises `CheckpointFenced` when another epoch has begun."""
-        self._kept(held, await self._session.write(lambda connection: checkpoint.adopt_log(connection, held, log)))
+        self._kept(held, await self._session.write(lambda connection: transitions.adopt_log(connection, held, log)))
 
     async def release(self, held: Checkpoint) -> None:
         """Let a standby go on at once."""
-        await self._session.write(lambda connection: checkpoint.release(connection, held))
+        await self._session.write(lambda connection: transitions.release(connection, held))
 
     @staticmethod
     def _kept(held: Checkpoint, kept: bool) -> None:

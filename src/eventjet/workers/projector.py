@@ -33,9 +33,9 @@ from eventjet.errors import (
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine.fold import Offered, is_newer
-from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, Checkpoint
+from eventjet.sql.checkpoint import ACTIVE, BUILDING, DECLARED, FAILED, Checkpoint
 from eventjet.sql.database import is_about_data
-from eventjet.sql.locations import DECLARED, located
+from eventjet.sql.locations import located
 from eventjet.workers.context import WorkerContext
 from eventjet.workers.lease import Lease, pause
 from eventjet.workers.log_identity import check_log

@@ -10,9 +10,10 @@ from eventjet import failpoints
 from eventjet.errors import CannotMove, CheckpointFenced
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.location_assignment import holders, revisions
-from eventjet.sql.promotion import TAIL_MAX, TAIL_S, Exchanged, NotNow, attempt, behind, freeze, stand_back
+from eventjet.sql.checkpoint import Checkpoint, revisions
+from eventjet.sql.location_assignment import holders
+from eventjet.sql.promotion import TAIL_MAX, TAIL_S, Exchanged, NotNow, attempt, behind, freeze
+from eventjet.sql.transitions import stand_back
 from eventjet.workers.context import WorkerContext
 from eventjet.workers.lease import Lease
 from eventjet.workers.session import Session

@@ -12,8 +12,8 @@ from sqlalchemy import event, select
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.sql import checkpoint
-from eventjet.sql.checkpoint import create_tables
 from eventjet.sql.database import Database, enforce_foreign_keys
+from eventjet.sql.location_assignment import create_tables
 from eventjet.writers.sql_writer import SqlWriter
 from eventjet.writers.writer import Batch
 

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from typing import Any, NoReturn, TypeAlias
 
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -18,8 +18,8 @@ from eventjet import failpoints
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CheckpointFenced, EventjetError, HandlerFailed, TransactionEnded
 from eventjet.projections.sql_projection import ResolvedSql
-from eventjet.sql.checkpoint import Checkpoint, clock, is_row, renew
-from eventjet.sql.own_tables import projections
+from eventjet.sql.checkpoint import Checkpoint
+from eventjet.sql.transitions import advance, renew
 from eventjet.writers.sql_guard import Guard, driver_of, is_over, is_spoilt, is_transient
 from eventjet.writers.writer import Batch, Writer, fenced
 
@@ -63,17 +63,7 @@ class SqlWriter:
         """Somebody else may have written since: handlers read for themselves."""
 
     def _advance(self, connection: Connection, held: Checkpoint, batch: Batch) -> None:
-        statement = (
-            update(projections)
-            .where(is_row(held.name, held.revision))
-            .where(projections.c.epoch == held.epoch, projections.c.position == batch.after)
-            .values(
-                position=batch.last,
-                event_id=batch.event_id,
-                lease_until=clock(connection.dialect.name) + self._lease_s,
-            )
-        )
-        if connection.execute(statement).rowcount != 1:
+        if not advance(connection, held, batch.after, batch.last, batch.event_id, self._lease_s):
             raise fenced(connection, held, batch)
 
     async def _take(self, connection: AsyncConnection, driver: Any, handler: Any, event: Recorded[Any]) -> None:

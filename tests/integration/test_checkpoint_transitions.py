@@ -1,0 +1,163 @@
+"""The checkpoint's state machine, as its table says, under any sequence of transitions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Connection, Engine, delete
+
+from eventjet.errors import CheckpointFenced
+from eventjet.sql import checkpoint, transitions
+from eventjet.sql.checkpoint import ACTIVE, FAILED, NEW, PAUSED, RETIRED, STATES, Checkpoint
+from eventjet.sql.database import Database
+from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.own_tables import projections
+from eventjet.sql.transitions import Transition
+
+Step = Callable[[Connection, Checkpoint, Checkpoint], object]
+"""What somebody does who read the first checkpoint a while ago and the second one just now."""
+
+
+def take(connection: Connection, _: Checkpoint, now: Checkpoint) -> object:
+    return transitions.take(connection, now.name, now.revision, "a worker", 60.0)
+
+
+def advance(connection: Connection, before: Checkpoint, _: Checkpoint) -> object:
+    return transitions.advance(connection, before, before.position, before.position + 5, "an event", 60.0)
+
+
+def swap_in(connection: Connection, _: Checkpoint, now: Checkpoint) -> object:
+    return transitions.swap_in(connection, now, replace(now, position=3, event_id="e"), "another log", '["t"]')
+
+
+def assign(connection: Connection, _: Checkpoint, now: Checkpoint) -> object:
+    return transitions.assign(connection, now.name, now.revision, location="own", tables='["t"]', takes_over=True)
+
+
+STEPS: dict[str, tuple[Step, Callable[[Checkpoint], list[Transition]], bool]] = {
+    "take": (take, lambda _: [transitions.TAKE], False),
+    "renew": (lambda c, old, _: transitions.renew(c, old, 60.0), lambda _: [transitions.NOTE], True),
+    "release": (lambda c, old, _: transitions.release(c, old), lambda _: [transitions.NOTE], True),
+    "adopt log": (lambda c, old, _: transitions.adopt_log(c, old, "log"), lambda _: [transitions.NOTE], True),
+    "advance": (advance, lambda _: [transitions.NOTE], True),
+    "note": (lambda c, old, _: transitions.settle(c, old, None, "why"), lambda _: [transitions.NOTE], True),
+    "activate": (lambda c, old, _: transitions.settle(c, old, ACTIVE), lambda _: [transitions.ACTIVATE], True),
+    "fail": (lambda c, old, _: transitions.settle(c, old, FAILED, "why"), lambda _: [transitions.FAIL], True),
+    "stand back": (lambda c, old, _: transitions.stand_back(c, old), lambda _: [transitions.STAND_BACK], True),
+    "pause": (lambda c, _, now: transitions.pause(c, now), lambda _: [transitions.PAUSE], False),
+    "resume": (lambda c, _, now: transitions.resume(c, now), lambda _: list(transitions.RESUME_AS.values()), False),
+    "retire": (lambda c, _, now: transitions.retire(c, now.name, now.revision), lambda _: [transitions.RETIRE], False),
+    "assign": (assign, lambda now: [transitions.BEGIN_ANEW if now.state == RETIRED else transitions.ASSIGN], False),
+    "promote": (
+        lambda c, _, now: transitions.promote(c, now.name, now.revision),
+        lambda _: [transitions.PROMOTE],
+        False,
+    ),
+    "displace": (
+        lambda c, _, now: transitions.displace(c, now.name, now.revision, "own"),
+        lambda _: [transitions.DISPLACE],
+        False,
+    ),
+    "swap in": (
+        swap_in,
+        lambda now: [transitions.SWAP_IN_BESIDE if now.takes_over else transitions.SWAP_IN],
+        False,
+    ),
+    "depose": (lambda c, _, now: transitions.depose(c, now.name, now.revision), lambda _: [transitions.DEPOSE], False),
+}
+"""Name → what is done, the transitions that may come of it, and whether only the owner's epoch allows it."""
+
+
+@pytest.fixture
+def engine(database: str) -> Iterator[Engine]:
+    engine = Database(database).sync_engine()
+    create_tables(engine)
+    yield engine
+    engine.dispose()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@given(steps=st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.booleans()), max_size=12))
+def test_any_sequence_of_transitions_keeps_to_the_table(engine: Engine, steps: list[tuple[str, bool]]) -> None:
+    with engine.connect() as connection, connection.begin() as transaction:
+        connection.execute(delete(projections))
+        checkpoint.ensure(connection, "balances", 1)
+        old = now = stands(connection)
+        for name, is_fresh in steps:
+            old = now if is_fresh else old
+            check_step(connection, name, old, now)
+            now = stands(connection)
+        transaction.rollback()
+
+
+def check_step(connection: Connection, name: str, old: Checkpoint, before: Checkpoint) -> None:
+    do, named, is_owners = STEPS[name]
+    try:
+        do(connection, old, before)
+    except CheckpointFenced:
+        assert stands(connection) == before
+        return
+    after = stands(connection)
+    allowed = [one for one in named(before) if before.state in one.states]
+    if not allowed or (is_owners and old.epoch != before.epoch):
+        assert after == before
+    if after == before:
+        return
+    assert after.state in {one.states[before.state] for one in allowed}
+    assert after.epoch == before.epoch + allowed[0].deposes
+    if allowed[0].deposes and name != "take":
+        assert (after.owner, after.lease_until) == (None, 0)
+    if name == "resume":
+        assert after.reason is None
+    if name != "swap in" and before.state != RETIRED:
+        assert after.position >= before.position
+    if name not in ("advance", "swap in", "assign"):
+        assert (after.position, after.event_id) == (before.position, before.event_id)
+
+
+def stands(connection: Connection) -> Checkpoint:
+    found = checkpoint.read(connection, "balances", 1)
+    assert found is not None
+    return found
+
+
+def test_a_pause_keeps_the_state_for_the_time_after_it(engine: Engine) -> None:
+    with engine.begin() as connection:
+        checkpoint.ensure(connection, "balances", 1)
+        for state in (NEW, "building", ACTIVE):
+            paused = transitions.pause(connection, stands(connection))
+            assert paused is not None
+            assert paused.state == PAUSED
+            resumed = transitions.resume(connection, paused)
+            assert resumed is not None
+            assert resumed.state == state
+            held = transitions.take(connection, "balances", 1, "a worker", 60.0)
+            assert held is not None
+            if state != NEW:
+                transitions.settle(connection, held, ACTIVE)
+
+
+def test_the_table_in_the_docstring_says_what_the_data_says() -> None:
+    header, _, *rows = [line for line in (transitions.__doc__ or "").splitlines() if line.startswith("|")]
+    states = cells(header)[1:-1]
+    assert sorted(states) == sorted(STATES)
+    shown = {name: (dict(zip(states, middle, strict=True)), deposes) for name, *middle, deposes in map(cells, rows)}
+    found = {one.name: one for one in vars(transitions).values() if isinstance(one, Transition)}
+    assert shown.keys() == found.keys() | {"resume"}
+    for name, one in found.items():
+        said, deposes = shown[name]
+        assert (deposes == "yes") == one.deposes, name
+        for state in states:
+            becomes = one.states.get(state)
+            symbol = "-" if becomes is None else "=" if becomes == state else becomes
+            starred = said[state].replace("active*", symbol) if name == "swap in" else said[state]
+            assert starred == symbol, (name, state)
+
+
+def cells(line: str) -> list[str]:
+    return [one.strip() for one in re.split(r"\|", line)[1:-1]]
