@@ -50,14 +50,14 @@ def install(database: str) -> None:
     where = Database(database)
     engine = where.sync_engine("fault tests")
     with engine.begin() as connection:
-        for statement in _POSTGRES if where.dialect == POSTGRESQL else _SQLITE:
+        for statement in _POSTGRES if where.dialect.name == POSTGRESQL else _SQLITE:
             connection.exec_driver_sql(statement)
     engine.dispose()
 
 
 def sessions_of(worker: str, database: str) -> str:
     """The database's URL for the process of this name, whose sessions from here on carry it."""
-    if Database(database).dialect == POSTGRESQL:
+    if Database(database).dialect.name == POSTGRESQL:
         mark = "&" if "?" in database else "?"
         return f"{database}{mark}options={quote(f'-c faults.worker={worker}')}"
 

@@ -38,8 +38,8 @@ class Naive:
     def __init__(self, database: str, name: str, batch_max: int) -> None:
         where = Database(database)
         self._engine = where.sync_engine("naive")
-        self._table = storage_table(totals_table, where.dialect)
-        self._lock = " for update" if where.dialect == "postgresql" else ""
+        self._table = storage_table(totals_table, where.dialect.name)
+        self._lock = " for update" if where.dialect.name == "postgresql" else ""
         self._app = tally_app(name)
         self._batch_max = batch_max
 

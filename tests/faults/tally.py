@@ -188,7 +188,7 @@ def look(connection: Connection, after: int = 0) -> Seen:
 def snapshot(database: str, after: int = 0) -> Seen:
     """Look at a database while workers write to it."""
     where = Database(database)
-    options = {READ_ONLY: True} if where.dialect == SQLITE else {"isolation_level": "REPEATABLE READ"}
+    options = {READ_ONLY: True} if where.dialect.name == SQLITE else {"isolation_level": "REPEATABLE READ"}
     engine = where.sync_engine("fault tests")
     try:
         with engine.connect().execution_options(**options) as connection:

@@ -208,13 +208,13 @@ class Book(Ledger):
     def rows(self, name: str = "balances") -> list[Any]:
         """The live rows, by key."""
         resolved = self.projections[name]
-        table = storage_table(resolved.table, self.where.dialect)
+        table = storage_table(resolved.table, self.where.dialect.name)
         with self.where.sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
             query = select(table).order_by(*table.primary_key.columns)
             return sorted((resolved.row_type(*row) for row in connection.execute(query)), key=key_of(resolved))
 
     def count(self, name: str = "balances") -> int:
-        table = storage_table(self.projections[name].table, self.where.dialect)
+        table = storage_table(self.projections[name].table, self.where.dialect.name)
         with self.where.sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
             return connection.scalar(select(func.count()).select_from(table)) or 0
 
@@ -225,7 +225,7 @@ class Book(Ledger):
     def folded(self, last: int, name: str = "balances") -> list[Any]:
         """The rows of a live fold: events in small batches, as a worker takes them."""
         resolved = self.projections[name]
-        fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type, self.where.dialect))
+        fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type, self.where.dialect.name))
         events = [event for event in self.recorded(last) if isinstance(event.data, resolved.events)]
         rows: dict[Any, Any] = {}
         for start in range(0, len(events), 700):
@@ -267,7 +267,7 @@ def key_of(resolved: ResolvedProjection) -> Any:
 def remains(where: Database) -> list[str]:
     """What a run left behind."""
     engine = where.sync_engine()
-    if where.dialect == "postgresql":
+    if where.dialect.name == "postgresql":
         query = (
             "select nspname from pg_namespace where starts_with(nspname, 'ej_') "
             "union all select run from eventjet_rebuild"

@@ -62,7 +62,7 @@ def rows(ledger: Ledger, resolved: ResolvedProjection) -> list[tuple[Any, ...]]:
     engine = where.sync_engine()
     try:
         with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
-            table = located(resolved.table, location, where.dialect)
+            table = located(resolved.table, location, where.dialect.name)
             return sorted(tuple(row) for row in connection.execute(select(table)))
     finally:
         engine.dispose()

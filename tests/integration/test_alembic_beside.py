@@ -176,7 +176,7 @@ def test_tables_of_revisions_that_the_app_no_longer_declares_are_left_alone(appl
         connection.execute(text("create table stray (id integer primary key)"))
         connection.execute(text("""insert into eventjet_projection (name, revision, tables)
                                    values ('balances', 7, '["old_balances"]')"""))  # fmt: skip
-        if application.where.dialect == "postgresql":
+        if application.where.dialect.name == "postgresql":
             connection.execute(text("create schema ej_balances_r7"))
             connection.execute(text("create table ej_balances_r7.balances (id integer primary key)"))
         else:

@@ -139,7 +139,7 @@ def test_a_session_that_stops_within_a_transaction_frees_its_row(engine: Engine,
 
 def test_a_session_that_the_database_ended_is_called_unreachable(database: str) -> None:
     where = Database(database)
-    if where.dialect == "sqlite":
+    if where.dialect.name == "sqlite":
         pytest.skip("SQLite ends no sessions")
     engine = where.sync_engine(limits=SessionLimits(idle_in_transaction_ms=100))
     with engine.connect() as idle:
@@ -154,7 +154,7 @@ async def test_every_session_of_a_worker_is_bounded_and_in_utc(database: str) ->
     where = Database(database)
     engine = where.engine("eventjet test")
     async with engine.connect() as connection:
-        if where.dialect == "postgresql":
+        if where.dialect.name == "postgresql":
             for name, value in [
                 ("lock_timeout", "2s"),
                 ("statement_timeout", "15s"),
@@ -192,7 +192,7 @@ async def test_a_position_that_is_not_reached_is_said(engine: Engine, database: 
 
 def test_blocking_connections_for_bulk_loads(database: str) -> None:
     where = Database(database)
-    if where.dialect == "sqlite":
+    if where.dialect.name == "sqlite":
         loader = where.connect_sqlite()
         assert loader.execute("pragma journal_mode").fetchone() == ("wal",)
         loader.close()

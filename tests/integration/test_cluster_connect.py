@@ -77,7 +77,7 @@ def test_a_connect_server_rebuilds_with_the_app_as_it_is_now_and_keeps_no_secret
         first = rebuilt(*ALL)
         for name in ALL:
             assert book.rows(name) == book.folded(last, name)
-    if book.where.dialect == "postgresql":
+    if book.where.dialect.name == "postgresql":
         # The same module, in another session of the same server: what was sent before is not what is run.
         module = Path(book.ref.path[0], f"{book.ref.module}.py")
         module.write_text(module.read_text().replace("accounts + 1", "accounts + 1000"))

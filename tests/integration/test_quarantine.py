@@ -364,7 +364,7 @@ def offered(*events: Any) -> list[Any]:
 
 
 def test_a_writer_that_is_fenced_parks_nothing_and_the_next_one_parks_once(ledger: Ledger) -> None:
-    writers = [Writer(PARKING, Database(ledger.settings.database).dialect, lease_s=9) for _ in range(2)]
+    writers = [Writer(PARKING, Database(ledger.settings.database).dialect.name, lease_s=9) for _ in range(2)]
     events = offered(("a-1", Added(amount=BAD)), ("a-2", Added(amount=Decimal(1))), ("a-1", Added(amount=Decimal(1))))
     batch = Batch(0, 3, "id-3", events)
 

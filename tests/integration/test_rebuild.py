@@ -163,7 +163,7 @@ async def test_what_a_killed_rebuild_leaves_is_cleared_by_the_next_one(book: Boo
         assert running.stdout is not None
         assert running.stdout.readline() == b"reading\n"
         running.send_signal(signal.SIGKILL)
-    if book.where.dialect == "postgresql":
+    if book.where.dialect.name == "postgresql":
         async with asyncio.timeout(60):  # a backend learns of its client's end when it next writes to it
             while sessions(book.where):
                 await asyncio.sleep(0.05)
@@ -318,7 +318,7 @@ async def test_a_part_that_was_loaded_is_not_loaded_again(book: Book) -> None:
     with shadow_of(book.where, book.projections["turnover"], new_run(), Watch()) as shadow:
         rows = [("a", "1.00"), ("b", "2.00")]
         assert load_part(shadow.target, 0, rows) == 2
-        if book.where.dialect == "postgresql":
+        if book.where.dialect.name == "postgresql":
             # As when a task's answer was lost after its transaction.
             assert load_part(shadow.target, 0, rows) == 2
         assert load_part(shadow.target, 1, []) == 0

@@ -32,7 +32,7 @@ def run(book: Book, *arguments: str, **more: str) -> subprocess.CompletedProcess
 
 def everything(book: Book) -> Any:
     """What a database holds: every row of the catalogue and of eventjet's tables, or the bytes of the files."""
-    if book.where.dialect == "sqlite":
+    if book.where.dialect.name == "sqlite":
         folder = Path(book.ref.path[0])
         return {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in folder.glob("read.db*")}
     queries = (

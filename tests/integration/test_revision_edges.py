@@ -39,7 +39,7 @@ def postgres(eventjet_nats: NatsServer, eventjet_database: str) -> Ledger:
 
 
 def is_postgres(ledger: Ledger) -> bool:
-    return Database(ledger.settings.database).dialect == "postgresql"
+    return Database(ledger.settings.database).dialect.name == "postgresql"
 
 
 async def built(ledger: Ledger, count: int = 500) -> int:

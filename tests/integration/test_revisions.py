@@ -41,7 +41,7 @@ class Reader:
         """(revision, position, rows) as each single statement showed them."""
         self._engine = where.sync_engine()
         self._query = text(
-            f"select (select {_ROWS[where.dialect]} from balances), revision, position "
+            f"select (select {_ROWS[where.dialect.name]} from balances), revision, position "
             "from eventjet_projection where name = 'balances' and location = ''"
         )
         self._stop = threading.Event()

@@ -76,7 +76,7 @@ def checkpoint(log: Ledger, revision: int) -> Checkpoint:
 def rows(log: Ledger, resolved: ResolvedSql) -> Found:
     """The rows of a revision, wherever they are."""
     place = checkpoint(log, resolved.revision).location
-    return found(where(log), tables=located_tables(resolved, place, where(log).dialect))
+    return found(where(log), tables=located_tables(resolved, place, where(log).dialect.name))
 
 
 async def took_over(log: Ledger) -> None:

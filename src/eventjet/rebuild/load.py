@@ -59,7 +59,7 @@ def load_part(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int
 
     Raises `RowsRefused`.
     """
-    if target.database.dialect == POSTGRESQL:
+    if target.database.dialect.name == POSTGRESQL:
         with refusals(target.projection):
             return _copy(target, number, rows)
     return _insert(target, number, rows)

@@ -29,7 +29,7 @@ def clear(database: Database) -> list[str]:
     clear_abandoned(database)
     for name, run in _found(database):
         if name in before and not _is_alive(database, run):
-            if database.dialect == POSTGRESQL:
+            if database.dialect.name == POSTGRESQL:
                 postgres.drop_run(database, run)
             else:
                 sqlite.drop_run(database, run)
@@ -38,7 +38,7 @@ def clear(database: Database) -> list[str]:
 
 def _found(database: Database) -> list[tuple[str, str]]:
     """(name, run) of everything that looks like a run's."""
-    if database.dialect == POSTGRESQL:
+    if database.dialect.name == POSTGRESQL:
         with database.sync_engine("eventjet db").begin() as connection:
             names = [str(name) for name in connection.scalars(text("select nspname from pg_namespace"))]
     else:
@@ -47,7 +47,7 @@ def _found(database: Database) -> list[tuple[str, str]]:
 
 
 def _is_alive(database: Database, run: str) -> bool:
-    if database.dialect != POSTGRESQL:
+    if database.dialect.name != POSTGRESQL:
         return sqlite.is_claimed(database, run)
     with database.sync_engine("eventjet db").begin() as connection:
         known = dict(runs.known_runs(connection)) if version(connection) is not None else {}

@@ -107,7 +107,9 @@ def _preview(
         candidates = tuple(_candidate(database, one, run, connection if known else None) for one, run in
                            zip(resolved, runs, strict=True))  # fmt: skip
     where = None if engine == "local" else (master or os.environ.get("SPARK_REMOTE") or ALL_CORES)
-    location = "a schema ej_<run> each" if database.dialect == POSTGRESQL else f"a file {_file(database)}.ej_<run> each"
+    location = (
+        "a schema ej_<run> each" if database.dialect.name == POSTGRESQL else f"a file {_file(database)}.ej_<run> each"
+    )
     left = () if connection is None else tuple(remains(database))
     return Preview(plan, where, database.shown, location, candidates, not known, left, _refusal(where))
 
@@ -129,7 +131,7 @@ def _candidate(database: Database, resolved: AnyResolved, run: str, connection: 
 @contextmanager
 def _looking(database: Database) -> Generator[Connection | None]:
     """A connection that cannot write; None for a file that is not there and must not come to be."""
-    if database.dialect == POSTGRESQL:
+    if database.dialect.name == POSTGRESQL:
         engine = database.sync_engine("eventjet rebuild --dry-run").execution_options(postgresql_readonly=True)
     else:
         file = _file(database)

@@ -42,20 +42,20 @@ def unmade(database: Database, resolved: AnyResolved, run: str) -> Shadow | Tabl
 
 
 def _shadow(database: Database, resolved: ResolvedProjection, run: str) -> Shadow:
-    if database.dialect == POSTGRESQL:
+    if database.dialect.name == POSTGRESQL:
         return postgres.PostgresShadow(database, resolved, run)
     return sqlite.SqliteShadow(database, resolved, run)
 
 
 def _tables(database: Database, resolved: ResolvedSql, run: str) -> TablesShadow:
-    if database.dialect == POSTGRESQL:
+    if database.dialect.name == POSTGRESQL:
         return PostgresTables(database, resolved, run)
     return SqliteTables(database, resolved, run)
 
 
 @contextmanager
 def _living(shadow: S, database: Database, run: str, watch: Watch, *, to_swap: bool) -> Generator[S]:
-    kind = postgres if database.dialect == POSTGRESQL else sqlite
+    kind = postgres if database.dialect.name == POSTGRESQL else sqlite
     with kind.claimed(database, run):
         failpoints.reach("rebuild.claimed")
         try:
@@ -70,5 +70,5 @@ def _living(shadow: S, database: Database, run: str, watch: Watch, *, to_swap: b
 
 def clear_abandoned(database: Database) -> list[str]:
     """Remove what runs left behind whose process is gone; return their names."""
-    kind = postgres if database.dialect == POSTGRESQL else sqlite
+    kind = postgres if database.dialect.name == POSTGRESQL else sqlite
     return kind.clear_abandoned(database)

@@ -262,7 +262,9 @@ def _swap(
     assert tail is None or own.position >= live.position
     replace_rows(connection, live.location, bound_to_live=tail is not None)
     # The names of the live database come before those of the one that is attached.
-    swap = transitions.swapping_in(live, own, log, recorded(shadow.resolved)).compile(dialect=_NAMED)
+    swap = transitions.swapping_in(live, own, log, recorded(shadow.resolved)).compile(
+        dialect=_NAMED, compile_kwargs={"render_postcompile": True}
+    )
     connection.execute(str(swap), swap.params).fetchone()
     failpoints.reach("rebuild.inside_swap")
     return Swapped(own.position, live.generation + 1, live.location)

@@ -188,7 +188,7 @@ def _copied(shadow: Shadow | TablesShadow) -> Checkpoint:
 
 def _compare(shadow: Shadow, watch: Watch) -> tuple[int, int, list[tuple[Any, Any]]]:
     """(live rows, differences, the first pairs of live and expected row), both sides read once in key order."""
-    codec = RowCodec(shadow.resolved.table, shadow.resolved.row_type, shadow.target.database.dialect)
+    codec = RowCodec(shadow.resolved.table, shadow.resolved.row_type, shadow.target.database.dialect.name)
     rows = differences = 0
     first: list[tuple[Any, Any]] = []
     with (

@@ -115,10 +115,10 @@ class _Job:
 
     def run(self, one: Pass, targets: Sequence[Target], for_tasks: tuple[Target, ...]) -> list[Part]:
         """Read the log once for the steps of one pass."""
-        frame = self._frame(one, targets[0].database.dialect)
+        frame = self._frame(one, targets[0].database.dialect.name)
         keyed = one.route is Route.BY_KEY
         folded: Any = frame.mapInArrow(FoldTask(self._app, for_tasks, keyed), RESULT)
-        if targets[0].database.dialect == POSTGRESQL:
+        if targets[0].database.dialect.name == POSTGRESQL:
             return list(_accounted(folded.collect(), {}))
         # One partition after the other: what is in the driver's memory is a partition's rows.
         by_name = {target.projection: target for target in targets}

@@ -89,7 +89,7 @@ class FoldTask:
     def _fold(self, batches: Iterator[Any], part: int) -> Iterator[Any]:
         names = [target.projection for target in self.targets]
         known = [target.known for target in self.targets]
-        foldings = Foldings(self.app.load(), names, self.targets[0].database.dialect, known)
+        foldings = Foldings(self.app.load(), names, self.targets[0].database.dialect.name, known)
         outlets = [_Outlet(target, folding, part) for target, folding in zip(self.targets, foldings.each, strict=True)]
         events = 0
         for batch in batches:
@@ -131,7 +131,7 @@ class _Outlet:
         number = self._chunks * PARTS_STRIDE + self._part
         self._chunks += 1
         name = self._target.projection
-        if self._target.database.dialect == POSTGRESQL:
+        if self._target.database.dialect.name == POSTGRESQL:
             yield _result(name, number, events, load_part(self._target, number, rows))
             return
         total = 0

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from sqlalchemy import Double
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeEngine
 
 
 class Clock(FunctionElement[float]):
     """Seconds since 1970 as the statement runs."""
 
-    type: Double[float] = Double()
+    type: TypeEngine[float] = Double()
     inherit_cache = True

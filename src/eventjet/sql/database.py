@@ -22,6 +22,7 @@ from sqlalchemy.pool import NullPool
 from eventjet.errors import Unreachable, UsageError
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.storage import SQLITE
+from eventjet.sql.dialect import Dialect, dialect_named
 
 CONNECT_TIMEOUT_S = 5
 BUSY_TIMEOUT_S = 15.0
@@ -67,9 +68,9 @@ class Database:
             )
 
     @property
-    def dialect(self) -> str:
-        """`postgresql` or `sqlite`."""
-        return self._parsed().get_backend_name()
+    def dialect(self) -> Dialect:
+        """What is particular to this kind of database; raises `UsageError` for one that is not supported."""
+        return dialect_named(self._parsed().get_backend_name())
 
     @property
     def shown(self) -> str:
@@ -81,7 +82,7 @@ class Database:
     def engine(self, purpose: str = "eventjet", limits: SessionLimits = WORKER, *, pool_size: int = 1) -> AsyncEngine:
         """An async engine, not connected yet; dispose of it. `purpose` is what PostgreSQL shows of the session."""
         pool: dict[str, Any] = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": 10}
-        if self.dialect == SQLITE:
+        if self.dialect.name == SQLITE:
             made = create_async_engine(self._with_driver("aiosqlite"), **pool, connect_args={"timeout": BUSY_TIMEOUT_S})
             _prepare_sqlite(made.sync_engine)
             return made
@@ -90,7 +91,7 @@ class Database:
 
     def sync_engine(self, purpose: str = "eventjet", limits: SessionLimits = BULK) -> Engine:
         """A blocking engine without a pool, not connected yet."""
-        if self.dialect == SQLITE:
+        if self.dialect.name == SQLITE:
             made = create_engine(
                 self._with_driver("pysqlite"), poolclass=NullPool, connect_args={"timeout": BUSY_TIMEOUT_S}
             )
@@ -136,7 +137,7 @@ class Database:
         remedy = "Check that its folder exists and may be written to."
         if _is_busy(cause):
             remedy = f"Another program has held it for {BUSY_TIMEOUT_S:.0f} s: end that one, or try again."
-        elif self.dialect == POSTGRESQL:
+        elif self.dialect.name == POSTGRESQL:
             remedy = "Check that it runs, and that EVENTJET_DATABASE names its host, database and user."
         return Unreachable(f"The database {self.shown}", reason.rstrip("."), remedy)
 
@@ -168,7 +169,7 @@ class Database:
             ) from None
 
     def _with_driver(self, driver: str) -> URL:
-        return self._parsed().set(drivername=f"{self.dialect}+{driver}")
+        return self._parsed().set(drivername=f"{self.dialect.name}+{driver}")
 
     def _session(self, purpose: str, limits: SessionLimits) -> dict[str, Any]:
         query = self._parsed().query

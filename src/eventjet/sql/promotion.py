@@ -98,7 +98,7 @@ def promote(database: Database, resolved: AnyResolved, *, patience_s: float = 60
     while True:
         try:
             with engine.begin() as connection:
-                if database.dialect == POSTGRESQL:
+                if database.dialect.name == POSTGRESQL:
                     _await_worker(connection, resolved, min(TAIL_S, patience_s))
                 return attempt(connection, resolved)
         except NotNow as later:

@@ -261,7 +261,7 @@ class Checkpoints:
     async def _read(self, where: Database) -> Mapping[str, Sequence[Standing]]:
         if self._engine is None:
             options: dict[str, Any] = {READ_ONLY: True}
-            if where.dialect == POSTGRESQL:
+            if where.dialect.name == POSTGRESQL:
                 options = {"isolation_level": "AUTOCOMMIT"}
             self._engine = where.engine("eventjet caught_up").execution_options(**options)
         found: dict[str, list[Standing]] = {}

@@ -60,4 +60,4 @@ class WorkerContext:
 
     def turn(self) -> AbstractAsyncContextManager[Any]:
         """Held while writing: SQLite has one writer, and its own way of queueing is to poll."""
-        return nullcontext() if self.database.dialect == POSTGRESQL else self._turn
+        return nullcontext() if self.database.dialect.name == POSTGRESQL else self._turn

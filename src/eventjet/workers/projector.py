@@ -108,7 +108,7 @@ class Projector:
         resolved, lease_s = self.resolved, self._context.options.lease_s
         if isinstance(resolved, ResolvedSql):
             return SqlWriter(resolved, lease_s=lease_s)
-        dialect = self._context.database.dialect
+        dialect = self._context.database.dialect.name
         return Writer(resolved, dialect, lease_s=lease_s, table=located(resolved.table, where, dialect))
 
     async def _hold(self, session: Session, lease: Lease, held: Checkpoint, stop: asyncio.Event) -> None:
@@ -236,7 +236,7 @@ class Projector:
         failpoints.reach("worker.batch_folded")
         began = time.perf_counter()
         writing = session.write(lambda connection: writer.commit(connection, held, part, changes))
-        if ahead is None or self._context.database.dialect != POSTGRESQL:
+        if ahead is None or self._context.database.dialect.name != POSTGRESQL:
             await writing
         else:
             # In this order: by its first wait it has sent its only statement.

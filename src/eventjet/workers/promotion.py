@@ -77,7 +77,7 @@ class Takeover:
 
     async def _exchange(self, session: Session, advance: Callable[[float], Awaitable[object]]) -> Exchanged | None:
         resolved, epoch = self._resolved, self._held.epoch
-        if self._context.database.dialect != POSTGRESQL:
+        if self._context.database.dialect.name != POSTGRESQL:
             # Its one writer lock lets nobody write meanwhile, and is asked for right after a batch of ours.
             return await session.write(lambda connection: attempt(connection, resolved, epoch=epoch))
         async with Session.open(self._context, f"takeover {resolved.durable}") as own, own.transaction() as steps:

@@ -27,7 +27,7 @@ class Session:
     def __init__(self, connection: AsyncConnection, context: WorkerContext) -> None:
         self._connection = connection
         self._context = context
-        self._is_postgres = context.database.dialect == POSTGRESQL
+        self._is_postgres = context.database.dialect.name == POSTGRESQL
 
     @classmethod
     @asynccontextmanager
@@ -37,7 +37,7 @@ class Session:
         `by_hand` is for the statements of an application, which may rely upon its foreign keys.
         """
         engine = context.database.engine(f"eventjet {purpose}")
-        if by_hand and context.database.dialect == SQLITE:
+        if by_hand and context.database.dialect.name == SQLITE:
             event.listen(engine.sync_engine, "connect", enforce_foreign_keys)
         try:
             session = cls(await engine.connect(), context)
