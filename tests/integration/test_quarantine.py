@@ -21,8 +21,9 @@ from eventjet.projections.resolve import ResolvedProjection
 from eventjet.quarantine import decisions as decide
 from eventjet.quarantine.fold import Offering
 from eventjet.settings import Settings
-from eventjet.sql.checkpoint import Checkpoint, ensure, read, take
+from eventjet.sql.checkpoint import Checkpoint, ensure, read
 from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.transitions import take
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.status import ProjectionStatus, status
 from eventjet.writers.writer import Batch, Writer
