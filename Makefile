@@ -15,7 +15,7 @@ node := $(VENV)/node
 PEER_PYTHON ?= $(shell for each in python3.13 python3.14 python3 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.1[3-9]*/bin/python; do \
 	$$each -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 13))' 2>/dev/null && echo $$each && break; done)
 
-# Of the tests, each with servers of its own; a file stays in one, since its tests share them. 0: none but this one.
+# That run the tests, each with one NATS server and one PostgreSQL that its tests share. 0: none but this one.
 PROCESSES ?= 2
 
 # What `make simulate` runs: seeds 0 to this.
@@ -30,7 +30,7 @@ FAULTS ?= EVENTJET_TEST_UNKNOWNS=1000 EVENTJET_TEST_IDS=100000 EVENTJET_TEST_KIL
 	EVENTJET_TEST_CLUSTER_EVENTS=20000 EVENTJET_TEST_SNAPSHOTS=4000 EVENTJET_TEST_RESTORE_EVENTS=40000 \
 	EVENTJET_TEST_RESTORE_KILLS=6 EVENTJET_TEST_BANK_EVENTS=50000 EVENTJET_TEST_SPARK_EVENTS=50000
 
-.PHONY: setup test simulate faults demo lint format types contract bench bench-full bench-peers scale clean
+.PHONY: setup compiled test test-slow shake simulate faults demo lint format types contract bench bench-full bench-peers scale clean
 
 setup: $(installed)
 
@@ -43,10 +43,23 @@ $(installed): pyproject.toml constraints.txt
 		--editable ".[spark,dev,testing,otel]" --group dev
 	@touch $@
 
-# Compiled once: where PYTHONDONTWRITEBYTECODE is set, every process of the tests would do so again.
-test: setup
+pytest := $(bin)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal
+
+# Five minutes on two cores: all that needs no JVM, no cluster, and kills nothing.
+test: compiled
+	$(pytest) -m "not slow"
+
+# The rest: Spark, clusters, the demo, and what is left when a process is killed, stopped or cut off. Eleven minutes.
+test-slow: compiled
+	$(pytest) -m slow
+
+# The tests of `make test` beside two busy loops while processes stop for up to two seconds; SEED=7 repeats a run's stops.
+shake: compiled
+	$(bin)/python -m tests.stalls --busy 2 $(if $(SEED),--seed $(SEED)) -- $(pytest) -m "not slow"
+
+# Once: where PYTHONDONTWRITEBYTECODE is set, every process of the tests would do so again.
+compiled: setup
 	$(bin)/python -m compileall -q src tests examples
-	$(bin)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 simulate: setup
 	$(bin)/python -m tests.simulation --schedules $(SCHEDULES)

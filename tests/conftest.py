@@ -1,46 +1,67 @@
-"""The order of files, and properties that are not held to a time.
+"""The servers that tests share, which tests are slow, and properties that are not held to a time.
 
-A file stays in one process, so long ones begin first, and those that share a JVM together.
+`make test` runs what is not slow. Slow is what starts a JVM or a cluster, the demo, and what kills, stops or cuts off
+a process: all of `tests/faults`, whatever asks for the fixture `spark`, and what carries the mark `slow`.
+
+A test that restarts, stops or limits a server starts one of its own. On those here it uses a stream and a database that
+no other test has.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+from eventjet.dev.nats import NatsServer
 
 # A busy machine takes seconds for an example that takes milliseconds: that says nothing about the property.
 settings.register_profile("eventjet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("eventjet")
 
-FIRST = (
-    # These share a session of Spark.
-    "test_spark_rebuild.py",
-    "test_spark_stream.py",
-    "test_spark_source.py",
-    "test_spark_frames.py",
-    "test_rebuild_edges.py",
-    "test_archive.py",
-    "test_snapshots_build.py",
-    "test_archive_law.py",
-    "test_quarantine_rebuild.py",
-    "test_restore_spark.py",
-    # These take the longest otherwise.
-    "test_pages.py",
-    "test_bank_on_three_engines.py",
-    "test_cluster_connect.py",
-    "test_kills.py",
-    "test_outages.py",
-    "test_bad_events.py",
-    "test_rebuild_interrupts.py",
-    "test_rebuild_kills.py",
-    "test_rebuild_outages.py",
-    "test_worker_takeover.py",
-    "test_worker.py",
-    "test_demo.py",
-)
-_PLACES = {name: place for place, name in enumerate(FIRST)}
+FAULTS = Path(__file__).parent / "faults"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Python sorts stably, so the tests of a file and all other files stay in their order."""
-    items.sort(key=lambda item: _PLACES.get(item.path.name, len(FIRST)))
+    """Mark what is slow; tests that share a session of Spark come first, so that few processes need one."""
+    for item in items:
+        if wants_spark(item) or FAULTS in item.path.parents:
+            item.add_marker(pytest.mark.slow)
+    files = {item.path for item in items if wants_spark(item)}
+    items.sort(key=lambda item: item.path not in files)  # Stable: files, and the tests in them, keep their order.
+
+
+def wants_spark(item: pytest.Item) -> bool:
+    """Whether it runs in the session of Spark that tests share."""
+    return "spark" in getattr(item, "fixturenames", ())
+
+
+@pytest.fixture(scope="session")
+def eventjet_nats() -> Iterator[NatsServer]:
+    """In place of the plugin's: the log of a test need not survive the machine."""
+    with NatsServer(sync_interval="1m") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def nats(eventjet_nats: NatsServer) -> NatsServer:
+    """The server that all tests of a process share."""
+    return eventjet_nats
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database of each kind."""
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("eventjet_database"))
+    return f"sqlite:///{tmp_path}/read.db"
+
+
+@pytest.fixture
+def processes() -> Iterator[ExitStack]:
+    """Whatever is entered here ends with the test."""
+    with ExitStack() as stack:
+        yield stack

@@ -73,11 +73,6 @@ def server() -> Iterator[NatsServer]:
         yield server
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return request.getfixturevalue("eventjet_database") if request.param == "postgresql" else f"sqlite:///{tmp_path}/b"
-
-
 @pytest.fixture
 async def environment(server: NatsServer, database: str) -> dict[str, str]:
     """What the commands are told; the log is filled by whoever comes first."""

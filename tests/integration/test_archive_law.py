@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,6 @@ from tests.integration.rebuild_log import Book
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 HISTORIES = int(os.environ.get("EVENTJET_TEST_HISTORIES", "0"))
-
-
-@pytest.fixture(scope="module")
-def nats() -> Iterator[NatsServer]:
-    with NatsServer(sync_interval="1m") as server:
-        yield server
 
 
 accounts = st.integers(0, 4).map(lambda number: f"a-{number}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 AGGREGATES = int(os.environ.get("EVENTJET_TEST_SNAPSHOTS", "600"))
 AT_ONCE = 64
-
-
-@pytest.fixture(scope="module")
-def nats() -> Iterator[NatsServer]:
-    with NatsServer(sync_interval="1m") as server:
-        yield server
 
 
 @pytest.fixture

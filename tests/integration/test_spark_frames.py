@@ -6,7 +6,6 @@ import os
 import string
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -80,12 +79,6 @@ def in_cents(body: dict) -> dict:
 
 app = App("$name", aggregates=[Account], upcasters=[in_cents], retired_events=["account.frozen"])
 """)
-
-
-@pytest.fixture(scope="module")
-def nats() -> Iterator[NatsServer]:
-    with NatsServer(sync_interval="1m") as server:
-        yield server
 
 
 @pytest.fixture

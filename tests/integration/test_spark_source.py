@@ -29,12 +29,6 @@ PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 @pytest.fixture(scope="module")
-def nats() -> Iterator[NatsServer]:
-    with NatsServer(sync_interval="1m") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def spark(spark: Started) -> Iterator[Any]:
     """A session that pushes filters, which is not Spark's default."""
     with configured(spark, {PUSHDOWN: "true"}) as session:

@@ -25,12 +25,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def nats() -> Iterator[NatsServer]:
-    with NatsServer(sync_interval="1m") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def spark(spark: Started) -> Iterator[Any]:
     with configured(spark, {"spark.sql.shuffle.partitions": "2"}) as session:
         yield session

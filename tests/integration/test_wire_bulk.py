@@ -25,17 +25,6 @@ KILOBYTE = b"k" * 1_000
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def endpoint(server: NatsServer) -> Endpoint:
-    return Endpoint((server.url,))
-
-
-@pytest.fixture(scope="module")
 def log(endpoint: Endpoint) -> str:
     """Ten thousand small events."""
     return make_log(endpoint, (b"%d" % number for number in range(1, 10_001)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from operator import methodcaller
 
 import pytest
@@ -25,17 +25,6 @@ from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from tests.integration.wire_fake import INFO, FakeServer, greet, read_until
 from tests.integration.wire_log import make_log
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def endpoint(server: NatsServer) -> Endpoint:
-    return Endpoint((server.url,))
 
 
 def test_a_request_is_answered_and_other_messages_are_kept(endpoint: Endpoint) -> None:
@@ -314,8 +303,8 @@ def test_another_thread_ends_a_wait_at_once(endpoint: Endpoint, end: object) -> 
     link.close()
 
 
-def test_the_inbox_stands_under_its_prefix(server: NatsServer) -> None:
-    with NatsConnection.open(Endpoint((server.url,), inbox_prefix="_INBOX_ada")) as link:
+def test_the_inbox_stands_under_its_prefix(nats: NatsServer) -> None:
+    with NatsConnection.open(Endpoint((nats.url,), inbox_prefix="_INBOX_ada")) as link:
         assert link.inbox.startswith("_INBOX_ada.")
 
 

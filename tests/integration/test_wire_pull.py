@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -24,17 +23,6 @@ from eventjet.nats.durable_pull import DurablePull
 from eventjet.nats.endpoint import Endpoint
 from tests.integration.wire_fake import FakeServer, delivery, jetstream, status
 from tests.integration.wire_log import append, consumers, make_log, positions
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def endpoint(server: NatsServer) -> Endpoint:
-    return Endpoint((server.url,))
 
 
 def take(pull: DurablePull, count: int) -> list[RawRecord]:
