@@ -79,7 +79,7 @@ async def test_ctrl_c_ends_a_run_at_any_step_within_a_second(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_ctrl_c_does_not_wait_for_a_silent_server(eventjet_database: str, tmp_path: Path) -> None:
-    with NatsServer() as nats, stage(nats.url, eventjet_database, tmp_path, rate=1.0) as scene:
+    with NatsServer(sync_interval="1m") as nats, stage(nats.url, eventjet_database, tmp_path, rate=1.0) as scene:
         with RebuildProcess(scene, at="rebuild.batch_read", action="stop") as run:
             run.await_stop()
             nats.pause()

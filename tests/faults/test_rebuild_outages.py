@@ -31,7 +31,7 @@ STATUSES = (0, 1, 3)
 def own_stage(kind: str, folder: Path) -> Generator[tuple[Stage, NatsServer, PostgresServer | None]]:
     """On servers of its own, since they are killed."""
     with ExitStack() as stack:
-        nats = stack.enter_context(NatsServer())
+        nats = stack.enter_context(NatsServer(sync_interval="1m"))
         postgres = stack.enter_context(PostgresServer()) if kind == "postgresql" else None
         database = f"sqlite:///{folder}/read.db" if postgres is None else postgres.url
         yield stack.enter_context(stage(nats.url, database, folder)), nats, postgres

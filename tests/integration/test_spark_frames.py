@@ -259,7 +259,9 @@ async def test_a_password_reaches_the_tasks_and_is_in_no_plan(
 ) -> None:
     name, canary = fresh_name(), "canary-that-sings"
     (tmp_path / f"{name}.py").write_text(APP.substitute(name=name))
-    with NatsServer(config=f"authorization {{ timeout: 30, user: ada, password: {canary} }}") as server:
+    with NatsServer(
+        sync_interval="1m", config=f"authorization {{ timeout: 30, user: ada, password: {canary} }}"
+    ) as server:
         settings = Settings.load({"servers": server.url, "user": "ada", "password": canary}, {})
         reference = AppRef.parse(f"{name}:app", tmp_path)
         wired: Any = reference.load()

@@ -190,7 +190,9 @@ def test_what_cannot_be_read_is_said_to_the_user(
 
 def test_no_secret_is_in_a_plan_or_a_checkpoint(spark: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     secret = "c4nary-s3cret"
-    with NatsServer(config=f"authorization {{ timeout: 30, user: ada, password: {secret} }}") as strict:
+    with NatsServer(
+        sync_interval="1m", config=f"authorization {{ timeout: 30, user: ada, password: {secret} }}"
+    ) as strict:
         settings = Settings.load({"servers": strict.url.replace("//", f"//ada:{secret}@")}, {})
         stream = make_log(Endpoint.of(settings), [b"{}"] * 20)
         (tmp_path / "secrets").mkdir()

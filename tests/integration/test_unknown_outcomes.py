@@ -174,7 +174,7 @@ def event() -> NewEvent:
 
 @pytest.fixture
 def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
+    with NatsServer(sync_interval="1m") as server:
         yield server
 
 

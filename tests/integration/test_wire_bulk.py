@@ -32,7 +32,7 @@ def log(endpoint: Endpoint) -> str:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_range_comes_whole_in_order_and_as_it_was_stored(form: str) -> None:
-    with NatsServer(config=FORMS[form]) as server:
+    with NatsServer(sync_interval="1m", config=FORMS[form]) as server:
         endpoint = Endpoint((server.url,))
         name = make_log(endpoint, (b"%d" % number for number in range(1, 5001)))
         batches = list(read_range(endpoint, name, 11, 4712, batch=1000))
@@ -51,7 +51,10 @@ def test_a_range_comes_whole_in_order_and_as_it_was_stored(form: str) -> None:
 
 
 def test_the_server_does_write_the_second_form_when_told_to() -> None:
-    with NatsServer(config=FORMS["form 2"]) as server, NatsConnection.open(Endpoint((server.url,))) as link:
+    with (
+        NatsServer(sync_interval="1m", config=FORMS["form 2"]) as server,
+        NatsConnection.open(Endpoint((server.url,))) as link,
+    ):
         name = make_log(Endpoint((server.url,)), [b"{}"])
         config = {"name": "c", "ack_policy": "none", "deliver_policy": "all"}
         link.api(f"CONSUMER.CREATE.{name}.c", {"stream_name": name, "config": config})
@@ -159,7 +162,7 @@ def test_appends_during_a_read_do_not_disturb_it(endpoint: Endpoint, log: str) -
 @pytest.fixture(scope="module")
 def large() -> Iterator[tuple[NatsServer, Endpoint, str]]:
     """A server to torment, and its log of more events than fit into the buffers between it and a reader."""
-    with NatsServer() as server:
+    with NatsServer(sync_interval="1m") as server:
         endpoint = Endpoint((server.url,))
         yield server, endpoint, make_log(endpoint, [KILOBYTE] * LARGE)
 
@@ -232,7 +235,7 @@ def test_a_stream_that_is_not_there_is_named(endpoint: Endpoint) -> None:
 def test_a_reader_without_the_right_to_read_is_told_so() -> None:
     allowed = '{publish: ["$JS.API.STREAM.>", "l.>"]}'
     users = f"authorization {{ timeout: 30, users: [{{user: ada, password: x, permissions: {allowed}}}] }}"
-    with NatsServer(config=users) as server:
+    with NatsServer(sync_interval="1m", config=users) as server:
         endpoint = Endpoint((server.url,), user="ada", password="x")
         with NatsConnection.open(endpoint) as link:
             link.api("STREAM.CREATE.l", {"name": "l", "subjects": ["l.*.*"]})
@@ -252,7 +255,7 @@ def test_a_caller_that_takes_its_time_is_not_called_silence(large: tuple[NatsSer
 
 
 def test_limits_of_the_server_on_pulls_are_kept() -> None:
-    with NatsServer(config="jetstream { limits { max_request_batch: 50 } }") as server:
+    with NatsServer(sync_interval="1m", config="jetstream { limits { max_request_batch: 50 } }") as server:
         endpoint = Endpoint((server.url,))
         name = make_log(endpoint, [b"{}"] * 1_000)
         assert len(positions(read_range(endpoint, name, 1, 1_001))) == 1_000

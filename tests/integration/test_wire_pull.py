@@ -105,7 +105,7 @@ def test_a_position_ahead_of_the_log_waits_for_it(endpoint: Endpoint) -> None:
 
 
 def test_pulls_that_expire_are_asked_for_again() -> None:
-    with NatsServer() as server:
+    with NatsServer(sync_interval="1m") as server:
         endpoint = Endpoint((server.url,))
         limits = {"name": "limited", "subjects": ["limited.*.*"]}
         with NatsConnection.open(endpoint) as link:
@@ -232,7 +232,7 @@ def test_closing_from_another_thread_ends_the_reader_promptly(endpoint: Endpoint
 
 
 def test_a_server_that_dies_or_stops_answering_ends_the_pull() -> None:
-    with NatsServer() as server:
+    with NatsServer(sync_interval="1m") as server:
         endpoint = Endpoint((server.url,))
         name = make_log(endpoint)
         with DurablePull.open(endpoint, name, "p", position=0, linger_s=0.1, heartbeat_s=2.0) as pull:
@@ -275,7 +275,7 @@ def test_large_events_do_not_break_the_count_of_pulls(endpoint: Endpoint) -> Non
 
 
 def test_the_second_form_of_replies_is_read() -> None:
-    with NatsServer(config="feature_flags { js_ack_fc_v2: true }") as server:
+    with NatsServer(sync_interval="1m", config="feature_flags { js_ack_fc_v2: true }") as server:
         endpoint = Endpoint((server.url,))
         name = make_log(endpoint, [b"{}"] * 100)
         with DurablePull.open(endpoint, name, "p", position=40) as pull:

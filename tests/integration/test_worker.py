@@ -300,7 +300,7 @@ async def test_a_server_that_falls_silent_midway_does_not_make_a_projection_acti
     async def is_active() -> bool:
         return (await state(ledger)).state == "active"
 
-    with NatsServer() as server:
+    with NatsServer(sync_interval="1m") as server:
         ledger = Ledger(Settings(servers=(server.url,), database=database))
         ledger.create()
         last = ledger.append(history(5_000))

@@ -142,7 +142,7 @@ async def test_a_worker_asked_to_end_lets_go_at_once(ledger: Ledger, processes: 
 
 
 async def test_servers_that_are_killed_are_waited_out(tmp_path: Path, processes: ExitStack) -> None:
-    with NatsServer() as nats, PostgresServer() as postgres:
+    with NatsServer(sync_interval="1m") as nats, PostgresServer() as postgres:
         ledger = Ledger(Settings(servers=(nats.url,), database=postgres.url))
         made(ledger.settings.database, BALANCES, MOVEMENTS)
         ledger.create()
