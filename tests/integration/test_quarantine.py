@@ -26,7 +26,8 @@ from eventjet.sql.database import READ_ONLY, Database
 from eventjet.sql.transitions import take
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.status import ProjectionStatus, status
-from eventjet.writers.writer import Batch, Writer
+from eventjet.writers.batch import Batch
+from eventjet.writers.fold_writer import FoldWriter
 from tests.integration.ledger_log import Ledger, block, eventually, history, stored
 from tests.integration.projecting import BALANCES, CATALOG, MOVEMENTS, Added, Balance, Closed, Noted, Opened, made
 from tests.integration.quarantined import BAD, MENDED, PARKING, bad_records, decisions, expected, mixed, state_of
@@ -365,7 +366,7 @@ def offered(*events: Any) -> list[Any]:
 
 
 def test_a_writer_that_is_fenced_parks_nothing_and_the_next_one_parks_once(ledger: Ledger) -> None:
-    writers = [Writer(PARKING, Database(ledger.settings.database).dialect.name, lease_s=9) for _ in range(2)]
+    writers = [FoldWriter(PARKING, Database(ledger.settings.database).dialect.name, lease_s=9) for _ in range(2)]
     events = offered(("a-1", Added(amount=BAD)), ("a-2", Added(amount=Decimal(1))), ("a-1", Added(amount=Decimal(1))))
     batch = Batch(0, 3, "id-3", events)
 
@@ -377,10 +378,10 @@ def test_a_writer_that_is_fenced_parks_nothing_and_the_next_one_parks_once(ledge
 
     zombie = changed(ledger, lambda connection: taken(connection, "zombie"))
     prepared = changed(ledger, lambda connection: writers[0].prepare(connection, batch))
-    assert prepared.sorting is not None
+    assert prepared.changes.sorting is not None
     owner = changed(ledger, lambda connection: taken(connection, "owner"))
     with pytest.raises(CheckpointFenced):
-        changed(ledger, lambda connection: writers[0].commit(connection, zombie, batch, prepared))
+        changed(ledger, lambda connection: writers[0].commit(connection, zombie, prepared))
     assert state_of(ledger) == ([], [])
     changed(ledger, lambda connection: writers[1].write(connection, owner, batch))
     rows, kept = state_of(ledger)

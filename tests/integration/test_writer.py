@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -32,7 +33,7 @@ from sqlalchemy import (
     event,
 )
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DataError, IntegrityError, OperationalError
 
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CheckpointFenced, HandlerFailed
@@ -41,7 +42,8 @@ from eventjet.projections.resolve import ResolvedProjection, resolve
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql import checkpoint, transitions
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.writers.writer import Batch, Writer
+from eventjet.writers.batch import Batch, Parts
+from eventjet.writers.fold_writer import FoldWriter
 from tests.integration.projecting import (
     BALANCES,
     CATALOG,
@@ -76,13 +78,15 @@ def taken(engine: Engine, resolved: ResolvedProjection, owner: str = "w-1") -> C
 
 def write(engine: Engine, resolved: ResolvedProjection, held: Checkpoint, batch: Batch) -> None:
     with engine.begin() as connection:
-        Writer(resolved, engine.dialect.name, lease_s=30).write(connection, held, batch)
+        FoldWriter(resolved, engine.dialect.name, lease_s=30).write(connection, held, batch)
 
 
 def batches(events: list[Recorded[Any]], size: int) -> Iterator[Batch]:
+    after = 0
     for start in range(0, len(events), size):
         part = events[start : start + size]
-        yield Batch(part[0].position - 1, part[-1].position, part[-1].event_id, part)
+        yield Batch(after, part[-1].position, part[-1].event_id, part)
+        after = part[-1].position
 
 
 HISTORY = [
@@ -118,17 +122,15 @@ def test_batches_folded_while_the_one_before_is_committed_give_the_rows_of_the_f
 ) -> None:
     held = taken(engine, resolved)
     events = HISTORY if resolved is BALANCES else [one for one in HISTORY if isinstance(one.data, Added)]
-    writer = Writer(resolved, engine.dialect.name, lease_s=30)
+    writer = FoldWriter(resolved, engine.dialect.name, lease_s=30)
     waiting = list(batches(events, 7))
-    changes, early = None, 0
+    prepared, early = None, 0
     for batch, following in zip(waiting, [*waiting[1:], None], strict=True):
         with engine.begin() as connection:
-            changes = writer.prepare(connection, batch) if changes is None else changes
-            writer.commit(connection, held, replace(batch, after=held.position), changes)
-            changes = None if following is None else writer.prepare_next(following)
-        writer.committed()
-        held = replace(held, position=batch.last)
-        early += changes is not None
+            prepared = writer.prepare(connection, batch) if prepared is None else prepared
+            writer.commit(connection, held, prepared)
+            prepared = None if following is None else writer.prepare_next(following)
+        early += prepared is not None
     assert early >= len(waiting) - 3
     with engine.connect() as connection:
         given = folded(HISTORY) if resolved is BALANCES else [movements(one) for one in events]
@@ -137,20 +139,28 @@ def test_batches_folded_while_the_one_before_is_committed_give_the_rows_of_the_f
 
 def test_what_was_folded_upon_a_batch_that_is_not_committed_is_forgotten(engine: Engine) -> None:
     held = taken(engine, BALANCES)
-    writer = Writer(BALANCES, engine.dialect.name, lease_s=30)
+    writer = FoldWriter(BALANCES, engine.dialect.name, lease_s=30)
     first = Batch(0, 1, "id-1", [on(1, Added(amount=Decimal(1)))])
     second = Batch(1, 2, "id-2", [on(2, Added(amount=Decimal(2)))])
     with engine.connect() as connection:
         writer.prepare(connection, first)
     assert writer.prepare_next(second) is not None
     assert writer.prepare_next(second) is None
-    writer.undone()
     for batch in (first, second):
         with engine.begin() as connection:
             writer.write(connection, held, batch)
-        writer.committed()
     with engine.connect() as connection:
         assert rows_of(connection, BALANCES) == folded([*first.events, *second.events])
+
+
+def test_a_batch_that_does_not_follow_what_is_remembered_is_fenced(engine: Engine) -> None:
+    held = taken(engine, BALANCES)
+    writer = FoldWriter(BALANCES, engine.dialect.name, lease_s=30)
+    first = Batch(0, 1, "id-1", [on(1, Added(amount=Decimal(1)))])
+    with engine.begin() as connection:
+        writer.write(connection, held, first)
+    with engine.begin() as connection, pytest.raises(CheckpointFenced, match="the one before it ended at 1"):
+        writer.write(connection, held, Batch(2, 3, "id-3", [on(3, Added(amount=Decimal(2)))]))
 
 
 def test_the_position_advances_over_events_nobody_takes(engine: Engine) -> None:
@@ -211,6 +221,50 @@ def test_entries_are_appended_once(engine: Engine) -> None:
         connection.exec_driver_sql("update eventjet_projection set position = 0")
     with pytest.raises(IntegrityError):
         write(engine, MOVEMENTS, held, Batch(0, 5, "id-5", events))
+
+
+BATCH = Batch(0, 9, "id-9", [on(2, Closed()), on(5, Closed()), on(7, Closed())])
+VALUE_ERROR = DataError("insert", None, sqlite3.DataError("out of range"))
+
+
+def commit(batch: Batch, done: list[tuple[int, int]], refuse: int = 0, fail: HandlerFailed | None = None) -> None:
+    """Note what is committed of a batch, by a database that refuses the event at one position."""
+    parts = Parts("balances", batch)
+    for part in parts:
+        positions = {event.position for event in part.events}
+        if fail is not None and fail.position in positions:
+            parts.failed(part, fail)
+        elif refuse in positions:
+            parts.refused(part, VALUE_ERROR)
+        else:
+            done.append((part.after, part.last))
+
+
+def test_parts_are_halved_until_the_event_that_the_database_refuses_is_alone() -> None:
+    done: list[tuple[int, int]] = []
+    with pytest.raises(HandlerFailed, match=r"position 7.*out of range") as raised:
+        commit(BATCH, done, refuse=7)
+    assert raised.value.__cause__ is VALUE_ERROR
+    assert done == [(0, 2), (2, 5)]
+
+
+def test_what_precedes_an_event_that_cannot_be_taken_is_committed_first() -> None:
+    failure = HandlerFailed("balances", 7, "a-1", "it is bad")
+    done: list[tuple[int, int]] = []
+    with pytest.raises(HandlerFailed, match="it is bad"):
+        commit(BATCH, done, fail=failure)
+    assert done == [(0, 5)]
+    with pytest.raises(HandlerFailed, match="position 5"):
+        commit(BATCH, done, refuse=5, fail=failure)
+
+
+def test_faults_that_are_not_about_data_are_raised_as_they_are() -> None:
+    parts = Parts("balances", BATCH)
+    fault = OperationalError("insert", None, sqlite3.OperationalError("disk I/O error"))
+    with pytest.raises(OperationalError):
+        parts.refused(next(iter(parts)), fault)
+    with pytest.raises(DataError):
+        parts.refused(Batch(0, 9, "id-9", []), VALUE_ERROR)
 
 
 def test_a_batch_can_be_cut() -> None:

@@ -9,27 +9,20 @@ def test_only_what_was_committed_is_remembered() -> None:
     recent = RecentRows()
     assert recent.find([("a",)], before={("a",): 1}) == ({("a",): 1}, [])
     assert recent.find([("a",)]) == ({}, [("a",)])
-    recent.committed({("a",): 1, ("b",): None})
+    recent.remember({("a",): 1, ("b",): None})
     assert recent.find([("a",), ("b",), ("c",)]) == ({("a",): 1, ("b",): None}, [("c",)])
 
 
 def test_what_comes_before_hides_what_was_committed() -> None:
     recent = RecentRows()
-    recent.committed({("a",): 1, ("b",): 1})
+    recent.remember({("a",): 1, ("b",): 1})
     assert recent.find([("a",), ("b",)], before={("a",): None}) == ({("a",): None, ("b",): 1}, [])
-
-
-def test_what_was_rolled_back_is_forgotten_with_all_the_rest() -> None:
-    recent = RecentRows()
-    recent.committed({("a",): 1})
-    recent.forget()
-    assert recent.find([("a",)]) == ({}, [("a",)])
 
 
 def test_a_later_row_hides_an_earlier_one_and_memory_is_bounded() -> None:
     recent = RecentRows(limit=3)
     for number in range(100):
-        recent.committed({("a",): number, (number,): number})
+        recent.remember({("a",): number, (number,): number})
     rows, missing = recent.find([("a",), *((number,) for number in range(100))])
     assert rows[("a",)] == 99
     assert len(rows) <= 8
@@ -38,5 +31,5 @@ def test_a_later_row_hides_an_earlier_one_and_memory_is_bounded() -> None:
 
 def test_a_limit_of_none_remembers_nothing() -> None:
     recent = RecentRows(limit=0)
-    recent.committed({("a",): 1})
+    recent.remember({("a",): 1})
     assert recent.find([("a",)], before={("a",): 2}) == ({}, [("a",)])

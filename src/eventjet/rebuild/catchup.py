@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
-from typing import Any
 
 from sqlalchemy import Connection, insert
 from sqlalchemy.exc import DBAPIError
@@ -23,9 +21,9 @@ from eventjet.rebuild.prefetch import read_ahead
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.shadow import Shadow
 from eventjet.sql.checkpoint import BUILDING, Checkpoint
-from eventjet.sql.database import is_about_data
 from eventjet.sql.own_tables import projections
-from eventjet.writers.writer import Batch, Writer
+from eventjet.writers.batch import Batch, Parts
+from eventjet.writers.fold_writer import FoldWriter
 
 BATCH = 2_000
 EPOCH = -1
@@ -45,11 +43,13 @@ class CatchUp:
         self._held = held
         self._resolved = shadow.resolved
         self._decode = reader(app.catalog, shadow.resolved, shadow.target.known)
-        self._writer = Writer(shadow.resolved, connection.dialect.name, lease_s=0, table=shadow.table)
+        blocked: Held | None = None
         if shadow.resolved.quarantines:
-            held_back = rows.aggregates(connection, held.name, held.revision, held.position)
-            self._writer.held = Held(held_back, shadow.target.known)
+            blocked = Held(rows.aggregates(connection, held.name, held.revision, held.position), shadow.target.known)
             connection.rollback()
+        self._writer = FoldWriter(
+            shadow.resolved, connection.dialect.name, lease_s=0, table=shadow.table, blocked=blocked
+        )
         self.position = held.position
 
     def to(self, position: int, watch: Watch) -> None:
@@ -67,29 +67,14 @@ class CatchUp:
     def _write(self, records: list[RawRecord]) -> None:
         events = [event for record in records if (event := self._decode(record)) is not None]
         last = records[-1]
-        batch = Batch(self.position, last[0], header(last[3], MSG_ID) or "", events)
-        self._commit(batch)
+        parts = Parts(self._resolved.name, Batch(self.position, last[0], header(last[3], MSG_ID) or "", events))
+        for part in parts:
+            try:
+                with self._connection.begin():
+                    self._writer.write(self._connection, self._held, part)
+            except DBAPIError as error:
+                parts.refused(part, error)
         self.position = last[0]
-
-    def _commit(self, batch: Batch) -> None:
-        """One transaction; as a worker does, halves where an event is to be found that the database refuses."""
-        try:
-            with self._connection.begin():
-                self._writer.write(self._connection, self._held, batch)
-            self._writer.committed()
-        except DBAPIError as error:
-            if not (self._resolved.quarantines and batch.events and is_about_data(error)):
-                raise
-            self._writer.undone()
-            first, second = batch.cut(max(1, len(batch.events) // 2))
-            if second is not None:
-                self._commit(first)
-                self._commit(second)
-                return
-            only: Any = batch.events[0]
-            if only.error is not None:
-                raise
-            self._commit(replace(batch, events=[only.failed(error)]))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from eventjet import failpoints
 from eventjet.codec.envelope import MSG_ID, Decoder, RawRecord, header
-from eventjet.errors import HandlerFailed, VerificationFailed
+from eventjet.errors import VerificationFailed
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.application import Application
 from eventjet.projections.sql_projection import ResolvedSql
@@ -28,9 +28,8 @@ from eventjet.rebuild.progress import Phase, Watch
 from eventjet.rebuild.replay_source import ReplaySource, read_log
 from eventjet.rebuild.shadow import Swappable
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.database import is_about_data
-from eventjet.writers.sql_writer import SqlWriter, reason_of
-from eventjet.writers.writer import Batch
+from eventjet.writers.batch import Batch, Parts
+from eventjet.writers.sql_writer import SqlWriter
 
 BATCH = 1_000
 """Events in one transaction, at most."""
@@ -146,31 +145,25 @@ class SequentialReplay:
     async def _write(self, records: list[RawRecord]) -> None:
         events = [event for record in records if (event := self._decode(record)) is not None]
         last = records[-1]
-        await self._commit(Batch(self.position, last[0], header(last[3], MSG_ID) or "", events))
+        name = self._shadow.resolved.name
+        parts = Parts(name, Batch(self.position, last[0], header(last[3], MSG_ID) or "", events))
+        for part in parts:
+            try:
+                await self._commit(part)
+            except DBAPIError as error:
+                parts.refused(part, error)
 
-    async def _commit(self, batch: Batch) -> None:
-        """One transaction, or two halves when a commit fails over data, until its event is found."""
+    async def _commit(self, part: Batch) -> None:
         connection = self._connection
         await connection.begin()
         try:
-            await self._writer.write(connection, self._held, batch)
+            await self._writer.write(connection, self._held, part)
             await connection.run_sync(self._shadow.check_confined)
             await connection.commit()
-        except DBAPIError as error:
-            await self._undo()
-            if not is_about_data(error) or not batch.events:
-                raise
-            first, second = batch.cut(max(1, len(batch.events) // 2))
-            if second is None:
-                only = batch.events[0]
-                name = self._shadow.resolved.name
-                raise HandlerFailed(name, only.position, only.aggregate_id, reason_of(error)) from error
-            await self._commit(first)
-            await self._commit(second)
         except BaseException:
             await self._undo()
             raise
-        self.position = batch.last
+        self.position = part.last
 
     async def _undo(self) -> None:
         with suppress(SQLAlchemyError):

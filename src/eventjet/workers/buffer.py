@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from eventjet.domain.recorded import Recorded
-from eventjet.writers.writer import Batch
+from eventjet.writers.batch import Batch
 
 BYTES_MAX = 16 * 1024 * 1024
-"""Bodies that may wait, in bytes; a single larger piece still passes."""
+"""Bodies that may wait, in bytes; a single larger chunk still passes."""
 _WAIT_S = 1.0
 _GATHER_S = 0.05
 """How long a batch waits for more where the log has more: whole ones cost less an event, here and in the database."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A piece of the log, decoded."""
+class Chunk:
+    """Some records of the log, decoded: several make a batch."""
 
     after: int
     last: int
@@ -48,22 +48,22 @@ class EventBuffer:
         self._loop = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
         self._changed = threading.Condition()
-        self._pieces: deque[Piece] = deque()
+        self._chunks: deque[Chunk] = deque()
         self._count = 0
         self._size = 0
         self._failure: BaseException | None = None
         self._closed = False
 
-    def put(self, piece: Piece) -> bool:
-        """Hand over, waiting while two batches are ahead; False once the inbox is closed."""
+    def put(self, chunk: Chunk) -> bool:
+        """Hand over, waiting while two batches are ahead; False once the buffer is closed."""
         with self._changed:
             while not self._closed and self._is_full():
                 self._changed.wait(_WAIT_S)
             if self._closed:
                 return False
-            self._pieces.append(piece)
-            self._count += piece.count
-            self._size += piece.size
+            self._chunks.append(chunk)
+            self._count += chunk.count
+            self._size += chunk.size
         self._wake_from_thread()
         return True
 
@@ -75,7 +75,7 @@ class EventBuffer:
 
     async def take(self, timeout_s: float) -> Batch | None:
         """What waits, up to `batch_max` records; None when nothing comes in time or `wake` is called."""
-        if not self._pieces and self._failure is None:
+        if not self._chunks and self._failure is None:
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._arrived.wait()
@@ -103,23 +103,23 @@ class EventBuffer:
         """Let a waiting `put` return False."""
         with self._changed:
             self._closed = True
-            self._pieces.clear()
+            self._chunks.clear()
             self._changed.notify_all()
 
     def _pop(self) -> Batch | None:
         with self._changed:
             self._arrived.clear()
-            if not self._pieces:
+            if not self._chunks:
                 if self._failure is not None:
                     raise self._failure
                 return None
-            taken = [self._pieces.popleft()]
+            taken = [self._chunks.popleft()]
             count = taken[0].count
-            while self._pieces and count + self._pieces[0].count <= self.batch_max:
-                taken.append(self._pieces.popleft())
+            while self._chunks and count + self._chunks[0].count <= self.batch_max:
+                taken.append(self._chunks.popleft())
                 count += taken[-1].count
             self._count -= count
-            self._size -= sum(piece.size for piece in taken)
+            self._size -= sum(chunk.size for chunk in taken)
             self._changed.notify_all()
         return _merged(taken)
 
@@ -129,7 +129,7 @@ class EventBuffer:
     def _is_partial(self) -> bool:
         """Whether something waits, and more is about to come: more than is left of a batch."""
         with self._changed:
-            coming = self._pieces and self._failure is None and self._pieces[-1].left > self.batch_max
+            coming = self._chunks and self._failure is None and self._chunks[-1].left > self.batch_max
             return bool(coming) and not self._is_whole()
 
     def _is_full(self) -> bool:
@@ -143,9 +143,9 @@ class EventBuffer:
             self.close()
 
 
-def _merged(pieces: Sequence[Piece]) -> Batch:
-    if len(pieces) == 1:
-        only = pieces[0]
+def _merged(chunks: Sequence[Chunk]) -> Batch:
+    if len(chunks) == 1:
+        only = chunks[0]
         return Batch(only.after, only.last, only.event_id, only.events)
-    events = [event for piece in pieces for event in piece.events]
-    return Batch(pieces[0].after, pieces[-1].last, pieces[-1].event_id, events)
+    events = [event for chunk in chunks for event in chunk.events]
+    return Batch(chunks[0].after, chunks[-1].last, chunks[-1].event_id, events)

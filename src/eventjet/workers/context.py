@@ -11,10 +11,15 @@ from eventjet.codec.catalog import Catalog
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability.metrics import Meter
 from eventjet.projections.columns import POSTGRESQL
+from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
+from eventjet.quarantine.fold import Held
+from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import Database
+from eventjet.sql.locations import located
 from eventjet.workers.notify import Notifier
 from eventjet.workers.report import Report
+from eventjet.writers.fold_writer import FoldWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,12 @@ class WorkerContext:
         """For the projector of one projection."""
         meter = self.meters.setdefault(resolved.durable, Meter(resolved.name, resolved.revision))
         return Report(meter, self.notifier)
+
+    def fold_writer(self, resolved: ResolvedProjection, held: Checkpoint, blocked: Held | None = None) -> FoldWriter:
+        """For one term: it writes to where the checkpoint says that the table is."""
+        dialect = self.database.dialect.name
+        table = located(resolved.table, held.location, dialect)
+        return FoldWriter(resolved, dialect, lease_s=self.options.lease_s, table=table, blocked=blocked)
 
     def turn(self) -> AbstractAsyncContextManager[Any]:
         """Held while writing: SQLite has one writer, and its own way of queueing is to poll."""

@@ -28,71 +28,78 @@ def new_owner() -> str:
 
 
 class Lease:
-    """One worker's side of one projection's lease, for one term.
+    """One worker's lease of one projection, for one term; made by `acquire`.
 
-    Whatever changes the checkpoint, but for `acquire`, is one statement.
+    Each method is one statement, and raises `CheckpointFenced` when another epoch has begun.
     """
 
-    def __init__(self, session: Session, resolved: AnyResolved, context: WorkerContext) -> None:
+    def __init__(self, session: Session, resolved: AnyResolved, ttl_s: float, held: Checkpoint) -> None:
+        self.held = held
+        """The checkpoint as it was when the lease was taken."""
         self._session = session
         self._resolved = resolved
-        self._context = context
+        self._ttl_s = ttl_s
 
-    async def acquire(self, stop: asyncio.Event, on_standby: Callable[[], None], stumbled_at: int) -> Checkpoint | None:
+    @classmethod
+    async def acquire(
+        cls,
+        session: Session,
+        resolved: AnyResolved,
+        context: WorkerContext,
+        stop: asyncio.Event,
+        on_standby: Callable[[], None],
+        failed_at: int,
+    ) -> Lease | None:
         """Wait until the lease is ours; None when `stop` is set first.
 
-        What failed elsewhere, or in another process, is tried once here too: a newer deploy may know better.
+        What failed elsewhere, or in another process, is tried once here too: a newer deploy may know better. Where it
+        `failed_at` the very position in this process, it is not.
         """
-        name, revision, context = self._resolved.name, self._resolved.revision, self._context
+        name, revision, ttl_s = resolved.name, resolved.revision, context.options.lease_s
 
-        def look(connection: Connection) -> bool:
-            return transitions.is_free(connection, name, revision, context.owner, stumbled_at=stumbled_at)
+        def is_free(connection: Connection) -> bool:
+            return transitions.is_free(connection, name, revision, context.owner, stumbled_at=failed_at)
 
         def take(connection: Connection) -> Checkpoint | None:
-            location_assignment.ensure(connection, self._resolved)
-            ttl_s = context.options.lease_s
-            return transitions.take(connection, name, revision, context.owner, ttl_s, stumbled_at=stumbled_at)
+            location_assignment.ensure(connection, resolved)
+            return transitions.take(connection, name, revision, context.owner, ttl_s, stumbled_at=failed_at)
 
         while not stop.is_set():
-            if await self._session.read(look):
-                held = await self._session.write(take)
+            # A standby only reads: it must not wait for locks, nor make others wait.
+            if await session.read(is_free):
+                held = await session.write(take)
                 if held is not None:
                     _log.info("%s: took the lease at position %d, epoch %d", held.name, held.position, held.epoch)
-                    return held
+                    return cls(session, resolved, ttl_s, held)
             on_standby()
             await pause(stop, context.options.poll_s)
         return None
 
-    async def check_unused(self, held: Checkpoint) -> None:
+    async def check_unused(self) -> None:
         """Raise `TableOccupied` when a projection that has not begun could not begin with an empty table."""
-        await self._session.read(lambda connection: _check_unused(connection, self._resolved, held.location))
+        await self._session.read(lambda connection: _check_unused(connection, self._resolved, self.held.location))
 
-    async def renew(self, held: Checkpoint) -> None:
-        """Extend; raises `CheckpointFenced` when another epoch has begun."""
-        ttl_s = self._context.options.lease_s
-        self._kept(held, await self._session.write(lambda connection: transitions.renew(connection, held, ttl_s)))
+    async def renew(self) -> None:
+        """Extend it."""
+        self._check(await self._session.write(lambda connection: transitions.renew(connection, self.held, self._ttl_s)))
 
-    async def settle(self, held: Checkpoint, state: str | None, reason: str | None = None) -> int:
-        """Note a state (None keeps it) and a reason, at the position returned.
+    async def settle(self, state: str | None, reason: str | None = None) -> int:
+        """Note a state (None keeps it) and a reason, at the position returned."""
+        settled = await self._session.write(lambda sync: transitions.settle(sync, self.held, state, reason))
+        self._check(settled is not None)
+        return settled or 0
 
-        Raises `CheckpointFenced` when another epoch has begun.
-        """
-        position = await self._session.write(lambda connection: transitions.settle(connection, held, state, reason))
-        self._kept(held, position is not None)
-        return position or 0
+    async def adopt_log(self, log: str) -> None:
+        """Remember which log it is made from."""
+        self._check(await self._session.write(lambda sync: transitions.adopt_log(sync, self.held, log)))
 
-    async def adopt_log(self, held: Checkpoint, log: str) -> None:
-        """Remember which log it is made from; raises `CheckpointFenced` when another epoch has begun."""
-        self._kept(held, await self._session.write(lambda connection: transitions.adopt_log(connection, held, log)))
+    async def release(self) -> None:
+        """Let a standby go on at once. Raises nothing about another epoch: then there is nothing to release."""
+        await self._session.write(lambda connection: transitions.release(connection, self.held))
 
-    async def release(self, held: Checkpoint) -> None:
-        """Let a standby go on at once."""
-        await self._session.write(lambda connection: transitions.release(connection, held))
-
-    @staticmethod
-    def _kept(held: Checkpoint, kept: bool) -> None:
+    def _check(self, kept: bool) -> None:
         if not kept:
-            raise CheckpointFenced(held.name, f"its epoch is no longer {held.epoch}")
+            raise CheckpointFenced(self.held.name, f"its epoch is no longer {self.held.epoch}")
 
 
 def _check_unused(connection: Connection, resolved: AnyResolved, location: str) -> None:

@@ -1,4 +1,4 @@
-"""`Takeover`: a revision that builds beside another one takes the declared location once it has caught up."""
+"""`Promotion`: a revision that builds beside another one takes the declared location once it has caught up."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
+from sqlalchemy import Connection
+
 from eventjet import failpoints
 from eventjet.errors import CannotMove, CheckpointFenced
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.sql.checkpoint import Checkpoint, revisions
+from eventjet.sql.checkpoint import revisions
 from eventjet.sql.location_assignment import holders
 from eventjet.sql.promotion import TAIL_MAX, TAIL_S, Exchanged, NotNow, attempt, behind, freeze
 from eventjet.sql.transitions import stand_back
@@ -27,78 +29,78 @@ _REFUSED_S = 30.0
 """Pause after something that does not pass by itself."""
 
 
-class Takeover:
-    """One term's attempts. `wanted` is false for whoever is in the declared location, or was there."""
+class Promotion:
+    """One term's attempts. `wanted` is false for a revision that is in the declared location, or was there."""
 
-    def __init__(self, resolved: AnyResolved, context: WorkerContext, held: Checkpoint) -> None:
-        self.wanted = held.takes_over
+    def __init__(self, resolved: AnyResolved, context: WorkerContext, lease: Lease, session: Session) -> None:
+        self.wanted = lease.held.takes_over
         self._resolved = resolved
         self._context = context
-        self._held = held
+        self._lease = lease
+        self._session = session
+        self._shown = f"{resolved.name} revision {resolved.revision}"
         self._not_before = 0.0
         self._pause_s = _PAUSE_S[0]
 
     def is_due(self, left: int) -> bool:
-        """Whether to try it with so many events left: a log that never rests has always some."""
+        """Whether to try with so many events left: a log that never rests always has some."""
         return self.wanted and left <= TAIL_MAX and time.monotonic() >= self._not_before
 
-    async def attempt(self, session: Session, lease: Lease, advance: Callable[[float], Awaitable[object]]) -> bool:
-        """Whether the term is over because the revision has another place now. For when `is_due`.
+    async def attempt(self, step: Callable[[float], Awaitable[object]]) -> bool:
+        """Whether the term is over because the revision has the declared location now. For when `is_due`.
 
-        Until it succeeds the revision goes on building; what hinders it lastingly is noted in its checkpoint. `advance`
+        Until it succeeds the revision goes on building; what hinders it lastingly is noted in its checkpoint. `step`
         writes the next batch, if one comes in so many seconds.
         """
-        if await session.read(
-            lambda connection: _has_successor(revisions(connection, self._resolved.name), self._resolved)
-        ):
-            return await self._stand_back(session)
-        if await self._behind(session) > TAIL_MAX:
+        if await self._session.read(self._has_successor):
+            return await self._stand_back()
+        if await self._lacks() > TAIL_MAX:
             self._later(self._pause_s)
             return False
-        await lease.renew(self._held)
+        await self._lease.renew()
         try:
-            done = await self._exchange(session, advance)
+            done = await self._exchange(step)
         except NotNow as later:
-            _log.info("%s revision %d waits to take over: %s", self._resolved.name, self._resolved.revision, later)
+            _log.info("%s waits to take over: %s", self._shown, later)
             self._later(self._pause_s)
             self._pause_s = min(2 * self._pause_s, _PAUSE_S[1])
             return False
         except CannotMove as error:
             _log.warning("%s", error)
-            await lease.settle(self._held, None, str(error))
+            await self._lease.settle(None, str(error))
             self._later(_REFUSED_S)
             return False
         failpoints.reach("takeover.committed")
         left = ", ".join(map(str, done.left)) if done else ""
-        _log.info(
-            "%s revision %d took over from revision %s", self._resolved.name, self._resolved.revision, left or "none"
-        )
+        _log.info("%s took over from revision %s", self._shown, left or "none")
         return True
 
-    async def _exchange(self, session: Session, advance: Callable[[float], Awaitable[object]]) -> Exchanged | None:
-        resolved, epoch = self._resolved, self._held.epoch
+    async def _exchange(self, step: Callable[[float], Awaitable[object]]) -> Exchanged | None:
+        resolved, epoch = self._resolved, self._lease.held.epoch
         if self._context.database.dialect.name != POSTGRESQL:
             # Its one writer lock lets nobody write meanwhile, and is asked for right after a batch of ours.
-            return await session.write(lambda connection: attempt(connection, resolved, epoch=epoch))
-        async with Session.open(self._context, f"takeover {resolved.durable}") as own, own.transaction() as steps:
-            await steps.run_sync(lambda connection: freeze(connection, resolved))
+            return await self._session.write(lambda connection: attempt(connection, resolved, epoch=epoch))
+        # The freeze needs a transaction of its own, beside the session that goes on writing what is left.
+        async with Session.open(self._context, f"takeover {resolved.durable}") as own, own.transaction() as frozen:
+            await frozen.run_sync(lambda connection: freeze(connection, resolved))
             deadline = time.monotonic() + TAIL_S
-            while await self._behind(session) and time.monotonic() < deadline:
-                await advance(_TAIL_WAIT_S)
-            return await steps.run_sync(lambda connection: attempt(connection, resolved, epoch=epoch))
+            while await self._lacks() and time.monotonic() < deadline:
+                await step(_TAIL_WAIT_S)
+            return await frozen.run_sync(lambda connection: attempt(connection, resolved, epoch=epoch))
 
-    async def _behind(self, session: Session) -> int:
-        return await session.read(lambda connection: behind(connection, self._resolved))
+    async def _lacks(self) -> int:
+        return await self._session.read(lambda connection: behind(connection, self._resolved))
 
-    async def _stand_back(self, session: Session) -> bool:
-        if not await session.write(lambda connection: stand_back(connection, self._held)):
-            raise CheckpointFenced(self._held.name, f"its epoch is no longer {self._held.epoch}")
+    async def _stand_back(self) -> bool:
+        held = self._lease.held
+        if not await self._session.write(lambda connection: stand_back(connection, held)):
+            raise CheckpointFenced(held.name, f"its epoch is no longer {held.epoch}")
         self.wanted = False
         return False
 
     def _later(self, seconds: float) -> None:
         self._not_before = time.monotonic() + seconds
 
-
-def _has_successor(found: list[Checkpoint], resolved: AnyResolved) -> bool:
-    return any(one.revision > resolved.revision for one in holders(found, resolved))
+    def _has_successor(self, connection: Connection) -> bool:
+        known = holders(revisions(connection, self._resolved.name), self._resolved)
+        return any(holder.revision > self._resolved.revision for holder in known)

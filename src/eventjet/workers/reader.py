@@ -14,27 +14,28 @@ from eventjet.errors import CodecError
 from eventjet.nats.durable_pull import DurablePull
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.quarantine.fold import reader
-from eventjet.workers.buffer import EventBuffer, Piece
+from eventjet.workers.buffer import Chunk, EventBuffer
 from eventjet.workers.context import WorkerContext
-from eventjet.writers.writer import Batch
+from eventjet.writers.batch import Batch
 
 _log = logging.getLogger(__name__)
 
 _JOIN_S = 5.0
-_PIECE_MAX = 1_000
+_CHUNK_MAX = 1_000
 """Events decoded at a time, of which several make a batch."""
 
 
 class EventReader:
-    """Made by `Consumer.open`; raises from `take` whatever ended the reading, after the events before it."""
+    """Made by `EventReader.open`; raises from `take` whatever ended the reading, after the events before it."""
 
     def __init__(
-        self, pull: DurablePull, inbox: EventBuffer, decode: Callable[[RawRecord], Any], position: int, name: str
+        self, pull: DurablePull, buffer: EventBuffer, decode: Callable[[RawRecord], Any], position: int, name: str
     ) -> None:
         self._pull = pull
-        self._inbox = inbox
+        self._buffer = buffer
         self._decode = decode
         self._position = position
+        self._peeked: Batch | None = None
         self._thread = threading.Thread(target=self._read, name=f"eventjet {name}", daemon=True)
 
     @classmethod
@@ -46,10 +47,10 @@ class EventReader:
             context.stream,
             resolved.durable,
             position=position,
-            batch_max=min(context.options.batch_max, _PIECE_MAX),
+            batch_max=min(context.options.batch_max, _CHUNK_MAX),
         )
-        inbox = EventBuffer(context.options.batch_max)
-        return cls(pull, inbox, reader(context.catalog, resolved), position, resolved.durable)
+        buffer = EventBuffer(context.options.batch_max)
+        return cls(pull, buffer, reader(context.catalog, resolved), position, resolved.durable)
 
     def start(self) -> None:
         """Begin to read."""
@@ -57,15 +58,18 @@ class EventReader:
 
     async def take(self, timeout_s: float) -> Batch | None:
         """The next events; None when none came in time or `wake` was called."""
-        return await self._inbox.take(timeout_s)
+        batch, self._peeked = self._peeked, None
+        return await self._buffer.take(timeout_s) if batch is None else batch
 
-    async def take_whole(self) -> Batch | None:
-        """As many as may be in a batch, however long that takes; None when reading ends before."""
-        return await self._inbox.take_whole()
+    async def peek_whole(self) -> Batch | None:
+        """What the next `take` returns, once it is as many as may be in a batch; None when reading ends before."""
+        if self._peeked is None:
+            self._peeked = await self._buffer.take_whole()
+        return self._peeked
 
     def wake(self) -> None:
         """Let a waiting `take` return."""
-        self._inbox.wake()
+        self._buffer.wake()
 
     def left_after(self, position: int) -> int:
         """About how many events are known to come after `position`; 0 at the end."""
@@ -74,7 +78,7 @@ class EventReader:
 
     async def close(self) -> None:
         """End the thread and the connection; the durable stays."""
-        self._inbox.close()
+        self._buffer.close()
         await asyncio.to_thread(self._stop)
 
     def _stop(self) -> None:
@@ -91,10 +95,10 @@ class EventReader:
                 if records and not self._hand_over(records):
                     return
         except BaseException as error:  # noqa: BLE001 - raised again by the task that takes
-            self._inbox.fail(error)
+            self._buffer.fail(error)
 
     def _hand_over(self, records: Sequence[RawRecord]) -> bool:
-        """Decode and put; a record that cannot be decoded ends the piece before it. False when nobody takes."""
+        """Decode and put; a record that cannot be decoded ends the chunk before it. False when nobody takes."""
         decode = self._decode
         events: list[Recorded[Any]] = []
         done = 0
@@ -111,9 +115,9 @@ class EventReader:
             last = records[done - 1]
             size = sum([len(record[4]) for record in records[:done]])
             event_id, left = header(last[3], MSG_ID) or "", self._pull.pending
-            piece = Piece(self._position, last[0], event_id, events, done, size, left)
+            chunk = Chunk(self._position, last[0], event_id, events, done, size, left)
             self._position = last[0]
-            if not self._inbox.put(piece):
+            if not self._buffer.put(chunk):
                 return False
         if fault is not None:
             raise fault

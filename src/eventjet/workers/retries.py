@@ -1,4 +1,4 @@
-"""What a worker does about the quarantine at the start of a term: it carries out retries, then loads what is held.
+"""What a worker does about the quarantine at the start of a term: it carries out retries, then loads what is blocked.
 
 While it holds the lease nobody else changes either: whoever decides about a parked event raises the epoch.
 """
@@ -8,23 +8,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from sqlalchemy.exc import DBAPIError
 
 from eventjet.errors import HistoryBroken, StillHeld
 from eventjet.nats.api import get_record
 from eventjet.nats.connection import NatsConnection
-from eventjet.projections.sql_projection import AnyResolved
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine import rows
 from eventjet.quarantine.fold import PARKED, RETRIED, RETRY, AggregateKey, Held, Offered, Offering, Parked, Sorting
 from eventjet.quarantine.rows import Waiting
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.database import is_about_data
 from eventjet.workers.context import WorkerContext
 from eventjet.workers.log_identity import check_log
 from eventjet.workers.session import Session
-from eventjet.writers.sql_writer import AnyWriter
-from eventjet.writers.writer import Batch, Writer, changes_of
+from eventjet.writers.batch import Batch, Parts
+from eventjet.writers.fold_writer import Prepared, changes_of
 
 _log = logging.getLogger(__name__)
 
@@ -34,125 +35,122 @@ _BYTES_MAX = 16 * 1024 * 1024
 """Their bodies; a single larger event still passes."""
 
 
-async def carry_out(
-    session: Session,
-    writer: AnyWriter,
-    context: WorkerContext,
-    resolved: AnyResolved,
-    at: Checkpoint,
-    stop: asyncio.Event,
+async def load_blocked(session: Session, resolved: AnyResolved) -> Held:
+    """The aggregates whose events wait; raises `StillHeld`."""
+    blocked = await session.read(lambda connection: rows.aggregates(connection, resolved.name, resolved.revision))
+    if blocked and not resolved.quarantines:
+        raise StillHeld(resolved, len(blocked))
+    return Held(blocked)
+
+
+async def carry_out_retries(
+    session: Session, context: WorkerContext, resolved: AnyResolved, held: Checkpoint, stop: asyncio.Event
 ) -> None:
     """Try again what people asked to, until it is done or `stop` is set.
 
-    Raises `CheckpointFenced`, `LogRolledBack`, `HistoryBroken`, and `UnknownEvent` for a schema of a newer deploy.
+    Raises `CheckpointFenced`, `LogRolledBack`, `HistoryBroken`, `HandlerFailed` for an event that cannot even be
+    parked, and `UnknownEvent` for a schema of a newer deploy.
     """
-    if resolved.quarantines and isinstance(writer, Writer):
-        retries = _Retries(session, writer, context, resolved, at)
+    if resolved.quarantines and not isinstance(resolved, ResolvedSql):
+        retries = _Retries(session, context, resolved, held)
         if await retries.waiting():
-            await asyncio.to_thread(check_log, context.endpoint, context.stream, at)
+            await asyncio.to_thread(check_log, context.endpoint, context.stream, held)
             await retries.run(stop)
-
-
-async def load_held(session: Session, writer: AnyWriter, resolved: AnyResolved) -> None:
-    """Tell the writer what is held back; raises `StillHeld`."""
-    held_back = await session.read(lambda connection: rows.aggregates(connection, resolved.name, resolved.revision))
-    if held_back and not resolved.quarantines:
-        raise StillHeld(resolved, len(held_back))
-    if isinstance(writer, Writer):
-        writer.held = Held(held_back)
 
 
 class _Retries:
     """Events that somebody asked to try again: aggregate by aggregate, a bounded number in one transaction."""
 
     def __init__(
-        self, session: Session, writer: Writer, context: WorkerContext, resolved: AnyResolved, at: Checkpoint
+        self, session: Session, context: WorkerContext, resolved: ResolvedProjection, held: Checkpoint
     ) -> None:
         self._session = session
-        self._writer = writer
+        self._writer = context.fold_writer(resolved, held)
         self._context = context
         self._resolved = resolved
-        self._at = at
+        self._held = held
         self._size_max = min(context.options.batch_max, _EVENTS_MAX)
         self._size = self._size_max
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Each round takes events out of the quarantine, parks them anew, or is halved."""
+        """Each round takes events out of the quarantine, or parks them anew."""
         while not stop.is_set() and (waiting := await self.waiting()):
             offers = await asyncio.to_thread(self._offers, waiting[: self._size])
-            try:
-                await self._try(waiting, offers)
-            except DBAPIError as error:
-                self._writer.undone()
-                if not is_about_data(error) or (len(offers) == 1 and offers[0].error is not None):
-                    raise
-                if len(offers) == 1:
-                    await self._try(waiting, [offers[0].failed(error)])
-                self._size = max(1, len(offers) // 2)
-            else:
-                self._size = min(2 * self._size, self._size_max)
+            parts = Parts(self._resolved.name, self._unmoved(offers))
+            for part in parts:
+                tried = cast("Sequence[Any]", part.events)
+                try:
+                    await self._try(waiting, tried)
+                except DBAPIError as error:
+                    parts.refused(part, error)
+                    self._size = max(1, len(tried) // 2)
+                else:
+                    self._size = min(2 * self._size, self._size_max)
+                    break  # what waits is another now
 
     async def waiting(self) -> list[Waiting]:
         """What is next, and one more."""
         name, revision, limit = self._resolved.name, self._resolved.revision, self._size + 1
         return await self._session.read(lambda sync: rows.to_retry(sync, name, revision, limit))
 
+    def _unmoved(self, offers: Sequence[Any] = ()) -> Batch:
+        """A batch that leaves the checkpoint where it is."""
+        return Batch(self._held.position, self._held.position, self._held.event_id, offers)
+
     async def _try(self, waiting: Sequence[Waiting], offers: Sequence[Offered]) -> None:
-        found = await self._session.read(lambda connection: self._writer.sort(connection, offers, Held()))
-        failed = {(one.aggregate, one.aggregate_id): one for one in reversed(found.parked)}
+        found = await self._session.read(lambda connection: self._writer.sort(connection, offers))
+        failed = {(parked.aggregate, parked.aggregate_id): parked for parked in reversed(found.parked)}
         changes = changes_of(found.changed, _sorting(waiting, len(offers), failed))
-        at = self._at
-        unmoved = Batch(at.position, at.position, at.event_id, ())
-        await self._session.write(lambda connection: self._writer.commit(connection, at, unmoved, changes))
-        self._writer.committed()
-        tell_parked(self._resolved.name, changes.sorting, "is parked again")
+        prepared = Prepared(self._unmoved(), changes, found.changed)
+        await self._session.write(lambda connection: self._writer.commit(connection, self._held, prepared))
+        log_parked(self._resolved.name, changes.sorting, "is parked again")
 
     def _offers(self, waiting: Sequence[Waiting]) -> list[Offered]:
         """Read them from the log; blocks. Fewer when they are large."""
         stream = self._context.stream
-        offer = Offering(self._context.catalog, self._resolved.events, [one.position for one in waiting])
+        offer = Offering(self._context.catalog, self._resolved.events, [event.position for event in waiting])
         found: list[Offered] = []
         size = 0
-        with NatsConnection.open(self._context.endpoint.with_name(f"eventjet worker {self._resolved.durable}")) as link:
-            for one in waiting:
-                record = get_record(link, stream, one.position)
+        endpoint = self._context.endpoint.with_name(f"eventjet worker {self._resolved.durable}")
+        with NatsConnection.open(endpoint) as connection:
+            for event in waiting:
+                record = get_record(connection, stream, event.position)
                 if record is None:
-                    raise HistoryBroken(stream, one.position, "a parked event is to be tried again and is not there")
+                    raise HistoryBroken(stream, event.position, "a parked event is to be tried again and is not there")
                 size += len(record[4])
                 if found and size > _BYTES_MAX:
                     break
-                made = offer(record)
-                assert made is not None
-                found.append(made)
+                offered = offer(record)
+                assert offered is not None
+                found.append(offered)
         return found
 
 
 def _sorting(waiting: Sequence[Waiting], tried: int, failed: Mapping[AggregateKey, Parked]) -> Sorting:
-    """Of so many tried: what was parked and is taken stays as history, what waited behind it is forgotten.
+    """Of so many tried: what was parked and is taken stays as history, what was blocked by it is forgotten.
 
-    `failed` is the first of each aggregate that was not taken; the rest of that stays behind it. Where an aggregate has
+    `failed` is the first of each aggregate that was not taken; the rest of that stays blocked. Where an aggregate has
     more than was tried, its next is to be.
     """
     taken = [
-        one
-        for one in waiting[:tried]
-        if one.aggregate_key not in failed or one.position < failed[one.aggregate_key].position
+        event
+        for event in waiting[:tried]
+        if event.aggregate_key not in failed or event.position < failed[event.aggregate_key].position
     ]
-    decided = [(one.position, RETRIED) for one in taken if one.has_failed]
+    decided = [(event.position, RETRIED) for event in taken if event.has_failed]
     last = waiting[tried - 1].aggregate_key
-    decided += [
-        (one.position, RETRY) for one in waiting[tried : tried + 1] if one.aggregate_key == last and last not in failed
-    ]
+    if len(waiting) > tried and waiting[tried].aggregate_key == last and last not in failed:
+        decided.append((waiting[tried].position, RETRY))
     return Sorting(
         parked=list(failed.values()),
-        freed=[one.position for one in taken if not one.has_failed],
+        freed=[event.position for event in taken if not event.has_failed],
         decided=decided,
     )
 
 
-def tell_parked(name: str, sorting: Sorting | None, how: str = "is parked") -> None:
-    """Log what was just parked: one line a batch, whatever waits behind it."""
-    heads = [one for one in sorting.parked if one.decision == PARKED] if sorting is not None else []
+def log_parked(name: str, sorting: Sorting | None, how: str = "is parked") -> None:
+    """Log what was just parked: one line a batch, whatever it blocks."""
+    heads = [event for event in sorting.parked if event.decision == PARKED] if sorting is not None else []
     if heads:
         more = f", and {len(heads) - 1} more" if len(heads) > 1 else ""
         reason = next(iter(heads[0].reason.splitlines()), "")

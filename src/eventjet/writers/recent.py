@@ -13,10 +13,7 @@ NONE: Mapping[RowKey, Any] = {}
 
 
 class RecentRows:
-    """True for as long as nobody else writes, which the checkpoint's epoch and position prove in every transaction.
-
-    What a transaction changed counts only once it is `committed`; any doubt is answered by `forget`.
-    """
+    """True for as long as nobody else writes, which the checkpoint's epoch and position prove in every transaction."""
 
     __slots__ = ("_limit", "_new", "_old")
 
@@ -43,14 +40,9 @@ class RecentRows:
                 missing.append(key)
         return known, missing
 
-    def committed(self, changed: Mapping[RowKey, Any]) -> None:
-        """These rows are in the database."""
+    def remember(self, changed: Mapping[RowKey, Any]) -> None:
+        """These rows are in the database, or gone from it."""
         if self._limit:
             self._new.update(changed)
             if len(self._new) > self._limit:
                 self._old, self._new = self._new, {}
-
-    def forget(self) -> None:
-        """Know nothing."""
-        self._new = {}
-        self._old = {}

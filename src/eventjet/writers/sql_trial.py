@@ -14,8 +14,8 @@ from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.sql import checkpoint
 from eventjet.sql.database import Database, enforce_foreign_keys
 from eventjet.sql.location_assignment import create_tables
+from eventjet.writers.batch import Batch
 from eventjet.writers.sql_writer import SqlWriter
-from eventjet.writers.writer import Batch
 
 TableRows: TypeAlias = dict[str, list[dict[str, Any]]]
 """Table → its rows, by primary key."""

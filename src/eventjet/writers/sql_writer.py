@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import failpoints
 from eventjet.domain.recorded import Recorded
-from eventjet.errors import CheckpointFenced, EventjetError, HandlerFailed, TransactionEnded
+from eventjet.errors import CheckpointFenced, HandlerFailed, TransactionEnded
 from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.transitions import advance, renew
+from eventjet.writers.batch import Batch, reason_of
+from eventjet.writers.fold_writer import fenced
 from eventjet.writers.sql_guard import Guard, driver_of, is_over, is_spoilt, is_transient
-from eventjet.writers.writer import Batch, Writer, fenced
 
 
 class SqlWriter:
@@ -38,7 +39,7 @@ class SqlWriter:
         Raises `CheckpointFenced`, `HandlerFailed` with the event that could not be taken, `TransactionEnded`, and what
         the database raises that is not the handler's doing.
         """
-        if batch.last <= batch.after or (batch.events and batch.events[0].position <= batch.after):
+        if not batch.is_consistent:
             raise CheckpointFenced(held.name, f"a batch after position {batch.after} ends at {batch.last}")
         failpoints.reach("worker.before_commit")
         began = time.monotonic()
@@ -52,15 +53,6 @@ class SqlWriter:
             if time.monotonic() - began > self._lease_s / 3:
                 await connection.run_sync(renew, held, self._lease_s)
         failpoints.reach("worker.rows_written")
-
-    def committed(self) -> None:
-        """What was written last is in the database; there is nothing to remember of it."""
-
-    def undone(self) -> None:
-        """What was written last is not in the database; nor is there anything remembered of it."""
-
-    def forget(self) -> None:
-        """Somebody else may have written since: handlers read for themselves."""
 
     def _advance(self, connection: Connection, held: Checkpoint, batch: Batch) -> None:
         if not advance(connection, held, batch.after, batch.last, batch.event_id, self._lease_s):
@@ -102,20 +94,6 @@ class SqlWriter:
             raise guard.fault
         elif isinstance(error, DBAPIError) and is_transient(error):
             raise error
-        reason = error if isinstance(error, str) else reason_of(error)
+        reason = reason_of(error) if isinstance(error, BaseException) else str(error)
         cause = error if isinstance(error, BaseException) else None
         raise HandlerFailed(self._resolved.name, event.position, event.aggregate_id, reason) from cause
-
-
-AnyWriter: TypeAlias = Writer | SqlWriter
-"""Both are told what became of a batch by `committed`, `undone` and `forget`."""
-
-
-def reason_of(error: BaseException | None) -> str:
-    if isinstance(error, StatementError) and error.orig is not None:
-        # The statement's text and values stay out of it.
-        error = error.orig
-    text = next(iter(str(error).splitlines()), "").rstrip(".")
-    if isinstance(error, EventjetError):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

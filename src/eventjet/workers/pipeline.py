@@ -1,0 +1,183 @@
+"""`BatchPipeline`: one term's way from the log into the database, batch by batch, each in as few transactions as hold.
+
+While the database commits a batch of a fold, the next one is folded. Whatever is read, folded or remembered ahead lives
+here and in `FoldWriter` for one term only; the fence in each transaction decides whether it counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Protocol
+
+from sqlalchemy.exc import DBAPIError
+
+from eventjet import failpoints
+from eventjet.errors import CheckpointFenced, HandlerFailed
+from eventjet.sql.checkpoint import Checkpoint
+from eventjet.sql.database import is_about_data
+from eventjet.workers.context import WorkerOptions
+from eventjet.workers.reader import EventReader
+from eventjet.workers.report import Report
+from eventjet.workers.retries import log_parked
+from eventjet.workers.session import Session
+from eventjet.writers.batch import Batch, Parts
+from eventjet.writers.fold_writer import FoldWriter, Prepared
+from eventjet.writers.sql_writer import SqlWriter
+
+_log = logging.getLogger(__name__)
+
+_PART_FIRST = 500
+"""Events in the first transaction, before anything is known of the handler."""
+
+
+class Pace:
+    """What a projector has learnt of its handlers and its database; outlives terms."""
+
+    def __init__(self, options: WorkerOptions) -> None:
+        self._options = options
+        self.part_max = min(_PART_FIRST, options.batch_max)
+        """Events in one transaction, at most."""
+        self.pause_s = options.backoff_s[0]
+        """How long to wait after the next fault."""
+
+    def committed(self, count: int, took_s: float) -> None:
+        """Larger parts as long as a lease lasts for many of them: handlers may be slow."""
+        options = self._options
+        if took_s < options.lease_s / 10:
+            self.part_max = min(2 * self.part_max, options.batch_max)
+        elif took_s > options.lease_s / 4:
+            self.part_max = max(1, count // 2)
+        self.pause_s = options.backoff_s[0]
+
+    def failed(self, count: int) -> None:
+        """Perhaps so many events were too many for the lease, or for the database's limits: fewer then."""
+        self.part_max = max(1, count // 2)
+
+    def paused(self) -> None:
+        """Wait longer after the next fault, unless something is committed before it."""
+        self.pause_s = min(2 * self.pause_s, self._options.backoff_s[1])
+
+
+class Committer(Protocol):
+    """How a part of a batch gets into the database."""
+
+    async def commit(self, part: Batch) -> float:
+        """One transaction, and how many seconds it took.
+
+        Raises `CheckpointFenced`, `HandlerFailed` with the event that cannot be taken, and what the database raises;
+        then nothing is written.
+        """
+        ...
+
+
+class FoldCommitter:
+    """Reads and folds, then writes; `overlaps` says whether the next batch is folded while this one is written."""
+
+    def __init__(
+        self, session: Session, writer: FoldWriter, held: Checkpoint, reader: EventReader, *, overlaps: bool
+    ) -> None:
+        self._session = session
+        self._writer = writer
+        self._held = held
+        self._reader = reader
+        self._overlaps = overlaps
+        self._ahead: Prepared | None = None
+
+    async def commit(self, part: Batch) -> float:
+        prepared, self._ahead = self._ahead, None
+        if prepared is None or prepared.batch is not part:
+            prepared = await self._session.read(lambda connection: self._writer.prepare(connection, part))
+        failpoints.reach("worker.batch_folded")
+        began = time.perf_counter()
+        writing = self._session.write(lambda connection: self._writer.commit(connection, self._held, prepared))
+        if self._overlaps:
+            # In this order: by its first wait the transaction has sent its only statement, and the server works while
+            # the loop folds.
+            sent = asyncio.ensure_future(writing)
+            folding = asyncio.ensure_future(self._fold_ahead(part.last))
+            try:
+                await sent
+            finally:
+                # It either has folded by now or waits for more of the log, which nobody should wait for.
+                folding.cancel()
+        else:
+            await writing
+        took_s = time.perf_counter() - began
+        log_parked(self._held.name, prepared.changes.sorting)
+        return took_s
+
+    async def _fold_ahead(self, after: int) -> None:
+        """Fold the batch after that position if it is a whole one: with less to do nobody is in a hurry."""
+        batch = await self._reader.peek_whole()
+        if batch is None or batch.after != after:
+            return  # the rest of a batch that was cut comes first
+        try:
+            self._ahead = self._writer.prepare_next(batch)
+        except Exception as error:  # noqa: BLE001 - folded again in its turn, it raises this again
+            _log.debug("the batch after position %d could not be folded ahead: %s", after, error)
+
+
+class SqlCommitter:
+    """Runs the handlers of SQL by hand within the transaction."""
+
+    def __init__(self, session: Session, writer: SqlWriter, held: Checkpoint) -> None:
+        self._session = session
+        self._writer = writer
+        self._held = held
+
+    async def commit(self, part: Batch) -> float:
+        began = time.perf_counter()
+        async with self._session.transaction() as connection:
+            await self._writer.write(connection, self._held, part)
+        return time.perf_counter() - began
+
+
+class BatchPipeline:
+    """For one term; `position` is what the checkpoint says."""
+
+    def __init__(self, held: Checkpoint, reader: EventReader, committer: Committer, pace: Pace, report: Report) -> None:
+        self._name = held.name
+        self._reader = reader
+        self._committer = committer
+        self._pace = pace
+        self._report = report
+        self.position = held.position
+
+    async def step(self, timeout_s: float) -> bool:
+        """Commit the next batch; False when none came in time or reading was woken.
+
+        Where an event cannot be taken, what precedes it is committed first. Raises `HandlerFailed`, `CodecError`,
+        `CheckpointFenced`, what the database raises, and whatever ended the reading.
+        """
+        batch = await self._reader.take(timeout_s)
+        if batch is None:
+            return False
+        failpoints.reach("worker.batch_taken")
+        rest: Batch | None = batch
+        while rest is not None:
+            part, rest = rest.cut(self._pace.part_max)
+            began = time.monotonic()
+            await self._commit(part)
+            self._pace.committed(len(part.events), time.monotonic() - began)
+        return True
+
+    async def _commit(self, batch: Batch) -> None:
+        parts = Parts(self._name, batch)
+        for part in parts:
+            try:
+                took_s = await self._committer.commit(part)
+            except HandlerFailed as error:
+                parts.failed(part, error)
+            except CheckpointFenced:
+                self._pace.failed(len(part.events))  # perhaps the lease ran out over a slow fold
+                raise
+            except DBAPIError as error:
+                if not is_about_data(error):
+                    self._pace.failed(len(part.events))
+                parts.refused(part, error)
+            else:
+                failpoints.reach("worker.after_commit")
+                self.position = part.last
+                self._report.committed(part.last, len(part.events), took_s)
