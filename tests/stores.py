@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from uuid import uuid4
 
 from eventjet.errors import StoreUnavailable
 from eventjet.nats.client import connect
@@ -14,11 +13,7 @@ from eventjet.nats.requests import Lost, Requests
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.topology import declare
-
-
-def fresh_name() -> str:
-    """An app name that nobody has used."""
-    return f"app_{uuid4().hex[:12]}"
+from tests.logs import fresh_name
 
 
 async def declared(requests: Requests, name: str, replicas: int) -> None:

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
 from eventjet.dev.nats import NatsServer
 from tests import forked
+from tests.logs import fresh_name
 
 BANK = Path(__file__).parents[2] / "src" / "eventjet" / "dev" / "demo_app" / "demo_bank.py"
 
@@ -95,7 +95,7 @@ def clean_environ() -> dict[str, str]:
 @pytest.fixture
 def bank(tmp_path: Path, eventjet_nats: NatsServer) -> Program:
     """`eventjet` in a folder with `bank.py`, a log of its own on the session's server, and a SQLite file."""
-    name = f"bank_{uuid4().hex[:12]}"
+    name = fresh_name("bank")
     source = BANK.read_text(encoding="utf-8").replace('App("bank"', f'App("{name}"')
     (tmp_path / "bank.py").write_text(source, encoding="utf-8")
     environ = {

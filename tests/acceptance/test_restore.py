@@ -18,7 +18,8 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import ApiRefused
 from eventjet.nats.api import stream_state
 from tests.acceptance.conftest import Program
-from tests.integration.restoring import block, endpoint, records_of, seal
+from tests.integration.restoring import endpoint, records_of, seal
+from tests.logs import block
 
 EVENTS = int(os.environ.get("EVENTJET_TEST_RESTORE_EVENTS", "12000"))
 KILLS = int(os.environ.get("EVENTJET_TEST_RESTORE_KILLS", "2"))

@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
-from uuid import uuid4
 
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
@@ -31,6 +30,7 @@ from tests.forked import ROOT, Forked
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import made
 from tests.integration.rebuild_log import remains
+from tests.logs import fresh_name
 
 _COUNTS = {"totals": "coalesce(sum(additions), 0)", "journal": "count(*)"}
 _PACE_S = 0.002
@@ -253,7 +253,7 @@ class Stage:
 @contextmanager
 def stage(server: str, database: str, folder: Path, *, events: int = 2_000, rate: float = 100.0) -> Generator[Stage]:
     """A log that grows at a rate, its live read models with a worker, and a reader of each."""
-    app = tally_app(f"tally_{uuid4().hex[:12]}")
+    app = tally_app(fresh_name("tally"))
     (folder / f"{app.name}.py").write_text(
         f"from tests.faults.tally import tally_app\n\napp = tally_app({app.name!r})\n"
     )

@@ -8,7 +8,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from uuid import uuid4
 
 from sqlalchemy import Engine, text
 
@@ -22,6 +21,7 @@ from tests.faults.processes import await_it
 from tests.faults.tally import Seen, Truth, Verdict, judge, snapshot, tally_app
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import made
+from tests.logs import fresh_name
 
 NAMES = ("totals", "journal")
 NO_CONSUMER = 10014
@@ -168,7 +168,7 @@ class Scene:
 @contextmanager
 def scene(server: str, database: str, folder: Path, entities: int = 1_000) -> Generator[Scene]:
     """A log of its own on the server, with read models in the database, audited."""
-    app = tally_app(f"tally_{uuid4().hex[:12]}")
+    app = tally_app(fresh_name("tally"))
     ledger = Ledger(Settings(servers=(server,), database=database), app.name, app.catalog, dict(app.projections))
     made(database, *app.projections.values())
     audit.install(database)

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 from sqlalchemy import select, text
@@ -25,6 +24,7 @@ from tests.faults.processes import WorkerProcess, await_it
 from tests.faults.tally import Total
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import made
+from tests.logs import fresh_name
 
 BAD = int(os.environ.get("EVENTJET_TEST_BAD", "200"))
 EVENTS = 100 * BAD
@@ -37,7 +37,7 @@ CATCH_UP_S = 60 + EVENTS / 2_000
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ledger, Mixture]]:
     """The log, on a server of its own that does not wait for the disk."""
     with NatsServer(sync_interval="1m") as nats:
-        app = wary_app(f"wary_{uuid4().hex[:12]}")
+        app = wary_app(fresh_name("wary"))
         settings = Settings(servers=(nats.url,))
         ledger = Ledger(settings, app.name, app.catalog, dict(app.projections))
         ledger.create()

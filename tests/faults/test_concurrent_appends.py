@@ -20,6 +20,7 @@ from tests.faults.processes import WorkerProcess, await_it
 from tests.faults.tally import Added, Noted, Tally, Truth, judge, snapshot, tally_app
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import made
+from tests.logs import fresh_name
 
 WRITERS = 10
 EVENTS = int(os.environ.get("EVENTJET_TEST_CONCURRENT", "600"))
@@ -64,7 +65,7 @@ def applied(database: str, last: int) -> bool:
 async def test_what_ten_writers_append_is_applied_once(
     kind: str, request: pytest.FixtureRequest, eventjet_nats: NatsServer, tmp_path: Path, processes: ExitStack
 ) -> None:
-    app = tally_app(f"tally_{uuid4().hex[:12]}")
+    app = tally_app(fresh_name("tally"))
     live, later = databases(kind, request, tmp_path)
     settings = Settings(servers=(eventjet_nats.url,), database=live)
     ledger = Ledger(settings, app.name, app.catalog, dict(app.projections))

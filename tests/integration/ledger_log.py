@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -15,21 +14,20 @@ from typing import Any
 from uuid import uuid4
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import Decoder, header_block
+from eventjet.codec.envelope import Decoder
 from eventjet.domain.recorded import Recorded
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.protocol import publish_frame
 from eventjet.nats.ranges import read_range
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.settings import Settings
 from eventjet.store.topology import IDENTITY
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.supervisor import run_workers
+from tests import logs
 from tests.caught_up import wait_caught_up
 from tests.integration.projecting import BALANCES, CATALOG, MOVEMENTS, Added, Closed, Noted, Opened
-
-WINDOW = 500
+from tests.logs import block, fresh_name
 
 
 @dataclass
@@ -37,7 +35,7 @@ class Ledger:
     """An app with its log: as much of one as workers need."""
 
     settings: Settings
-    name: str = field(default_factory=lambda: f"app_{uuid4().hex[:12]}")
+    name: str = field(default_factory=fresh_name)
     catalog: Catalog = CATALOG
     projections: dict[str, ResolvedProjection] = field(
         default_factory=lambda: {"balances": BALANCES, "movements": MOVEMENTS}
@@ -49,14 +47,7 @@ class Ledger:
 
     def create(self, identity: str | None = None) -> None:
         """Its stream, with an identity."""
-        config = {
-            "name": self.name,
-            "subjects": [f"{self.name}.*.*"],
-            "storage": "file",
-            "metadata": {IDENTITY: identity or str(uuid4())},
-        }
-        with NatsConnection.open(self.endpoint) as link:
-            link.api(f"STREAM.CREATE.{self.name}", config)
+        logs.create(self.endpoint, self.name, metadata={IDENTITY: identity or str(uuid4())})
 
     def delete(self) -> None:
         with NatsConnection.open(self.endpoint) as link:
@@ -64,25 +55,15 @@ class Ledger:
 
     def append(self, events: Iterable[tuple[str, Any]]) -> int:
         """Store (aggregate id, event) pairs; returns the last position."""
-        frames: list[tuple[str, bytes, bytes]] = []
-        for aggregate_id, data in events:
-            encoded = self.catalog.encode(data)
-            frames.append((aggregate_id, block(encoded.type_name, encoded.schema), encoded.body))
-        return self.append_raw(frames)
+        encoded = ((aggregate_id, self.catalog.encode(data)) for aggregate_id, data in events)
+        return self.append_raw(
+            (aggregate_id, block(one.type_name, one.schema), one.body) for aggregate_id, one in encoded
+        )
 
     def append_raw(self, records: Iterable[tuple[str, bytes, bytes]]) -> int:
         """Store (aggregate id, header block, body) triples; returns the last position."""
-        last = 0
-        with NatsConnection.open(self.endpoint) as link:
-            reply = f"{link.inbox}.acks"
-            acks = link.subscribe(reply)
-            frames = [
-                publish_frame(f"{self.name}.ledger.{aggregate_id}", body, reply=reply.encode(), headers=headers)
-                for aggregate_id, headers, body in records
-            ]
-            for start in range(0, len(frames), WINDOW):
-                last = stored(link, acks, frames[start : start + WINDOW])
-        return last
+        subjects = ((f"ledger.{aggregate_id}", headers, body) for aggregate_id, headers, body in records)
+        return logs.append(self.endpoint, self.name, subjects)
 
     def recorded(self, last: int) -> list[Recorded[Any]]:
         """The log up to a position, as events."""
@@ -123,12 +104,6 @@ class Ledger:
                 await worker
 
 
-def block(type_name: str, schema: int = 1, version: int = 1) -> bytes:
-    """A header block as the store writes it."""
-    pairs = [("Nats-Msg-Id", str(uuid4())), ("Ej-Type", type_name), ("Ej-Schema", str(schema))]
-    return header_block([*pairs, ("Ej-Version", str(version))])
-
-
 def history(count: int, accounts: int = 50, seed: int = 7) -> list[tuple[str, Any]]:
     """Random (aggregate id, event) pairs: accounts are opened, added to, closed, and opened again."""
     chance = random.Random(seed)
@@ -153,18 +128,3 @@ async def eventually(found: Callable[[], Awaitable[bool]], what: str, timeout_s:
         assert time.monotonic() - started < timeout_s, f"not within {timeout_s} s: {what}"
         await asyncio.sleep(0.02)
     return time.monotonic() - started
-
-
-def stored(link: NatsConnection, acks: bytes, frames: Sequence[bytes]) -> int:
-    """Publish, and wait for every acknowledgement; the last position."""
-    link.send(b"".join(frames))
-    expected, last = len(frames), 0
-    while expected:
-        received = [frame for frame in link.receive(20.0) if frame[0] == acks]
-        assert received, "the server acknowledged nothing for 20 s"
-        for *_, body in received:
-            answer = json.loads(body)
-            assert "error" not in answer, answer
-            last = max(last, answer["seq"])
-        expected -= len(received)
-    return last

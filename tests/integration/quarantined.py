@@ -20,8 +20,9 @@ from eventjet.projections.resolve import resolve
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql.database import READ_ONLY, Database
 from eventjet.sql.own_tables import quarantine
-from tests.integration.ledger_log import Ledger, block, history
+from tests.integration.ledger_log import Ledger, history
 from tests.integration.projecting import CATALOG, Added, Balance, Opened, balances, rows_of
+from tests.logs import block
 
 BAD = Decimal(666)
 

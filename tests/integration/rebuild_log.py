@@ -21,6 +21,7 @@ from eventjet.sql.checkpoint import Checkpoint, read
 from eventjet.sql.database import READ_ONLY, Database
 from eventjet.sql.location_assignment import create_tables
 from tests.integration.ledger_log import Ledger
+from tests.logs import fresh_name
 
 APP = string.Template('''
 """The app $name."""
@@ -186,7 +187,7 @@ class Book(Ledger):
     """An app in a folder of its own, with its log and its database."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
-        name = f"book_{uuid4().hex[:12]}"
+        name = fresh_name("book")
         (folder / f"{name}.py").write_text(APP.substitute(name=name))
         self.ref = AppRef.parse(f"{name}:app", folder)
         wired: Any = self.ref.load()

@@ -6,10 +6,8 @@ import hashlib
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
-from itertools import chain
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,13 +16,10 @@ from eventjet import App, Imported, Metadata
 from eventjet.archive.batches import Past
 from eventjet.archive.manifest import ArchivedFile, Segment, dump_segment
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
-from eventjet.nats.api import stream_state
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.protocol import publish_frame
-from eventjet.nats.ranges import read_range
 from examples.bank.account import Account, Deposited, Opened
-from tests.integration.ledger_log import WINDOW, stored
+from tests import logs
 
 NAME = "bank"
 
@@ -35,8 +30,12 @@ def endpoint(url: str) -> Endpoint:
 
 def records_of(url: str, name: str = NAME) -> list[RawRecord]:
     """All that a log holds."""
-    state = stream_state(endpoint(url), name)
-    return list(chain.from_iterable(read_range(endpoint(url), name, state.first, state.last + 1)))
+    return logs.records_of(endpoint(url), name)
+
+
+def append_raw(url: str, records: Iterable[tuple[str, bytes, bytes]]) -> int:
+    """Store (subject after the stream's name, headers, body) triples; returns the last position."""
+    return logs.append(endpoint(url), NAME, records)
 
 
 def past_of(records: Sequence[RawRecord], log: str = "the-log", name: str = NAME) -> Past:
@@ -105,27 +104,6 @@ def _file(folder: Path, segment: Sequence[RawRecord], records: Sequence[RawRecor
     pq.write_table(pa.table(columns), at, compression="zstd")
     found = at.read_bytes()
     return ArchivedFile(path, records[0][0], records[-1][0], len(found), hashlib.sha256(found).hexdigest())
-
-
-def append_raw(url: str, messages: Iterable[tuple[str, bytes, bytes]], name: str = NAME) -> int:
-    """Store (subject after the stream's name, headers, body) one after the other; returns the last position."""
-    with NatsConnection.open(endpoint(url)) as link:
-        reply = f"{link.inbox}.acks"
-        acks = link.subscribe(reply)
-        frames = [
-            publish_frame(f"{name}.{subject}", body, reply=reply.encode(), headers=headers)
-            for subject, headers, body in messages
-        ]
-        for start in range(0, len(frames), WINDOW):
-            stored(link, acks, frames[start : start + WINDOW])
-        return stream_state(link, name).last
-
-
-def block(**more: str) -> bytes:
-    """The headers of a deposit, and some more."""
-    pairs = {"Nats-Msg-Id": str(uuid4()), "Ej-Type": "account.deposited", "Ej-Schema": "1", "Ej-Version": "1"}
-    pairs |= {name.replace("_", "-"): value for name, value in more.items()}
-    return ("NATS/1.0\r\n" + "".join(f"{name}: {value}\r\n" for name, value in pairs.items()) + "\r\n").encode()
 
 
 def delete(url: str, name: str = NAME) -> None:

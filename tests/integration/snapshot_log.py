@@ -11,18 +11,15 @@ from random import Random
 from typing import Any
 
 from eventjet import Imported, Jet, Settings
-from eventjet.codec.envelope import header_block
 from eventjet.codec.subjects import snapshot_bucket
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState
-from eventjet.domain.ids import new_event_id
-from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.rebuild import AppRef
 from eventjet.repository.histories import Histories
 from eventjet.snapshots.kv import KeyValueSnapshots
 from eventjet.snapshots.snapshot import SnapshotCodec
-from tests.stores import fresh_name
+from tests.logs import append, block, fresh_name
 
 APP = string.Template("""
 from dataclasses import replace
@@ -107,14 +104,8 @@ class Scene:
 
     def put(self, token: str, type_name: str, version: int, body: bytes, aggregate: str = "tally") -> None:
         """One record as anybody could have written it."""
-        pairs = [("Nats-Msg-Id", new_event_id()), ("Ej-Type", type_name), ("Ej-Schema", "1")]
-        with NatsConnection.open(Endpoint.of(self.settings)) as link:
-            sid = link.subscribe(f"{link.inbox}.ack")
-            headers = header_block([*pairs, ("Ej-Version", str(version))])
-            link.publish(f"{self.name}.{aggregate}.{token}", body, reply=f"{link.inbox}.ack", headers=headers)
-            (frame,) = link.receive(10)
-            assert frame[0] == sid
-            assert b"error" not in frame[4], frame[4]
+        record = (f"{aggregate}.{token}", block(type_name, version=version), body)
+        append(Endpoint.of(self.settings), self.name, [record])
 
     def histories(self, jet: Jet) -> Histories[Any]:
         """Loads that know of no snapshots."""

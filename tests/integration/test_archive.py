@@ -17,8 +17,8 @@ from eventjet.spark import archive_write
 from eventjet.spark.archive_frames import archived_frame, reading
 from eventjet.spark.session import Started
 from tests.integration.archived import book_of, files_of, log_records, made, purge, sealed, tables
-from tests.integration.ledger_log import block
 from tests.integration.rebuild_log import Book, remains
+from tests.logs import block
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

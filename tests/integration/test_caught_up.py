@@ -35,7 +35,7 @@ from examples.bank.app import withdrawn_has_a_reason
 from examples.bank.read_models import balances
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, made
-from tests.stores import fresh_name
+from tests.logs import fresh_name
 
 LONG_S = 60.0
 QUICK = WorkerOptions(lease_s=1.5, poll_s=0.1)

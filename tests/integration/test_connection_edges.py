@@ -22,7 +22,7 @@ from eventjet.settings import Settings
 from eventjet.store.long_reads import LongReads
 from examples.bank.account import Account, Deposited
 from examples.bank.app import withdrawn_has_a_reason
-from tests.stores import fresh_name
+from tests.logs import fresh_name
 
 EVENTS = 300
 

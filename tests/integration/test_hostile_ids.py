@@ -17,7 +17,7 @@ from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.store import Append, NewEvent
 from eventjet.store.topology import declare
 from tests.hostile_ids import hostile_ids
-from tests.stores import fresh_name
+from tests.logs import fresh_name
 
 SAMPLE = int(os.environ.get("EVENTJET_TEST_IDS", "2000"))
 AT_ONCE = 64

@@ -33,9 +33,10 @@ from tests.caught_up import wait_caught_up
 from tests.integration import by_hand
 from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, expected, failed, found, log_of, state, where
 from tests.integration.deploys import DEPLOYS, NEWER, OPTIONS, deployed
-from tests.integration.ledger_log import Ledger, block, history
+from tests.integration.ledger_log import Ledger, history
 from tests.integration.projecting import BALANCES, Added, Opened
 from tests.integration.revision_log import checkpoints, folded, init, rows, stands
+from tests.logs import block
 
 
 @pytest.fixture(params=["postgresql", "sqlite"])

@@ -17,7 +17,7 @@ from eventjet.errors import Unreachable, UsageError
 from eventjet.nats.requests import ApiError
 from examples.bank.account import Account, Deposited, InsufficientFunds, Opened, Withdrawn
 from examples.bank.app import withdrawn_has_a_reason
-from tests.stores import fresh_name
+from tests.logs import fresh_name
 
 
 @pytest.fixture

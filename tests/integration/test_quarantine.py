@@ -28,9 +28,10 @@ from eventjet.workers.context import WorkerOptions
 from eventjet.workers.status import ProjectionStatus, status
 from eventjet.writers.batch import Batch
 from eventjet.writers.fold_writer import FoldWriter
-from tests.integration.ledger_log import Ledger, block, eventually, history, stored
+from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, CATALOG, MOVEMENTS, Added, Balance, Closed, Noted, Opened, made
 from tests.integration.quarantined import BAD, MENDED, PARKING, bad_records, decisions, expected, mixed, state_of
+from tests.logs import block, stored
 
 QUICK = WorkerOptions(lease_s=1.5, poll_s=0.1)
 T = TypeVar("T")

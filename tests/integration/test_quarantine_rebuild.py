@@ -18,9 +18,10 @@ from eventjet.rebuild import AppRef, Progress, rebuild, verify
 from eventjet.settings import Settings
 from eventjet.spark.session import Started
 from eventjet.sql.database import READ_ONLY
-from tests.integration.ledger_log import block, eventually
+from tests.integration.ledger_log import eventually
 from tests.integration.quarantined import Kept, decisions, kept_of
 from tests.integration.rebuild_log import Book, remains
+from tests.logs import block
 
 T = TypeVar("T")
 PARKS = (

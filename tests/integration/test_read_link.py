@@ -18,7 +18,7 @@ from eventjet.store.long_reads import LongReads
 from examples.bank.account import Account, Deposited
 from examples.bank.app import withdrawn_has_a_reason
 from tests.integration.wire_secrets import certificates, tls_config
-from tests.stores import fresh_name
+from tests.logs import fresh_name
 
 ACCOUNTS = 100
 LONG = 2_500

@@ -25,13 +25,13 @@ from tests.faults.proxy import PASS, Fate, NatsProxy, Publish
 from tests.integration.restoring import (
     NAME,
     append_raw,
-    block,
     delete,
     endpoint,
     fill,
     past_of,
     records_of,
 )
+from tests.logs import block
 
 APP = App(NAME, aggregates=[Account], upcasters=[withdrawn_has_a_reason])
 LOG = "18e9b2fc-0d0b-4a0f-9c57-1f6f3f3a0c11"

@@ -10,7 +10,8 @@ from eventjet.codec.envelope import RawRecord
 from eventjet.dev.nats_cluster import NatsCluster
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from tests.integration.restoring import NAME, block, past_of, records_of
+from tests.integration.restoring import NAME, past_of, records_of
+from tests.logs import block
 
 EVENTS = 6 * BATCH_MAX + 7
 

@@ -17,7 +17,7 @@ from eventjet.settings import Settings
 from eventjet.spark.session import Started
 from tests.integration.restored_bank import bank
 from tests.integration.restoring import fill, records_of
-from tests.stores import fresh_name
+from tests.logs import fresh_name
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -22,7 +22,7 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.spark import AppRef, events
 from eventjet.spark.frame_tasks import stored_columns
 from eventjet.spark.session import Started
-from tests.stores import fresh_name
+from tests.logs import fresh_name
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -21,8 +21,9 @@ from eventjet.sql.database import READ_ONLY, Database
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.session import Session
 from eventjet.workers.status import ProjectionStatus, status
-from tests.integration.ledger_log import Ledger, block, eventually, history
+from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Movement, Noted, Opened, folded, made, rows_of
+from tests.logs import block
 
 QUICK = WorkerOptions(lease_s=1.5, poll_s=0.1)
 

@@ -28,8 +28,9 @@ from eventjet.sql.pausing import pause
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.health import Verdict
 from eventjet.workers.http import serving
-from tests.integration.ledger_log import Ledger, block, eventually, history
+from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Noted, made
+from tests.logs import block
 
 QUICK = WorkerOptions(lease_s=1.5, poll_s=0.1, look_s=0.1, stalled_s=1.0)
 STEADY = replace(QUICK, lease_s=30.0, stalled_s=30.0)

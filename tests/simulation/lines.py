@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Any, Protocol
-from uuid import uuid4
 
 from nats.aio.client import Client
 
 from eventjet.nats.client import connect
 from eventjet.settings import Settings
+from tests.logs import fresh_name
 from tests.simulation.scripts import Read, Script, Step
 from tests.simulation.stream import Stream
 from tests.simulation.wire import Wire
@@ -80,7 +80,7 @@ async def answers_of_both(
     url: str, replicas: int, script: Script, *, afterwards: Script = (), after_s: float = 0.0
 ) -> tuple[Answers, Answers]:
     """What a server at `url` says on a new stream, and what the simulator says."""
-    name = f"app_{uuid4().hex[:12]}"
+    name = fresh_name()
     client, requests = await connect(Settings(servers=(url,), replicas=replicas))
     try:
         await declared(requests, name, replicas)

@@ -1,0 +1,25 @@
+"""What tests read from a database and write to it beside eventjet."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from eventjet.sql.database import READ_ONLY, Database
+
+
+@contextmanager
+def reading(database: str) -> Generator[Connection]:
+    """A connection that only reads, as an application's own."""
+    with Database(database).sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
+        yield connection
+
+
+def execute(database: str, *statements: str) -> list[Any]:
+    """Statements in one transaction; the rows of the last one."""
+    with Database(database).sync_engine().begin() as connection:
+        results = [connection.execute(text(statement)) for statement in statements]
+        return list(results[-1]) if results[-1].returns_rows else []
