@@ -1,16 +1,17 @@
 """Event sourcing on NATS JetStream: aggregates, projections in SQL, and rebuilds beside the live read model.
 
-The front door. Names are resolved when first used (PEP 562), so that importing eventjet costs next to nothing.
+The front door. Names are resolved when first used, so that importing eventjet costs next to nothing.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from eventjet.lazy import lazy
 
 if TYPE_CHECKING:
     from eventjet.app import App, load_app
-    from eventjet.codec.upcasting import upcaster
+    from eventjet.codec.upcasting import Upcaster, upcaster
     from eventjet.domain.aggregate import aggregate
     from eventjet.domain.context import with_metadata
     from eventjet.domain.event import event
@@ -19,66 +20,54 @@ if TYPE_CHECKING:
         ConcurrencyConflict,
         DefinitionError,
         EventjetError,
+        Forbidden,
+        HistoryBroken,
         NotCaughtUp,
         OutcomeUnknown,
         Refused,
+        StoreUnavailable,
         Unreachable,
+        UsageError,
     )
     from eventjet.jet import Jet
+    from eventjet.projections.app_ref import AppRef
     from eventjet.projections.projection import Entries, Projection, entries, projection
     from eventjet.projections.sql_projection import SqlProjection
-    from eventjet.repository import Committed, Imported, ImportReport, Repository
+    from eventjet.repository import Command, Committed, Imported, ImportReport, Planned, Repository
     from eventjet.settings import Settings
-
-_HOMES = {
-    "App": "app",
-    "Committed": "repository",
-    "ConcurrencyConflict": "errors",
-    "DefinitionError": "errors",
-    "Entries": "projections.projection",
-    "EventjetError": "errors",
-    "ImportReport": "repository",
-    "Imported": "repository",
-    "Jet": "jet",
-    "Metadata": "domain.recorded",
-    "NotCaughtUp": "errors",
-    "OutcomeUnknown": "errors",
-    "Projection": "projections.projection",
-    "Recorded": "domain.recorded",
-    "Refused": "errors",
-    "Repository": "repository",
-    "Settings": "settings",
-    "SqlProjection": "projections.sql_projection",
-    "Unreachable": "errors",
-    "aggregate": "domain.aggregate",
-    "entries": "projections.projection",
-    "event": "domain.event",
-    "load_app": "app",
-    "projection": "projections.projection",
-    "upcaster": "codec.upcasting",
-    "with_metadata": "domain.context",
-}
+    from eventjet.store.store import LogState
+    from eventjet.store.topology import Topology
 
 __all__ = [
     "App",
+    "AppRef",
+    "Command",
     "Committed",
     "ConcurrencyConflict",
     "DefinitionError",
     "Entries",
     "EventjetError",
+    "Forbidden",
+    "HistoryBroken",
     "ImportReport",
     "Imported",
     "Jet",
+    "LogState",
     "Metadata",
     "NotCaughtUp",
     "OutcomeUnknown",
+    "Planned",
     "Projection",
     "Recorded",
     "Refused",
     "Repository",
     "Settings",
     "SqlProjection",
+    "StoreUnavailable",
+    "Topology",
     "Unreachable",
+    "Upcaster",
+    "UsageError",
     "aggregate",
     "entries",
     "event",
@@ -88,14 +77,38 @@ __all__ = [
     "with_metadata",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'eventjet' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"eventjet.{home}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy(
+    __name__,
+    {
+        "eventjet.app": ("App", "load_app"),
+        "eventjet.codec.upcasting": ("Upcaster", "upcaster"),
+        "eventjet.domain.aggregate": ("aggregate",),
+        "eventjet.domain.context": ("with_metadata",),
+        "eventjet.domain.event": ("event",),
+        "eventjet.domain.recorded": ("Metadata", "Recorded"),
+        "eventjet.errors": (
+            "ConcurrencyConflict",
+            "DefinitionError",
+            "EventjetError",
+            "Forbidden",
+            "HistoryBroken",
+            "NotCaughtUp",
+            "OutcomeUnknown",
+            "Refused",
+            "StoreUnavailable",
+            "Unreachable",
+            "UsageError",
+        ),
+        "eventjet.jet": ("Jet",),
+        "eventjet.projections.app_ref": ("AppRef",),
+        "eventjet.projections.projection": ("Entries", "Projection", "entries", "projection"),
+        "eventjet.projections.sql_projection": ("SqlProjection",),
+        "eventjet.repository": ("Command", "Committed", "ImportReport", "Imported", "Planned", "Repository"),
+        "eventjet.settings": ("Settings",),
+        "eventjet.store.store": ("LogState",),
+        "eventjet.store.topology": ("Topology",),
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.subjects import is_name
@@ -17,10 +17,10 @@ from eventjet.domain.subscription import folded_events
 from eventjet.errors import DefinitionError, UsageError
 from eventjet.jet import Jet, open_jet
 from eventjet.projections.app_ref import AppRef
-from eventjet.projections.projection import Entries, Projection
+from eventjet.projections.application import Declared
 from eventjet.projections.resolve import resolve
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql, SqlProjection, resolve_sql
-from eventjet.settings import Settings
+from eventjet.settings import Settings, SettingsOverrides
 from eventjet.snapshots.snapshot import SnapshotCodec
 
 NAME_RULE = "[a-z][a-z0-9_]*"
@@ -40,7 +40,7 @@ class App:
         name: str,
         *,
         aggregates: Sequence[Folded],
-        projections: Sequence[Projection[Any, Any] | Entries[Any, Any] | SqlProjection] = (),
+        projections: Sequence[Declared] = (),
         upcasters: Sequence[Upcaster] = (),
         retired_events: Sequence[str] = (),
     ) -> None:
@@ -58,9 +58,12 @@ class App:
             raise DefinitionError(faults)
 
     @asynccontextmanager
-    async def connect(self, **settings: Any) -> AsyncGenerator[Jet]:
-        """A connection, from keywords or `EVENTJET_*` (see `Settings`); raises `Unreachable` and `UsageError`."""
-        async with open_jet(self.name, self.catalog, self.aggregates, self.projections, Settings.load(settings)) as jet:
+    async def connect(
+        self, settings: Settings | None = None, /, **overrides: Unpack[SettingsOverrides]
+    ) -> AsyncGenerator[Jet]:
+        """A connection, by keywords over `settings` or over `EVENTJET_*`; raises `Unreachable` and `UsageError`."""
+        settings = Settings.load(overrides) if settings is None else settings.with_overrides(overrides)
+        async with open_jet(self, settings) as jet:
             yield jet
 
 
@@ -144,9 +147,7 @@ def _is_event(cls: Any) -> bool:
     return True
 
 
-def _projections(
-    declared: Sequence[Projection[Any, Any] | Entries[Any, Any] | SqlProjection], catalog: Catalog, faults: list[str]
-) -> dict[str, AnyResolved]:
+def _projections(declared: Sequence[Declared], catalog: Catalog, faults: list[str]) -> dict[str, AnyResolved]:
     found: dict[str, AnyResolved] = {}
     names: set[str] = set()
     for one in declared:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any, Literal, TypeVar, cast, overload
 
-from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import Decoder, RawRecord
 from eventjet.codec.subjects import snapshot_bucket
-from eventjet.domain.aggregate import AggregateInfo, AggregateType
+from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import OutcomeUnknown, UsageError
 from eventjet.nats.client import connect
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.listening import listen
 from eventjet.nats.requests import Requests
-from eventjet.projections.sql_projection import AnyResolved
+from eventjet.projections.application import Application, Declared
 from eventjet.repository import Committed, Imported, ImportReport, Planned, Repository
 from eventjet.repository.histories import Snapshots
 from eventjet.repository.importing import Importer
@@ -43,45 +43,45 @@ S3 = TypeVar("S3")
 E3 = TypeVar("E3")
 
 
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """The log of an app and, where it is on a server, what goes with it there."""
+
+    store: EventStore
+    requests: Requests | None = None
+    snapshots: SnapshotKeeper | None = None
+    listen: Listen | None = None
+    """How `caught_up` hears of the workers' notices."""
+
+
 class Jet:
     """Made by `App.connect`; safe for any number of tasks of one loop."""
 
-    def __init__(
-        self,
-        name: str,
-        store: EventStore,
-        catalog: Catalog,
-        aggregates: Mapping[Any, AggregateInfo],
-        projections: Mapping[str, AnyResolved],
-        settings: Settings,
-        keeper: SnapshotKeeper | None = None,
-        listen: Listen | None = None,
-    ) -> None:
-        self.name = name
-        self.store = store
+    def __init__(self, app: Application, settings: Settings, backend: Backend) -> None:
+        self.name = app.name
         self.settings = settings
-        self._catalog = catalog
-        self._aggregates = aggregates
-        self._projections = projections
-        self._keeper = keeper
+        self.store = backend.store
+        self.requests = backend.requests
+        """None for a log in memory."""
+        self._app = app
+        self._snapshots = backend.snapshots
         self._repositories: dict[Any, Repository[Any, Any]] = {}
-        self._decoder = Decoder(catalog)
-        self.requests: Requests | None = None
+        self._decoder = Decoder(app.catalog)
         self._checkpoints = Checkpoints(settings.database)
-        self._waiting = Waiting(name, self._checkpoints, listen)
+        self._waiting = Waiting(app.name, self._checkpoints, backend.listen)
 
     def repository(self, aggregate: AggregateType[S, E], /) -> Repository[S, E]:
         """The repository of one aggregate type, the same for every call; raises `UsageError` for a stranger."""
         found: Repository[Any, Any] | None = self._repositories.get(aggregate)
         if found is None:
-            info = self._aggregates.get(aggregate)
-            if info is None:
+            if aggregate not in self._app.aggregates:
                 raise UsageError(f"{aggregate!r} is not an aggregate of {self.name!r}. List it in App(aggregates=[…]).")
+            every = self._app.aggregates[aggregate].snapshot_every
             snapshots: Snapshots[Any] | None = None
-            if info.snapshot_every is not None and self._keeper is not None:
-                snapshots = Snapshots(self._keeper, SnapshotCodec[Any](aggregate), info.snapshot_every)
+            if every is not None and self._snapshots is not None:
+                snapshots = Snapshots(self._snapshots, SnapshotCodec[Any](aggregate), every)
             initial = cast("Callable[[], Any]", aggregate)
-            found = Repository(self.name, self.store, self._catalog, initial, info, snapshots=snapshots)
+            found = Repository(self.name, self.store, self._app.catalog, initial, snapshots=snapshots)
             self._repositories[aggregate] = found
         return found
 
@@ -136,25 +136,36 @@ class Jet:
         progress: Callable[[int], object] | None = None,
     ) -> ImportReport:
         """Import events in batches, ordered per aggregate. Run the same `source` again to store what is missing."""
-        return await Importer(self.store, self._catalog, self._aggregates, source).run(events, progress)
+        return await Importer(self.store, self._app.catalog, self._app.aggregates, source).run(events, progress)
 
     @overload
-    async def caught_up(self, projection: str, *, position: int, timeout_s: float = 5.0) -> None: ...
+    async def caught_up(self, projection: str | Declared, *, position: int, timeout_s: float = 5.0) -> None: ...
     @overload
-    async def caught_up(self, projection: str, *, token: str, timeout_s: float = 5.0) -> None: ...
+    async def caught_up(self, projection: str | Declared, *, token: str, timeout_s: float = 5.0) -> None: ...
     async def caught_up(
-        self, projection: str, *, position: int | None = None, token: str | None = None, timeout_s: float = 5.0
+        self,
+        projection: str | Declared,
+        *,
+        position: int | None = None,
+        token: str | None = None,
+        timeout_s: float = 5.0,
     ) -> None:
-        """Wait until the projection is true up to `position`, in whichever process its worker runs.
+        """Wait until the projection, or the one of that name, is true up to `position`, wherever its worker runs.
 
         `token` is `Committed.token`, perhaps of another process; give it or `position`. Raises `NotCaughtUp` after
         `timeout_s`, or at once when the projection failed, is paused or retired; `Unreachable` when the database does
         not answer; `UsageError` for a projection the app does not have, and for what is no position, or no token of
         this app.
         """
-        resolved = self._projections.get(projection)
+        if self.requests is None:
+            raise UsageError(
+                "This log is in memory, so no worker keeps read models of it. Test a projection with `projected`."
+            )
+        name = projection if isinstance(projection, str) else projection.name
+        resolved = self._app.projections.get(name)
         if resolved is None:
-            raise UsageError(f"{self.name!r} has no projection {projection!r}. It has {', '.join(self._projections)}.")
+            known = ", ".join(self._app.projections) or "none"
+            raise UsageError(f"{self.name!r} has no projection {name!r}. It has {known}.")
         if (position is None) == (token is None):
             raise UsageError("`caught_up` waits for a position or for a token. Give one of them.")
         wanted = position_in(token, self.name) if token is not None else position
@@ -203,19 +214,12 @@ class Jet:
 
 
 @asynccontextmanager
-async def open_jet(
-    name: str,
-    catalog: Catalog,
-    aggregates: Mapping[Any, AggregateInfo],
-    projections: Mapping[str, AnyResolved],
-    settings: Settings,
-) -> AsyncGenerator[Jet]:
+async def open_jet(app: Application, settings: Settings) -> AsyncGenerator[Jet]:
     """Connect, and on the way out wait for the saves in flight."""
     client, requests = await connect(settings)
-    store = JetStreamStore(name, client, requests, Endpoint.of(settings), save_timeout_s=settings.save_timeout_s)
-    keeper = SnapshotKeeper(KeyValueSnapshots(snapshot_bucket(name), requests.answer))
-    jet = Jet(name, store, catalog, aggregates, projections, settings, keeper, partial(listen, client))
-    jet.requests = requests
+    store = JetStreamStore(app.name, client, requests, Endpoint.of(settings), save_timeout_s=settings.save_timeout_s)
+    keeper = SnapshotKeeper(KeyValueSnapshots(snapshot_bucket(app.name), requests.answer))
+    jet = Jet(app, settings, Backend(store, requests, keeper, partial(listen, client)))
     requests.on_lost.append(jet.forget)
     async with AsyncExitStack() as ending:
         # In reverse, each even when one before it was cancelled.

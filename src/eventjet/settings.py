@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 from urllib.parse import urlsplit
 
 from eventjet.errors import UsageError
@@ -18,6 +18,24 @@ from eventjet.errors import UsageError
 _PREFIX = "EVENTJET_"
 _USERINFO = re.compile(r"(?<!/)//(?!/)\S*@")
 _SECRET_OPTION = re.compile(r"((?:pass\w*|pwd|sslpassword|token|secret)=)[^&\s]*", re.IGNORECASE)
+
+
+class SettingsOverrides(TypedDict, total=False):
+    """The settings as keywords, each a value of its field or, as in the environment, text; None leaves it as it is."""
+
+    servers: Sequence[str] | str | None
+    database: str | None
+    user: str | None
+    password: str | None
+    token: str | None
+    credentials: Path | str | None
+    nkey: Path | str | None
+    tls_ca: Path | str | None
+    tls_cert: Path | str | None
+    tls_key: Path | str | None
+    replicas: int | str | None
+    save_timeout_s: float | str | None
+    request_timeout_s: float | str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +64,15 @@ class Settings:
     """How long one request to the server may take."""
 
     @classmethod
-    def load(cls, overrides: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
+    def load(cls, overrides: SettingsOverrides | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
         """Read `EVENTJET_*`, then lay the keywords that are not None over it; raises `UsageError`."""
-        known = {f.name: f.type for f in fields(cls)}
-        values: dict[str, Any] = {
-            name: _parsed(name, str(kind), environ[_PREFIX + name.upper()])
-            for name, kind in known.items()
-            if environ.get(_PREFIX + name.upper())
-        }
-        for name, value in (overrides or {}).items():
-            if name not in known:
-                raise UsageError(f"There is no setting {name!r}. Known settings: {', '.join(sorted(known))}.")
-            if value is not None:
-                values[name] = _parsed(name, str(known[name]), value) if isinstance(value, str) else value
-        if isinstance(values.get("servers"), list):
-            values["servers"] = tuple(cast("list[str]", values["servers"]))
-        return _checked(replace(cls(), **values))
+        environment = {one.name: environ.get(_PREFIX + one.name.upper()) or None for one in fields(cls)}
+        given = {name: value for name, value in (overrides or {}).items() if value is not None}
+        return _laid_over(cls(), environment | given)
+
+    def with_overrides(self, overrides: SettingsOverrides) -> Settings:
+        """These settings with the keywords that are not None laid over them; raises `UsageError`."""
+        return _laid_over(self, overrides)
 
     def shown(self) -> dict[str, str]:
         """What may be printed: addresses without userinfo, no secret."""
@@ -71,6 +82,19 @@ class Settings:
 def redacted(url: str) -> str:
     """The URL without its userinfo and secret options: fit for logs, errors and `repr`."""
     return _SECRET_OPTION.sub(r"\1***", _USERINFO.sub("//***@", url))
+
+
+def _laid_over(settings: Settings, overrides: Mapping[str, object]) -> Settings:
+    kinds = {one.name: str(one.type) for one in fields(settings)}
+    values: dict[str, Any] = {}
+    for name, value in overrides.items():
+        if name not in kinds:
+            raise UsageError(f"There is no setting {name!r}. Known settings: {', '.join(sorted(kinds))}.")
+        if value is not None:
+            values[name] = _parsed(name, kinds[name], value) if isinstance(value, str) else value
+    if isinstance(values.get("servers"), list):
+        values["servers"] = tuple(cast("list[str]", values["servers"]))
+    return _checked(replace(settings, **values))
 
 
 def _parsed(name: str, kind: str, text: str) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from eventjet.codec.catalog import Catalog, EncodedEvent
-from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.ids import new_event_id
 from eventjet.errors import ConcurrencyConflict, HistoryBroken, Refused, UnknownEvent, UsageError
 from eventjet.repository import Repository
@@ -23,7 +22,7 @@ Accounts = Repository[Account, AccountEvent]
 
 def repository(app: str, store: EventStore, conflicts_max: int = 100) -> Accounts:
     catalog = Catalog([Opened, Deposited, Withdrawn])
-    return Repository(app, store, catalog, Account, aggregate_info(Account), conflicts_max=conflicts_max)
+    return Repository(app, store, catalog, Account, conflicts_max=conflicts_max)
 
 
 class RepositoryContract:

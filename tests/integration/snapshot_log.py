@@ -12,7 +12,6 @@ from typing import Any
 
 from eventjet import Imported, Jet, Settings
 from eventjet.codec.subjects import snapshot_bucket
-from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState
 from eventjet.nats.endpoint import Endpoint
 from eventjet.rebuild import AppRef
@@ -110,7 +109,7 @@ class Scene:
     def histories(self, jet: Jet) -> Histories[Any]:
         """Loads that know of no snapshots."""
         tally = self.module.Tally
-        return Histories(jet.store, self.app.catalog, tally, aggregate_info(tally))
+        return Histories(jet.store, self.app.catalog, tally)
 
     def bucket(self, jet: Jet) -> KeyValueSnapshots:
         assert jet.requests is not None

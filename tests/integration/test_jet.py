@@ -234,7 +234,7 @@ async def test_a_snapshot_shortens_replay_and_a_bad_one_is_passed_over(
     await jet.append_many([Imported(Account, "k", Deposited(amount=Decimal(1))) for _ in range(250)], source="x")
     for _ in range(150):
         await accounts.execute("k", Account.deposit, Decimal(1))
-    keeper = jet._keeper  # pyright: ignore[reportPrivateUsage]
+    keeper = jet._snapshots  # pyright: ignore[reportPrivateUsage]
     assert keeper is not None
     async with asyncio.timeout(30):
         while not keeper.written:
@@ -254,8 +254,8 @@ async def test_a_snapshot_shortens_replay_and_a_bad_one_is_passed_over(
 
             store.pages = counted  # type: ignore[method-assign]
             state = await other.repository(Account).load("k")
-            if other._keeper is not None:  # pyright: ignore[reportPrivateUsage]
-                await other._keeper._queue.join()  # pyright: ignore[reportPrivateUsage]
+            if other._snapshots is not None:  # pyright: ignore[reportPrivateUsage]
+                await other._snapshots._queue.join()  # pyright: ignore[reportPrivateUsage]
             return state.balance, asked[0] if asked else -1
 
     balance, after = await loaded()

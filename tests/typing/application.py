@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, assert_type
+from typing import Any, assert_type
 
 from sqlalchemy import Column, MetaData, Numeric, String, Table, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -13,18 +13,19 @@ from eventjet import (
     App,
     Committed,
     Jet,
+    LogState,
+    Planned,
     Projection,
     Recorded,
     Repository,
+    Settings,
     SqlProjection,
+    Topology,
     aggregate,
     event,
     projection,
 )
-from eventjet.testing import on, projected, scenario
-
-if TYPE_CHECKING:
-    from eventjet.repository import Planned
+from eventjet.testing import in_memory, on, projected, scenario
 
 
 @event("a.opened")
@@ -151,6 +152,19 @@ async def use(jet: Jet) -> None:
     assert_type(second, Committed[Counter, Added])
     plans: list[Planned[Any, Any]] = [accounts.decide(str(number), many, 1) for number in range(9)]
     await jet.transact(*plans)
+    await jet.caught_up(balances, position=done.position)
+    await jet.caught_up("ledger", token=done.token, timeout_s=1)
+    assert_type(await jet.init(), Topology)
+    assert_type(await jet.log(), LogState)
+
+
+async def connected() -> None:
+    async with app.connect(servers="nats://127.0.0.1:4222", user="ada", credentials=None, request_timeout_s=2) as jet:
+        await use(jet)
+    async with app.connect(Settings.load({"servers": ["nats://a:4222"]}), replicas=3) as jet:
+        await use(jet)
+    async with in_memory(app) as jet:
+        await use(jet)
 
 
 def test() -> None:

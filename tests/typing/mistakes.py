@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from eventjet import App, Jet, Recorded, projection
+from eventjet import App, Jet, Recorded, Settings, projection
 from eventjet.testing import scenario
 from tests.typing.application import (
     Account,
@@ -17,6 +17,7 @@ from tests.typing.application import (
     Counter,
     Deposited,
     Opened,
+    balances,
     ledger,
     table,
 )
@@ -50,6 +51,16 @@ async def use(jet: Jet) -> None:
     await accounts.execute("a", Counter.add, 1)  # wrong
     counters.decide("a", Account.deposit, Decimal(1))  # wrong
     await accounts.load("a", version="1")  # wrong
+    await jet.caught_up(Account, position=1)  # wrong
+    await jet.caught_up(balances)  # wrong
+
+
+async def settings(app: App) -> None:
+    async with app.connect(server="nats://127.0.0.1:4222"):  # wrong
+        pass
+    async with app.connect(replicas=1.5):  # wrong
+        pass
+    Settings.load({"databse": "sqlite:///x.db"})  # wrong
 
 
 def test() -> None:

@@ -15,10 +15,9 @@ import pytest
 from eventjet import App, Imported, Metadata, aggregate, event
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import RawRecord
-from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import COMMANDS_MAX, Commands
 from eventjet.errors import ConcurrencyConflict, DefinitionError, Refused, StoreUnavailable, UsageError
-from eventjet.jet import Jet
+from eventjet.jet import Backend, Jet
 from eventjet.repository import Repository
 from eventjet.settings import Settings
 from eventjet.store.memory import MemoryStore
@@ -93,7 +92,7 @@ class Forgetful:
 
 def connection(*aggregates: Any, store: EventStore | None = None, retired: tuple[str, ...] = ()) -> Jet:
     app = App(f"app_{uuid4().hex[:8]}", aggregates=aggregates, retired_events=retired)
-    return Jet(app.name, store or MemoryStore(app.name), app.catalog, app.aggregates, {}, Settings())
+    return Jet(app, Settings(), Backend(store or MemoryStore(app.name)))
 
 
 class Lagging:
@@ -140,7 +139,7 @@ async def test_a_committed_state_is_the_fold_of_what_was_stored() -> None:
     at = datetime(2026, 5, 1, 1, 30, tzinfo=timezone(timedelta(hours=2)))
     done = await clocks.execute("a", Clock.tell, at)
     assert done.state.shown == "2026-04-30T23:30:00+00:00"
-    elsewhere = Repository(jet.name, jet.store, Catalog([Told, Wound, Broken]), Clock, aggregate_info(Clock))
+    elsewhere = Repository(jet.name, jet.store, Catalog([Told, Wound, Broken]), Clock)
     assert await elsewhere.load("a") == done.state
     assert done.events == (Told(at=at),)
 
@@ -180,7 +179,7 @@ async def test_an_old_command_is_known_though_its_event_is_retired() -> None:
 
     Silent.evolve.__annotations__["event"] = Told
     catalog = Catalog([Told], retired=["bell.rung"])
-    bells: Any = Repository(old.name, old.store, catalog, Silent, aggregate_info(Silent))
+    bells: Any = Repository(old.name, old.store, catalog, Silent)
     decide: Callable[..., Any] = lambda bell: Told(at=datetime.now(UTC))  # noqa: E731
     again = await bells.command("once").execute("b", decide)
     assert (again.version, again.events) == (1, ())
@@ -238,7 +237,7 @@ async def test_lost_races_name_the_position_that_was_lost() -> None:
         async def append(self, writes: Any) -> int:
             raise ConcurrencyConflict("taken", 41)
 
-    bells = Repository("x", Contested("x"), Catalog([Rung]), Bell, aggregate_info(Bell), conflicts_max=2)
+    bells = Repository("x", Contested("x"), Catalog([Rung]), Bell, conflicts_max=2)
     with pytest.raises(ConcurrencyConflict, match="position 41"):
         await bells.execute("b", Bell.ring)
 
@@ -272,7 +271,7 @@ async def test_a_cancelled_caller_leaves_no_lock_behind() -> None:
             await gate.wait()
             return await super().append(writes)
 
-    bells = Repository("x", Slow("x"), Catalog([Rung]), Bell, aggregate_info(Bell))
+    bells = Repository("x", Slow("x"), Catalog([Rung]), Bell)
     first = asyncio.create_task(bells.execute("b", Bell.ring))
     await started.wait()
     waiting = [asyncio.create_task(bells.execute("b", Bell.ring)) for _ in range(3)]

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from eventjet import App, aggregate, event
 from eventjet.codec.catalog import Catalog
-from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import Commands, FoldedState
 from eventjet.errors import StoreUnavailable
 from eventjet.repository import Repository
@@ -51,7 +50,7 @@ class Tally:
 def repository(store: Any, kept: MemorySnapshots) -> tuple[Repository[Tally, Added], SnapshotKeeper]:
     keeper = SnapshotKeeper(kept)
     snapshots = Snapshots(keeper, SnapshotCodec[Tally](Tally), 2)
-    tallies = Repository("x", store, Catalog([Added]), Tally, aggregate_info(Tally), snapshots=snapshots)
+    tallies = Repository("x", store, Catalog([Added]), Tally, snapshots=snapshots)
     return tallies, keeper  # type: ignore[return-value]
 
 

@@ -45,6 +45,6 @@ async def _read(at: Target, aggregate: str, aggregate_id: str) -> list[ShownEven
     names = sorted(info.name for info in app.aggregates.values())
     if aggregate not in names:
         raise UsageError(f"The app {app.name!r} has no aggregate {aggregate!r}. It has {', '.join(names)}.")
-    async with app.connect(**at.keywords()) as jet:
+    async with app.connect(at.settings) as jet:
         await jet.log()  # says that `init` is missing, where it is
         return [shown(jet, record) for record in await jet.store.history(aggregate, aggregate_id)]

@@ -70,7 +70,7 @@ async def prepare(at: Target) -> Prepared:
 
     app = at.app()
     where = Database(at.settings.database)
-    async with app.connect(**at.keywords()) as jet:
+    async with app.connect(at.settings) as jet:
         topology = await jet.init()
     engine = where.sync_engine("eventjet init")
     try:

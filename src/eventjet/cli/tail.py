@@ -32,7 +32,7 @@ async def _tail(at: Target, start: int | None, *, follow: bool, as_json: bool) -
     from eventjet.cli.events import shown
     from eventjet.cli.terminal import print_events, print_json_line
 
-    async with at.app().connect(**at.keywords()) as jet:
+    async with at.app().connect(at.settings) as jet:
         log = await jet.log()
         first = start if start is not None else max(log.first, log.last - _LAST + 1)
         async for record in jet.store.records(start=first, follow=follow):

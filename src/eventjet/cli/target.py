@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 from urllib.parse import parse_qs, urlsplit
@@ -51,10 +51,6 @@ class Target:
     reference: str
     folder: Path
     settings: Settings
-
-    def keywords(self) -> dict[str, Any]:
-        """The settings as `App.connect` takes them."""
-        return {one.name: getattr(self.settings, one.name) for one in fields(self.settings)}
 
     def chosen(self, names: Sequence[str]) -> list[str]:
         """The named projections of the app, all when none is named; raises `UsageError` for one it does not have."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.aggregate import AggregateInfo
-from eventjet.projections.sql_projection import AnyResolved
+from eventjet.projections.projection import Entries, Projection
+from eventjet.projections.sql_projection import AnyResolved, SqlProjection
+
+Declared: TypeAlias = Projection[Any, Any] | Entries[Any, Any] | SqlProjection
+"""A projection as an application declares it."""
 
 
 class Application(Protocol):

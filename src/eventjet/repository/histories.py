@@ -20,7 +20,7 @@ from eventjet.codec.envelope import (
     number_of,
     recorded_at,
 )
-from eventjet.domain.aggregate import AggregateInfo
+from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState, fold_history
 from eventjet.domain.recorded import NO_METADATA, Recorded
 from eventjet.errors import DefinitionError, HistoryBroken, StoreUnavailable, UsageError
@@ -62,11 +62,10 @@ class Histories(Generic[S]):
         store: EventStore,
         catalog: Catalog,
         initial: Callable[[], S],
-        info: AggregateInfo,
         snapshots: Snapshots[S] | None = None,
     ) -> None:
         self.store = store
-        self.info = info
+        self.info = aggregate_info(initial)
         self._initial = initial
         self._snapshots = snapshots
         self._decoder = Decoder(catalog)

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import context_headers
 from eventjet.codec.subjects import subject_of
-from eventjet.domain.aggregate import AggregateInfo
+from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.context import current_metadata, merge
 from eventjet.domain.history import FoldedState
 from eventjet.domain.ids import new_event_id
@@ -45,14 +45,13 @@ class Repository(Generic[S, E]):
         store: EventStore,
         catalog: Catalog,
         aggregate: Callable[[], S],
-        info: AggregateInfo,
         *,
         snapshots: Snapshots[S] | None = None,
         conflicts_max: int = CONFLICTS_MAX,
     ) -> None:
         self.cache: Cache[S] = Cache()
-        self.histories = Histories(store, catalog, aggregate, info, snapshots)
-        self.info = info
+        self.histories = Histories(store, catalog, aggregate, snapshots)
+        self.info = aggregate_info(aggregate)
         self._app = app
         self._catalog = catalog
         self._events = frozenset(folded_events(aggregate))

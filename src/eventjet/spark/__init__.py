@@ -7,25 +7,26 @@ it elsewhere. pyspark is not imported before one of them is used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from eventjet.lazy import lazy
 
 if TYPE_CHECKING:
     from eventjet.projections.app_ref import AppRef
     from eventjet.spark.frames import events
     from eventjet.spark.session import spark_session
 
-__all__ = ["AppRef", "events", "spark_session"]
+__all__ = [
+    "AppRef",
+    "events",
+    "spark_session",
+]
 
-_HOMES = {
-    "AppRef": "eventjet.projections.app_ref",
-    "events": "eventjet.spark.frames",
-    "spark_session": "eventjet.spark.session",
-}
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'eventjet.spark' has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+__getattr__ = lazy(
+    __name__,
+    {
+        "eventjet.projections.app_ref": ("AppRef",),
+        "eventjet.spark.frames": ("events",),
+        "eventjet.spark.session": ("spark_session",),
+    },
+)

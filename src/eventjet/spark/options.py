@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from eventjet.codec.subjects import is_name, subject_of
 from eventjet.errors import UsageError
 from eventjet.nats.endpoint import Endpoint
-from eventjet.settings import Settings
+from eventjet.settings import Settings, SettingsOverrides
 from eventjet.spark.columns import STORED, parse_columns
 from eventjet.spark.sealed import seal, unseal
 
@@ -76,7 +76,7 @@ class LogOptions:
                 overrides[_PATHS[name]] = Path(value)
             elif name in _FILES:
                 overrides[_FILES[name]] = _secret(name, value)
-        return Endpoint.of(Settings.load(overrides)).with_name("eventjet-spark")
+        return Endpoint.of(Settings.load(cast("SettingsOverrides", overrides))).with_name("eventjet-spark")
 
 
 def connection_options(settings: Settings, secrets: Path) -> dict[str, str]:

@@ -1,23 +1,32 @@
-"""What an application's tests use: `scenario` for decisions, `projected` for read models; no server, no database.
+"""What an application's tests use, without a server and without a database.
 
-Lazy, since pytest imports this package at every start for the fixtures in `plugin`.
+`scenario` tests decisions, `projected` read models, and `in_memory` commands over a log in memory. The names are
+imported when they are used, since pytest imports this package at every start for the fixtures in `plugin`.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from eventjet.lazy import lazy
 
 if TYPE_CHECKING:
+    from eventjet.testing.memory import in_memory
     from eventjet.testing.projecting import on, projected
     from eventjet.testing.scenarios import scenario
 
-_HOMES = {"on": "projecting", "projected": "projecting", "scenario": "scenarios"}
+__all__ = [
+    "in_memory",
+    "on",
+    "projected",
+    "scenario",
+]
 
-__all__ = ["on", "projected", "scenario"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'eventjet.testing' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"eventjet.testing.{_HOMES[name]}"), name)
+__getattr__ = lazy(
+    __name__,
+    {
+        "eventjet.testing.memory": ("in_memory",),
+        "eventjet.testing.projecting": ("on", "projected"),
+        "eventjet.testing.scenarios": ("scenario",),
+    },
+)

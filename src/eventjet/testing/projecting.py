@@ -13,6 +13,7 @@ from eventjet.codec.catalog import Catalog
 from eventjet.domain.event import event_info
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.subscription import events_of
+from eventjet.projections.application import Declared
 from eventjet.projections.fold import Fold
 from eventjet.projections.projection import Entries, Projection
 from eventjet.projections.resolve import resolve
@@ -87,9 +88,7 @@ def projected(
 ) -> Projected[R]: ...
 @overload
 def projected(projection: SqlProjection, /, *histories: Iterable[Recorded[object]]) -> ProjectedTables: ...
-def projected(
-    projection: Projection[Any, Any] | Entries[Any, Any] | SqlProjection, /, *histories: Iterable[Recorded[object]]
-) -> Projected[Any] | ProjectedTables:
+def projected(projection: Declared, /, *histories: Iterable[Recorded[object]]) -> Projected[Any] | ProjectedTables:
     """Take the histories, one after the other; events the projection does not take are passed over.
 
     Handlers of a `SqlProjection` run on a SQLite file that is gone afterwards.
