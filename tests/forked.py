@@ -55,7 +55,7 @@ class Forked:
         """`path`: what comes before the interpreter's own places for modules, and PYTHONPATH."""
         self.args = [module, *arguments]
         given = (module, list(arguments), str(folder), dict(environ), list(path), str(out), str(err), start_new_session)
-        self._process = _context().Process(target=_become, args=given, daemon=True)
+        self._process = context().Process(target=_become, args=given, daemon=True)
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -138,11 +138,12 @@ def run(
         return subprocess.CompletedProcess(process.args, status, out.read_text(), err.read_text())
 
 
-def _context() -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
+def context() -> ForkServerContext:
+    """Of `multiprocessing`, whose processes are forked so."""
+    made = multiprocessing.get_context("forkserver")
     # Has an effect before the first fork only.
-    context.set_forkserver_preload(IMPORTED)
-    return context
+    made.set_forkserver_preload(IMPORTED)
+    return made
 
 
 def _become(

@@ -15,7 +15,7 @@ from tests.acceptance.traces import Traces, traces
 SMALL = ("demo", "--accounts", "40", "--commands", "200", "--imported", "2000", "--engine", "local")
 LONG = ("demo", "--accounts", "40", "--commands", "200", "--imported", "2000")
 _END_S = 60.0
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 Keep = Callable[[subprocess.Popen[str]], None]
 
 
@@ -84,7 +84,6 @@ def test_even_a_killed_demo_leaves_nothing_for_long(empty: Program, left: Traces
     left.await_nothing(_END_S)
 
 
-@pytest.mark.slow
 def test_a_demo_interrupted_while_spark_works_leaves_no_jvm(
     empty: Program, left: Traces, ended_processes: Keep
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_temporary_one_with_postgres_leaves_nothing(
     assert not (app.folder / ".eventjet").exists()
 
 
+@pytest.mark.slow
 def test_impatience_does_not_cut_the_clean_up_short(app: Program, ended_processes: Keep) -> None:
     with traces() as left:
         process = app.start("dev", "--temporary", "--postgres", TMPDIR=str(left.folder))
@@ -103,6 +104,7 @@ def test_impatience_does_not_cut_the_clean_up_short(app: Program, ended_processe
         assert (left.processes(), left.files()) == ([], [])
 
 
+@pytest.mark.slow
 def test_killed_it_takes_its_servers_along(app: Program, ended_processes: Keep) -> None:
     with traces() as left:
         process = app.start("dev", "--temporary", TMPDIR=str(left.folder))

@@ -22,6 +22,8 @@ from tests.simulation.lines import answers_of_both
 from tests.simulation.scripts import WRITTEN, Script, drawn
 from tests.stores import fresh_jetstream
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[NatsCluster]:
@@ -100,7 +102,6 @@ async def whole_log(store: JetStreamStore) -> dict[str | None, int]:
             await asyncio.sleep(0.1)
 
 
-@pytest.mark.slow
 async def test_no_save_is_lied_to_when_a_deposed_leader_wakes(cluster: NatsCluster) -> None:
     async with fresh_jetstream((cluster.urls[0],), replicas=3) as any_store:
         leader = await leader_of(cluster, any_store)

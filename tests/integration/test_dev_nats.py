@@ -141,6 +141,7 @@ def test_a_missing_wheel_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         NatsServer().start()
 
 
+@pytest.mark.slow
 async def test_a_cluster_goes_on_without_its_leader_and_recovers_whole() -> None:
     with NatsCluster() as cluster:
         async with connection(*cluster.urls) as client:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SERVERS = {
     "nats": "from eventjet.dev import NatsServer; servers = [NatsServer()]",
     "postgres": "from eventjet.dev import PostgresServer; servers = [PostgresServer(durable=False)]",

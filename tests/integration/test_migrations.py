@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from eventjet.sql import migrations, own_tables
 from eventjet.sql.checkpoint import read
 from eventjet.sql.database import Database
 from eventjet.sql.location_assignment import check_tables, create_tables
+from tests import forked
 from tests.integration.projecting import BALANCES, MOVEMENTS
 
 
@@ -95,20 +96,16 @@ def test_tables_of_an_eventjet_without_revisions_are_adopted_with_their_rows(eng
     assert differences(engine) == []
 
 
+def tables_made(database: str) -> int:
+    return len(create_tables(Database(database).sync_engine()))
+
+
 def test_many_processes_at_once_make_the_tables_once(database: str) -> None:
-    script = (
-        "import sys; from eventjet.sql.database import Database;"
-        "from eventjet.sql.location_assignment import create_tables;"
-        "print(len(create_tables(Database(sys.argv[1]).sync_engine())))"
-    )
-
-    def run(_: int) -> int:
-        done = subprocess.run([sys.executable, "-c", script, database], capture_output=True, text=True, timeout=100)
-        assert done.returncode == 0, done.stderr
-        return int(done.stdout)
-
-    with ThreadPoolExecutor(6) as pool:
-        assert sorted(pool.map(run, range(6))) == [0, 0, 0, 0, 0, 4]
+    context = forked.context()
+    together = context.Barrier(6, timeout=100)
+    with ProcessPoolExecutor(6, mp_context=context, initializer=together.wait) as pool:
+        made = [pool.submit(tables_made, database) for _ in range(6)]
+        assert sorted(one.result(100) for one in made) == [0, 0, 0, 0, 0, 4]
 
 
 def test_looking_at_current_tables_does_not_import_alembic(engine: Engine, database: str) -> None:

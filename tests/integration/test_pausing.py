@@ -95,7 +95,7 @@ async def test_a_pause_fences_the_worker_and_resuming_lets_it_go_on(book: Book) 
 async def test_a_worker_in_the_midst_of_batches_loses_and_repeats_nothing(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    last = book.fill(6_000)
+    last = book.fill(2_500)
     write = Session.write
 
     async def slowly(session: Session, change: Any) -> Any:
