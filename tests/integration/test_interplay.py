@@ -15,18 +15,19 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import Recorded
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import CannotMove, RebuildError
+from eventjet.errors import PromotionRefused, RebuildError
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.protocol import publish_frame
 from eventjet.rebuild import rebuild, verify
 from eventjet.rebuild.catchup import catching_up
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.runs import new_run
-from eventjet.rebuild.shadows import shadow_of
+from eventjet.rebuild.shadow import shadow_of
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
+from eventjet.sql.exchange import NotNow
 from eventjet.sql.location_assignment import create_tables
-from eventjet.sql.promotion import NotNow, attempt, promote
+from eventjet.sql.promotion import attempt, promote
 from eventjet.sql.retired_tables import retire
 from eventjet.workers.session import Session
 from tests.caught_up import wait_caught_up
@@ -71,7 +72,7 @@ async def built(ledger: Ledger) -> int:
 
 async def test_a_revision_that_has_not_begun_is_not_shown_to_readers(ledger: Ledger) -> None:
     last = await built(ledger)
-    with pytest.raises(CannotMove, match=f"it is {last} events behind revision 1"):
+    with pytest.raises(PromotionRefused, match=f"it is {last} events behind revision 1"):
         await asyncio.to_thread(promote, Database(ledger.settings.database), NEWER, patience_s=0)
     assert checkpoints(ledger)["balances", 1].location == ""
     assert rows(ledger, BALANCES) == folded(ledger, 1, last)

@@ -24,10 +24,10 @@ from eventjet.rebuild.load import load_part
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.runner import STOP_TIMEOUT_S
 from eventjet.rebuild.runs import new_run
-from eventjet.rebuild.shadows import shadow_of
+from eventjet.rebuild.shadow import shadow_of
 from eventjet.settings import Settings
 from eventjet.sql.database import READ_ONLY
-from eventjet.sql.promotion import Exchanged, promote
+from eventjet.sql.promotion import Promoted, promote
 from tests.integration.rebuild_log import ALL, Book, remains, sessions
 
 
@@ -277,7 +277,7 @@ async def test_a_new_revision_is_rebuilt_beside_the_old_one_and_promoted(book: B
     assert execute(book, states) == [(1, "active", last, ""), (2, "building", last, place)]
     assert book.rows() == book.folded(last)
     wired: Any = newer.load()
-    assert promote(book.where, wired.projections["balances"]) == Exchanged((1,), last)
+    assert promote(book.where, wired.projections["balances"]) == Promoted((1,), last)
     was = place.replace("r2", "r1")
     assert execute(book, states) == [(1, "active", last, was), (2, "active", last, "")]
     assert {row[0] for row in execute(book, "select more from balances")} == {7}
@@ -286,7 +286,7 @@ async def test_a_new_revision_is_rebuilt_beside_the_old_one_and_promoted(book: B
         await rebuild(ref, ["balances"], book.settings, engine="local")
         assert (await verify(ref, "balances", book.settings)).differences == 0
         assert execute(book, states)[revision - 1] == (revision, "active", last, was if revision == 1 else "")
-    assert promote(book.where, book.projections["balances"]) == Exchanged((2,), last)
+    assert promote(book.where, book.projections["balances"]) == Promoted((2,), last)
     assert book.rows() == book.folded(last)
     await rebuild(book.ref, ["balances"], book.settings, engine="local")
     assert execute(book, states) == [(1, "active", last, ""), (2, "active", last, place)]

@@ -13,13 +13,13 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, make_url
 
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import CannotMove, NotCaughtUp, Unreachable, UsageError
+from eventjet.errors import NotCaughtUp, PromotionRefused, Unreachable, UsageError
 from eventjet.projections.resolve import ResolvedProjection
-from eventjet.rebuild.orphaned_runs import clear, remains
+from eventjet.rebuild.orphaned_runs import orphaned, remove_orphaned
 from eventjet.settings import Settings
 from eventjet.sql.database import READ_ONLY, Database
 from eventjet.sql.location_assignment import check_tables, create_tables
-from eventjet.sql.promotion import Exchanged, promote
+from eventjet.sql.promotion import Promoted, promote
 from eventjet.sql.retired_tables import retire, unused
 from tests.caught_up import wait_caught_up
 from tests.integration.deploys import DEPLOYS, NEWER, OPTIONS, Worker, deployed
@@ -181,7 +181,7 @@ async def test_rights_and_names_are_the_declared_ones_after_a_takeover(ledger: L
             ("balances__r1", "ix_balances_owner__balances__r1"),
         ]
     # And back again, which a rebuild would refuse if an index had another name than declared.
-    assert promote(Database(ledger.settings.database), BALANCES) == Exchanged((2,), last)
+    assert promote(Database(ledger.settings.database), BALANCES) == Promoted((2,), last)
     with Database(ledger.settings.database).sync_engine().connect() as connection:
         check_tables(connection, DEPLOYS["old"][1])
         check_tables(connection, DEPLOYS["fold"][1])
@@ -224,7 +224,7 @@ async def test_going_back_to_the_old_revision_is_one_command_and_does_not_flip_o
     ahead = ledger.append(history(10, seed=5))
     async with ledger.working("balances", options=OPTIONS):
         await stands(ledger, 1, position=ahead)
-    with pytest.raises(CannotMove, match="it is 10 events behind revision 1"):
+    with pytest.raises(PromotionRefused, match="it is 10 events behind revision 1"):
         promote(where, NEWER, patience_s=0)
 
 
@@ -347,17 +347,22 @@ def test_tables_of_another_app_are_not_this_ones_to_drop(ledger: Ledger) -> None
 
 def test_what_killed_rebuilds_left_is_listed_and_removed_on_request(ledger: Ledger, tmp_path: Path) -> None:
     where = Database(ledger.settings.database)
-    assert remains(where) == []
+    assert orphans(where) == []
     run = "0123456789abcdef"
     if is_postgres(ledger):
         execute(ledger, f"create schema ej_{run}", f"create schema ej_{run}_old")
         execute(ledger, f"create table ej_{run}.balances (id integer)")
     else:
         (tmp_path / f"read.db.ej_{run}").write_bytes(b"")
-    left = remains(where)
+    left = orphans(where)
     assert left == ([f"ej_{run}", f"ej_{run}_old"] if is_postgres(ledger) else [f"ej_{run}"])
-    assert clear(where) == left
-    assert remains(where) == []
+    assert remove_orphaned(where) == left
+    assert orphans(where) == []
+
+
+def orphans(database: Database) -> list[str]:
+    with database.sync_engine().begin() as connection:
+        return orphaned(connection, database)
 
 
 def test_two_that_come_at_once_do_not_get_the_same_place(ledger: Ledger) -> None:

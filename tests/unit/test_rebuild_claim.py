@@ -7,18 +7,19 @@ import threading
 from pathlib import Path
 
 from eventjet.rebuild.runs import new_run
-from eventjet.rebuild.sqlite import claimed, is_claimed
+from eventjet.rebuild.sqlite import SqliteSpace
 from eventjet.sql.database import Database
 
 
 def test_a_run_claims_its_place_though_another_takes_it_for_dead_meanwhile(tmp_path: Path) -> None:
-    database, run = Database(f"sqlite:///{tmp_path}/read.db"), new_run()
-    with claimed(database, run):
+    database = Database(f"sqlite:///{tmp_path}/read.db")
+    space = SqliteSpace(database, new_run())
+    with space.claimed():
         (lock,) = tmp_path.iterdir()
     entered, over = threading.Event(), threading.Event()
 
     def claim() -> None:
-        with claimed(database, run):
+        with space.claimed():
             entered.set()
             over.wait(60)
 
@@ -30,7 +31,8 @@ def test_a_run_claims_its_place_though_another_takes_it_for_dead_meanwhile(tmp_p
         assert not entered.wait(0.2)
         lock.unlink()
     assert entered.wait(60)
-    assert is_claimed(database, run)
-    over.set()
-    claiming.join(60)
-    assert not is_claimed(database, run)
+    with database.sync_engine().connect() as connection:
+        assert space.is_claimed(connection)
+        over.set()
+        claiming.join(60)
+        assert not space.is_claimed(connection)

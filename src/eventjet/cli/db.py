@@ -107,7 +107,7 @@ def unused(
     Nothing that a worker keeps or that readers see is dropped.
     """
     from eventjet.cli.terminal import print_json
-    from eventjet.rebuild.orphaned_runs import clear, remains
+    from eventjet.rebuild.orphaned_runs import orphaned, remove_orphaned
     from eventjet.sql.database import Database
     from eventjet.sql.retired_tables import unused as look
 
@@ -116,10 +116,10 @@ def unused(
     where = Database(at.settings.database)
     with where.reaching_sync():
         dropped = [_drop(at, where, *one) for one in wanted]
-        cleared = clear(where) if drop_runs else []
+        cleared = remove_orphaned(where) if drop_runs else []
         with where.sync_engine("eventjet db").begin() as connection:
             found = look(connection, list(at.app().projections.values()))
-        left = remains(where)
+            left = orphaned(connection, where)
     if json:
         gone = {"dropped": [asdict(one) for one in dropped], "dropped_runs": cleared}
         print_json({"revisions": [asdict(one) for one in found], "runs": left, **gone})

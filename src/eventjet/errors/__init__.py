@@ -34,7 +34,7 @@
     │   ├── StillHeld             aggregates are held back in a quarantine that is no longer declared
     │   ├── LocationTaken         a revision has no tables yet, and another one holds the declared ones
     │   ├── NamedByHandlers       SQL by hand cannot work with tables of other names
-    │   ├── CannotMove            a revision cannot take the declared location
+    │   ├── PromotionRefused      a revision cannot take the declared location
     │   └── NotCaughtUp           the read model did not reach the position in time
     ├── RebuildError
     │   ├── ArchiveBroken         an archive has a gap, a file that was changed, or is of another log
@@ -42,8 +42,8 @@
     │   ├── RowsRefused           a rule of the database forbids rows that the log gives
     │   ├── VerificationFailed    what was loaded is not what was folded
     │   ├── LeaseEnded            the run stood still for so long that its shadow may be gone
-    │   ├── DecidedMeanwhile      somebody decided about parked events during the run
-    │   └── Dropped               the revision was dropped during the run
+    │   ├── QuarantineChanged     somebody decided about parked events during the run
+    │   └── RevisionDropped       the revision was dropped during the run
     └── DemoFailed             something did not happen as `eventjet demo` promises
 
 Each sets attributes, forms its message in the constructor, and ends by saying what to do. An application's own
@@ -63,7 +63,6 @@ from eventjet.errors.base import (
 )
 from eventjet.errors.codec import CodecError, UndecodableEvent, UnencodableEvent, UnknownEvent
 from eventjet.errors.projection import (
-    CannotMove,
     CheckpointFenced,
     HandlerFailed,
     LocationTaken,
@@ -71,6 +70,7 @@ from eventjet.errors.projection import (
     NamedByHandlers,
     NotCaughtUp,
     ProjectionError,
+    PromotionRefused,
     RowRefused,
     StillHeld,
     TableOccupied,
@@ -78,11 +78,11 @@ from eventjet.errors.projection import (
 )
 from eventjet.errors.rebuild import (
     ArchiveBroken,
-    DecidedMeanwhile,
-    Dropped,
     LeaseEnded,
+    QuarantineChanged,
     RebuildError,
     RebuildRefused,
+    RevisionDropped,
     RowsRefused,
     VerificationFailed,
 )
@@ -106,7 +106,6 @@ from eventjet.errors.store import (
 __all__ = [
     "ApiRefused",
     "ArchiveBroken",
-    "CannotMove",
     "CheckpointFenced",
     "CodecError",
     "ComponentFailed",
@@ -114,11 +113,9 @@ __all__ = [
     "ConcurrencyConflict",
     "ConnectionClosed",
     "ConnectionLost",
-    "DecidedMeanwhile",
     "DefinitionError",
     "DeliveryGap",
     "DemoFailed",
-    "Dropped",
     "EventjetError",
     "Evicted",
     "Forbidden",
@@ -132,9 +129,12 @@ __all__ = [
     "NotCaughtUp",
     "OutcomeUnknown",
     "ProjectionError",
+    "PromotionRefused",
+    "QuarantineChanged",
     "RebuildError",
     "RebuildRefused",
     "Refused",
+    "RevisionDropped",
     "RowRefused",
     "RowsRefused",
     "StillHeld",

@@ -188,7 +188,7 @@ class NamedByHandlers(ProjectionError):
         )
 
 
-class CannotMove(ProjectionError):
+class PromotionRefused(ProjectionError):
     """A revision cannot take the declared location, and trying again does not help."""
 
     def __init__(self, resolved: Revision, reason: str) -> None:

@@ -64,23 +64,23 @@ class LeaseEnded(RebuildError):
         )
 
 
-class DecidedMeanwhile(RebuildError):
-    """The shadow was made with other decisions than there are now."""
+class QuarantineChanged(RebuildError):
+    """People have resolved parked events since the shadow was made."""
 
     def __init__(self, resolved: Revision) -> None:
         self.projection = resolved.name
         super().__init__(
-            f"Somebody decided about parked events of {resolved.name!r} while it was rebuilt, so what was made does not "
-            "show it. Nothing was changed; run the rebuild again."
+            f"Somebody decided about parked events of {resolved.name!r} while it was rebuilt, so what was made does "
+            "not show it. Nothing was changed; run the rebuild again."
         )
 
 
-class Dropped(RebuildError):
+class RevisionDropped(RebuildError):
     """Somebody dropped the revision that was being rebuilt."""
 
     def __init__(self, resolved: Revision) -> None:
         self.projection = resolved.name
         super().__init__(
-            f"Revision {resolved.revision} of projection {resolved.name!r} was dropped while it was rebuilt, so what was "
-            "made has no place. Nothing was changed; run the rebuild again if it is wanted."
+            f"Revision {resolved.revision} of projection {resolved.name!r} was dropped while it was rebuilt, so "
+            "there is nowhere to put what was made. Nothing was changed; run the rebuild again if it is wanted."
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
@@ -14,27 +14,30 @@ from eventjet.nats.api import get_record
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.ranges import read_range
 from eventjet.projections.application import Application
-from eventjet.projections.sql_projection import AnyResolved
+from eventjet.projections.resolve import ResolvedProjection
 from eventjet.quarantine import rows
 from eventjet.quarantine.fold import Held, Parked, reader
 from eventjet.rebuild.prefetch import read_ahead
 from eventjet.rebuild.progress import Watch
-from eventjet.rebuild.shadow import Shadow
-from eventjet.sql.checkpoint import BUILDING, Checkpoint
-from eventjet.sql.own_tables import projections
+from eventjet.rebuild.shadow import Shadow, begin, begun
+from eventjet.sql.checkpoint import Checkpoint
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.fold_writer import FoldWriter
 
 BATCH = 2_000
-EPOCH = -1
-"""No worker ever holds it: were the shadow gone, its writer would be fenced by the live checkpoint."""
 
 
 class CatchUp:
     """One shadow's writer with its connection; made by `catching_up`."""
 
     def __init__(
-        self, shadow: Shadow, app: Application, endpoint: Endpoint, first: int, connection: Connection, held: Checkpoint
+        self,
+        shadow: Shadow[ResolvedProjection],
+        app: Application,
+        endpoint: Endpoint,
+        first: int,
+        connection: Connection,
+        held: Checkpoint,
     ) -> None:
         self._endpoint = endpoint
         self._first = first
@@ -48,7 +51,7 @@ class CatchUp:
             blocked = Held(rows.aggregates(connection, held.name, held.revision, held.position), shadow.target.known)
             connection.rollback()
         self._writer = FoldWriter(
-            shadow.resolved, connection.dialect.name, lease_s=0, table=shadow.table, blocked=blocked
+            shadow.resolved, connection.dialect.name, lease_s=0, table=shadow.tables[0], blocked=blocked
         )
         self.position = held.position
 
@@ -79,7 +82,7 @@ class CatchUp:
 
 @contextmanager
 def catching_up(
-    shadow: Shadow,
+    shadow: Shadow[ResolvedProjection],
     app: Application,
     endpoint: Endpoint,
     first: int,
@@ -97,29 +100,6 @@ def catching_up(
             begin(connection, held)
             rows.park(connection, held.name, held.revision, parked)
         yield CatchUp(shadow, app, endpoint, first, connection, held)
-
-
-def begun(resolved: AnyResolved, position: int = 0, event_id: str = "", log: str = "") -> Checkpoint:
-    """A shadow's checkpoint."""
-    return Checkpoint(
-        name=resolved.name,
-        revision=resolved.revision,
-        generation=0,
-        position=position,
-        event_id=event_id,
-        log=log,
-        epoch=EPOCH,
-        owner=None,
-        lease_until=0.0,
-        state=BUILDING,
-        reason=None,
-    )
-
-
-def begin(connection: Connection, held: Checkpoint) -> None:
-    """Write a shadow's checkpoint where its connections find it."""
-    values = {column.name: getattr(held, column.name) for column in projections.columns}
-    connection.execute(insert(projections).values(**values))
 
 
 def event_id_at(endpoint: Endpoint, stream: str, position: int) -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
 
-from sqlalchemy import JSON, Column, ColumnElement, Connection, Table, Text, and_, cast, func, or_, select
+from sqlalchemy import JSON, Column, ColumnElement, Connection, MetaData, Table, Text, and_, cast, func, or_, select
 from sqlalchemy.dialects.postgresql import JSONB
 
 from eventjet.rebuild.progress import Watch
 
-Pair: TypeAlias = tuple[Table, Table, Table]
-"""(as declared, the copy of the live one, what the handlers made) of one table."""
+Pair: TypeAlias = tuple[Table, Table]
+"""(the copy of the live one, what was made from the log) of one table."""
 
 _PAIRED = "eventjet_row"
 
@@ -37,12 +37,12 @@ class TableDifference:
 def compare_table(
     connection: Connection, pair: Pair, numbered: Collection[Column[Any]], examples_max: int, watch: Watch
 ) -> tuple[int, int, list[TableDifference]]:
-    """(live rows, differences, the first of them by key); `numbered` are declared columns that the database filled."""
-    declared, live, made = pair
+    """(live rows, differences, the first of them by key); `numbered` are made columns that the database filled."""
+    live, made = pair
     rows = connection.scalar(select(func.count()).select_from(live)) or 0
     watch.tell("compare", rows, 0)
-    compared = [column.key for column in declared.columns if not _is_given(column, numbered)]
-    key = [column.key for column in declared.primary_key.columns]
+    compared = [column.key for column in made.columns if not _is_given(column, numbered)]
+    key = [column.key for column in made.primary_key.columns]
     if not set(key) <= set(compared):
         by = key
         key = [_PAIRED]
@@ -68,7 +68,13 @@ def compare_table(
     labelled = [column.label(f"c{number}") for number, column in enumerate(columns)]
     order = [func.coalesce(left.c[name], right.c[name]) for name in key]
     found = connection.execute(select(*labelled).select_from(joined).where(differ).order_by(*order).limit(examples_max))
-    return rows, differences, [_difference(declared.name, tuple(row), names, len(key)) for row in found]
+    return rows, differences, [_difference(made.name, tuple(row), names, len(key)) for row in found]
+
+
+def copy_of(table: Table, name: str) -> Table:
+    """A table beside another one, of the same columns, without any constraint."""
+    columns: list[Column[object]] = [Column(column.name, column.type, key=column.key) for column in table.columns]
+    return Table(name, MetaData(), *columns, schema=table.schema)
 
 
 def _is_given(column: Column[Any], numbered: Collection[Column[Any]]) -> bool:

@@ -11,13 +11,16 @@ from eventjet.errors import LogRolledBack, RebuildError, VerificationFailed
 from eventjet.nats.api import stream_state
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.application import Application
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.projections.sql_projection import AnyResolved
 from eventjet.quarantine.fold import Parked
 from eventjet.rebuild.catchup import catching_up
 from eventjet.rebuild.load import Part
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
-from eventjet.rebuild.shadow import NotYet, Shadow, Swappable, Swapped
+from eventjet.rebuild.shadow import Shadow, Swapped
 from eventjet.sql.checkpoint import Checkpoint
+from eventjet.sql.exchange import NotNow
 from eventjet.workers.log_identity import check_log
 
 PATIENCE_S = 60.0
@@ -34,7 +37,7 @@ class Follower(Protocol):
         ...
 
 
-def check_loaded(shadow: Shadow, plan: Plan, parts: Sequence[Part]) -> int:
+def check_loaded(shadow: Shadow[AnyResolved], plan: Plan, parts: Sequence[Part]) -> int:
     """Compare what was read, what was acknowledged and what is there; raises `VerificationFailed`."""
     name = shadow.resolved.name
     own = [part for part in parts if part.projection == name]
@@ -49,7 +52,7 @@ def check_loaded(shadow: Shadow, plan: Plan, parts: Sequence[Part]) -> int:
 
 
 def cut_over(
-    shadow: Shadow,
+    shadow: Shadow[ResolvedProjection],
     app: Application,
     endpoint: Endpoint,
     plan: Plan,
@@ -66,7 +69,7 @@ def cut_over(
 
 
 def swap_in(
-    shadow: Swappable, follower: Follower, app: Application, endpoint: Endpoint, log: str, watch: Watch
+    shadow: Shadow[AnyResolved], follower: Follower, app: Application, endpoint: Endpoint, log: str, watch: Watch
 ) -> Swapped:
     """As `cut_over`, with a follower that goes on where the shadow is."""
     deadline = time.monotonic() + PATIENCE_S
@@ -80,12 +83,13 @@ def swap_in(
             failpoints.reach("rebuild.caught_up")
         with watch.phase("swap"):
             failpoints.reach("rebuild.before_swap")
-            outcome = shadow.swap(log, (lambda position: follower.to(position, watch)) if same_past else None)
-        if isinstance(outcome, Swapped):
-            failpoints.reach("rebuild.after_swap")
-            return outcome
-        if time.monotonic() > deadline:
-            raise _no_swap(shadow, outcome)
+            try:
+                swapped = shadow.swap(log, (lambda position: follower.to(position, watch)) if same_past else None)
+                failpoints.reach("rebuild.after_swap")
+                return swapped
+            except NotNow as later:
+                if time.monotonic() > deadline:
+                    raise _no_swap(shadow, later) from later
         watch.wait(backoff_s)
         backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
 
@@ -100,8 +104,8 @@ def is_our_past(endpoint: Endpoint, stream: str, live: Checkpoint | None) -> boo
     return True
 
 
-def _no_swap(shadow: Swappable, outcome: NotYet) -> RebuildError:
+def _no_swap(shadow: Shadow[AnyResolved], later: NotNow) -> RebuildError:
     return RebuildError(
-        f"The rebuilt {shadow.resolved.name!r} could not be swapped in within {PATIENCE_S:g} s: {outcome.reason}. "
+        f"The rebuilt {shadow.resolved.name!r} could not be swapped in within {PATIENCE_S:g} s: {later}. "
         "The live table is untouched. End the transactions that stay open on it, then run the rebuild again."
     )

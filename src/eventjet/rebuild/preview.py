@@ -18,14 +18,13 @@ from eventjet.errors import EventjetError, RebuildError, Unreachable
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.rebuild.orphaned_runs import remains
+from eventjet.rebuild.orphaned_runs import orphaned
 from eventjet.rebuild.plan import EngineName, Plan, Route, route_of
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.replay_source import past_of
 from eventjet.rebuild.runner import bound_of, log_of, plan_for
 from eventjet.rebuild.runs import new_run
-from eventjet.rebuild.shadow import check_kept
-from eventjet.rebuild.shadows import unmade
+from eventjet.rebuild.shadow import Shadow, check_kept
 from eventjet.settings import Settings
 from eventjet.spark.java import find_java
 from eventjet.sql import checkpoint, migrations
@@ -106,11 +105,11 @@ def _preview(
         known = connection is not None and migrations.version(connection) == migrations.HEAD
         candidates = tuple(_candidate(database, one, run, connection if known else None) for one, run in
                            zip(resolved, runs, strict=True))  # fmt: skip
+        left = () if connection is None else tuple(orphaned(connection, database))
     where = None if engine == "local" else (master or os.environ.get("SPARK_REMOTE") or ALL_CORES)
     location = (
         "a schema ej_<run> each" if database.dialect.name == POSTGRESQL else f"a file {_file(database)}.ej_<run> each"
     )
-    left = () if connection is None else tuple(remains(database))
     return Preview(plan, where, database.shown, location, candidates, not known, left, _refusal(where))
 
 
@@ -121,7 +120,7 @@ def _candidate(database: Database, resolved: AnyResolved, run: str, connection: 
         try:
             if held is not None:
                 check_kept(resolved, held)
-            unmade(database, resolved, run).check_swappable(connection)
+            Shadow(database, resolved, run).check_swappable(connection)
         except RebuildError as error:
             refusal = str(error)
     position, state = (held.position, held.state) if held is not None else (None, None)

@@ -25,13 +25,13 @@ from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.rebuild.cutover import check_loaded, cut_over, is_our_past, swap_in
 from eventjet.rebuild.load import Part
 from eventjet.rebuild.local import load_locally
+from eventjet.rebuild.orphaned_runs import remove_orphaned
 from eventjet.rebuild.plan import EngineName, Plan, make_plan
 from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.replay_source import ReplaySource, past_of
 from eventjet.rebuild.runs import new_run
 from eventjet.rebuild.sequential import sequential_replay
-from eventjet.rebuild.shadow import Shadow, Swapped
-from eventjet.rebuild.shadows import clear_abandoned, shadow_of, tables_of
+from eventjet.rebuild.shadow import Shadow, Swapped, shadow_of
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.workers.log_identity import state_of_log
@@ -118,7 +118,7 @@ def _rebuild(
         with watch.phase("start"):
             endpoint, log, state = log_of(app, settings)
             past = stack.enter_context(past_of(from_archive, app.name, endpoint, log, state, engine, master, watch))
-            clear_abandoned(database)
+            remove_orphaned(database)
             runs = {one.name: new_run() for one in resolved}
             last = state.last if state.messages else 0
             plan = plan_for(app, resolved, list(runs.values()), engine, state, last=last, past=past)
@@ -129,14 +129,14 @@ def _rebuild(
                 if isinstance(one, ResolvedProjection)
             ]
             by_hand = [
-                stack.enter_context(tables_of(database, one, runs[one.name], watch))
+                stack.enter_context(shadow_of(database, one, runs[one.name], watch))
                 for one in resolved
                 if isinstance(one, ResolvedSql)
             ]
             for shadow in shadows:
                 # What was decided about another past says nothing about this one.
                 if shadow.resolved.quarantines and is_our_past(endpoint, app.name, shadow.live_checkpoint()):
-                    shadow.remember()
+                    shadow.take_over_quarantine()
         parts = load(plan, ref, app, settings, shadows, master, ship, watch, past)
         failpoints.reach("rebuild.loaded")
         made: list[Rebuilt] = []
@@ -174,7 +174,7 @@ def load(
     ref: AppRef,
     app: Application,
     settings: Settings,
-    shadows: Sequence[Shadow],
+    shadows: Sequence[Shadow[ResolvedProjection]],
     master: str | None,
     ship: bool,
     watch: Watch,

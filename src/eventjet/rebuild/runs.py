@@ -53,14 +53,13 @@ def known_runs(connection: Connection) -> list[tuple[str, bool]]:
 
 
 def hold(connection: Connection, run: str) -> None:
-    """Extend the lease and lock its row to the end of the transaction; raises `LeaseEnded`."""
-    now = Clock()
-    held = (
-        update(rebuilds)
-        .where(rebuilds.c.run == run, rebuilds.c.part == _SELF, rebuilds.c.lease_until >= now)
-        .values(lease_until=now + LEASE_S)
-    )
-    if connection.execute(held).rowcount != 1:
+    """Extend the lease and lock its row to the end of the transaction; raises `LeaseEnded`.
+
+    Whoever clears a run away deletes its row together with what it made, so a run that has its row has everything.
+    """
+    until = Clock() + LEASE_S
+    own = (rebuilds.c.run == run) & (rebuilds.c.part == _SELF)
+    if connection.execute(update(rebuilds).where(own).values(lease_until=until)).rowcount != 1:
         raise LeaseEnded
 
 

@@ -6,11 +6,9 @@ The first batch follows position 0, so loading and catching up are the same thin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
 
-from sqlalchemy import Column, Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -20,14 +18,11 @@ from eventjet.errors import VerificationFailed
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.application import Application
 from eventjet.projections.sql_projection import ResolvedSql
-from eventjet.rebuild.catchup import begun
-from eventjet.rebuild.compare import Pair
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.prefetch import read_ahead
 from eventjet.rebuild.progress import Phase, Watch
 from eventjet.rebuild.replay_source import ReplaySource, read_log
-from eventjet.rebuild.shadow import Swappable
-from eventjet.sql.checkpoint import Checkpoint
+from eventjet.rebuild.shadow import Shadow, begun
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.sql_writer import SqlWriter
 
@@ -35,63 +30,12 @@ BATCH = 1_000
 """Events in one transaction, at most."""
 
 
-class TablesShadow(Swappable, Protocol):
-    """One run's copy of the tables of one `SqlProjection`, with a checkpoint at 0. Every method blocks."""
-
-    @property
-    def resolved(self) -> ResolvedSql: ...
-
-    def create(self, *, to_swap: bool = True) -> None:
-        """Announce the run and make the empty tables; raises `RebuildRefused` for what a swap could not carry."""
-        ...
-
-    def handlers_engine(self) -> AsyncEngine:
-        """For handlers: their tables, and the checkpoint, are the shadow's."""
-        ...
-
-    def check_confined(self, connection: Connection) -> None:
-        """Raise `RebuildRefused` when the open transaction has written to anything but the shadow."""
-        ...
-
-    def copy_live(self) -> Checkpoint | None:
-        """Copy the live rows as one snapshot shows them; return the checkpoint of that snapshot."""
-        ...
-
-    def count(self) -> int:
-        """Rows there are, in all tables."""
-        ...
-
-    def finish(self) -> None:
-        """Make ready to serve."""
-        ...
-
-    def pairs(self) -> list[Pair]:
-        """Of each table, to be compared."""
-        ...
-
-    def numbered(self) -> set[Column[Any]]:
-        """Declared columns that a sequence filled, which a transaction that is rolled back does not give back."""
-        ...
-
-    def compare(self, look: Callable[[Connection], Any]) -> Any:
-        """Run something that reads both."""
-        ...
-
-    def interrupt(self) -> None:
-        """End what this run's connections are doing, from another thread. Never raises."""
-        ...
-
-    def drop(self) -> None:
-        """Remove the shadow, or what it replaced, and forget the run. Never raises."""
-        ...
-
-
 class SequentialReplay:
     """Brings one shadow further along the log; made by `sequential_replay`."""
 
     def __init__(
         self,
-        shadow: TablesShadow,
+        shadow: Shadow[ResolvedSql],
         app: Application,
         endpoint: Endpoint,
         first: int,
@@ -172,11 +116,11 @@ class SequentialReplay:
 
 @contextmanager
 def sequential_replay(
-    shadow: TablesShadow, app: Application, endpoint: Endpoint, first: int, past: ReplaySource | None = None
+    shadow: Shadow[ResolvedSql], app: Application, endpoint: Endpoint, first: int, past: ReplaySource | None = None
 ) -> Generator[SequentialReplay]:
     """Handlers and a connection to the empty shadow; `first` is the log's first position, or the archive's."""
     with asyncio.Runner() as runner:
-        engine = shadow.handlers_engine()
+        engine = shadow.space.handlers_engine()
         connection = engine.connect()
         runner.run(_started(connection))
         try:

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, TypeVar
 
-from sqlalchemy import Connection, Engine, Table
+from sqlalchemy import Connection, Engine, ForeignKeyConstraint, Table, func, insert, select
 
-from eventjet.errors import Dropped
-from eventjet.projections.resolve import ResolvedProjection
-from eventjet.projections.sql_projection import AnyResolved
+from eventjet import failpoints
+from eventjet.errors import RebuildRefused, RevisionDropped
+from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
+from eventjet.rebuild import live_quarantine, runs
+from eventjet.rebuild.compare import Pair, copy_of
 from eventjet.rebuild.load import Target
-from eventjet.sql.checkpoint import RETIRED, Checkpoint
+from eventjet.rebuild.progress import Watch
+from eventjet.rebuild.run_space import run_space
+from eventjet.sql import checkpoint, transitions
+from eventjet.sql.checkpoint import BUILDING, DECLARED, RETIRED, Checkpoint, revisions
+from eventjet.sql.database import Database
+from eventjet.sql.exchange import NotNow, lock_as_workers, tables_of
+from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.locations import located_tables, names_of, recorded
+from eventjet.sql.own_tables import projections
+from eventjet.sql.tables import TableName, TableRef, listed, qualified
 
 TAIL_MAX = 5_000
 """Events a shadow may be behind when it is caught up while the live worker waits; more are caught up before."""
+
+EPOCH = -1
+"""Of a shadow's checkpoint. No worker ever has it: were the shadow gone, the live one would fence its writer."""
+
+R_co = TypeVar("R_co", bound=AnyResolved, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,95 +45,247 @@ class Swapped:
     """Where its table is: empty where it is declared."""
 
 
-@dataclass(frozen=True, slots=True)
-class NotYet:
-    """Nothing has changed; the swap is to be tried again."""
+class Shadow(Generic[R_co]):
+    """One run's copy of the tables of one projection: one of a fold, several of SQL by hand. Every method blocks.
 
-    reason: str
+    A fold's table is bare while it is loaded, and gets its checkpoint when it is caught up; SQL by hand goes through
+    handlers from the first event on, so its tables are whole, with a checkpoint at 0.
+    """
 
+    def __init__(self, database: Database, resolved: R_co, run: str) -> None:
+        self.resolved: R_co = resolved
+        self.run = run
+        self.space = run_space(database, run)
+        self.tables = located_tables(resolved, self.space.location, database.dialect.name)
+        """As connections of `engine` find them."""
+        self._names = names_of(recorded(resolved))
+        self._by_hand = isinstance(resolved, ResolvedSql)
+        self._known: Mapping[int, str] = {}
+        self._taken_over: live_quarantine.Snapshot | None = None
 
-def check_kept(resolved: AnyResolved, live: Checkpoint) -> None:
-    """Raise `Dropped` for one that has no place any more: where it would go, another revision's rows may be."""
-    if live.state == RETIRED:
-        raise Dropped(resolved)
-
-
-class Swappable(Protocol):
-    """What can take a live read model's place."""
-
-    @property
-    def resolved(self) -> AnyResolved: ...
-
-    def check_swappable(self, connection: Connection) -> None:
-        """Raise `RebuildRefused` for what a swap could not carry; only looks."""
-        ...
-
-    def live_checkpoint(self) -> Checkpoint | None:
-        """How far the live read model is."""
-        ...
-
-    def swap(self, log: str, tail: Callable[[int], None] | None) -> Swapped | NotYet:
-        """Put it in the place of the live one, if it is at least as far.
-
-        `tail` catches it up to a position; without it the live position is of another past and does not count.
-        """
-        ...
-
-
-class Shadow(Swappable, Protocol):
-    """One run's copy of one read model. Every method blocks."""
-
-    @property
-    def resolved(self) -> ResolvedProjection: ...
     @property
     def target(self) -> Target:
         """Where parts are loaded."""
-        ...
-
-    @property
-    def table(self) -> Table:
-        """For the live writer."""
-        ...
+        space, (table,) = self.space, self.tables
+        return Target(
+            run=self.run,
+            purpose=space.purpose,
+            projection=self.resolved.name,
+            revision=self.resolved.revision,
+            database=space.database,
+            schema=space.schema,
+            table=table.name,
+            columns=tuple(column.name for column in table.columns),
+            known=self._known,
+        )
 
     def create(self, *, to_swap: bool = True) -> None:
         """Announce the run and make the empty shadow; raises `RebuildRefused` for what a swap could not carry."""
-        ...
+        with self.space.live.begin() as connection:
+            create_tables(connection, [self.resolved] if to_swap else ())
+            if to_swap:
+                self.check_swappable(connection)
+            runs.open_run(connection, self.run, self.resolved)
+        failpoints.reach("rebuild.announced")
+        self.space.create(self.tables, bare=not self._by_hand)
+        if self._by_hand:
+            with self.engine().begin() as connection:
+                begin(connection, begun(self.resolved))
 
-    def remember(self) -> None:
-        """Take the live quarantine over, for `target.known`; the swap makes sure that no other decisions were made."""
-        ...
+    def check_swappable(self, connection: Connection) -> None:
+        """Raise `RebuildRefused` for what a swap could not carry; only looks."""
+        live = checkpoint.read(connection, self.resolved.name, self.resolved.revision)
+        location = live.location if live else DECLARED
+        self._check_obstacles(connection, location, self._find(connection, location))
+
+    def take_over_quarantine(self) -> None:
+        """Obey the live quarantine, in `target.known`; the swap makes sure that people decided nothing meanwhile."""
+        with self.space.snapshot() as connection:
+            self._taken_over = live_quarantine.take_over(connection, self.space.attached, self.resolved)
+        self._known = self._taken_over.known
 
     def copy_live(self) -> Checkpoint | None:
-        """Copy the live rows as one snapshot shows them; return the checkpoint of that snapshot.
+        """Copy the live rows as one snapshot shows them; return the checkpoint of that snapshot, if there is one.
 
         `target.known` is the quarantine of that snapshot.
         """
-        ...
+        with self.space.snapshot() as connection:
+            live = self._checkpoint(connection)
+            if live is None or not live.log:
+                return None
+            found = self._find(connection, live.location)
+            if len(found) < len(self._names):
+                return None
+            for name, (copied, made) in zip(self._names, self.pairs(), strict=True):
+                columns = ", ".join(qualified(connection, None, column.name) for column in made.columns)
+                self.space.copy(connection, f"select {columns} from {found[name].quoted(connection)}", copied.name)
+            self._known = live_quarantine.read(connection, self.resolved).known
+            return live
+
+    def pairs(self) -> list[Pair]:
+        """What `copy_live` made, and the shadow's tables."""
+        return [(copy_of(table, f"eventjet_live_{number}"), table) for number, table in enumerate(self.tables)]
 
     def count(self) -> int:
-        """Rows there are."""
-        ...
+        """Rows there are, in all tables."""
+        with self.engine().begin() as connection:
+            return sum(connection.scalar(select(func.count()).select_from(table)) or 0 for table in self.tables)
+
+    def check_confined(self, connection: Connection) -> None:
+        """Raise `RebuildRefused` when the open transaction of a handler has written to anything but the shadow."""
+        written = self.space.strange_writes(connection)
+        if written:
+            raise RebuildRefused(
+                self.resolved.name,
+                f"its handlers write to {', '.join(written)}, which it does not declare",
+                "Declare these tables, or leave them alone, and name no schema. What was tried is undone.",
+            )
 
     def finish(self) -> None:
-        """Make it what the declared table is: durable, with its keys and indexes."""
-        ...
+        """Make it what the declared tables are: durable, with keys and indexes; raises `RowsRefused`."""
+        self.space.finish(self.resolved.name, self.tables, bare=not self._by_hand)
 
     def engine(self) -> Engine:
-        """Connections that see the shadow's checkpoint where the live one's would be."""
-        ...
+        """Connections that see the shadow's tables and checkpoint where the live ones would be."""
+        return self.space.engine()
 
-    def copied(self) -> str:
-        """The quoted name of what `copy_live` made."""
-        ...
+    def live_checkpoint(self) -> Checkpoint | None:
+        """How far the live read model is."""
+        with self.space.live.begin() as connection:
+            return self._checkpoint(connection)
 
-    def made(self) -> str:
-        """The quoted name of the shadow's table."""
-        ...
+    def swap(self, log: str, tail: Callable[[int], None] | None) -> Swapped:
+        """Put the shadow in the place of the live tables, if it is at least as far; raises `NotNow`.
 
-    def interrupt(self) -> None:
-        """End what this run's connections are doing, from another thread. Never raises."""
-        ...
+        `tail` catches it up to a position; without it the live position is of another past and does not count. Up to
+        the last step the locks keep writers out and let readers in.
+        """
+        with self.space.swapping() as connection:
+            runs.hold(connection, self.run)
+            seen = self._checkpoint(connection)
+            assert seen is not None, "made by `create`"
+            exchange = self.space.exchange(connection, self.resolved, seen.location)
+            locked = lock_as_workers(
+                connection,
+                self.resolved,
+                exchange.lock_leaving,
+                # With those of the other revisions, which may be about to take the declared location from it.
+                lambda: revisions(connection, self.resolved.name, lock=True),
+            )
+            live = next(one for one in locked if one.revision == self.resolved.revision)
+            check_kept(self.resolved, live)
+            if live.location != seen.location:
+                raise NotNow("its tables were moved meanwhile")
+            exchange.look_again()
+            own = self._caught_up(live.position, tail)
+            self.space.attach(connection)
+            before = None if tail is None else self._taken_over
+            live_quarantine.give_back(connection, self.space.attached, self.resolved, before)
+            self._check_obstacles(connection, live.location, exchange.leaving)
+            self.space.carry_out(exchange, self.resolved, live.location)
+            swapped = transitions.swap_in(connection, live, own, log, recorded(self.resolved))
+            failpoints.reach("rebuild.inside_swap")
+            return Swapped(own.position, swapped.generation, live.location)
 
-    def drop(self) -> None:
-        """Remove the shadow, or what it replaced, and forget the run. Never raises."""
-        ...
+    def _caught_up(self, position: int, tail: Callable[[int], None] | None) -> Checkpoint:
+        """The shadow's checkpoint, once it is where the live one stands still."""
+        own = self._own_checkpoint()
+        if tail is not None and own.position < position:
+            if position - own.position > TAIL_MAX:
+                raise NotNow(f"the live read model is {position - own.position} events ahead")
+            tail(position)
+            own = self._own_checkpoint()
+        assert tail is None or own.position >= position
+        return own
+
+    def _own_checkpoint(self) -> Checkpoint:
+        with self.engine().begin() as connection:
+            own = self._checkpoint(connection)
+            assert own is not None, "made by `create`, or when the shadow was caught up"
+            return own
+
+    def _checkpoint(self, connection: Connection) -> Checkpoint | None:
+        return checkpoint.read(connection, self.resolved.name, self.resolved.revision)
+
+    def _find(self, connection: Connection, location: str) -> dict[TableName, TableRef]:
+        """The live tables that are there."""
+        looked = {name: tables_of(connection).find(connection, name, location) for name in self._names}
+        return {name: table for name, table in looked.items() if table is not None}
+
+    def _check_obstacles(self, connection: Connection, location: str, live: Mapping[TableName, TableRef]) -> None:
+        """Refuse by name what depends on a live table, and would stay with it."""
+        tables, along = tables_of(connection), list(live.values())
+        located = located_tables(self.resolved, location, connection.dialect.name)
+        for name, declared, table in zip(self._names, self.resolved.tables, located, strict=True):
+            found = (
+                [] if self._by_hand else [f"the foreign key to {to}, which it declares" for to in _referred(declared)]
+            )
+            if name in live:
+                kept = [str(index.name) for index in table.indexes]
+                found += tables.obstacles(connection, live[name], along)
+                found += [
+                    f"the index {index}, which the table does not declare"
+                    for index in tables.indexes(connection, live[name])
+                    if index not in kept
+                ]
+            if found:
+                raise RebuildRefused(
+                    self.resolved.name,
+                    f"the table {table.name} has {listed(found)}, which a swap cannot carry over",
+                    "Drop it and create it again after the rebuild, or declare it on the table if it is an index.",
+                )
+
+
+@contextmanager
+def shadow_of(
+    database: Database, resolved: R_co, run: str, watch: Watch, *, to_swap: bool = True
+) -> Generator[Shadow[R_co]]:
+    """A shadow, claimed and leased, that is gone afterwards, swapped in or not."""
+    shadow = Shadow(database, resolved, run)
+    with shadow.space.claimed():
+        failpoints.reach("rebuild.claimed")
+        try:
+            with (
+                watch.interrupted_by(shadow.space.interrupt),
+                runs.renewed(database.sync_engine("eventjet rebuild"), run),
+            ):
+                shadow.create(to_swap=to_swap)
+                failpoints.reach("rebuild.shadow_made")
+                yield shadow
+        finally:
+            shadow.space.drop()
+            failpoints.reach("rebuild.dropped")
+
+
+def begun(resolved: AnyResolved, position: int = 0, event_id: str = "", log: str = "") -> Checkpoint:
+    """A shadow's checkpoint."""
+    return Checkpoint(
+        name=resolved.name,
+        revision=resolved.revision,
+        generation=0,
+        position=position,
+        event_id=event_id,
+        log=log,
+        epoch=EPOCH,
+        owner=None,
+        lease_until=0.0,
+        state=BUILDING,
+        reason=None,
+    )
+
+
+def begin(connection: Connection, held: Checkpoint) -> None:
+    """Write a shadow's checkpoint where its connections find it."""
+    values = {column.name: getattr(held, column.name) for column in projections.columns}
+    connection.execute(insert(projections).values(**values))
+
+
+def check_kept(resolved: AnyResolved, live: Checkpoint) -> None:
+    """Raise `RevisionDropped` for one that was dropped: where it would go, another revision's rows may be."""
+    if live.state == RETIRED:
+        raise RevisionDropped(resolved)
+
+
+def _referred(table: Table) -> list[str]:
+    keys = (key for key in table.constraints if isinstance(key, ForeignKeyConstraint))
+    return [key.referred_table.name for key in keys]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import String
+from sqlalchemy import String, Table
 
 from eventjet import failpoints
 from eventjet.errors import RebuildError
@@ -17,18 +17,19 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.application import Application
 from eventjet.projections.columns import POSTGRESQL
+from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
-from eventjet.projections.sql_projection import ResolvedSql
+from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.rebuild.compare import compare_table
 from eventjet.rebuild.cutover import check_loaded
+from eventjet.rebuild.orphaned_runs import remove_orphaned
 from eventjet.rebuild.plan import EngineName
 from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.replay_source import ReplaySource, past_of
 from eventjet.rebuild.runner import bound_of, in_thread, load, log_of, plan_for
 from eventjet.rebuild.runs import new_run
-from eventjet.rebuild.sequential import TablesShadow, sequential_replay
-from eventjet.rebuild.shadow import Shadow
-from eventjet.rebuild.shadows import clear_abandoned, shadow_of, tables_of
+from eventjet.rebuild.sequential import sequential_replay
+from eventjet.rebuild.shadow import Shadow, shadow_of
 from eventjet.rebuild.since import since_when
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import RETIRED, Checkpoint
@@ -115,7 +116,7 @@ def _verify(
         with watch.phase("start"):
             endpoint, log, state = log_of(app, settings)
             past = stack.enter_context(past_of(from_archive, app.name, endpoint, log, state, engine, master, watch))
-            clear_abandoned(database)
+            remove_orphaned(database)
         if isinstance(resolved, ResolvedSql):
             return _verify_tables(app, resolved, settings, engine, endpoint, state, past, watch)
         run = new_run()
@@ -149,7 +150,7 @@ def _verify_tables(
 ) -> VerifyReport:
     """By its handlers, in order, whatever the engine; then the database compares."""
     run = new_run()
-    with tables_of(Database(settings.database), resolved, run, watch, to_swap=False) as shadow:
+    with shadow_of(Database(settings.database), resolved, run, watch, to_swap=False) as shadow:
         with watch.phase("copy"):
             at = _copied(shadow)
             check_log(endpoint, app.name, at)
@@ -163,12 +164,12 @@ def _verify_tables(
         rows = differences = 0
         examples: list[Difference] = []
         with watch.phase("compare"):
-            numbered = shadow.numbered()
-            for pair in shadow.pairs():
-                look = partial(compare_table, pair=pair, numbered=numbered, examples_max=EXAMPLES_MAX, watch=watch)
-                some, different, first = shadow.compare(look)
-                rows, differences = rows + some, differences + different
-                examples += [Difference(one.key, one.live, one.expected, UNKNOWN_SINCE) for one in first]
+            numbered = shadow.space.numbered(shadow.tables)
+            with shadow.engine().connect().execution_options(**{READ_ONLY: True}) as connection:
+                for pair in shadow.pairs():
+                    some, different, first = compare_table(connection, pair, numbered, EXAMPLES_MAX, watch)
+                    rows, differences = rows + some, differences + different
+                    examples += [Difference(one.key, one.live, one.expected, UNKNOWN_SINCE) for one in first]
         failpoints.reach("verify.compared")
     return VerifyReport(
         resolved.name, resolved.revision, engine, at.position, plan.events, rows, differences, tuple(examples[:EXAMPLES_MAX]),
@@ -176,7 +177,7 @@ def _verify_tables(
     )  # fmt: skip
 
 
-def _copied(shadow: Shadow | TablesShadow) -> Checkpoint:
+def _copied(shadow: Shadow[AnyResolved]) -> Checkpoint:
     at = shadow.copy_live()
     if at is None or at.state == RETIRED:
         raise RebuildError(
@@ -186,14 +187,15 @@ def _copied(shadow: Shadow | TablesShadow) -> Checkpoint:
     return at
 
 
-def _compare(shadow: Shadow, watch: Watch) -> tuple[int, int, list[tuple[Any, Any]]]:
+def _compare(shadow: Shadow[ResolvedProjection], watch: Watch) -> tuple[int, int, list[tuple[Any, Any]]]:
     """(live rows, differences, the first pairs of live and expected row), both sides read once in key order."""
     codec = RowCodec(shadow.resolved.table, shadow.resolved.row_type, shadow.target.database.dialect.name)
+    ((copied, made),) = shadow.pairs()
     rows = differences = 0
     first: list[tuple[Any, Any]] = []
     with (
-        _in_key_order(shadow, shadow.copied(), codec) as live,
-        _in_key_order(shadow, shadow.made(), codec) as expected,
+        _in_key_order(shadow, copied, codec) as live,
+        _in_key_order(shadow, made, codec) as expected,
     ):
         for one, other in _paired(live, expected, codec):
             rows += one is not None
@@ -207,7 +209,7 @@ def _compare(shadow: Shadow, watch: Watch) -> tuple[int, int, list[tuple[Any, An
 
 
 @contextmanager
-def _in_key_order(shadow: Shadow, table: str, codec: RowCodec) -> Generator[Iterator[Any]]:
+def _in_key_order(shadow: Shadow[ResolvedProjection], table: Table, codec: RowCodec) -> Generator[Iterator[Any]]:
     """The rows of one table, a few at a time, by key as Python sorts it."""
     engine = shadow.engine()
     quote = engine.dialect.identifier_preparer.quote_identifier
@@ -220,7 +222,7 @@ def _in_key_order(shadow: Shadow, table: str, codec: RowCodec) -> Generator[Iter
     with engine.connect() as connection:
         options = {"stream_results": True, "yield_per": _FETCH, READ_ONLY: True}
         found = connection.execution_options(**options).exec_driver_sql(
-            f"select {columns} from {table} order by {order}"
+            f"select {columns} from {engine.dialect.identifier_preparer.format_table(table)} order by {order}"
         )
         yield map(codec.load, found)
 
@@ -252,7 +254,7 @@ def _equal(one: Any, other: Any, codec: RowCodec) -> bool:
 
 def _looked_into(
     app: Application,
-    shadow: Shadow,
+    shadow: Shadow[ResolvedProjection],
     endpoint: Endpoint,
     first: int,
     last: int,

@@ -23,7 +23,7 @@ from eventjet.sql.locations import (
     own_location,
     recorded,
 )
-from eventjet.sql.postgres_tables import ensure_schema
+from eventjet.sql.postgres_tables import ensure_location
 
 
 def create_tables(engine: Engine | Connection, resolved: Iterable[AnyResolved] = ()) -> list[str]:
@@ -133,7 +133,7 @@ def _give(connection: Connection, resolved: AnyResolved, *, may_create: bool = T
     if connection.dialect.name == POSTGRESQL and holder is not None:
         # The other's home too, so that whoever exchanges them needs no right to create schemas.
         for revision in (resolved.revision, holder):
-            ensure_schema(connection, own_location(resolved.name, revision, POSTGRESQL))
+            ensure_location(connection, own_location(resolved.name, revision, POSTGRESQL))
     checkpoint.ensure(connection, resolved.name, resolved.revision)
     # A revision older than the one that holds the location does not push it away by itself.
     takes_over = holder is not None and holder < resolved.revision

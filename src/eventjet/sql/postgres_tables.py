@@ -1,16 +1,16 @@
-"""Tables in schemas of PostgreSQL: found by declared name and location, moved, and given each other's rights."""
+"""Tables in schemas of PostgreSQL, for `eventjet.sql.tables`: a location is a schema, and tables keep their names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from sqlalchemy import Connection, PoolProxiedConnection, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema
 
-from eventjet.sql.checkpoint import DECLARED
+from eventjet.sql.tables import TableName, TableRef, qualified
 
 T = TypeVar("T")
 
@@ -18,51 +18,79 @@ LOCK_TIMEOUT_MS = 500
 """How long an exchange of tables may make readers queue behind it before it steps back."""
 CHECKPOINT_LOCK_MS = 10_000
 """How long it waits for the batch that handlers have in hand: only their next one waits behind it."""
-LOCKED = ("55P03", "40P01", "57014")
+_LOCKED_OUT = ("55P03", "40P01", "57014")
 """SQLSTATEs of a lock that was not to be had: timeout, deadlock, cancelled statement."""
-FORBIDDEN = "42501"
+_FORBIDDEN = "42501"
+_NOT_EMPTY = "2BP01"
+
+lets_others_write = True
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A table that is there."""
-
-    oid: int
-    schema: str
-    name: str
-
-    def quoted(self, connection: Connection) -> str:
-        """Its qualified name in SQL."""
-        return qualified(connection, self.schema, self.name)
-
-
-def qualified(connection: Connection, schema: str, name: str) -> str:
-    """`"schema"."name"`."""
-    quote = connection.dialect.identifier_preparer.quote_identifier
-    return f"{quote(schema)}.{quote(name)}"
-
-
-def find(connection: Connection, schema: str | None, name: str, location: str = DECLARED) -> Found | None:
-    """A table of this declared schema and name, in a location; the search path says where those without a schema are."""
-    within = location or schema
-    quote = connection.dialect.identifier_preparer.quote_identifier
-    wanted = quote(name) if within is None else qualified(connection, within, name)
+def find(connection: Connection, name: TableName, location: str) -> TableRef | None:
+    """The search path says where declared tables without a schema are."""
+    schema, table = name
     query = text("select c.oid, n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace "
                  "where c.oid = to_regclass(:name)")  # fmt: skip
-    found = connection.execute(query, {"name": wanted}).one_or_none()
-    return None if found is None else Found(int(found[0]), str(found[1]), str(found[2]))
+    found = connection.execute(query, {"name": qualified(connection, location or schema, table)}).one_or_none()
+    return None if found is None else TableRef(int(found[0]), str(found[1]), str(found[2]))
 
 
-def default_schema(connection: Connection) -> str:
-    """Where a table without a schema is created."""
-    return str(connection.scalar(text("select current_schema()")))
+def bound_waits(connection: Connection, timeout_ms: int = LOCK_TIMEOUT_MS) -> None:
+    """Whoever wants the table after a waiting lock waits behind it, even to read."""
+    connection.execute(text(f"set local lock_timeout = {timeout_ms}"))
 
 
-def ensure_schema(connection: Connection, name: str) -> None:
-    """Create it if it is missing. Not IF NOT EXISTS, which asks for the right to create it even when it exists."""
+def patiently(connection: Connection, lock: Callable[[], T]) -> T:
+    """Nobody who reads tables waits behind a lock of checkpoints, so it may take longer."""
+    bound_waits(connection, CHECKPOINT_LOCK_MS)
+    found = lock()
+    bound_waits(connection)
+    return found
+
+
+def lock(connection: Connection, tables: Iterable[TableRef], *, readers: bool) -> None:
+    """One after the other, in the order given."""
+    mode = "exclusive" if readers else "access exclusive"
+    for table in tables:
+        connection.execute(text(f"lock table {table.quoted(connection)} in {mode} mode"))
+
+
+def is_locked_out(error: Exception) -> bool:
+    """See `Tables`."""
+    return _sqlstate(error) in _LOCKED_OUT
+
+
+def is_forbidden(error: Exception) -> bool:
+    """See `Tables`."""
+    return _sqlstate(error) == _FORBIDDEN
+
+
+def move(connection: Connection, table: TableRef, name: TableName, location: str, schema: str | None) -> None:
+    """Its indexes, constraints and sequences go with it, and keep their names."""
+    target = schema or location or name[0] or str(connection.scalar(text("select current_schema()")))
+    quoted = connection.dialect.identifier_preparer.quote_identifier(target)
+    connection.execute(text(f"alter table {table.quoted(connection)} set schema {quoted}"))
+
+
+def ensure_location(connection: Connection, location: str) -> None:
+    """Create the schema if it is missing.
+
+    Not IF NOT EXISTS, which asks for the right to create it even when it exists.
+    """
     query = text("select 1 from pg_namespace where nspname = :name")
-    if connection.scalar(query, {"name": name}) is None:
-        connection.execute(CreateSchema(name))
+    if location and connection.scalar(query, {"name": location}) is None:
+        connection.execute(CreateSchema(location))
+
+
+def drop_location(connection: Connection, location: str) -> None:
+    """Drop the schema if nothing is in it."""
+    quoted = connection.dialect.identifier_preparer.quote_identifier(location)
+    try:
+        with connection.begin_nested():
+            connection.execute(text(f"drop schema if exists {quoted} restrict"))
+    except DBAPIError as error:
+        if _sqlstate(error.orig) != _NOT_EMPTY:
+            raise
 
 
 def look_first_in(connection: PoolProxiedConnection | DBAPIConnection, schema: str) -> None:
@@ -74,38 +102,78 @@ def look_first_in(connection: PoolProxiedConnection | DBAPIConnection, schema: s
     connection.commit()
 
 
-def bound_waits(connection: Connection, timeout_ms: int = LOCK_TIMEOUT_MS) -> None:
-    """Wait no longer than this for any lock, to the end of the transaction."""
-    connection.execute(text(f"set local lock_timeout = {timeout_ms}"))
+def inherit(connection: Connection, old: TableRef, heir: TableRef) -> None:
+    """Rights on columns, and on the sequences of columns, go to the columns of the same names."""
+    name = heir.quoted(connection)
+    for statement in connection.scalars(text(_INHERITED), {"oid": old.oid, "new": name}).all():
+        connection.execute(text(str(statement).replace("%TABLE%", name)))
 
 
-def patiently(connection: Connection, lock: Callable[[], T]) -> T:
-    """Lock checkpoints whose rows workers of SQL by hand keep locked while their handlers run."""
-    bound_waits(connection, CHECKPOINT_LOCK_MS)
-    found = lock()
-    bound_waits(connection)
-    return found
+def obstacles(connection: Connection, table: TableRef, along: Sequence[TableRef]) -> list[str]:
+    """See `Tables`."""
+    query = _OBSTACLES.bindparams(along=[one.oid for one in along])
+    return [str(one) for one in connection.scalars(query, {"oid": table.oid})]
 
 
-def lock_table(connection: Connection, table: Found, mode: str) -> None:
-    """To the end of the transaction. `exclusive` keeps writers out and lets readers in."""
-    connection.execute(text(f"lock table {table.quoted(connection)} in {mode} mode"))
+def indexes(connection: Connection, table: TableRef) -> list[str]:
+    """See `Tables`."""
+    return [str(one) for one in connection.scalars(_INDEXES, {"oid": table.oid})]
 
 
-def move(connection: Connection, table: Found, schema: str) -> None:
-    """Its indexes and constraints go with it, and keep their names."""
-    quote = connection.dialect.identifier_preparer.quote_identifier
-    connection.execute(text(f"alter table {table.quoted(connection)} set schema {quote(schema)}"))
+def count(connection: Connection, table: TableRef) -> int:
+    """As the last ANALYZE had it, or exactly where there was none."""
+    about = connection.scalar(text("select reltuples::bigint from pg_class where oid = :oid"), {"oid": table.oid})
+    if about and about > 0:
+        return int(about)
+    return connection.scalar(text(f"select count(*) from {table.quoted(connection)}")) or 0  # noqa: S608 - of a known table
 
 
-def inherit(connection: Connection, oid: int, heir: str) -> None:
-    """Give a table (its quoted name) the owner, the storage parameters and the rights of another one.
+def drop(connection: Connection, tables: Sequence[TableRef]) -> None:
+    """All in one statement, as foreign keys may be between them."""
+    if tables:
+        connection.execute(text(f"drop table {', '.join(one.quoted(connection) for one in tables)}"))
 
-    Rights on columns, and on the sequences of columns, go to the columns of the same names.
-    """
-    for statement in connection.scalars(text(_INHERITED), {"oid": oid, "new": heir}).all():
-        connection.execute(text(str(statement).replace("%TABLE%", heir)))
 
+def _sqlstate(error: BaseException | None) -> str | None:
+    return getattr(error, "sqlstate", None)
+
+
+_OBSTACLES = text("""
+select 'the view ' || (pg_identify_object('pg_class'::regclass, r.ev_class, 0)).identity
+  from pg_depend d join pg_rewrite r on r.oid = d.objid
+ where d.classid = 'pg_rewrite'::regclass and d.refclassid = 'pg_class'::regclass
+   and d.refobjid = :oid and r.ev_class <> :oid
+union
+select 'the rule ' || rulename from pg_rewrite where ev_class = :oid and rulename <> '_RETURN'
+union
+select 'the foreign key ' || conname || ' of ' || conrelid::regclass from pg_constraint
+ where contype = 'f' and (conrelid = :oid or confrelid = :oid)
+   and not (conrelid = any(:along) and confrelid = any(:along))
+union
+select 'the trigger ' || tgname from pg_trigger where tgrelid = :oid and not tgisinternal
+union
+select 'the policy ' || polname from pg_policy where polrelid = :oid
+union
+select 'row-level security' from pg_class where oid = :oid and relrowsecurity
+union
+select 'the publication ' || p.pubname from pg_publication_tables p
+  join pg_class c on c.oid = :oid join pg_namespace n on n.oid = c.relnamespace
+ where p.schemaname = n.nspname and p.tablename = c.relname
+union
+select 'the inheritance of ' || inhrelid::regclass from pg_inherits where inhrelid = :oid or inhparent = :oid
+union
+select 'the extended statistics ' || stxname from pg_statistic_ext where stxrelid = :oid
+union
+select 'the function ' || objid::regprocedure from pg_depend
+ where classid = 'pg_proc'::regclass and refclassid = 'pg_class'::regclass and refobjid = :oid
+order by 1
+""")
+
+_INDEXES = text("""
+select c.relname from pg_index i join pg_class c on c.oid = i.indexrelid
+ where i.indrelid = :oid and not exists (select from pg_constraint k where k.conindid = i.indexrelid)
+ order by 1
+""")
 
 _INHERITED = """
 select 'alter table %TABLE% owner to ' || quote_ident(pg_get_userbyid(relowner)) from pg_class

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, delete
 
 from eventjet.errors import UsageError
-from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.sql import checkpoint, postgres_tables, sqlite_tables, transitions
+from eventjet.sql import checkpoint, transitions
 from eventjet.sql.checkpoint import RETIRED, Checkpoint, revisions
+from eventjet.sql.exchange import tables_of
 from eventjet.sql.location_assignment import holders
-from eventjet.sql.locations import name_in, names_of, own_location
+from eventjet.sql.locations import names_of, own_location
 from eventjet.sql.own_tables import quarantine
-from eventjet.sql.postgres_tables import Found
-
-_NOT_EMPTY = "2BP01"
+from eventjet.sql.tables import TableRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +60,16 @@ def retire(connection: Connection, name: str, revision: int, declared: Collectio
         raise UsageError(_not_unused(name, revision, declared, sorted(known)))
     _refuse_in_use(known[name, revision])
     (held,) = [one for one in revisions(connection, name) if one.revision == revision]
-    _drop_tables(connection, _tables(connection, held))
+    # Tables before checkpoints, as workers lock them.
+    tables = tables_of(connection)
+    tables.bound_waits(connection)
+    tables.drop(connection, _there(connection, held))
     locked = checkpoint.lock(connection, name, revision)
     if locked is None or (locked.location, locked.tables) != (held.location, held.tables):
         raise UsageError(f"{name}:{revision} was moved meanwhile. Look again with `eventjet db unused`.")
     # Once more, now that nobody can take it.
     _refuse_in_use({(one.projection, one.revision): one for one in unused(connection, declared)}[name, revision])
-    if connection.dialect.name == POSTGRESQL:
-        _drop_schema(connection, own_location(name, revision, POSTGRESQL))
+    tables.drop_location(connection, own_location(name, revision, connection.dialect.name))
     of_it = (quarantine.c.projection == name) & (quarantine.c.revision == revision)
     connection.execute(delete(quarantine).where(of_it))
     transitions.retire(connection, name, revision)
@@ -85,12 +84,12 @@ def _refuse_in_use(one: Unused) -> None:
 def _not_unused(name: str, revision: int, declared: Collection[AnyResolved], known: Sequence[tuple[str, int]]) -> str:
     if any((resolved.name, resolved.revision) == (name, revision) for resolved in declared):
         return f"{name}:{revision} is declared by the app, so it is not dropped. Take it out of the app first."
-    listed = ", ".join(f"{one}:{number}" for one, number in known) or "none"
-    return f"There is no unused revision {name}:{revision}. Unused are: {listed}."
+    known_ones = ", ".join(f"{one}:{number}" for one, number in known) or "none"
+    return f"There is no unused revision {name}:{revision}. Unused are: {known_ones}."
 
 
 def _described(connection: Connection, one: Checkpoint, left_s: float, declared: Collection[AnyResolved]) -> Unused:
-    tables = _tables(connection, one)
+    tables = _there(connection, one)
     owner = one.owner if left_s > 0 else None
     in_use = None
     successor = next((resolved for resolved in declared if resolved.name == one.name), None)
@@ -103,51 +102,15 @@ def _described(connection: Connection, one: Checkpoint, left_s: float, declared:
         one.revision,
         one.state,
         one.location,
-        tuple(name for name, _ in tables),
-        sum(rows for _, rows in tables),
+        tuple(table.quoted(connection) for table in tables),
+        sum(tables_of(connection).count(connection, table) for table in tables),
         one.position,
         owner,
         in_use,
     )
 
 
-def _tables(connection: Connection, one: Checkpoint) -> list[tuple[str, int]]:
-    """(quoted name, about how many rows) of the tables of a revision that are there."""
-    if connection.dialect.name == POSTGRESQL:
-        looked = [postgres_tables.find(connection, schema, name, one.location) for schema, name in names_of(one.tables)]
-        return [(found.quoted(connection), _count(connection, found)) for found in looked if found is not None]
-    there = [name_in(name, one.location, connection.dialect.name) for _, name in names_of(one.tables)]
-    return [
-        (quoted, connection.scalar(text(f"select count(*) from {quoted}")) or 0)  # noqa: S608 - of a known table
-        for quoted in (sqlite_tables.quoted(name) for name in there if sqlite_tables.has_table(connection, name))
-    ]
-
-
-def _count(connection: Connection, table: Found) -> int:
-    about = connection.scalar(text("select reltuples::bigint from pg_class where oid = :oid"), {"oid": table.oid})
-    if about and about > 0:
-        return int(about)
-    return connection.scalar(text(f"select count(*) from {table.quoted(connection)}")) or 0  # noqa: S608 - of a known table
-
-
-def _drop_tables(connection: Connection, tables: Sequence[tuple[str, int]]) -> None:
-    """Tables before checkpoints, as workers lock them."""
-    if connection.dialect.name == POSTGRESQL:
-        postgres_tables.bound_waits(connection)
-        # At once, as foreign keys may be between them.
-        if tables:
-            connection.execute(text(f"drop table {', '.join(name for name, _ in tables)}"))
-        return
-    for name, _ in tables:
-        connection.execute(text(f"drop table {name}"))
-
-
-def _drop_schema(connection: Connection, name: str) -> None:
-    """Unless something else is in it."""
-    quoted = connection.dialect.identifier_preparer.quote_identifier(name)
-    try:
-        with connection.begin_nested():
-            connection.execute(text(f"drop schema if exists {quoted} restrict"))
-    except DBAPIError as error:
-        if getattr(error.orig, "sqlstate", None) != _NOT_EMPTY:
-            raise
+def _there(connection: Connection, one: Checkpoint) -> list[TableRef]:
+    """The tables of a revision that are there."""
+    looked = [tables_of(connection).find(connection, name, one.location) for name in names_of(one.tables)]
+    return [table for table in looked if table is not None]

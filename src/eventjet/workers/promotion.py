@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable
 from sqlalchemy import Connection
 
 from eventjet import failpoints
-from eventjet.errors import CannotMove, CheckpointFenced
+from eventjet.errors import CheckpointFenced, PromotionRefused
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.checkpoint import revisions
+from eventjet.sql.exchange import NotNow
 from eventjet.sql.location_assignment import holders
-from eventjet.sql.promotion import TAIL_MAX, TAIL_S, Exchanged, NotNow, attempt, behind, freeze
+from eventjet.sql.promotion import TAIL_MAX, TAIL_S, Promoted, attempt, freeze, lag
 from eventjet.sql.transitions import stand_back
 from eventjet.workers.context import WorkerContext
 from eventjet.workers.lease import Lease
@@ -65,7 +66,7 @@ class Promotion:
             self._later(self._pause_s)
             self._pause_s = min(2 * self._pause_s, _PAUSE_S[1])
             return False
-        except CannotMove as error:
+        except PromotionRefused as error:
             _log.warning("%s", error)
             await self._lease.settle(None, str(error))
             self._later(_REFUSED_S)
@@ -75,7 +76,7 @@ class Promotion:
         _log.info("%s took over from revision %s", self._shown, left or "none")
         return True
 
-    async def _exchange(self, step: Callable[[float], Awaitable[object]]) -> Exchanged | None:
+    async def _exchange(self, step: Callable[[float], Awaitable[object]]) -> Promoted | None:
         resolved, epoch = self._resolved, self._lease.held.epoch
         if self._context.database.dialect.name != POSTGRESQL:
             # Its one writer lock lets nobody write meanwhile, and is asked for right after a batch of ours.
@@ -89,7 +90,7 @@ class Promotion:
             return await frozen.run_sync(lambda connection: attempt(connection, resolved, epoch=epoch))
 
     async def _lacks(self) -> int:
-        return await self._session.read(lambda connection: behind(connection, self._resolved))
+        return await self._session.read(lambda connection: lag(connection, self._resolved))
 
     async def _stand_back(self) -> bool:
         held = self._lease.held

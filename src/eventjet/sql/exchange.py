@@ -1,0 +1,126 @@
+"""`Exchange`: tables leave their location, and others of the same names come into it, in the caller's transaction.
+
+Readers see the one or the other, never none. Promotions of revisions are made of it, and on PostgreSQL the swaps of
+rebuilds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
+from eventjet.sql import postgres_tables, sqlite_tables
+from eventjet.sql.checkpoint import Checkpoint
+from eventjet.sql.tables import TableName, TableRef, Tables
+
+
+class NotNow(Exception):
+    """Nothing has changed, and it is to be tried again soon: locks were not to be had, or something else came first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One table's change of location."""
+
+    name: TableName
+    before: str
+    after: str
+
+
+class Exchange:
+    """Lock, look again, check, carry out: in this order, with the checkpoints locked in between."""
+
+    def __init__(self, connection: Connection, leaving: Sequence[Move], coming: Sequence[Move]) -> None:
+        self.connection = connection
+        self._tables = tables_of(connection)
+        self._moves = leaving, coming
+        self.leaving: Mapping[TableName, TableRef] = {}
+        """Those that are there."""
+        self.coming: Mapping[TableName, TableRef] = {}
+
+    def lock_leaving(self) -> None:
+        """Keep the writers of what leaves out, and let readers in."""
+        self.look()
+        self._tables.lock(self.connection, self.leaving.values(), readers=True)
+
+    def lock(self) -> None:
+        """The same, and keep the writers of what comes out."""
+        self.lock_leaving()
+        self._tables.lock(self.connection, self.coming.values(), readers=True)
+
+    def look(self) -> None:
+        """Find the tables."""
+        self.leaving, self.coming = map(self._found, self._moves)
+
+    def look_again(self) -> None:
+        """Raise `NotNow` when other tables are there than those that were locked.
+
+        What waited for a lock may have waited for another exchange.
+        """
+        before = self.leaving, self.coming
+        self.look()
+        if (self.leaving, self.coming) != before:
+            raise NotNow("its tables were swapped or moved meanwhile")
+
+    def carry_out(self) -> None:
+        """Keep readers out, too; let those that come inherit; then out first, in afterwards."""
+        connection, tables = self.connection, self._tables
+        leaving, coming = self._moves
+        tables.lock(connection, (*self.leaving.values(), *self.coming.values()), readers=False)
+        for name, table in self.coming.items():
+            if name in self.leaving:
+                tables.inherit(connection, self.leaving[name], table)
+        for one in leaving:
+            if one.name in self.leaving:
+                tables.ensure_location(connection, one.after)
+                tables.move(connection, self.leaving[one.name], one.name, one.after, None)
+        for one in coming:
+            left = self.leaving.get(one.name)
+            tables.move(connection, self.coming[one.name], one.name, one.after, left.schema if left else None)
+
+    def _found(self, moves: Iterable[Move]) -> dict[TableName, TableRef]:
+        looked = {one.name: self._tables.find(self.connection, one.name, one.before) for one in moves}
+        return {name: table for name, table in looked.items() if table is not None}
+
+
+def tables_of(connection: Connection) -> Tables:
+    """What is to be asked about the tables of this connection's database."""
+    kinds: dict[str, Tables] = {"postgresql": postgres_tables, "sqlite": sqlite_tables}
+    return kinds[connection.dialect.name]
+
+
+def lock_as_workers(
+    connection: Connection,
+    resolved: AnyResolved,
+    tables: Callable[[], None],
+    checkpoints: Callable[[], list[Checkpoint]],
+) -> list[Checkpoint]:
+    """Lock both in the order in which a projection's workers do, so that neither waits for the other; the checkpoints.
+
+    The one statement of a fold changes rows before it changes the checkpoint; SQL by hand locks its checkpoint first,
+    and keeps it while handlers touch whatever they touch.
+    """
+    if isinstance(resolved, ResolvedSql):
+        found = tables_of(connection).patiently(connection, checkpoints)
+        tables()
+        return found
+    tables()
+    return checkpoints()
+
+
+@contextmanager
+def bounded(connection: Connection) -> Generator[None]:
+    """Wait for no lock longer than readers may be kept; raises `NotNow` instead."""
+    tables = tables_of(connection)
+    tables.bound_waits(connection)
+    try:
+        yield
+    except DBAPIError as error:
+        if error.orig is None or not tables.is_locked_out(error.orig):
+            raise
+        raise NotNow("another transaction holds one of the tables or checkpoints") from error
