@@ -9,23 +9,23 @@ import pytest
 from eventjet.errors import UsageError
 from eventjet.observability.metrics import Meter, exposition
 from eventjet.observability.names import METRICS, POSITION, STATE
-from eventjet.workers.health import Health
+from eventjet.workers.health import HealthState
 from eventjet.workers.http import address_of
-from eventjet.workers.status import Look, ProjectionStatus, paced
+from eventjet.workers.status import ProjectionStatus, StatusSnapshot, paced
 
 ME, OTHER = "host:1:aa", "host:2:bb"
 BEHIND = ProjectionStatus("balances", 1, "active", 7, 9, 2, 1.5, ME, 1, None, declared=True)
 
 
-def looked(*looks: tuple[float, ProjectionStatus]) -> Health:
-    health = Health(ME, 30, 0.0)
+def looked(*looks: tuple[float, ProjectionStatus]) -> HealthState:
+    health = HealthState(ME, 30, 0.0)
     for now, found in looks:
         health = health.after(now, [found])
     return health
 
 
 def test_a_process_that_has_not_looked_yet_is_starting() -> None:
-    health = Health(ME, 30, 100.0)
+    health = HealthState(ME, 30, 100.0)
     assert (health.verdict(101).healthy, health.verdict(101).reason) == (False, "starting")
     assert health.without("no database").verdict(102).reason == "no database"
     assert str(health.verdict(131).reason) == "nothing could be looked at for 31 s: the process hangs"
@@ -75,15 +75,15 @@ def test_a_process_that_cannot_look_keeps_what_it_saw_and_says_why() -> None:
 
 
 def test_pace_and_time_left_come_of_two_looks() -> None:
-    before = Look(10.0, [BEHIND])
+    before = StatusSnapshot(10.0, [BEHIND])
     grown = replace(BEHIND, position=107, log_position=209, lag_events=102)
-    (found,) = paced(before, Look(12.0, [replace(grown, log_position=29)]))
+    (found,) = paced(before, StatusSnapshot(12.0, [replace(grown, log_position=29)]))
     assert found.events_per_s == 50
     assert found.eta_s == pytest.approx(102 / 40)
-    assert paced(before, Look(12.0, [grown]))[0].eta_s is None  # the log grows faster
-    (done,) = paced(before, Look(12.0, [replace(BEHIND, position=9, lag_events=0)]))
+    assert paced(before, StatusSnapshot(12.0, [grown]))[0].eta_s is None  # the log grows faster
+    (done,) = paced(before, StatusSnapshot(12.0, [replace(BEHIND, position=9, lag_events=0)]))
     assert (done.events_per_s, done.eta_s) == (1, 0)
-    (rebuilt,) = paced(before, Look(12.0, [replace(grown, generation=2)]))
+    (rebuilt,) = paced(before, StatusSnapshot(12.0, [replace(grown, generation=2)]))
     assert (rebuilt.events_per_s, rebuilt.eta_s) == (None, None)
     assert paced(before, before) == [BEHIND]
 

@@ -44,13 +44,13 @@ def status(
     output is no terminal, a line is printed for each change instead.
     """
     from eventjet.cli.terminal import print_json
-    from eventjet.workers.status import measured
+    from eventjet.workers.status import status as read_status
 
     at = target(app, app_dir, servers, database)
     if watch:
         asyncio.run(_watch(at, interval, as_json=json))
         return
-    found = asyncio.run(measured(at.app(), at.settings))
+    found = asyncio.run(read_status(at.app(), at.settings, pause_s=1.0))
     if json:
         print_json([asdict(one) for one in found])
     else:

@@ -18,7 +18,6 @@ from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import Database
 from eventjet.sql.locations import located
 from eventjet.workers.notify import Notifier
-from eventjet.workers.report import Report
 from eventjet.writers.fold_writer import FoldWriter
 
 
@@ -43,6 +42,24 @@ class WorkerOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgressReporter:
+    """Tells of the work on one projection, once a batch: those who wait for positions, and the metrics."""
+
+    meter: Meter
+    notifier: Notifier | None = None
+
+    def committed(self, position: int, events: int, seconds: float) -> None:
+        """A batch up to `position` is in the database."""
+        self.meter.committed(events, seconds)
+        if self.notifier is not None:
+            self.notifier.tell(self.meter.projection, self.meter.revision, position)
+
+    def ended(self, reason: str) -> None:
+        """A term is over: one of `TERM_ENDS`."""
+        self.meter.terms[reason] += 1
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerContext:
     """Made within the loop that runs the projectors."""
 
@@ -58,10 +75,10 @@ class WorkerContext:
     """What this process has done, by durable."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
-    def report(self, resolved: AnyResolved) -> Report:
+    def reporter(self, resolved: AnyResolved) -> ProgressReporter:
         """For the projector of one projection."""
         meter = self.meters.setdefault(resolved.durable, Meter(resolved.name, resolved.revision))
-        return Report(meter, self.notifier)
+        return ProgressReporter(meter, self.notifier)
 
     def fold_writer(self, resolved: ResolvedProjection, held: Checkpoint, blocked: Held | None = None) -> FoldWriter:
         """For one term: it writes to where the checkpoint says that the table is."""

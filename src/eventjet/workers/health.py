@@ -1,17 +1,28 @@
-"""PURE: whether a process of workers does what it is there for, judged by successive looks at its projections."""
+"""Whether a process of workers does what it is there for, judged by successive looks at its projections.
+
+`HealthState` is pure; `HealthMonitor` looks, and is read by any thread.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from eventjet.errors import EventjetError
 from eventjet.observability import names
-from eventjet.observability.metrics import Sample
+from eventjet.observability.metrics import Sample, exposition
+from eventjet.projections.application import Application
+from eventjet.projections.sql_projection import AnyResolved
+from eventjet.settings import Settings
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, NEW, PAUSED, RETIRED
-from eventjet.workers.status import ProjectionStatus
+from eventjet.workers.context import WorkerContext
+from eventjet.workers.status import ProjectionStatus, StatusReader
 
 _STATES = (NEW, BUILDING, ACTIVE, PAUSED, RETIRED, FAILED)
+_LOOK_MAX_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +46,7 @@ class _Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class HealthState:
     """What the looks so far have shown; each look gives a new value, so that any thread may read the last."""
 
     owner: str
@@ -45,75 +56,113 @@ class Health:
     looked_at: float | None = None
     fault: str | None = None
     """Why the last look failed."""
-    seen: Mapping[tuple[str, int], _Seen] | None = None
+    seen: Mapping[tuple[str, int], _Seen] = field(default_factory=dict[tuple[str, int], _Seen])
 
-    def after(self, now: float, found: Sequence[ProjectionStatus]) -> Health:
+    def after(self, now: float, statuses: Sequence[ProjectionStatus]) -> HealthState:
         """With one more look, at the projections of this process."""
-        before = self.seen or {}
         seen: dict[tuple[str, int], _Seen] = {}
-        for one in found:
-            last = before.get((one.name, one.revision))
-            stands = last is not None and last.status.position == one.position and one.lag_events and self._ours(one)
-            seen[one.name, one.revision] = _Seen(one, last.moved_at if last is not None and stands else now)
-        return Health(self.owner, self.stalled_s, self.began_at, now, None, seen)
+        for status in statuses:
+            key = status.name, status.revision
+            last = self.seen.get(key)
+            stands = last is not None and last.status.position == status.position
+            stands = stands and status.lag_events > 0 and self._is_ours(status)
+            seen[key] = _Seen(status, last.moved_at if last is not None and stands else now)
+        return replace(self, looked_at=now, fault=None, seen=seen)
 
-    def without(self, fault: str) -> Health:
+    def without(self, fault: str) -> HealthState:
         """With a look that failed."""
-        return Health(self.owner, self.stalled_s, self.began_at, self.looked_at, fault, self.seen)
+        return replace(self, fault=fault)
 
     def verdict(self, now: float) -> Verdict:
         """Healthy when every projection is kept, stands by elsewhere, or is paused; and looks succeed."""
-        found = [self._judged(one, now) for one in (self.seen or {}).values()]
-        reasons = [f"{one['name']}: {one['fault']}" for one in found if one["fault"]]
+        judged = [self._judged(seen, now) for seen in self.seen.values()]
+        reasons = [f"{projection['name']}: {projection['fault']}" for projection in judged if projection["fault"]]
         silent_s = now - (self.began_at if self.looked_at is None else self.looked_at)
-        if self.looked_at is None and silent_s <= self.stalled_s:
-            reasons.insert(0, "starting" if self.fault is None else self.fault)
-        elif silent_s > self.stalled_s:
+        if silent_s > self.stalled_s:
             reasons.insert(0, f"nothing could be looked at for {silent_s:.0f} s: {self.fault or 'the process hangs'}")
-        return Verdict(not reasons, reasons[0] if reasons else None, found)
+        elif self.looked_at is None:
+            reasons.insert(0, self.fault or "starting")
+        return Verdict(not reasons, reasons[0] if reasons else None, judged)
 
     def samples(self, now: float) -> list[Sample]:
         """The gauges, of the last look."""
-        found: list[Sample] = [(names.HEALTHY, (), int(self.verdict(now).healthy))]
+        samples: list[Sample] = [(names.HEALTHY, (), int(self.verdict(now).healthy))]
         if self.looked_at is not None:
-            found.append((names.LOOK_AGE, (), now - self.looked_at))
-        for seen in (self.seen or {}).values():
-            found += _gauges(seen.status, self.owner)
-        log = max((seen.status.log_position for seen in (self.seen or {}).values()), default=None)
-        return found if log is None else [*found, (names.LOG_POSITION, (), log)]
+            samples.append((names.LOOK_AGE, (), now - self.looked_at))
+        for seen in self.seen.values():
+            samples += _gauges(seen.status, self.owner)
+        if self.seen:
+            samples.append((names.LOG_POSITION, (), max(seen.status.log_position for seen in self.seen.values())))
+        return samples
 
     def _judged(self, seen: _Seen, now: float) -> dict[str, Any]:
-        one = seen.status
+        status, stood_s = seen.status, now - seen.moved_at
         fault: str | None = None
-        stood_s = now - seen.moved_at
-        if one.state == FAILED:
-            fault = f"failed: {one.reason or 'without a reason'}"
-        elif one.lag_events and self._ours(one) and stood_s > self.stalled_s:
-            fault = f"{one.lag_events} events behind at position {one.position} without progress for {stood_s:.0f} s"
-            fault += f": {one.reason}" if one.reason else ""
+        if status.state == FAILED:
+            fault = f"failed: {status.reason or 'without a reason'}"
+        elif status.lag_events and self._is_ours(status) and stood_s > self.stalled_s:
+            fault = f"{status.lag_events} events behind at position {status.position} without progress for "
+            fault += f"{stood_s:.0f} s" + (f": {status.reason}" if status.reason else "")
         return {
-            "name": one.name,
-            "revision": one.revision,
-            "state": one.state,
-            "held": one.owner == self.owner,
-            "position": one.position,
-            "lag_events": one.lag_events,
-            "lag_s": one.lag_s,
+            "name": status.name,
+            "revision": status.revision,
+            "state": status.state,
+            "held": status.owner == self.owner,
+            "position": status.position,
+            "lag_events": status.lag_events,
+            "lag_s": status.lag_s,
             "fault": fault,
         }
 
-    def _ours(self, one: ProjectionStatus) -> bool:
+    def _is_ours(self, status: ProjectionStatus) -> bool:
         """Whether it is up to this process that it moves: nobody else holds it, and it may."""
-        return one.state not in (PAUSED, RETIRED) and one.owner in (None, self.owner)
+        return status.state not in (PAUSED, RETIRED) and status.owner in (None, self.owner)
 
 
-def _gauges(one: ProjectionStatus, owner: str) -> list[Sample]:
-    own = (one.name, str(one.revision))
-    found: list[Sample] = [
-        (names.POSITION, own, one.position),
-        (names.LAG_EVENTS, own, one.lag_events),
-        (names.PARKED, own, one.parked),
-        (names.HELD, own, int(one.owner == owner)),
-        *((names.STATE, (*own, state), int(one.state == state)) for state in _STATES),
+def _gauges(status: ProjectionStatus, owner: str) -> list[Sample]:
+    own = (status.name, str(status.revision))
+    gauges: list[Sample] = [
+        (names.POSITION, own, status.position),
+        (names.LAG_EVENTS, own, status.lag_events),
+        (names.PARKED, own, status.parked),
+        (names.HELD, own, int(status.owner == owner)),
+        *((names.STATE, (*own, state), int(status.state == state)) for state in _STATES),
     ]
-    return found if one.lag_s is None else [*found, (names.LAG_SECONDS, own, one.lag_s)]
+    return gauges if status.lag_s is None else [*gauges, (names.LAG_SECONDS, own, status.lag_s)]
+
+
+class HealthMonitor:
+    """Health and metrics of one process of workers. `keep` looks until it is cancelled; where the loop hangs, the last
+    look grows old."""
+
+    def __init__(
+        self, app: Application, settings: Settings, context: WorkerContext, chosen: Sequence[AnyResolved]
+    ) -> None:
+        self._reader = StatusReader(app, settings)
+        self._context = context
+        self._chosen = {(resolved.name, resolved.revision) for resolved in chosen}
+        self._state = HealthState(context.owner, context.options.stalled_s, time.monotonic())
+
+    def verdict(self) -> Verdict:
+        """As of now."""
+        return self._state.verdict(time.monotonic())
+
+    def metrics(self) -> str:
+        """As Prometheus reads them."""
+        return exposition(self._state.samples(time.monotonic()), list(self._context.meters.values()))
+
+    async def keep(self) -> None:
+        """Look again and again."""
+        async with self._reader:
+            while True:
+                try:
+                    async with asyncio.timeout(_LOOK_MAX_S):
+                        snapshot = await self._reader.read()
+                except Exception as error:  # noqa: BLE001 - health tells of it, whatever it is
+                    self._state = self._state.without(
+                        str(error) if isinstance(error, EventjetError) else type(error).__name__
+                    )
+                else:
+                    own = [status for status in snapshot.projections if (status.name, status.revision) in self._chosen]
+                    self._state = self._state.after(time.monotonic(), own)
+                await asyncio.sleep(self._context.options.look_s)

@@ -11,11 +11,11 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
-from typing import Any, Protocol
+from typing import Any
 
 from eventjet.errors import Unreachable, UsageError
 from eventjet.observability.metrics import CONTENT_TYPE
-from eventjet.workers.health import Verdict
+from eventjet.workers.health import HealthMonitor
 
 _log = logging.getLogger(__name__)
 
@@ -23,18 +23,6 @@ _REQUESTS_MAX = 16
 """Answered at once; whoever comes beyond that is turned away."""
 _REQUEST_S = 5.0
 _POLL_S = 0.1
-
-
-class Told(Protocol):
-    """What there is to tell; from any thread, without waiting."""
-
-    def verdict(self) -> Verdict: ...
-
-    def metrics(self) -> str: ...
-
-    async def keep(self) -> None:
-        """Keep it current until cancelled."""
-        ...
 
 
 def address_of(text: str) -> tuple[str, int]:
@@ -47,11 +35,11 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 @asynccontextmanager
-async def serving(address: tuple[str, int], told: Told) -> AsyncGenerator[tuple[str, int]]:
+async def serving(address: tuple[str, int], monitor: HealthMonitor) -> AsyncGenerator[tuple[str, int]]:
     """Answer at the address, yielded with its real port, within the block; raises `Unreachable`."""
-    server = await asyncio.to_thread(_resolved, address, told)
+    server = await asyncio.to_thread(_server, address, monitor)
     thread = threading.Thread(target=server.serve_forever, args=(_POLL_S,), name="eventjet http", daemon=True)
-    keeping = asyncio.create_task(told.keep(), name="eventjet vitals")
+    keeping = asyncio.create_task(monitor.keep(), name="eventjet health")
     thread.start()
     try:
         host, port = server.server_address[:2]
@@ -66,12 +54,12 @@ async def serving(address: tuple[str, int], told: Told) -> AsyncGenerator[tuple[
         server.server_close()
 
 
-def _resolved(address: tuple[str, int], told: Told) -> _Server:
+def _server(address: tuple[str, int], monitor: HealthMonitor) -> _Server:
     host, port = address
     shown = f"The address {host}:{port}"
     try:
         (family, *_), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return _Server(address, family, told)
+        return _Server(address, family, monitor)
     except OSError as error:
         reason = f"nothing can listen there ({error.strerror or error})"
         raise Unreachable(shown, reason, "Choose another with --http HOST:PORT, or end what listens there.") from None
@@ -81,9 +69,9 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, address: tuple[str, int], family: int, told: Told) -> None:
+    def __init__(self, address: tuple[str, int], family: int, monitor: HealthMonitor) -> None:
         self.address_family = family
-        self.told = told
+        self.monitor = monitor
         self._room = threading.BoundedSemaphore(_REQUESTS_MAX)
         super().__init__(address, _Handler)
 
@@ -120,10 +108,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path == "/healthz":
-            verdict = self.server.told.verdict()
+            verdict = self.server.monitor.verdict()
             self._answer(200 if verdict.healthy else 503, "application/json", json.dumps(verdict.as_json()) + "\n")
         elif path == "/metrics":
-            self._answer(200, CONTENT_TYPE, self.server.told.metrics())
+            self._answer(200, CONTENT_TYPE, self.server.monitor.metrics())
         else:
             self._answer(404, "text/plain; charset=utf-8", "There are /healthz and /metrics.\n")
 

@@ -17,9 +17,8 @@ from eventjet import failpoints
 from eventjet.errors import CheckpointFenced, HandlerFailed
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import is_about_data
-from eventjet.workers.context import WorkerOptions
+from eventjet.workers.context import ProgressReporter, WorkerOptions
 from eventjet.workers.reader import EventReader
-from eventjet.workers.report import Report
 from eventjet.workers.retries import log_parked
 from eventjet.workers.session import Session
 from eventjet.writers.batch import Batch, Parts
@@ -137,12 +136,14 @@ class SqlCommitter:
 class BatchPipeline:
     """For one term; `position` is what the checkpoint says."""
 
-    def __init__(self, held: Checkpoint, reader: EventReader, committer: Committer, pace: Pace, report: Report) -> None:
+    def __init__(
+        self, held: Checkpoint, reader: EventReader, committer: Committer, pace: Pace, reporter: ProgressReporter
+    ) -> None:
         self._name = held.name
         self._reader = reader
         self._committer = committer
         self._pace = pace
-        self._report = report
+        self._reporter = reporter
         self.position = held.position
 
     async def step(self, timeout_s: float) -> bool:
@@ -180,4 +181,4 @@ class BatchPipeline:
             else:
                 failpoints.reach("worker.after_commit")
                 self.position = part.last
-                self._report.committed(part.last, len(part.events), took_s)
+                self._reporter.committed(part.last, len(part.events), took_s)

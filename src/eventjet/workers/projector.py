@@ -55,7 +55,7 @@ class Projector:
         self.resolved = resolved
         self._context = context
         self._on_ready = on_ready
-        self._report = context.report(resolved)
+        self._reporter = context.reporter(resolved)
         self._pace = Pace(context.options)
         self._failed_at = -1
 
@@ -65,10 +65,10 @@ class Projector:
             try:
                 await self._term(stop)
             except CheckpointFenced as error:
-                self._report.ended("fenced")
+                self._reporter.ended("fenced")
                 _log.warning("%s", error)
             except Exception as error:  # noqa: BLE001 - others go on, and so does this one, at a bounded rate
-                self._report.ended("fault")
+                self._reporter.ended("fault")
                 unforeseen = not isinstance(error, _PASSES)
                 _log.warning("%s: %s. Trying again.", self.resolved.name, reason_of(error), exc_info=unforeseen)
                 await pause(stop, self._pace.pause_s)
@@ -88,7 +88,7 @@ class Projector:
                 await session.look_first_in(lease.held.location)
             try:
                 await self._hold(session, lease, stop)
-                self._report.ended("drained")
+                self._reporter.ended("drained")
             except _STOPS as error:
                 await self._stop(lease, error)
             finally:
@@ -128,7 +128,7 @@ class Projector:
             writer = context.fold_writer(resolved, held, blocked)
             overlaps = context.database.dialect.name == POSTGRESQL
             committer = FoldCommitter(session, writer, held, reader, overlaps=overlaps)
-        return BatchPipeline(held, reader, committer, self._pace, self._report)
+        return BatchPipeline(held, reader, committer, self._pace, self._reporter)
 
     async def _project(
         self, session: Session, lease: Lease, reader: EventReader, pipeline: BatchPipeline, stop: asyncio.Event
@@ -158,7 +158,7 @@ class Projector:
             raise error
         _log.error("%s is stopped: %s", self.resolved.name, error)
         self._failed_at = await lease.settle(FAILED, str(error))
-        self._report.ended("failed")
+        self._reporter.ended("failed")
 
 
 async def _wake_at(stop: asyncio.Event, reader: EventReader) -> None:

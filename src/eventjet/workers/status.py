@@ -59,7 +59,7 @@ class ProjectionStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StatusSnapshot:
     """All projections at one moment."""
 
     at: float
@@ -67,138 +67,137 @@ class Look:
     projections: list[ProjectionStatus]
 
 
-async def status(app: Application, settings: Settings) -> list[ProjectionStatus]:
-    """Every projection that is declared or has a checkpoint, by name and revision. Raises `Unreachable`."""
-    async with Looker(app, settings) as looker:
-        return (await looker.look()).projections
+async def status(app: Application, settings: Settings, *, pause_s: float | None = None) -> list[ProjectionStatus]:
+    """Every projection that is declared or has a checkpoint, by name and revision. Raises `Unreachable`.
 
-
-async def measured(app: Application, settings: Settings, pause_s: float = 1.0) -> list[ProjectionStatus]:
-    """As `status`, with pace and time left: where something lags, by a second look after a pause."""
-    async with Looker(app, settings) as looker:
-        first = await looker.look()
-        if any(one.lag_events and one.state in (BUILDING, ACTIVE) for one in first.projections):
+    With pace and time left after a pause, which is taken only where something lags.
+    """
+    async with StatusReader(app, settings) as reader:
+        first = last = await reader.read()
+        if pause_s is None:
+            return first.projections
+        if any(status.lag_events and status.state in (BUILDING, ACTIVE) for status in first.projections):
             await asyncio.sleep(pause_s)
-            return paced(first, await looker.look())
-        return paced(first, first)
+            last = await reader.read()
+        return paced(first, last)
 
 
 async def watched(
     app: Application, settings: Settings, interval_s: float
 ) -> AsyncGenerator[list[ProjectionStatus] | EventjetError]:
-    """A look every `interval_s` without end, its pace by the looks of the last ten seconds.
+    """The status every `interval_s` without end, its pace by the snapshots of the last ten seconds.
 
     Raises what the first look raises; what goes wrong later is yielded, and looked after again.
     """
-    async with Looker(app, settings) as looker:
-        looks = deque([await looker.look()])
-        yield paced(looks[0], looks[-1])
+    async with StatusReader(app, settings) as reader:
+        snapshots = deque([await reader.read()])
+        yield paced(snapshots[0], snapshots[-1])
         while True:
             await asyncio.sleep(interval_s)
             try:
-                looks.append(await looker.look())
+                snapshots.append(await reader.read())
             except EventjetError as error:
                 yield error
                 continue
-            while len(looks) > 2 and looks[1].at < looks[-1].at - _PACE_S:
-                looks.popleft()
-            yield paced(looks[0], looks[-1])
+            while len(snapshots) > 2 and snapshots[1].at < snapshots[-1].at - _PACE_S:
+                snapshots.popleft()
+            yield paced(snapshots[0], snapshots[-1])
 
 
-def paced(before: Look, after: Look) -> list[ProjectionStatus]:
-    """The later look, with what the earlier one tells of pace and time left."""
-    seconds = after.at - before.at
-    known = {(one.name, one.revision, one.generation): one for one in before.projections}
-    return [_paced(one, known.get((one.name, one.revision, one.generation)), seconds) for one in after.projections]
+def paced(before: StatusSnapshot, after: StatusSnapshot) -> list[ProjectionStatus]:
+    """The later snapshot, with what the earlier one tells of pace and time left."""
+    known = {(status.name, status.revision, status.generation): status for status in before.projections}
+    return [
+        _paced(status, known.get((status.name, status.revision, status.generation)), after.at - before.at)
+        for status in after.projections
+    ]
 
 
-def _paced(one: ProjectionStatus, before: ProjectionStatus | None, seconds: float) -> ProjectionStatus:
-    if seconds <= 0 or before is None or one.position < before.position:
-        return replace(one, eta_s=None if one.lag_events else 0.0)
-    pace = (one.position - before.position) / seconds
-    gain = pace - max(0, one.log_position - before.log_position) / seconds
+def _paced(status: ProjectionStatus, before: ProjectionStatus | None, seconds: float) -> ProjectionStatus:
+    if seconds <= 0 or before is None or status.position < before.position:
+        return replace(status, eta_s=None if status.lag_events else 0.0)
+    pace = (status.position - before.position) / seconds
+    gain = pace - max(0, status.log_position - before.log_position) / seconds
     eta_s = 0.0
-    if one.lag_events:
-        eta_s = one.lag_events / gain if gain > 0 else None
-    return replace(one, events_per_s=pace, eta_s=eta_s)
+    if status.lag_events:
+        eta_s = status.lag_events / gain if gain > 0 else None
+    return replace(status, events_per_s=pace, eta_s=eta_s)
 
 
-class Looker:
-    """Looks again and again, over connections that it keeps; a fault drops them. Used by one task."""
+class StatusReader:
+    """Reads the status again and again, over connections that it keeps; a fault drops them. Used by one task."""
 
     def __init__(self, app: Application, settings: Settings) -> None:
-        self._app = app
-        self._where = Database(settings.database)
+        self._stream = app.name
+        self._database = Database(settings.database)
         self._endpoint = Endpoint.of(settings)
         self._declared = {(resolved.name, resolved.revision) for resolved in app.projections.values()}
         self._engine: AsyncEngine | None = None
-        self._link: NatsConnection | None = None
+        self._connection: NatsConnection | None = None
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        await self._close()
 
-    async def look(self) -> Look:
+    async def read(self) -> StatusSnapshot:
         """Every projection that is declared or has a checkpoint, by name and revision. Raises `Unreachable`."""
         try:
-            found, parked = await self._checkpoints()
+            checkpoints, parked = await self._checkpoints()
             at = time.monotonic()
-            for name, revision in self._declared - {(one.name, one.revision) for one, _ in found}:
-                found.append((Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, NEW, None), 0.0))
-            found.sort(key=lambda pair: (pair[0].name, pair[0].revision))
-            compared = await asyncio.to_thread(self._compared, found)
-            return Look(at, [replace(one, parked=parked.get((one.name, one.revision), 0)) for one in compared])
+            for name, revision in self._declared - {(held.name, held.revision) for held, _ in checkpoints}:
+                checkpoints.append((Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, NEW, None), 0.0))
+            checkpoints.sort(key=lambda pair: (pair[0].name, pair[0].revision))
+            last, ages = await asyncio.to_thread(self._log, {held.position for held, _ in checkpoints})
         except BaseException:
-            await self.close()
+            await self._close()
             raise
+        projections = [
+            ProjectionStatus(
+                name=held.name,
+                revision=held.revision,
+                state=held.state,
+                position=held.position,
+                log_position=last,
+                lag_events=max(0, last - held.position),
+                lag_s=ages[held.position],
+                owner=held.owner if lease_left_s > 0 else None,
+                generation=held.generation,
+                reason=held.reason,
+                declared=(held.name, held.revision) in self._declared,
+                location=held.location,
+                parked=parked.get((held.name, held.revision), 0),
+            )
+            for held, lease_left_s in checkpoints
+        ]
+        return StatusSnapshot(at, projections)
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         """Let go of the connections; the next look opens others."""
         engine, self._engine = self._engine, None
-        link, self._link = self._link, None
-        if link is not None:
-            link.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
         if engine is not None:
             await engine.dispose()
 
     async def _checkpoints(self) -> tuple[list[tuple[Checkpoint, float]], dict[tuple[str, int], int]]:
         if self._engine is None:
-            self._engine = self._where.engine("eventjet status")
-        async with self._where.reaching(), self._engine.connect() as connection:
+            self._engine = self._database.engine("eventjet status")
+        async with self._database.reaching(), self._engine.connect() as connection:
             await connection.execution_options(**{READ_ONLY: True})
             return await connection.run_sync(lambda sync: (checkpoint.read_all(sync), parked_counts(sync)))
 
-    def _compared(self, found: list[tuple[Checkpoint, float]]) -> list[ProjectionStatus]:
-        if self._link is None:
-            self._link = NatsConnection.open(self._endpoint)
-        return _compared(self._link, self._app.name, found, self._declared)
-
-
-def _compared(
-    link: NatsConnection, stream: str, found: list[tuple[Checkpoint, float]], declared: set[tuple[str, int]]
-) -> list[ProjectionStatus]:
-    _, state = state_of_log(link, stream)
-    ages: dict[int, float | None] = {}
-    for one, _ in found:
-        if one.position < state.last and one.position not in ages:
-            following = next_record(link, stream, one.position + 1)
-            ages[one.position] = None if following is None else max(0.0, time.time() - following[1] / 1e9)
-    return [
-        ProjectionStatus(
-            name=one.name,
-            revision=one.revision,
-            state=one.state,
-            position=one.position,
-            log_position=state.last,
-            lag_events=max(0, state.last - one.position),
-            lag_s=ages.get(one.position, 0.0 if one.position >= state.last else None),
-            owner=one.owner if lease_left_s > 0 else None,
-            generation=one.generation,
-            reason=one.reason,
-            declared=(one.name, one.revision) in declared,
-            location=one.location,
-        )
-        for one, lease_left_s in found
-    ]
+    def _log(self, positions: set[int]) -> tuple[int, dict[int, float | None]]:
+        """Its last position, and for each of these the age of the event after it: 0 at the end, None if unknown."""
+        if self._connection is None:
+            self._connection = NatsConnection.open(self._endpoint)
+        _, state = state_of_log(self._connection, self._stream)
+        ages: dict[int, float | None] = {}
+        for position in positions:
+            record = None if position >= state.last else next_record(self._connection, self._stream, position + 1)
+            ages[position] = 0.0 if position >= state.last else None
+            if record is not None:
+                ages[position] = max(0.0, time.time() - record[1] / 1e9)
+        return state.last, ages

@@ -16,12 +16,12 @@ from eventjet.settings import Settings
 from eventjet.sql import location_assignment
 from eventjet.sql.database import READ_ONLY, Database
 from eventjet.workers.context import WorkerContext, WorkerOptions
+from eventjet.workers.health import HealthMonitor
 from eventjet.workers.http import serving
 from eventjet.workers.lease import new_owner
 from eventjet.workers.log_identity import state_of_log
 from eventjet.workers.notify import Notifier
 from eventjet.workers.projector import Projector
-from eventjet.workers.vitals import Vitals
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ async def run_workers(
     async with AsyncExitStack() as ending:
         ending.push_async_callback(asyncio.to_thread, notifier.close)
         if http is not None:
-            await ending.enter_async_context(serving(http, Vitals(app, settings, context, chosen)))
+            await ending.enter_async_context(serving(http, HealthMonitor(app, settings, context, chosen)))
         await _work(context, chosen, stop, on_ready)
 
 
