@@ -8,8 +8,8 @@ from itertools import chain
 from uuid import uuid4
 
 from eventjet.codec.envelope import RawRecord, header_block
-from eventjet.nats.api import stream_state
-from eventjet.nats.connection import NatsConnection
+from eventjet.nats.api import stream_info
+from eventjet.nats.connection import NatsConnection, ask_once
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import publish_frame
 from eventjet.nats.ranges import read_range
@@ -69,5 +69,5 @@ def stored(link: NatsConnection, acks: bytes, frames: Sequence[bytes]) -> int:
 
 def records_of(endpoint: Endpoint, name: str) -> list[RawRecord]:
     """All that a log holds."""
-    state = stream_state(endpoint, name)
+    state = ask_once(endpoint, stream_info(name))
     return list(chain.from_iterable(read_range(endpoint, name, state.first, state.last + 1)))

@@ -6,27 +6,26 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+from eventjet.codec.envelope import header_block
 from eventjet.errors import StoreUnavailable
-from eventjet.nats.client import connect
-from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.requests import Lost, Requests
+from eventjet.nats.client import Client, connect
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.topology import declare
 from tests.logs import fresh_name
 
 
-async def declared(requests: Requests, name: str, replicas: int) -> None:
+async def declared(client: Client, name: str, replicas: int) -> None:
     """A stream of this name, and its servers know of it; a cluster may need an election for that."""
     async with asyncio.timeout(90):
         while True:
             try:
-                await declare(requests, name, replicas)
+                await declare(client, name, replicas)
                 # An event that cannot be: it is refused as soon as somebody listens.
-                impossible = {"Nats-Expected-Last-Sequence": "999999"}
-                await requests.ask(f"{name}.probe.a", b"", impossible)
+                impossible = header_block([("Nats-Expected-Last-Sequence", "999999")])
+                await client.request(f"{name}.probe.a", b"", impossible)
                 return
-            except (StoreUnavailable, Lost):
+            except StoreUnavailable:
                 await asyncio.sleep(0.05)
 
 
@@ -36,10 +35,10 @@ async def fresh_jetstream(
 ) -> AsyncGenerator[JetStreamStore]:
     """A store on a new stream, closed afterwards."""
     settings = Settings(servers=servers, replicas=replicas)
-    client, requests = await connect(settings)
+    client = await connect(settings)
     name = fresh_name()
-    await declared(requests, name, replicas)
-    store = JetStreamStore(name, client, requests, Endpoint.of(settings), save_timeout_s=save_timeout_s)
+    await declared(client, name, replicas)
+    store = JetStreamStore(name, client, save_timeout_s=save_timeout_s)
     try:
         yield store
     finally:

@@ -13,9 +13,10 @@ from typing import Any
 from benchmarks.bank import bank
 from benchmarks.subjects.clock import Clock
 from eventjet.codec.envelope import Decoder, RawRecord
+from eventjet.nats.api import create_consumer
 from eventjet.nats.connection import NatsConnection
-from eventjet.nats.consumer import Pulls, create_consumer
 from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.pulls import Pulls
 from eventjet.nats.ranges import read_range
 from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.fold import Fold
@@ -58,7 +59,7 @@ def _frames(endpoint: Endpoint, count: int) -> Iterator[int]:
     """Numbers of frames as they come, none of which is looked into: what no reader of whole messages can beat."""
     left = count
     with NatsConnection.open(endpoint) as link:
-        consumer = create_consumer(link, bank.name, "frames", CONSUMER, filter_subject=None, timeout_s=5)
+        consumer = link.ask(create_consumer(bank.name, "frames", CONSUMER))
         pulls = Pulls(link, consumer, batch=5_000, window=20_000, heartbeat_s=5)
         while left > 0:
             pulls.ask(left - pulls.outstanding)

@@ -17,14 +17,14 @@ async def main(server: str, repeats: int) -> None:
         await jet.init()
         ((_, _, tx_id, amount, memo),) = postings(1)
         await jet.repository(Account).execute("a", Account.deposit, tx_id, Decimal(amount), CURRENCY, memo)
-        assert jet.requests is not None
+        assert jet.client is not None
         subject = f"$JS.API.DIRECT.GET.{bank.name}.{bank.name}.account.a"
         latencies: list[float] = []
         clock = Clock()
         clock.start()
         for _ in range(repeats):
             started = time.perf_counter()
-            await jet.requests.ask(subject)
+            await jet.client.request(subject)
             latencies.append(time.perf_counter() - started)
         clock.stop(repeats, latencies)
 

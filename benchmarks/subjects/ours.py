@@ -20,7 +20,7 @@ from benchmarks.bank import Account, bank
 from benchmarks.postings import CURRENCY, Posting, balances, shares
 from benchmarks.subjects.clock import Clock
 from eventjet import Jet
-from eventjet.codec.envelope import EXPECTED, MSG_ID
+from eventjet.codec.envelope import EXPECTED, MSG_ID, header_block
 
 Call: TypeAlias = Callable[[Posting], Awaitable[object]]
 
@@ -61,15 +61,15 @@ def _executor(jet: Jet, *, cached: bool) -> Call:
 
 
 def _publisher(jet: Jet) -> Call:
-    assert jet.requests is not None
-    requests, known = jet.requests, dict[UUID, int]()
+    assert jet.client is not None
+    client, known = jet.client, dict[UUID, int]()
 
     async def call(posting: Posting) -> object:
         account, _, tx_id, amount, memo = posting
         body = orjson.dumps({"tx_id": tx_id, "amount": amount, "currency": CURRENCY, "memo": memo})
-        headers = {MSG_ID: str(uuid4()), EXPECTED: str(known.get(account, 0))}
-        answer = await requests.ask(f"{bank.name}.account.{account}", body, headers)
-        known[account] = orjson.loads(answer.data)["seq"]
+        headers = header_block([(MSG_ID, str(uuid4())), (EXPECTED, str(known.get(account, 0)))])
+        answer = await client.request(f"{bank.name}.account.{account}", body, headers)
+        known[account] = orjson.loads(answer[4])["seq"]
         return answer
 
     return call

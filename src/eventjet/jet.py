@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from typing import Any, Literal, TypeVar, cast, overload
 
 from eventjet.codec.envelope import Decoder, RawRecord
@@ -14,10 +13,7 @@ from eventjet.codec.subjects import snapshot_bucket
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import OutcomeUnknown, UsageError
-from eventjet.nats.client import connect
-from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.listening import listen
-from eventjet.nats.requests import Requests
+from eventjet.nats.client import Client, connect
 from eventjet.projections.application import Application, Declared
 from eventjet.repository import Committed, Imported, ImportReport, Planned, Repository
 from eventjet.repository.histories import Snapshots
@@ -48,7 +44,7 @@ class Backend:
     """The log of an app and, where it is on a server, what goes with it there."""
 
     store: EventStore
-    requests: Requests | None = None
+    client: Client | None = None
     snapshots: SnapshotKeeper | None = None
     listen: Listen | None = None
     """How `caught_up` hears of the workers' notices."""
@@ -61,7 +57,7 @@ class Jet:
         self.name = app.name
         self.settings = settings
         self.store = backend.store
-        self.requests = backend.requests
+        self.client = backend.client
         """None for a log in memory."""
         self._app = app
         self._snapshots = backend.snapshots
@@ -124,9 +120,9 @@ class Jet:
 
     async def init(self) -> Topology:
         """Create the stream and the bucket where they are missing; report what differs, change nothing."""
-        if self.requests is None:
+        if self.client is None:
             raise UsageError("This log is not on a server, so there is nothing to create.")
-        return await declare(self.requests, self.name, self.settings.replicas)
+        return await declare(self.client, self.name, self.settings.replicas)
 
     async def append_many(
         self,
@@ -157,7 +153,7 @@ class Jet:
         not answer; `UsageError` for a projection the app does not have, and for what is no position, or no token of
         this app.
         """
-        if self.requests is None:
+        if self.client is None:
             raise UsageError(
                 "This log is in memory, so no worker keeps read models of it. Test a projection with `projected`."
             )
@@ -216,11 +212,11 @@ class Jet:
 @asynccontextmanager
 async def open_jet(app: Application, settings: Settings) -> AsyncGenerator[Jet]:
     """Connect, and on the way out wait for the saves in flight."""
-    client, requests = await connect(settings)
-    store = JetStreamStore(app.name, client, requests, Endpoint.of(settings), save_timeout_s=settings.save_timeout_s)
-    keeper = SnapshotKeeper(KeyValueSnapshots(snapshot_bucket(app.name), requests.answer))
-    jet = Jet(app, settings, Backend(store, requests, keeper, partial(listen, client)))
-    requests.on_lost.append(jet.forget)
+    client = await connect(settings)
+    store = JetStreamStore(app.name, client, save_timeout_s=settings.save_timeout_s)
+    keeper = SnapshotKeeper(KeyValueSnapshots(snapshot_bucket(app.name), client))
+    jet = Jet(app, settings, Backend(store, client, keeper, client.listen))
+    client.on_lost.append(jet.forget)
     async with AsyncExitStack() as ending:
         # In reverse, each even when one before it was cancelled.
         ending.push_async_callback(client.close)

@@ -16,7 +16,8 @@ from eventjet.archive.batches import BATCH_MAX, lasting
 from eventjet.codec.envelope import RawRecord
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ApiRefused
-from eventjet.nats.api import stream_state
+from eventjet.nats.api import stream_info
+from eventjet.nats.connection import ask_once
 from tests.acceptance.conftest import Program
 from tests.integration.restoring import endpoint, records_of, seal
 from tests.logs import block
@@ -53,7 +54,7 @@ def records_for(name: str, count: int) -> list[RawRecord]:
 
 def last_of(url: str, name: str) -> int:
     try:
-        return stream_state(endpoint(url), name).last
+        return ask_once(endpoint(url), stream_info(name)).last
     except ApiRefused:
         return 0
 

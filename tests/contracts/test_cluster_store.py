@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 
-import orjson
 import pytest
 
 from eventjet.codec.envelope import MSG_ID, header
@@ -14,7 +13,6 @@ from eventjet.dev.nats import NatsServer
 from eventjet.dev.nats_cluster import NatsCluster
 from eventjet.errors import ConcurrencyConflict, StoreUnavailable
 from eventjet.nats.client import connect
-from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore
 from tests.contracts.store_contract import StoreContract, new, write
@@ -52,9 +50,9 @@ async def test_the_simulator_answers_as_three_servers_do(cluster: NatsCluster, s
 async def opened(url: str, app: str, request_timeout_s: float = 4.0) -> AsyncGenerator[JetStreamStore]:
     """A store on an existing stream, through one server."""
     settings = Settings(servers=(url,))
-    client, requests = await connect(settings)
-    requests.timeout_s = request_timeout_s
-    store = JetStreamStore(app, client, requests, Endpoint.of(settings), save_timeout_s=60.0)
+    client = await connect(settings)
+    client.timeout_s = request_timeout_s
+    store = JetStreamStore(app, client, save_timeout_s=60.0)
     try:
         yield store
     finally:
@@ -64,8 +62,7 @@ async def opened(url: str, app: str, request_timeout_s: float = 4.0) -> AsyncGen
 
 async def leader_of(cluster: NatsCluster, store: JetStreamStore) -> NatsServer:
     """The server that leads the stream."""
-    answer = await store._requests.ask(f"$JS.API.STREAM.INFO.{store.app}")
-    name = orjson.loads(answer.data)["cluster"]["leader"]
+    name = (await store._client.api(f"STREAM.INFO.{store.app}"))["cluster"]["leader"]
     return next(server for server in cluster.servers if server.name == name)
 
 

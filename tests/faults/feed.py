@@ -12,8 +12,8 @@ from uuid import uuid4
 
 from eventjet.codec.envelope import header_block
 from eventjet.errors import EventjetError
-from eventjet.nats.api import stream_state
-from eventjet.nats.connection import NatsConnection
+from eventjet.nats.api import stream_info
+from eventjet.nats.connection import NatsConnection, ask_once
 from eventjet.nats.protocol import publish_frame
 from tests.faults.tally import Added, Noted
 from tests.integration.ledger_log import Ledger
@@ -133,7 +133,7 @@ class Feed:
         """One connection's time; the next one goes on behind what is stored."""
         try:
             with NatsConnection.open(self._ledger.endpoint) as link:
-                self._stored = stream_state(link, self._ledger.name).last
+                self._stored = link.ask(stream_info(self._ledger.name)).last
                 reply = f"{link.inbox}.acks"
                 acks = link.subscribe(reply)
                 while self._wait():
@@ -154,7 +154,7 @@ class Feed:
         deadline = time.monotonic() + OUTAGE_S
         while True:
             try:
-                self._stored = stream_state(self._ledger.endpoint, self._ledger.name).last
+                self._stored = ask_once(self._ledger.endpoint, stream_info(self._ledger.name)).last
                 return
             except (EventjetError, OSError, TimeoutError):
                 if time.monotonic() > deadline or self._closed:

@@ -112,8 +112,8 @@ class Scene:
         return Histories(jet.store, self.app.catalog, tally)
 
     def bucket(self, jet: Jet) -> KeyValueSnapshots:
-        assert jet.requests is not None
-        return KeyValueSnapshots(snapshot_bucket(self.name), jet.requests.answer)
+        assert jet.client is not None
+        return KeyValueSnapshots(snapshot_bucket(self.name), jet.client)
 
     @property
     def codec(self) -> SnapshotCodec[Any]:

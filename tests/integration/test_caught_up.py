@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
 from eventjet.errors import NotCaughtUp, Unreachable, UsageError
 from eventjet.nats.client import connect
-from eventjet.nats.listening import listen
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.location_assignment import create_tables
@@ -63,9 +61,9 @@ class Counted:
 @asynccontextmanager
 async def waiting(ledger: Ledger, slow_s: float = LONG_S) -> AsyncGenerator[tuple[Waiting, Counted]]:
     """As a connection waits, with looks that come a minute late unless a notice wakes."""
-    client, _ = await connect(ledger.settings)
+    client = await connect(ledger.settings)
     look = Counted(Checkpoints(ledger.settings.database))
-    found = Waiting(ledger.name, look, partial(listen, client), slow_s=slow_s)
+    found = Waiting(ledger.name, look, client.listen, slow_s=slow_s)
     try:
         yield found, look
     finally:

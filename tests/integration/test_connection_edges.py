@@ -14,12 +14,24 @@ from pathlib import Path
 import pytest
 
 from eventjet import App, Imported
+from eventjet.codec.catalog import EncodedEvent
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import EventjetError, StoreUnavailable, Unreachable
-from eventjet.nats.client import connect
+from eventjet.domain.ids import new_event_id
+from eventjet.errors import (
+    ConnectionClosed,
+    ConnectionLost,
+    EventjetError,
+    OutcomeUnknown,
+    StoreUnavailable,
+    Unreachable,
+)
+from eventjet.nats.client import Client, connect
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
+from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.long_reads import LongReads
+from eventjet.store.store import Append, NewEvent
+from eventjet.store.topology import declare
 from examples.bank.account import Account, Deposited
 from examples.bank.app import withdrawn_has_a_reason
 from tests.logs import fresh_name
@@ -66,19 +78,19 @@ async def test_readers_that_wait_at_the_end_are_told(app: App, eventjet_nats: Na
         await jet.init()
         await jet.append_many(deposits(), source="x")
     endpoint = Endpoint.of(Settings(servers=(eventjet_nats.url,)))
-    reads = LongReads(app.name, endpoint, timeout_s=4)
+    reads = LongReads(app.name, Client(endpoint, 4))
 
     async def count() -> int:
         return sum([len(page) async for page in reads.pages(f"{app.name}.account.long", 1)])
 
     readers = [asyncio.create_task(count()) for _ in range(12)]
     await asyncio.sleep(0)
-    reads.close()
+    await reads.close()
     async with asyncio.timeout(30):
         ends = await asyncio.gather(*readers, return_exceptions=True)
-    assert {end if isinstance(end, int) else type(end) for end in ends} <= {EVENTS, StoreUnavailable}
-    assert any(isinstance(end, StoreUnavailable) for end in ends)
-    with pytest.raises(StoreUnavailable, match="closed"):
+    assert {end if isinstance(end, int) else type(end) for end in ends} <= {EVENTS, ConnectionClosed}
+    assert any(isinstance(end, ConnectionClosed) for end in ends)
+    with pytest.raises(ConnectionClosed):
         await count()
 
 
@@ -96,6 +108,67 @@ async def test_a_history_left_in_the_middle_leaves_nothing_behind(app: App, even
     while "eventjet histories" in _connections(eventjet_nats):
         assert time.monotonic() < deadline, "a connection for histories outlived its owner"
         await asyncio.sleep(0.01)
+
+
+async def test_a_connection_that_takes_nothing_holds_no_save_and_no_read_longer_than_they_may_take(app: App) -> None:
+    with NatsServer() as server:
+        client = await connect(Settings(servers=(server.url,), request_timeout_s=60))
+        await declare(client, app.name, 1)
+        store = JetStreamStore(app.name, client, save_timeout_s=1)
+        server.pause()
+        client.timeout_s = 1
+        connection = client._connection  # pyright: ignore[reportPrivateUsage]
+        assert connection is not None
+        while connection.has_room:
+            connection.publish("elsewhere", bytes(800_000))
+            await asyncio.sleep(0)
+        save = [Append("thing", "a", 0, 0, (NewEvent(new_event_id(), EncodedEvent("happened", 1, b"{}")),))]
+        async with asyncio.timeout(60):
+            with pytest.raises(OutcomeUnknown, match="takes nothing"):
+                await store.append(save)
+            with pytest.raises(StoreUnavailable, match="takes nothing"):
+                await store.last("thing", "a")
+        server.resume()
+        client.timeout_s = 60
+        assert await store.resolve(save) == 1
+        await client.close()
+
+
+async def test_what_is_asked_and_heard_goes_on_over_the_next_connection() -> None:
+    with NatsServer() as server:
+        client = await connect(Settings(servers=(server.url,), request_timeout_s=60))
+        heard: list[bytes] = []
+        lost: list[None] = []
+        client.on_lost.append(lambda: lost.append(None))
+        await client.listen("news.>", heard.append)
+        for number in range(1, 4):
+            server.kill()
+            server.start()
+            with suppress(StoreUnavailable):  # it was on its way when the connection was lost
+                await client.api("INFO")
+            await client.api("INFO")
+            assert len(lost) == number
+            with suppress(StoreUnavailable):  # nobody answers there
+                await client.request("news.today", b"%d" % number, timeout_s=1)
+            assert heard[-1:] == [b"%d" % number]
+        await client.close()
+        await client.close()
+        with pytest.raises(ConnectionClosed):
+            await client.api("INFO")
+
+
+async def test_a_server_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eventjet.nats.loop_connection.PING_S", 0.2)
+    with NatsServer() as server:
+        client = await connect(Settings(servers=(server.url,), request_timeout_s=60))
+        await asyncio.sleep(1)
+        await client.api("INFO")  # a server that has nothing to say is not given up
+        server.pause()
+        with pytest.raises(ConnectionLost, match="silent"):
+            await client.api("INFO")
+        server.resume()
+        await client.api("INFO")
+        await client.close()
 
 
 async def test_who_may_not_read_snapshots_does_not_wait_for_them(app: App) -> None:
@@ -134,9 +207,9 @@ async def test_a_file_that_holds_no_key_is_named_and_not_shown(
 
 async def test_init_leaves_a_stream_of_somebody_else_alone(app: App, eventjet_nats: NatsServer) -> None:
     async with app.connect(servers=eventjet_nats.url) as jet:
-        assert jet.requests is not None
-        await jet.requests.api(f"STREAM.CREATE.{app.name}", {"name": app.name, "subjects": [f"{app.name}.*.*"]})
+        assert jet.client is not None
+        await jet.client.api(f"STREAM.CREATE.{app.name}", {"name": app.name, "subjects": [f"{app.name}.*.*"]})
         with pytest.raises(Unreachable, match="did not make it"):
             await jet.init()
-        names = (await jet.requests.api("STREAM.NAMES"))["streams"]
+        names = (await jet.client.api("STREAM.NAMES"))["streams"]
         assert f"KV_{app.name}_snapshots" not in names

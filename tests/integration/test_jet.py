@@ -13,8 +13,7 @@ from eventjet import App, Imported, Jet, Metadata, Refused, with_metadata
 from eventjet.codec.envelope import RawRecord
 from eventjet.codec.subjects import snapshot_bucket
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import Unreachable, UsageError
-from eventjet.nats.requests import ApiError
+from eventjet.errors import ApiRefused, Unreachable, UsageError
 from examples.bank.account import Account, Deposited, InsufficientFunds, Opened, Withdrawn
 from examples.bank.app import withdrawn_has_a_reason
 from tests.logs import fresh_name
@@ -35,25 +34,25 @@ async def jet(app: App, eventjet_nats: NatsServer) -> AsyncIterator[Jet]:
 async def test_init_is_idempotent_and_reports_drift_instead_of_overwriting(jet: Jet) -> None:
     again = await jet.init()
     assert (again.created, again.drifts) == ((), ())
-    requests = jet.requests
-    assert requests is not None
-    found = await requests.api(f"STREAM.INFO.{jet.name}")
+    client = jet.client
+    assert client is not None
+    found = await client.api(f"STREAM.INFO.{jet.name}")
     changed = {**found["config"], "duplicate_window": 60_000_000_000, "max_msgs": 1_000_000}
-    await requests.api(f"STREAM.UPDATE.{jet.name}", changed)
+    await client.api(f"STREAM.UPDATE.{jet.name}", changed)
     drifted = await jet.init()
     assert {drift.setting for drift in drifted.drifts} == {"duplicate_window", "max_msgs"}
     assert drifted.identity == again.identity
-    kept = await requests.api(f"STREAM.INFO.{jet.name}")
+    kept = await client.api(f"STREAM.INFO.{jet.name}")
     assert kept["config"]["max_msgs"] == 1_000_000
 
 
 async def test_nothing_here_can_purge_or_delete(jet: Jet) -> None:
-    requests = jet.requests
-    assert requests is not None
+    client = jet.client
+    assert client is not None
     await jet.repository(Account).execute("a", Account.open, "ada")
     for subject, body in ((f"STREAM.PURGE.{jet.name}", {}), (f"STREAM.MSG.DELETE.{jet.name}", {"seq": 1})):
-        with pytest.raises(ApiError, match=r"not permitted|purge|delete"):
-            await requests.api(subject, body)
+        with pytest.raises(ApiRefused, match=r"not permitted|purge|delete"):
+            await client.api(subject, body)
     assert (await jet.log()).last == 1
 
 
@@ -261,12 +260,12 @@ async def test_a_snapshot_shortens_replay_and_a_bad_one_is_passed_over(
     balance, after = await loaded()
     assert balance == Decimal(400)
     assert after != 0, "the snapshot was not used"
-    requests = jet.requests
-    assert requests is not None
+    client = jet.client
+    assert client is not None
     subject = f"$KV.{snapshot_bucket(jet.name)}.account.k"
     beyond = value.replace(b'"position":', b'"position":9')
     for bad in (b"", b"{}", b"not json", value[:-5], value.replace(b'"balance":"', b'"balance":"9'), beyond):
-        await requests.ask(subject, bad)
+        await client.request(subject, bad)
         assert await loaded() == (Decimal(400), 0)
 
 

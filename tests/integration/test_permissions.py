@@ -9,7 +9,6 @@ import pytest
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Forbidden
 from eventjet.nats.client import connect
-from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.topology import declare
@@ -28,11 +27,11 @@ authorization { timeout: 30, users [
 async def test_a_denied_aggregate_is_forbidden_at_once_alone_and_within_a_save_of_several() -> None:
     with NatsServer(config=USERS) as server:
         admin = Settings(servers=(server.url,), user="admin", password="admin")
-        client, requests = await connect(admin)
-        await declare(requests, "shop", 1)
+        client = await connect(admin)
+        await declare(client, "shop", 1)
         settings = Settings(servers=(server.url,), user="writer", password="writer", request_timeout_s=60)
-        writing, asking = await connect(settings)
-        store = JetStreamStore("shop", writing, asking, Endpoint.of(settings), save_timeout_s=120)
+        writing = await connect(settings)
+        store = JetStreamStore("shop", writing, save_timeout_s=120)
         try:
             async with asyncio.timeout(30):
                 assert await store.append([write("a", 0, 0, aggregate="mine")]) == 1
@@ -43,7 +42,7 @@ async def test_a_denied_aggregate_is_forbidden_at_once_alone_and_within_a_save_o
                         write("b", 0, 0, new(), new(), aggregate="theirs"),
                         write("b", 0, 0, aggregate="mine"),
                     ])  # fmt: skip
-            found = await requests.api("STREAM.INFO.shop")
+            found = await client.api("STREAM.INFO.shop")
             assert found["state"]["last_seq"] == 1
         finally:
             await store.settle()

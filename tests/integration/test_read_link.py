@@ -12,6 +12,7 @@ import pytest
 from eventjet import App, Imported
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Forbidden, StoreUnavailable
+from eventjet.nats.client import Client
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.store.long_reads import LongReads
@@ -52,9 +53,9 @@ async def test_many_histories_at_once_do_not_mix(app: App, eventjet_nats: NatsSe
     async with app.connect(servers=eventjet_nats.url) as jet:
         await jet.init()
         await jet.append_many(deposits(), source="x")
-    reads = LongReads(app.name, Endpoint.of(Settings(servers=(eventjet_nats.url,))), timeout_s=10)
+    reads = LongReads(app.name, Client(Endpoint.of(Settings(servers=(eventjet_nats.url,))), 10))
     assert await lengths(app, reads) == EXPECTED
-    reads.close()
+    await reads.close()
 
 
 async def test_histories_over_tls(app: App, tmp_path: Path) -> None:
@@ -73,18 +74,18 @@ async def test_a_silent_server_ends_the_wait_and_the_connection(app: App) -> Non
         async with app.connect(servers=server.url) as jet:
             await jet.init()
             await jet.append_many(deposits(), source="x")
-        reads = LongReads(app.name, Endpoint.of(Settings(servers=(server.url,))), timeout_s=30)
+        reads = LongReads(app.name, Client(Endpoint.of(Settings(servers=(server.url,))), 30))
         assert await lengths(app, reads) == EXPECTED
         server.pause()
-        reads._timeout_s = 1  # pyright: ignore[reportPrivateUsage]
+        reads._client.timeout_s = 1  # pyright: ignore[reportPrivateUsage]
         started = time.monotonic()
         with pytest.raises(StoreUnavailable, match="no answer within 1 s"):
             await lengths(app, reads)
         assert time.monotonic() - started < 25
-        reads._timeout_s = 30  # pyright: ignore[reportPrivateUsage]
+        reads._client.timeout_s = 30  # pyright: ignore[reportPrivateUsage]
         server.resume()
         assert await lengths(app, reads) == EXPECTED
-        reads.close()
+        await reads.close()
 
 
 async def test_a_lost_connection_is_opened_anew_for_whoever_asked_over_it(app: App) -> None:
@@ -92,13 +93,13 @@ async def test_a_lost_connection_is_opened_anew_for_whoever_asked_over_it(app: A
         async with app.connect(servers=server.url) as jet:
             await jet.init()
             await jet.append_many(deposits(), source="x")
-        reads = LongReads(app.name, Endpoint.of(Settings(servers=(server.url,))), timeout_s=10)
+        reads = LongReads(app.name, Client(Endpoint.of(Settings(servers=(server.url,))), 10))
         assert await lengths(app, reads) == EXPECTED
         server.kill()
         server.start()
         # The loop has not seen the end of the connection yet: this is asked over it.
         assert await lengths(app, reads) == EXPECTED
-        reads.close()
+        await reads.close()
 
 
 async def test_who_may_not_read_is_told(app: App) -> None:

@@ -15,8 +15,8 @@ from eventjet.archive.republish import WINDOW_NS, Restored, restore
 from eventjet.codec.envelope import RawRecord, recorded_at
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, Refused
-from eventjet.nats.api import stream_state
-from eventjet.nats.connection import NatsConnection
+from eventjet.nats.api import stream_info
+from eventjet.nats.connection import NatsConnection, ask_once
 from eventjet.nats.protocol import Frame
 from eventjet.store.topology import IDENTITY, stream_config
 from examples.bank.account import Account
@@ -117,7 +117,7 @@ async def test_an_interrupted_restore_goes_on_and_init_tells_that_it_is_not_whol
 ) -> None:
     with pytest.raises(Interrupted):
         restored(url, records, interrupt_after(2 * BATCH_MAX))
-    assert stream_state(endpoint(url), NAME).last == 2 * BATCH_MAX
+    assert ask_once(endpoint(url), stream_info(NAME)).last == 2 * BATCH_MAX
     async with APP.connect(servers=url) as jet:
         assert [drift.setting for drift in (await jet.init()).drifts] == ["duplicate_window"]
     report = restored(url, records)
@@ -153,7 +153,7 @@ def test_a_stream_that_holds_anything_else_is_left_alone(
     last = append_raw(url, app)
     with pytest.raises(Refused, match=said):
         restored(url, records[:1_000])
-    after = stream_state(endpoint(url), NAME)
+    after = ask_once(endpoint(url), stream_info(NAME))
     assert (after.last, after.metadata[IDENTITY]) == (last, log)
 
 
@@ -182,7 +182,7 @@ def test_another_writer_ends_it_with_an_explanation(url: str, records: list[RawR
     said = "somebody else wrote" if writes_at < len(records) else "holds 1573 events"
     with pytest.raises(Exception, match=said):
         restored(url, records, told)
-    assert stream_state(endpoint(url), NAME).last == writes_at + 1
+    assert ask_once(endpoint(url), stream_info(NAME)).last == writes_at + 1
     with pytest.raises(Refused):
         restored(url, records)
 
@@ -249,7 +249,7 @@ def test_a_server_for_smaller_messages_is_named(records: list[RawRecord]) -> Non
     with NatsServer(sync_interval="1m", config="max_payload: 100KB") as small:
         with pytest.raises(Refused, match="102,400 bytes; an event of positions 1 to 4 has 200,"):
             restored(small.url, large)
-        assert stream_state(endpoint(small.url), NAME).last == 0
+        assert ask_once(endpoint(small.url), stream_info(NAME)).last == 0
 
 
 def test_an_id_that_the_log_holds_twice_is_stored_twice(url: str) -> None:
@@ -277,7 +277,7 @@ def test_a_past_whose_events_do_not_follow_their_own_is_told_apart(url: str) -> 
     ]
     with pytest.raises(ArchiveBroken, match="positions 1 to 2 does not follow the one it was written after"):
         restored(url, broken)
-    state = stream_state(endpoint(url), NAME)
+    state = ask_once(endpoint(url), stream_info(NAME))
     assert (state.last, state.config["duplicate_window"]) == (0, WINDOW_NS)
 
 

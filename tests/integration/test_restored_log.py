@@ -15,8 +15,8 @@ from eventjet.archive.restore import restore
 from eventjet.codec.envelope import recorded_at
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, Refused, UsageError
-from eventjet.nats.api import stream_state
-from eventjet.nats.connection import NatsConnection
+from eventjet.nats.api import stream_info
+from eventjet.nats.connection import NatsConnection, ask_once
 from eventjet.rebuild import AppRef, rebuild, verify
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint, read
@@ -67,7 +67,7 @@ async def project(url: str, database: str) -> int:
     """Have workers bring every read model to the log's end, and stop; the position."""
     create_tables(Database(database).sync_engine(), bank.projections.values())
     there = working_on(url, database)
-    last = stream_state(endpoint(url), "bank").last
+    last = ask_once(endpoint(url), stream_info("bank")).last
     async with there.working(*NAMES):
         for resolved in there.projections.values():
             await there.caught_up(last, resolved)
@@ -87,7 +87,7 @@ def rows(database: str) -> list[list[object]]:
 
 
 def archived(url: str, folder: Path) -> str:
-    identity = stream_state(endpoint(url), "bank").metadata[IDENTITY]
+    identity = ask_once(endpoint(url), stream_info("bank")).metadata[IDENTITY]
     return seal(folder, records_of(url), identity)
 
 
@@ -196,7 +196,7 @@ async def test_commands_and_time_travel_go_on(old: str, new: str, tmp_path: Path
 async def test_a_log_that_lost_its_end_is_filled_up(tmp_path: Path) -> None:
     with NatsServer(tmp_path / "server", sync_interval="1m") as server:
         await fill(bank, server.url, 100)
-        kept = stream_state(endpoint(server.url), "bank").last
+        kept = ask_once(endpoint(server.url), stream_info("bank")).last
         server.stop()
         shutil.copytree(tmp_path / "server", tmp_path / "backup")
         server.start()
@@ -232,7 +232,7 @@ async def test_an_empty_stream_that_workers_wait_on_is_left_alone(old: str, new:
         await eventually(lambda: waiting(new, 1), "the worker's pull")
         with pytest.raises(Refused, match="workers wait for its events \\(balances-r1\\); stop them first"):
             restore("bank", url, settings)
-    assert stream_state(endpoint(new), "bank").metadata[IDENTITY] == identity
+    assert ask_once(endpoint(new), stream_info("bank")).metadata[IDENTITY] == identity
     await eventually(lambda: waiting(new, 0), "the end of the worker's pull")
     last = restore("bank", url, settings).last
     assert await project(new, database) == last

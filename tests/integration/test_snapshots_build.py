@@ -175,9 +175,9 @@ async def test_only_a_snapshot_of_this_very_history_stands(scene: Scene, jet: Je
     await hold("beyond", position=last + 1_000)
     await hold("stranger", event_id="another past")
     await bucket.put("tally", "gone", b"x")
-    assert jet.requests is not None
+    assert jet.client is not None
     purge = {"filter": f"$KV.{snapshot_bucket(scene.name)}.tally.gone"}
-    await jet.requests.api(f"STREAM.PURGE.KV_{snapshot_bucket(scene.name)}", purge)
+    await jet.client.api(f"STREAM.PURGE.KV_{snapshot_bucket(scene.name)}", purge)
     report = await build(scene)
     assert (report.tally.written, report.tally.newer) == (4, 1)
     for one, held in true.items():

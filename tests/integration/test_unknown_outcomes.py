@@ -18,7 +18,6 @@ from eventjet.dev.nats import NatsServer
 from eventjet.domain.ids import new_event_id
 from eventjet.errors import ConcurrencyConflict, OutcomeUnknown
 from eventjet.nats.client import connect
-from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.store import Append, NewEvent
@@ -187,10 +186,10 @@ async def working(server: NatsServer, count: int, *, save_s: float = SAVE_S) -> 
         for number in range(count):
             proxy = await stack.enter_async_context(NatsProxy(server.url))
             settings = Settings(servers=(proxy.url,))
-            client, requests = await connect(settings)
-            requests.timeout_s = REQUEST_S
+            client = await connect(settings)
+            client.timeout_s = REQUEST_S
             stack.push_async_callback(client.close)
-            store = JetStreamStore(direct.app, client, requests, Endpoint.of(settings), save_timeout_s=save_s)
+            store = JetStreamStore(direct.app, client, save_timeout_s=save_s)
             stack.push_async_callback(store.settle)
             worker = Worker(number, direct, store, proxy)
             proxy.choose = worker.fate

@@ -11,7 +11,7 @@ import pytest
 
 from eventjet.dev import NatsServer
 from eventjet.errors import Forbidden, Unauthorized, Unreachable, UsageError
-from eventjet.nats.api import get_record
+from eventjet.nats.api import message_at
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.ranges import read_range
@@ -122,7 +122,7 @@ def test_tls_with_a_large_body_and_a_wait_without_any(pems: dict[str, Path]) -> 
         with NatsConnection.open(endpoint) as link:
             assert link.receive(0.0) == []
             assert link.receive(0.1) == []
-            record = get_record(link, name, 2)
+            record = link.ask(message_at(name, 2))
             assert record is not None
             assert len(record[4]) == 900_000
 

@@ -11,8 +11,8 @@ import pytest
 
 from eventjet.dev import NatsServer
 from eventjet.errors import ApiRefused, DeliveryGap, Forbidden, HistoryBroken, StoreError, StoreUnavailable, Unreachable
-from eventjet.nats.api import get_record, next_record, stream_state
-from eventjet.nats.connection import NatsConnection
+from eventjet.nats.api import message_at, next_message, stream_info
+from eventjet.nats.connection import NatsConnection, ask_once
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.ranges import ReadOptions, read_range
 from tests.integration.wire_fake import FakeServer, delivery, jetstream
@@ -47,7 +47,7 @@ def test_a_range_comes_whole_in_order_and_as_it_was_stored(form: str) -> None:
         times = [record[1] for record in records]
         assert times == sorted(times)
         assert abs(times[0] / 1e9 - time.time()) < 60
-        assert get_record(endpoint, name, 11) == records[0]
+        assert ask_once(endpoint, message_at(name, 11)) == records[0]
 
 
 def test_the_server_does_write_the_second_form_when_told_to() -> None:
@@ -104,7 +104,7 @@ def test_a_filter_gives_one_history_in_any_range(endpoint: Endpoint, log: str) -
 
 def test_a_log_may_begin_later_than_at_one(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 5, first_seq=1_001)
-    state = stream_state(endpoint, name)
+    state = ask_once(endpoint, stream_info(name))
     assert (state.first, state.last, state.messages) == (1_001, 1_005, 5)
     assert positions(read_range(endpoint, name, 1_001, 1_006)) == list(range(1_001, 1_006))
     assert positions(read_range(endpoint, name, 1, 1_004, allow_holes=True)) == [1_001, 1_002, 1_003]
@@ -125,7 +125,7 @@ def test_a_hole_is_an_error_that_names_the_position(endpoint: Endpoint) -> None:
     assert positions(read_range(endpoint, name, 9, 20)) == list(range(9, 20))
     expected = [p for p in range(1, 20) if p not in (7, 8)]
     assert positions(read_range(endpoint, name, 1, 21, allow_holes=True)) == expected
-    assert (stream_state(endpoint, name).deleted, get_record(endpoint, name, 7)) == (3, None)
+    assert (ask_once(endpoint, stream_info(name)).deleted, ask_once(endpoint, message_at(name, 7))) == (3, None)
 
 
 @pytest.mark.parametrize("size", [0, 900_000])
@@ -229,7 +229,7 @@ def test_a_stream_that_is_not_there_is_named(endpoint: Endpoint) -> None:
     with pytest.raises(ApiRefused, match="stream not found"):
         next(read_range(endpoint, "nothing", 1, 2))
     with pytest.raises(ApiRefused, match="stream not found"):
-        stream_state(endpoint, "nothing")
+        ask_once(endpoint, stream_info("nothing"))
 
 
 def test_a_reader_without_the_right_to_read_is_told_so() -> None:
@@ -289,23 +289,23 @@ def test_a_delivery_of_another_consumer_is_an_error() -> None:
 
 def test_the_state_of_a_stream_tells_its_identity(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 12, metadata={"eventjet.log": "abc"}, deny_delete=True)
-    state = stream_state(endpoint, name)
+    state = ask_once(endpoint, stream_info(name))
     assert (state.first, state.last, state.messages, state.deleted, state.subjects) == (1, 12, 12, 0, 10)
     assert state.metadata["eventjet.log"] == "abc"
     assert state.config["deny_delete"] is True
-    empty = stream_state(endpoint, make_log(endpoint))
+    empty = ask_once(endpoint, stream_info(make_log(endpoint)))
     assert (empty.last, empty.messages) == (0, 0)
 
 
 def test_single_records_are_read_through_the_leader(endpoint: Endpoint, log: str) -> None:
     with NatsConnection.open(endpoint) as link:
-        record = get_record(link, log, 4_711)
+        record = link.ask(message_at(log, 4_711))
         assert record == next(read_range(endpoint, log, 4_711, 4_712))[0]
-        assert get_record(link, log, 10_001) is None
-        following = next_record(link, log, 4_711, f"{log}.account.5")
+        assert link.ask(message_at(log, 10_001)) is None
+        following = link.ask(next_message(log, 4_711, f"{log}.account.5"))
         assert following is not None
         assert following[0] == 4_715
-        assert next_record(link, log, 10_001) is None
+        assert link.ask(next_message(log, 10_001)) is None
 
 
 def test_every_error_of_a_read_is_an_error_of_the_store(endpoint: Endpoint) -> None:

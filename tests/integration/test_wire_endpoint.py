@@ -43,7 +43,7 @@ def test_an_endpoint_takes_everything_from_the_settings() -> None:
 
 def test_servers_are_tried_in_order_or_from_a_random_one_on() -> None:
     endpoint = Endpoint(("nats://a:1", "tls://b:2", "nats://[::1]:3"))
-    assert endpoint.addresses() == [("a", 1, False), ("b", 2, True), ("::1", 3, False)]
+    assert [address[:3] for address in endpoint.addresses()] == [("a", 1, False), ("b", 2, True), ("::1", 3, False)]
     shuffled = Endpoint(endpoint.servers, shuffle=True)
     orders = {tuple(address[0] for address in shuffled.addresses()) for _ in range(100)}
     assert orders == {("a", "b", "::1"), ("b", "::1", "a"), ("::1", "a", "b")}
@@ -66,3 +66,15 @@ def test_two_users_for_one_cluster_are_refused() -> None:
 def test_no_server_at_all_is_refused() -> None:
     with pytest.raises(UsageError, match="No NATS server"):
         Endpoint(())
+
+
+def test_servers_of_which_the_cluster_told_are_tried_after_those_that_were_named() -> None:
+    endpoint = Endpoint(("tls://one.example:1",)).with_discovered(["10.0.0.2:4222", "one.example:1", "[::2]:5"])
+    found = endpoint.with_discovered(["two.example:7"]).addresses()
+    assert found[0] == ("one.example", 1, True, "one.example")
+    # Servers tell addresses, and certificates tell names.
+    assert set(found[1:]) == {
+        ("10.0.0.2", 4222, True, "one.example"),
+        ("::2", 5, True, "one.example"),
+        ("two.example", 7, True, "two.example"),
+    }

@@ -6,9 +6,8 @@ import asyncio
 import json
 from typing import Any, Protocol
 
-from nats.aio.client import Client
-
-from eventjet.nats.client import connect
+from eventjet.codec.envelope import header_block
+from eventjet.nats.client import Client, connect
 from eventjet.settings import Settings
 from tests.logs import fresh_name
 from tests.simulation.scripts import Read, Script, Step
@@ -29,24 +28,25 @@ class Line(Protocol):
 
 
 class RealLine:
-    """A server, over a connection of nats-py; `name` is the stream's and its subjects' first token."""
+    """A server; `name` is the stream's and its subjects' first token."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
         self._name = name
+        self._before: list[tuple[str, bytes, bytes]] = []
 
     async def step(self, step: Step) -> dict[str, Any] | None:
         if isinstance(step, Read):
-            body = json.dumps(_asked(self._name, step)).encode()
-            reply = await self._client.request(f"$JS.API.STREAM.MSG.GET.{self._name}", body, timeout=60)
-            return json.loads(reply.data)
-        subject = f"{self._name}.{step.subject}"
-        headers = dict(step.headers) or None
-        if not step.asks:
-            await self._client.publish(subject, step.body, headers=headers)
-            return None
-        reply = await self._client.request(subject, step.body, headers=headers, timeout=60)
-        return json.loads(reply.data) if reply.data else {}
+            subject, body, headers = f"$JS.API.STREAM.MSG.GET.{self._name}", json.dumps(_asked(self._name, step)), b""
+            message = subject, body.encode(), headers
+        else:
+            message = f"{self._name}.{step.subject}", step.body, header_block(step.headers) if step.headers else b""
+            if not step.asks:
+                self._before.append(message)
+                return None
+        before, self._before = self._before, []
+        reply = (await self._client.request(*message, before=before))[4]
+        return json.loads(reply) if reply else {}
 
 
 class SimulatedLine:
@@ -81,9 +81,9 @@ async def answers_of_both(
 ) -> tuple[Answers, Answers]:
     """What a server at `url` says on a new stream, and what the simulator says."""
     name = fresh_name()
-    client, requests = await connect(Settings(servers=(url,), replicas=replicas))
+    client = await connect(Settings(servers=(url,), replicas=replicas, request_timeout_s=60))
     try:
-        await declared(requests, name, replicas)
+        await declared(client, name, replicas)
         line = RealLine(client, name)
         real = await recorded(line, script)
         if afterwards:

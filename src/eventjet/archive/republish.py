@@ -7,33 +7,50 @@ next one goes on after the last batch that was stored.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from eventjet import failpoints
 from eventjet.archive.batches import HEADERS_ADDED, Batch, Past, batches, lasting
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
-from eventjet.errors import ApiRefused, ArchiveBroken, HistoryBroken, Refused, StoreUnavailable, Unreachable
-from eventjet.nats.api import StreamState, get_record, stream_state
+from eventjet.errors import (
+    ApiRefused,
+    ArchiveBroken,
+    HistoryBroken,
+    Refused,
+    StoreUnavailable,
+    StreamMissing,
+    Unreachable,
+)
+from eventjet.nats.api import (
+    NAME_IN_USE,
+    WRONG_SEQUENCE,
+    Request,
+    StreamState,
+    answer_in,
+    create_stream,
+    message_at,
+    stream_info,
+    update_stream,
+    waiting_consumers,
+)
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.faults import api_fault
 from eventjet.nats.ranges import read_range
-from eventjet.store.outcome import REFUSALS, STALE_LEADER_S, WRONG_SEQUENCE
-from eventjet.store.topology import IDENTITY, compare, stream_config
+from eventjet.store.outcome import REFUSALS, STALE_LEADER_S
+from eventjet.store.topology import IDENTITY, compare, not_created, stream_config
+
+T = TypeVar("T")
 
 WINDOW_NS = 100_000_000
 """How long the server remembers event ids during a restore, the least it can: an id that the log holds twice, long
 after one another, is not to be taken for a repetition, and millions of ids need not lie in the server's memory. A
 stream that still has it was not restored to its end."""
-_NO_STREAM = 10059
-_NAME_IN_USE = 10058
 _BACKOFF_S = (0.05, 1.0)
 _MENDED = frozenset({"duplicate_window", "max_msg_size", "num_replicas"})
 """Settings of an existing stream that a restore sets itself, or can do with."""
@@ -113,12 +130,10 @@ class _Restore:
 
     def _prepare(self) -> int:
         """The stream as it must be; returns the position to go on at. Raises `Refused` before it changes anything."""
-        past, link = self.past, self._link()
+        past = self.past
         try:
-            state = stream_state(link, past.stream, timeout_s=self.timeout_s)
-        except ApiRefused as refusal:
-            if refusal.err_code != _NO_STREAM:
-                raise
+            state = self._state()
+        except StreamMissing:
             return self._create()
         drifts = compare(stream_config(past.stream, self.replicas), state.config)
         amiss = [str(one) for one in drifts if one.setting not in _MENDED]
@@ -136,15 +151,11 @@ class _Restore:
         past = self.past
         config = {**_config(past, self.replicas), "duplicate_window": WINDOW_NS}
         try:
-            self._link().api(f"STREAM.CREATE.{past.stream}", config, timeout_s=self.timeout_s)
+            self._ask(create_stream(config))
         except ApiRefused as refusal:
-            if refusal.err_code == _NAME_IN_USE:
+            if refusal.err_code == NAME_IN_USE:
                 raise self._refused("somebody else made the stream just now") from None
-            raise Unreachable(
-                f"The stream {past.stream!r}",
-                f"the server would not create it: {refusal.description} ({refusal.err_code})",
-                "Look at the account's limits and the number of servers for its replicas.",
-            ) from None
+            raise not_created(past.stream, refusal) from None
         return past.first
 
     def _continued(self, state: StreamState) -> int:
@@ -162,7 +173,7 @@ class _Restore:
         if state.first != past.first or state.last > past.last or state.deleted:
             raise self._refused(f"{holds}, and the archive {past.first:,} to {past.last:,}")
         for position in (state.first, state.last):
-            found = get_record(self._link(), past.stream, position, timeout_s=self.timeout_s)
+            found = self._ask(message_at(past.stream, position))
             if found is None or lasting(found) != lasting(past.record(position)):
                 raise self._refused(f"{holds}, and its event at position {position:,} is not that of the archive")
         return state.last + 1
@@ -171,9 +182,7 @@ class _Restore:
         """An empty stream becomes another log, and workers that wait for its events would note the wrong one."""
         if state.metadata.get(IDENTITY) == self.past.log:
             return
-        found = self._link().api(f"CONSUMER.LIST.{self.past.stream}", timeout_s=self.timeout_s)
-        waiting = [str(one["name"]) for one in found.get("consumers") or () if one.get("num_waiting")]
-        if waiting:
+        if waiting := self._ask(waiting_consumers(self.past.stream)):
             raise self._refused(f"workers wait for its events ({', '.join(waiting)}); stop them first")
 
     def _configure(self, state: StreamState, *, finished: bool) -> None:
@@ -186,7 +195,7 @@ class _Restore:
         metadata = {**state.metadata, IDENTITY: self.past.log}
         config = {**state.config, "metadata": metadata, "max_msg_size": size, "duplicate_window": window}
         if config != state.config:
-            self._link().api(f"STREAM.UPDATE.{self.past.stream}", config, timeout_s=self.timeout_s)
+            self._ask(update_stream(config))
 
     # Meanwhile.
 
@@ -231,22 +240,23 @@ class _Restore:
         failpoints.reach("restore.batch_sent")
         _, _, subject, _, body = batch.records[-1]
         found = link.request(subject.decode(), body, headers=headers, timeout_s=2 * self.timeout_s)
-        answer: dict[str, Any] = json.loads(found[4])
-        if "error" in answer:
-            return api_fault(subject.decode(), answer["error"])
+        try:
+            answer = answer_in(found, subject.decode())
+        except ApiRefused as refusal:
+            return refusal
         if (answer.get("seq"), answer.get("count")) != (batch.last, len(batch.records)):
             return StoreUnavailable(f"Storing position {batch.last}", f"the server answered {answer}")
         return None
 
     def _holds(self, batch: Batch) -> bool:
         """Whether the log holds it, as its leader says; raises `Refused` when another's event is there."""
-        state = stream_state(self._link(), self.past.stream, timeout_s=self.timeout_s)
+        state = self._state()
         if state.last == batch.first - 1:
             return False
         if state.last < batch.first:
             # A leader that was deposed, or the log lost its end: the next run goes on where that is.
             raise StoreUnavailable(f"Position {batch.first - 1:,}", f"the log ends at {state.last:,} all at once")
-        at = get_record(self._link(), self.past.stream, batch.last, timeout_s=self.timeout_s)
+        at = self._ask(message_at(self.past.stream, batch.last))
         if state.last != batch.last or at is None or lasting(at) != lasting(batch.records[-1]):
             raise Refused(
                 f"The restore of {self.past.name}",
@@ -283,7 +293,7 @@ class _Restore:
 
     def _check_end(self) -> None:
         past = self.past
-        state = stream_state(self._link(), past.stream, timeout_s=self.timeout_s)
+        state = self._state()
         found = (state.metadata.get(IDENTITY), state.first, state.last, state.messages)
         if found != (past.log, past.first, past.last, past.events):
             raise HistoryBroken(
@@ -304,7 +314,7 @@ class _Restore:
         self.seconds["compare"] = round(time.monotonic() - began, 3)
 
     def _finish(self) -> None:
-        self._configure(stream_state(self._link(), self.past.stream, timeout_s=self.timeout_s), finished=True)
+        self._configure(self._state(), finished=True)
 
     # Helpers.
 
@@ -329,6 +339,12 @@ class _Restore:
             reason,
             "Nothing was written. Restore to another server or account, or delete that stream if nobody needs it.",
         )
+
+    def _state(self) -> StreamState:
+        return self._ask(stream_info(self.past.stream))
+
+    def _ask(self, request: Request[T]) -> T:
+        return self._link().ask(request, timeout_s=self.timeout_s)
 
     def _link(self) -> NatsConnection:
         if self.held is None:

@@ -136,8 +136,8 @@ def _named(given: str) -> tuple[str, int]:
 
 def _drop(at: Target, where: Database, name: str, revision: int) -> Unused:
     from eventjet.cli.terminal import note
+    from eventjet.nats.api import delete_consumer
     from eventjet.nats.connection import NatsConnection
-    from eventjet.nats.consumer import delete_consumer
     from eventjet.nats.endpoint import Endpoint
     from eventjet.sql.retired_tables import retire
 
@@ -145,7 +145,7 @@ def _drop(at: Target, where: Database, name: str, revision: int) -> Unused:
         dropped = retire(connection, name, revision, list(at.app().projections.values()))
     try:
         with NatsConnection.open(Endpoint.of(at.settings).with_name("eventjet db")) as link:
-            delete_consumer(link, at.app().name, f"{name}-r{revision}", timeout_s=5.0)
+            link.ask(delete_consumer(at.app().name, f"{name}-r{revision}"))
     except (EventjetError, OSError) as error:
         note(f"The durable {name}-r{revision} stays on the server, where it costs next to nothing: {error}")
     return dropped

@@ -25,7 +25,12 @@ def stream_subjects(app: str) -> str:
 
 def subject_of(app: str, aggregate: str, aggregate_id: str) -> str:
     """The subject of one entity; raises `Refused` for an id that cannot be a token."""
-    return f"{app}.{aggregate}.{encode_id(aggregate_id)}"
+    return f"{app}.{entity_key(aggregate, aggregate_id)}"
+
+
+def entity_key(aggregate: str, aggregate_id: str) -> str:
+    """The subject of one entity without the app, which is also the key of its snapshot."""
+    return f"{aggregate}.{encode_id(aggregate_id)}"
 
 
 @lru_cache(maxsize=65_536)

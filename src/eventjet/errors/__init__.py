@@ -18,6 +18,7 @@
     │   │   └── NoResponders         nobody listens on the subject
     │   ├── HistoryBroken         versions or positions are not contiguous
     │   ├── ApiRefused            JetStream answered with an error
+    │   │   └── StreamMissing        there is no stream of this name
     │   ├── Evicted               the consumer was deleted, moved or shut down during a pull
     │   └── DeliveryGap           a delivery does not follow the one before it
     ├── CodecError
@@ -100,6 +101,7 @@ from eventjet.errors.store import (
     Refused,
     StoreError,
     StoreUnavailable,
+    StreamMissing,
     Unauthorized,
 )
 
@@ -140,6 +142,7 @@ __all__ = [
     "StillHeld",
     "StoreError",
     "StoreUnavailable",
+    "StreamMissing",
     "TableOccupied",
     "TransactionEnded",
     "Unauthorized",

@@ -116,6 +116,10 @@ class ApiRefused(StoreError):
         )
 
 
+class StreamMissing(ApiRefused):
+    """There is no stream of this name."""
+
+
 class Evicted(StoreError):
     """The consumer was deleted, moved or shut down under a waiting pull."""
 

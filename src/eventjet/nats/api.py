@@ -1,20 +1,55 @@
-"""What the log says of itself: its bounds, its identity, and single records, read through the leader."""
+"""PURE: the JetStream API as requests: what is sent where, and what the answer means.
+
+A connection carries a `Request` and gives the answering frame to its `parse`. Subjects, bodies, error codes and times
+of the API are known here and nowhere else.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, cast
+from functools import lru_cache, partial
+from typing import Any, Generic, NamedTuple, TypeVar, cast
+
+import orjson
 
 from eventjet.codec.envelope import RawRecord
-from eventjet.errors import ApiRefused
-from eventjet.nats.connection import NatsConnection
-from eventjet.nats.endpoint import Endpoint
+from eventjet.errors import ApiRefused, StoreUnavailable, StreamMissing, Unreachable
+from eventjet.nats.protocol import Frame, number_in, status_of
 
+T = TypeVar("T")
+
+WRONG_SEQUENCE = 10071
+"""The subject's last message was compared, and is not the expected one."""
+IN_PROCESS = 10164
+"""Three replicas: a rival's message is on its way to the subject. Nothing was compared, and it may yet get lost."""
+NAME_IN_USE = 10058
+"""A stream of this name exists with another configuration."""
+_NO_CONSUMER = 10014
 _NO_MESSAGE = 10037
+_NO_STREAM = 10059
+_SWITCHED_OFF = (10039, 10076)
+_PASSING = (10005, 10023)  # no peers for placement, no resources: a cluster that just lost a server says so
+_STREAM = b"\r\nNats-Stream: "
+_SUBJECT = b"\r\nNats-Subject: "
+_SEQUENCE = b"\r\nNats-Sequence: "
+_TIME = b"\r\nNats-Time-Stamp: "
+STATUS = b"NATS/1.0 "
+"""How the headers of a message begin that is the server's own: what is stored has no status."""
+
+
+class Request(NamedTuple, Generic[T]):
+    """One question to the server."""
+
+    what: str
+    """What is asked, for errors."""
+    subject: str
+    payload: bytes
+    parse: Callable[[Frame], T]
+    """The meaning of the answer; raises what an error in it means."""
+    headers: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,71 +70,263 @@ class StreamState:
     config: dict[str, Any]
     """The stream's configuration as JetStream tells it."""
 
-
-def stream_state(where: Endpoint | NatsConnection, stream: str, *, timeout_s: float = 5.0) -> StreamState:
-    """Ask for the stream's bounds; raises `ApiRefused` (10059) when there is no such stream."""
-    with _linked(where, timeout_s) as link:
-        found = link.api(f"STREAM.INFO.{stream}", timeout_s=timeout_s)
-    state: dict[str, Any] = found["state"]
-    config: dict[str, Any] = found["config"]
-    return StreamState(
-        name=stream,
-        first=state["first_seq"],
-        last=state["last_seq"],
-        messages=state["messages"],
-        deleted=state.get("num_deleted", 0),
-        bytes=state["bytes"],
-        subjects=state.get("num_subjects", 0),
-        metadata=config.get("metadata") or {},
-        config=config,
-    )
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> StreamState:
+        """The state in an answer that describes a stream."""
+        state: dict[str, Any] = answer["state"]
+        config: dict[str, Any] = answer["config"]
+        return cls(
+            name=config["name"],
+            first=state["first_seq"],
+            last=state["last_seq"],
+            messages=state["messages"],
+            deleted=state.get("num_deleted", 0),
+            bytes=state["bytes"],
+            subjects=state.get("num_subjects", 0),
+            metadata=config.get("metadata") or {},
+            config=config,
+        )
 
 
-def get_record(
-    where: Endpoint | NatsConnection, stream: str, position: int, *, timeout_s: float = 5.0
-) -> RawRecord | None:
+def call(subject: str, body: object = None) -> Request[dict[str, Any]]:
+    """A request in JSON, `subject` without `$JS.API.`; raises `ApiRefused` for the answer's `error`."""
+    return _call(subject, body, lambda answer: answer)
+
+
+def _call(subject: str, body: object, read: Callable[[dict[str, Any]], T]) -> Request[T]:
+    """As `call`; `read` takes an answer that holds no error."""
+
+    def parse(frame: Frame) -> T:
+        return read(answer_in(frame, subject))
+
+    payload = b"" if body is None else orjson.dumps(body)
+    return Request(f"JetStream's {subject}", f"$JS.API.{subject}", payload, parse)
+
+
+def answer_in(frame: Frame, subject: str) -> dict[str, Any]:
+    """The JSON of an answer; raises what its `error` means, `ApiRefused` mostly."""
+    try:
+        answer = cast("dict[str, Any]", orjson.loads(frame[4]))
+        error = answer.get("error")
+    except (ValueError, AttributeError):
+        raise StoreUnavailable(subject, f"JetStream's answer is not JSON ({frame[4][:40]!r})") from None
+    if error:
+        raise api_fault(subject, error)
+    return answer
+
+
+def api_fault(subject: str, error: dict[str, Any]) -> Exception:
+    """The error for the `error` object of an answer."""
+    code = int(error.get("code", 0))
+    err_code = int(error.get("err_code", 0))
+    description = str(error.get("description", "no description"))
+    if err_code in _SWITCHED_OFF:
+        return Unreachable("JetStream", description, "Switch it on in the server's config and for this account.")
+    if code == 503 or err_code in _PASSING:
+        return StoreUnavailable(subject, f"{description} ({err_code})")
+    kind = StreamMissing if err_code == _NO_STREAM else ApiRefused
+    return kind(subject, code, err_code, description)
+
+
+# Streams.
+
+
+def stream_info(stream: str) -> Request[StreamState]:
+    """The stream's bounds and configuration; raises `StreamMissing`."""
+    return _call(f"STREAM.INFO.{stream}", None, StreamState.of)
+
+
+def deleted_positions(stream: str) -> Request[list[int]]:
+    """The positions of deleted messages."""
+    return _call(f"STREAM.INFO.{stream}", {"deleted_details": True}, lambda found: found["state"].get("deleted") or [])
+
+
+def messages_of(stream: str, subject: str) -> Request[int]:
+    """How many messages the stream holds of a subject."""
+
+    def count(found: dict[str, Any]) -> int:
+        counts: dict[str, int] = found["state"].get("subjects") or {}
+        return sum(counts.values())
+
+    return _call(f"STREAM.INFO.{stream}", {"subjects_filter": subject}, count)
+
+
+def create_stream(config: Mapping[str, Any]) -> Request[StreamState]:
+    """Create it; raises `ApiRefused` with `NAME_IN_USE` where another one has the name."""
+    return _call(f"STREAM.CREATE.{config['name']}", config, StreamState.of)
+
+
+def update_stream(config: Mapping[str, Any]) -> Request[StreamState]:
+    """Give an existing stream this configuration."""
+    return _call(f"STREAM.UPDATE.{config['name']}", config, StreamState.of)
+
+
+# Consumers.
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """A consumer as the server made it."""
+
+    stream: str
+    name: str
+    pending: int
+    """Messages that waited for it when it was made."""
+    config: dict[str, Any]
+    """With the limits that the server's own config lays on it."""
+
+
+def create_consumer(
+    stream: str, name: str, config: Mapping[str, Any], filter_subject: str | None = None
+) -> Request[Consumer]:
+    """Create it and never change one; raises `ApiRefused` when one of this name has another configuration."""
+    full = {**config, "name": name, **({"filter_subject": filter_subject} if filter_subject else {})}
+    subject = f"CONSUMER.CREATE.{stream}.{name}" + (f".{filter_subject}" if filter_subject else "")
+
+    def made(answer: dict[str, Any]) -> Consumer:
+        return Consumer(stream, name, int(answer.get("num_pending", 0)), answer.get("config") or full)
+
+    return _call(subject, {"stream_name": stream, "config": full, "action": "create"}, made)
+
+
+def delete_consumer(stream: str, name: str) -> Request[bool]:
+    """Delete it with all pulls that wait at it (they get 409); False when there was none."""
+    return _unless(_NO_CONSUMER, False, _call(f"CONSUMER.DELETE.{stream}.{name}", None, lambda _: True))
+
+
+def waiting_consumers(stream: str) -> Request[list[str]]:
+    """The names of the consumers at which pulls wait."""
+
+    def names(found: dict[str, Any]) -> list[str]:
+        return [str(one["name"]) for one in found.get("consumers") or () if one.get("num_waiting")]
+
+    return _call(f"CONSUMER.LIST.{stream}", None, names)
+
+
+# Messages, from the stream's leader.
+
+
+def message_at(stream: str, position: int) -> Request[RawRecord | None]:
     """The record at a position; None when there is none."""
-    return _message(where, stream, {"seq": position}, timeout_s)
+    return _message(stream, {"seq": position})
 
 
-def next_record(
-    where: Endpoint | NatsConnection, stream: str, position: int, subject: str = ">", *, timeout_s: float = 5.0
-) -> RawRecord | None:
+def next_message(stream: str, position: int, subject: str = ">") -> Request[RawRecord | None]:
     """The first record at or after a position whose subject matches; None when there is none."""
-    return _message(where, stream, {"seq": max(position, 1), "next_by_subj": subject}, timeout_s)
+    return _message(stream, {"seq": max(position, 1), "next_by_subj": subject})
 
 
-def _message(
-    where: Endpoint | NatsConnection, stream: str, query: dict[str, Any], timeout_s: float
-) -> RawRecord | None:
-    with _linked(where, timeout_s) as link:
-        try:
-            found = link.api(f"STREAM.MSG.GET.{stream}", query, timeout_s=timeout_s)
-        except ApiRefused as refusal:
-            if refusal.err_code == _NO_MESSAGE:
-                return None
-            raise
-    message = cast("dict[str, Any]", found["message"])
+def last_message(stream: str, subject: str) -> Request[RawRecord | None]:
+    """The last record of a subject; None when there is none."""
+    return _message(stream, {"last_by_subj": subject})
+
+
+def _message(stream: str, query: dict[str, Any]) -> Request[RawRecord | None]:
+    return _unless(_NO_MESSAGE, None, _call(f"STREAM.MSG.GET.{stream}", query, _stored_message))
+
+
+def _stored_message(answer: dict[str, Any]) -> RawRecord:
+    message = cast("dict[str, Any]", answer["message"])
     return (
         message["seq"],
-        _nanoseconds(message["time"]),
+        nanoseconds(message["time"].encode()),
         message["subject"].encode(),
         base64.b64decode(message.get("hdrs") or ""),
         base64.b64decode(message.get("data") or ""),
     )
 
 
-def _nanoseconds(text: str) -> int:
-    """RFC 3339 with up to nine decimals, in UTC, as nanoseconds since 1970."""
-    whole, _, fraction = text.removesuffix("Z").partition(".")
-    seconds = int(datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp())
-    return seconds * 1_000_000_000 + int(fraction.ljust(9, "0") or 0)
+def _unless(code: int, instead: Any, request: Request[T]) -> Request[Any]:
+    """As `request`, with another answer in place of one error."""
+
+    def parse(frame: Frame) -> Any:
+        try:
+            return request.parse(frame)
+        except ApiRefused as refusal:
+            if refusal.err_code != code:
+                raise
+            return instead
+
+    return request._replace(parse=parse)
 
 
-@contextmanager
-def _linked(where: Endpoint | NatsConnection, timeout_s: float) -> Generator[NatsConnection]:
-    if isinstance(where, NatsConnection):
-        yield where
-        return
-    with NatsConnection.open(where, timeout_s=timeout_s) as link:
-        yield link
+# Messages, from any replica (ADR-31). They come as they are stored, and the server appends headers of its own.
+
+
+def direct_last(stream: str, subject: str) -> Request[RawRecord | None]:
+    """The last record of a subject; None when there is none. May lag behind the leader."""
+    return _direct(f"The last message of {subject}", f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
+
+
+def direct_since(stream: str, at: datetime, subject: str) -> Request[RawRecord | None]:
+    """The first record stored at or after a time whose subject matches; None when there is none."""
+    query = orjson.dumps({"start_time": at.astimezone(UTC), "next_by_subj": subject})
+    return _direct(f"The first message after {at.isoformat()}", f"$JS.API.DIRECT.GET.{stream}", query)
+
+
+def direct_page(
+    stream: str, position: int, subject: str | None, *, count: int, size: int
+) -> Request[tuple[int, int] | None]:
+    """Many messages from a position on, `size` bytes of them about; the answer is what ended it: see `end_of_page`."""
+    what = f"The history of {subject}" if subject else f"The log from position {position}"
+    query = {"seq": position, "batch": count, "max_bytes": size, **({"next_by_subj": subject} if subject else {})}
+    return Request(what, f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(query), partial(end_of_page, what=what))
+
+
+def _direct(what: str, subject: str, query: bytes) -> Request[RawRecord | None]:
+    def parse(frame: Frame) -> RawRecord | None:
+        if not frame[3].startswith(STATUS):
+            return direct_record(frame)
+        _check_status(frame, what, 404)
+        return None
+
+    return Request(what, subject, query, parse)
+
+
+def end_of_page(frame: Frame, what: str) -> tuple[int, int] | None:
+    """(position of the last message, how many are left) of the status that ends a page; None when there was nothing.
+
+    Any other status is no answer: an empty history must not be made of a refusal.
+    """
+    if _check_status(frame, what, 204, 404) == 404:
+        return None
+    return number_in(frame[3], b"Nats-Last-Sequence") or 0, number_in(frame[3], b"Nats-Num-Pending") or 0
+
+
+def _check_status(frame: Frame, what: str, *ends: int) -> int:
+    status, description = status_of(frame[3])
+    if status not in ends:
+        raise StoreUnavailable(what, f"the server answered status {status} {description}".rstrip())
+    return status
+
+
+def direct_record(frame: Frame, subject: bytes | None = None) -> RawRecord:
+    """The record of a direct get, whose subject is `subject` where that is known."""
+    block = frame[3]
+    end = block.rfind(_STREAM)
+    if end < 0:
+        raise StoreUnavailable("A direct get", f"the server answered {block[:80]!r}")
+    # Stream, subject, sequence, time: in this order as far as is known, but found by name if not.
+    told = block[end + 2 :].split(b"\r\n", 4)
+    position, at = told[2], told[3]
+    if position[:15] == b"Nats-Sequence: " and at[:17] == b"Nats-Time-Stamp: ":
+        position, at = position[15:], at[17:]
+    else:
+        position, at = _header(block[end:], _SEQUENCE), _header(block[end:], _TIME)
+    stored = block[:end] + b"\r\n\r\n" if end > 8 else b""
+    return int(position), nanoseconds(at), subject or _header(block[end:], _SUBJECT), stored, frame[4]
+
+
+def _header(block: bytes, name: bytes) -> bytes:
+    start = block.find(name)
+    return block[start + len(name) : block.index(b"\r\n", start + 2)] if start >= 0 else b""
+
+
+def nanoseconds(text: bytes) -> int:
+    """Nanoseconds since 1970 of an RFC 3339 time in UTC with up to nine decimals."""
+    return _seconds(text[:19]) + int(text[20:29] if len(text) == 30 else text[20:-1].ljust(9, b"0"))
+
+
+@lru_cache(maxsize=1_024)
+def _seconds(whole: bytes) -> int:
+    return int(datetime.fromisoformat(f"{whole.decode()}+00:00").timestamp()) * 1_000_000_000

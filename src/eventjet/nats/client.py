@@ -1,81 +1,68 @@
-"""A connection to NATS, from settings, with errors that say which component is missing and what to do."""
+"""`Client`: the loop's way to NATS, over one connection at a time that is opened anew whenever it is lost."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-import ssl
-from contextlib import suppress
-from typing import Any
-
-from nats.aio.client import Client
-from nats.errors import Error as NatsError
+from collections.abc import AsyncGenerator, Callable, Collection
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
-from eventjet.errors import Unreachable
-from eventjet.nats.auth import connect_options
+from eventjet.errors import (
+    ApiRefused,
+    ConnectionClosed,
+    Forbidden,
+    NoResponders,
+    StoreError,
+    StoreUnavailable,
+    Unauthorized,
+    Unreachable,
+    UsageError,
+)
+from eventjet.nats.api import Request, call
+from eventjet.nats.dial import tls_context
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.requests import ApiError, Denied, Lost, Requests
-from eventjet.settings import Settings, redacted
+from eventjet.nats.loop_connection import LoopConnection
+from eventjet.nats.protocol import Frame, nobody_listens
+from eventjet.settings import Settings
+
+T = TypeVar("T")
 
 MINIMUM_SERVER = (2, 14, 4)
 """Atomic batches came with 2.12; distinct expectations in one batch are right from 2.14.4 on (nats-server #8376)."""
 _CONNECT_TIMEOUT_S = 3.0
-_PING_S = 10
+"""For each server of the cluster."""
+_PAUSE_S = 0.2
+_ROOM_PAUSE_S = 0.001
 
 
-async def connect(settings: Settings) -> tuple[Client, Requests]:
-    """A connection that reconnects for ever, and its request inbox; raises `Unreachable`.
+async def connect(settings: Settings) -> Client:
+    """A client that is connected; raises `Unreachable`, and `UsageError` for files that cannot be used.
 
-    Checked at once: the credentials (`UsageError` for a file without any), the server's version, the size of its
-    messages, and that JetStream is on.
+    Checked at once: the credentials, the server's version, the size of its messages, and that JetStream is on.
     """
-    if settings.credentials or settings.nkey:
-        _files_exist(settings)
-        # It says what is wrong with them; nats-py does not.
-        connect_options(Endpoint.of(settings), {}, encrypted=False)
-    client = Client()
-    requests = Requests(client, settings.request_timeout_s)
-    last_error: list[Exception] = []
-
-    async def on_error(error: Exception) -> None:
-        last_error[:] = [error]
-        requests.failed(error)
-
-    async def on_lost() -> None:
-        requests.disconnected()
-
-    options: dict[str, Any] = {
-        "servers": list(settings.servers),
-        "error_cb": on_error,
-        "disconnected_cb": on_lost,
-        "closed_cb": on_lost,
-        "connect_timeout": _CONNECT_TIMEOUT_S,
-        "reconnect_time_wait": 0.2,
-        "ping_interval": _PING_S,
-        "name": "eventjet",
-        **_credentials(settings),
-    }
+    for path in (settings.credentials, settings.nkey, settings.tls_ca, settings.tls_cert, settings.tls_key):
+        if path is not None and not path.is_file():
+            raise Unreachable(f"The file {path}", "it does not exist", "Name the file in EVENTJET_* anew.")
+    if settings.tls_ca or settings.tls_cert:
+        tls_context(Endpoint.of(settings))  # wrong files are told even where the server has no use for them
+    client = Client(replace(Endpoint.of(settings), shuffle=True), settings.request_timeout_s)
+    where = f"The NATS server at {', '.join(client.endpoint.servers)}"
     try:
-        async with asyncio.timeout(_CONNECT_TIMEOUT_S * len(settings.servers) + 1):
-            # Each server twice, then give up: waiting for ever would hide a wrong address.
-            await client.connect(**options, max_reconnect_attempts=1)
-        client.options["max_reconnect_attempts"] = -1  # once connected, never give up
-        await requests.start()
-        await _check(client, requests, settings)
-    except (NatsError, OSError, TimeoutError, ssl.SSLError) as error:
-        await _close(client)
-        raise _unreachable(settings, last_error[0] if last_error else error) from None
+        _check_server(where, await client.connect())
+        await _check_jetstream(where, client)
+    except Unauthorized:
+        await client.close()
+        raise Unreachable(
+            where,
+            "it refused the credentials",
+            "Set EVENTJET_CREDENTIALS, EVENTJET_NKEY, EVENTJET_USER and EVENTJET_PASSWORD, or EVENTJET_TOKEN.",
+        ) from None
     except BaseException:
-        await _close(client)
+        await client.close()
         raise
-    return client, requests
-
-
-async def _close(client: Client) -> None:
-    if not client.is_closed:
-        with suppress(AssertionError):  # it had not begun
-            await client.close()
+    return client
 
 
 def version_of(text: str) -> tuple[int, int, int]:
@@ -85,78 +72,178 @@ def version_of(text: str) -> tuple[int, int, int]:
     return major, minor, patch
 
 
-async def _check(client: Client, requests: Requests, settings: Settings) -> None:
-    version = str(client.connected_server_version)
-    where = ", ".join(map(redacted, settings.servers))
+def _check_server(where: str, info: dict[str, Any]) -> None:
+    version = str(info.get("version", ""))
     if version_of(version) < MINIMUM_SERVER:
         needed = ".".join(map(str, MINIMUM_SERVER))
         raise Unreachable(
-            f"The NATS server at {where}",
+            where,
             f"it is version {version}, and eventjet needs {needed}: older ones reject or misjudge atomic batches",
             f"Upgrade nats-server to {needed} or newer.",
         )
-    if client.max_payload < SERVER_MESSAGE_MAX:
+    if info.get("max_payload", 0) < SERVER_MESSAGE_MAX:
         raise Unreachable(
-            f"The NATS server at {where}",
-            f"it takes messages of {client.max_payload:,} bytes, and events may have {SERVER_MESSAGE_MAX:,}",
+            where,
+            f"it takes messages of {info.get('max_payload', 0):,} bytes, and events may have {SERVER_MESSAGE_MAX:,}",
             "Set `max_payload: 1MB` in its configuration.",
         )
+
+
+async def _check_jetstream(where: str, client: Client) -> None:
     try:
-        await requests.api("INFO")
-    except Denied:
+        await client.api("INFO")
+    except Forbidden:
         return  # credentials without this right may still append and read
-    except (Lost, ApiError) as error:
+    except (StoreUnavailable, ApiRefused, Unreachable) as error:
         raise Unreachable(
-            f"JetStream on the NATS server at {where}",
+            f"JetStream on {where[0].lower()}{where[1:]}",
             f"it is not available ({error})",
             "Start the server with `-js`, or with a `jetstream { store_dir: … sync_interval: always }` block.",
         ) from None
 
 
-def _credentials(settings: Settings) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "user": settings.user,
-        "password": settings.password,
-        "token": settings.token,
-        "user_credentials": str(settings.credentials) if settings.credentials else None,
-        "nkeys_seed": str(settings.nkey) if settings.nkey else None,
-    }
-    _files_exist(settings)
-    if settings.tls_ca or settings.tls_cert or any(url.startswith("tls://") for url in settings.servers):
-        found["tls"] = _tls(settings)
-    return {key: value for key, value in found.items() if value is not None}
+class Client:
+    """For any number of tasks of one loop. Every wait ends: by an answer, a violation, a lost connection or in time.
 
+    Nothing is opened before it is first used. Between two connections, requests wait for the next one, for as long as
+    they may take.
+    """
 
-def _files_exist(settings: Settings) -> None:
-    for path in (settings.credentials, settings.nkey, settings.tls_ca, settings.tls_cert, settings.tls_key):
-        if path is not None and not path.is_file():
-            raise Unreachable(f"The file {path}", "it does not exist", "Name the file in EVENTJET_* anew.")
+    def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
+        self.endpoint = endpoint
+        self.timeout_s = timeout_s
+        """How long a request may take that names no time of its own."""
+        self.on_lost: list[Callable[[], object]] = []
+        """Called when the connection is lost: what was known of the log may be of another past."""
+        self._connection: LoopConnection | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._fault: Exception | None = None
+        self._listeners: list[tuple[str, Callable[[bytes], object]]] = []
+        self._closed = False
 
+    async def connect(self) -> dict[str, Any]:
+        """Connect at once; the server's INFO. Raises what `NatsConnection.open` raises."""
+        timeout_s = _CONNECT_TIMEOUT_S * (len(self.endpoint.servers) + len(self.endpoint.discovered))
+        connection = await LoopConnection.open(self.endpoint, timeout_s, self._ended)
+        self._connection = connection
+        for subject, heard in self._listeners:
+            connection.subscribe(subject, heard)
+        return connection.info
 
-def _tls(settings: Settings) -> ssl.SSLContext:
-    file = settings.tls_ca
-    try:
-        context = ssl.create_default_context(cafile=str(file) if file else None)
-        if settings.tls_cert:
-            file = settings.tls_cert
-            context.load_cert_chain(file, settings.tls_key)
-    except (OSError, ValueError) as error:
-        reason = f"it cannot be used for TLS ({error})"
-        raise Unreachable(f"The file {file}", reason, "Give certificates and keys in PEM form.") from None
-    return context
+    async def close(self) -> None:
+        """End the connection and all that waits for it; any number of times."""
+        self._closed = True
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._connection is not None:
+            self._connection.close(ConnectionClosed())
 
+    # Requests.
 
-def _unreachable(settings: Settings, error: Exception) -> Unreachable:
-    where = ", ".join(map(redacted, settings.servers))
-    text = redacted(str(error)) or type(error).__name__
-    if "authorization" in text.lower():
-        return Unreachable(
-            f"The NATS server at {where}",
-            "it refused the credentials",
-            "Set EVENTJET_CREDENTIALS, EVENTJET_NKEY, EVENTJET_USER and EVENTJET_PASSWORD, or EVENTJET_TOKEN.",
-        )
-    return Unreachable(
-        f"The NATS server at {where}",
-        f"no connection ({text})",
-        "Start it, or set EVENTJET_SERVERS to where it is; `eventjet dev` starts one on this machine.",
-    )
+    async def ask(self, request: Request[T], timeout_s: float | None = None) -> T:
+        """The answer to a request; raises what it means, `StoreUnavailable`, and `Forbidden`."""
+        frame = await self.request(request.subject, request.payload, request.headers, timeout_s)
+        return request.parse(frame)
+
+    async def api(self, subject: str, body: object = None) -> dict[str, Any]:
+        """A JetStream request in JSON, `subject` without `$JS.API.`; raises `ApiRefused` for its `error`."""
+        return await self.ask(call(subject, body))
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        headers: bytes = b"",
+        timeout_s: float | None = None,
+        before: Collection[tuple[str, bytes, bytes]] = (),
+    ) -> Frame:
+        """Publish, and wait for one answer; `before` are (subject, payload, headers) that go before it over the same
+        connection, and are part of the same matter."""
+        subjects = {subject, *(each[0] for each in before)} if before else (subject,)
+        wait_s = timeout_s or self.timeout_s
+        until = asyncio.get_running_loop().time() + wait_s
+        connection = self._connection
+        if connection is None or not connection.has_room:
+            connection = await self._usable(subject, until)
+        exchange = connection.exchange(subjects, wait_s, until)
+        try:
+            for each in before:
+                connection.publish(*each)
+                if not connection.has_room:
+                    await self._usable(subject, until)
+            connection.publish(subject, payload, headers, exchange.reply)
+            frame = (await exchange.came())[0]
+        finally:
+            connection.forget(exchange)
+        if nobody_listens(frame):
+            raise NoResponders(subject)
+        return frame
+
+    async def stream(self, request: Request[Any]) -> AsyncGenerator[list[Frame]]:
+        """The parts of a long answer as they come, for as long as whoever asks wants more."""
+        connection = await self._usable(request.subject, asyncio.get_running_loop().time() + self.timeout_s)
+        exchange = connection.exchange((request.subject,), self.timeout_s)
+        try:
+            connection.publish(request.subject, request.payload, request.headers, exchange.reply)
+            while True:
+                yield await exchange.came()
+        finally:
+            connection.forget(exchange)
+
+    async def listen(self, subject: str, heard: Callable[[bytes], object]) -> None:
+        """Have `heard` called with each payload on a subject, from now on and over every later connection.
+
+        Messages are lost while there is none, and a subscription that the server denies only stays silent.
+        Raises `ConnectionClosed` after `close`.
+        """
+        if self._closed:
+            raise ConnectionClosed
+        self._listeners.append((subject, heard))
+        if self._connection is not None and self._connection.usable:
+            self._connection.subscribe(subject, heard)
+
+    # The connection.
+
+    async def _usable(self, what: str, until: float) -> LoopConnection:
+        """A connection that takes more; raises `StoreUnavailable` when there is none in time."""
+        loop = asyncio.get_running_loop()
+        while not self._closed:
+            connection = self._connection
+            if connection is not None and connection.has_room:
+                return connection
+            left_s = until - loop.time()
+            if left_s <= 0:
+                reason = (
+                    "the connection takes nothing" if connection and connection.usable else "there is no connection"
+                )
+                raise StoreUnavailable(what, f"{reason}{f' ({self._fault})' if self._fault else ''}")
+            if connection is not None and connection.usable:
+                await asyncio.sleep(_ROOM_PAUSE_S)
+            else:
+                # Not `wait_for`: whoever gives up must not end the opening, which others wait for too.
+                await asyncio.wait({self._opened()}, timeout=left_s)
+        raise ConnectionClosed
+
+    def _opened(self) -> asyncio.Task[None]:
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.create_task(self._open())
+        return self._opening
+
+    async def _open(self) -> None:
+        """Connect, trying for as long as it takes."""
+        while True:
+            try:
+                await self.connect()
+            except (StoreError, Unreachable, UsageError) as error:
+                self._fault = error
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                self._fault = None
+                return
+
+    def _ended(self, connection: LoopConnection) -> None:
+        self.endpoint = self.endpoint.with_discovered(connection.info.get("connect_urls") or ())
+        if not self._closed:
+            for forget in self.on_lost:
+                forget()
+            self._opened()

@@ -1,13 +1,12 @@
 """`NatsConnection`: one blocking connection to NATS.
 
 For one thread at a time; `wake` and `close` may be called from any. Every wait is bounded: by its own timeout, and by
-pings that tell a server which stopped answering from one that has nothing to say. A link does not reconnect: its owner
+pings that tell a server which stopped answering from one that has nothing to say. It does not reconnect: its owner
 knows where to go on. Messages of other subscriptions that arrive during a `request` are kept for the next `receive`.
 """
 
 from __future__ import annotations
 
-import json
 import secrets
 import socket
 import ssl
@@ -15,13 +14,23 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar
 
 from eventjet.errors import ConnectionClosed, ConnectionLost, Forbidden, NoResponders, StoreUnavailable, UsageError
+from eventjet.nats.api import Request, call
 from eventjet.nats.dial import Dialled, dial
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.faults import api_fault, server_fault
-from eventjet.nats.protocol import Control, Frame, publish_frame, status_of, subscribe_frame, unsubscribe_frame
+from eventjet.nats.protocol import (
+    Control,
+    Frame,
+    nobody_listens,
+    publish_frame,
+    server_fault,
+    subscribe_frame,
+    unsubscribe_frame,
+)
+
+T = TypeVar("T")
 
 _CHUNK = 131_072
 _REPLIES = b"1"
@@ -29,14 +38,14 @@ _KEPT_MAX = 200_000
 
 
 class NatsConnection:
-    """See the module. Made by `Link.open`."""
+    """See the module. Made by `open`."""
 
     def __init__(self, dialled: Dialled, endpoint: Endpoint, ping_interval_s: float, send_timeout_s: float) -> None:
         self.info = dialled.info
         """The server's INFO, as it was at the greeting."""
         self.peer = dialled.peer
         self.inbox = f"{endpoint.inbox_prefix}.{secrets.token_hex(11)}"
-        """Subjects under it are this link's own."""
+        """Subjects under it are this connection's own."""
         self._sock = dialled.sock
         self._parser = dialled.parser
         self._early = dialled.controls
@@ -81,7 +90,7 @@ class NatsConnection:
     def publish(
         self, subject: str | bytes, payload: bytes = b"", *, reply: str | bytes = b"", headers: bytes = b""
     ) -> None:
-        """Send one message and do not wait; raises `UsageError` for what the server would drop the link over."""
+        """Send one message and do not wait; raises `UsageError` for what the server would drop the connection over."""
         if len(payload) + len(headers) > self.max_payload:
             raise UsageError(
                 f"A message of {len(payload) + len(headers)} bytes exceeds the server's limit of {self.max_payload}. "
@@ -133,7 +142,7 @@ class NatsConnection:
         """The messages that are there, or the first to come; empty when none came in time.
 
         0 takes only what has arrived. Raises `ConnectionLost`, `ConnectionClosed`, and `Forbidden` for a permissions violation,
-        which leaves the link usable.
+        which leaves the connection usable.
         """
         if self._kept:
             kept, self._kept = self._kept, []
@@ -184,7 +193,9 @@ class NatsConnection:
                 others += [frame for frame in frames if frame[0] != _REPLIES]
                 for frame in frames:
                     if frame[0] == _REPLIES and frame[1] == answer_to:
-                        return self._answered(frame, subject)
+                        if nobody_listens(frame):
+                            raise NoResponders(subject)
+                        return frame
                 if len(others) > _KEPT_MAX:
                     raise ConnectionLost(
                         f"NATS at {self.peer}", f"more than {_KEPT_MAX} messages came before an answer"
@@ -193,30 +204,26 @@ class NatsConnection:
             self._kept = others + self._kept
         raise StoreUnavailable(subject, f"none within {timeout_s:g} s")
 
+    def ask(self, request: Request[T], *, timeout_s: float = 5.0) -> T:
+        """The answer to a request; raises what it means, and as `request` does."""
+        answer = self.request(request.subject, request.payload, headers=request.headers, timeout_s=timeout_s)
+        return request.parse(answer)
+
     def api(self, subject: str, body: object = None, *, timeout_s: float = 5.0) -> dict[str, Any]:
         """A JetStream request in JSON, `subject` without `$JS.API.`; raises `ApiRefused` for its `error`."""
-        payload = b"" if body is None else json.dumps(body).encode()
-        answer = self.request(f"$JS.API.{subject}", payload, timeout_s=timeout_s)[4]
-        try:
-            found = cast("dict[str, Any]", json.loads(answer))
-            error = cast("dict[str, Any] | None", found.get("error"))
-        except (ValueError, AttributeError):
-            raise StoreUnavailable(subject, f"JetStream's answer is not JSON ({answer[:40]!r})") from None
-        if error:
-            raise api_fault(subject, error)
-        return found
+        return self.ask(call(subject, body), timeout_s=timeout_s)
 
     # The end.
 
     def wake(self) -> None:
-        """From any thread: make the thread that waits on this link raise `ConnectionClosed` at once, and every later call."""
+        """From any thread: make the thread that waits on it raise `ConnectionClosed` at once, and every later call."""
         self._closed = True
         with suppress(OSError):
             # Past ssl's own shutdown, which would pull the TLS state from under the reader.
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """From any thread, any number of times. A thread that waits on the link is woken first."""
+        """From any thread, any number of times. A thread that waits on it is woken first."""
         self.wake()
         with self._busy:
             self._sock.close()
@@ -275,14 +282,15 @@ class NatsConnection:
             self._broken = self._broken or type(fault) is not Forbidden
             raise fault
 
-    def _answered(self, frame: Frame, subject: str) -> Frame:
-        if not frame[4] and frame[3] and status_of(frame[3])[0] == 503:
-            raise NoResponders(subject)
-        return frame
-
     def _lost(self, error: OSError | None) -> StoreUnavailable:
         if self._closed:
             return ConnectionClosed()
         self._broken = True
         reason = "it closed the connection" if error is None else f"the connection broke ({error})"
         return ConnectionLost(f"NATS at {self.peer}", reason)
+
+
+def ask_once(endpoint: Endpoint, request: Request[T], *, timeout_s: float = 5.0) -> T:
+    """The answer to a request over a connection of its own; raises as `NatsConnection.open` and `ask` do."""
+    with NatsConnection.open(endpoint, timeout_s=timeout_s) as link:
+        return link.ask(request, timeout_s=timeout_s)

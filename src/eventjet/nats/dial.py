@@ -11,9 +11,8 @@ from typing import Any, cast
 
 from eventjet.errors import StoreError, StoreUnavailable, Unauthorized, Unreachable, UsageError
 from eventjet.nats.auth import connect_options
-from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.faults import server_fault
-from eventjet.nats.protocol import Control, FrameParser
+from eventjet.nats.endpoint import Address, Endpoint
+from eventjet.nats.protocol import Control, FrameParser, server_fault
 
 _CLIENT_CERTIFICATE = ("certificate required", "bad certificate", "unknown ca")
 _CHUNK = 65_536
@@ -37,17 +36,17 @@ def dial(endpoint: Endpoint, timeout_s: float) -> Dialled:
     deadline = time.monotonic() + timeout_s
     faults: list[str] = []
     addresses = endpoint.addresses()
-    for index, (host, port, tls) in enumerate(addresses):
+    for index, address in enumerate(addresses):
         share_s = (deadline - time.monotonic()) / (len(addresses) - index)
         if share_s <= 0:
             break
         try:
-            return _dial_one(endpoint, host, port, tls, time.monotonic() + share_s)
+            return _dial_one(endpoint, address, time.monotonic() + share_s)
         except (Unauthorized, UsageError):
             raise
         except (OSError, ValueError, StoreError) as error:
-            _raise_if_client_is_unknown(error, endpoint, f"{host}:{port}")
-            faults.append(f"{host}:{port} {_reason(error)}")
+            _raise_if_client_is_unknown(error, endpoint, address.peer)
+            faults.append(f"{address.peer} {_reason(error)}")
     raise Unreachable(
         "NATS",
         "; ".join(faults) or f"no time left after {timeout_s:g} s",
@@ -55,13 +54,13 @@ def dial(endpoint: Endpoint, timeout_s: float) -> Dialled:
     )
 
 
-def _dial_one(endpoint: Endpoint, host: str, port: int, tls: bool, deadline: float) -> Dialled:
-    sock = socket.create_connection((host, port), timeout=_left(deadline))
+def _dial_one(endpoint: Endpoint, address: Address, deadline: float) -> Dialled:
+    sock = socket.create_connection((address.host, address.port), timeout=_left(deadline))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    greeting = _Greeting(sock, host, port, deadline)
+    greeting = _Greeting(sock, address, deadline)
     try:
-        return _greet(endpoint, greeting, tls)
+        return _greet(endpoint, greeting, address.tls)
     except BaseException:
         greeting.sock.close()
         raise
@@ -88,25 +87,18 @@ def _greet(endpoint: Endpoint, greeting: _Greeting, tls: bool) -> Dialled:
 class _Greeting:
     """The conversation before the first message."""
 
-    def __init__(self, sock: socket.socket, host: str, port: int, deadline: float) -> None:
+    def __init__(self, sock: socket.socket, address: Address, deadline: float) -> None:
         self.sock = sock
         self.parser = FrameParser()
         self.controls: list[Control] = []
-        self.peer = f"{host}:{port}"
-        self._host = host
+        self.peer = address.peer
+        self._name = address.name
         self._deadline = deadline
 
     def encrypt(self, endpoint: Endpoint) -> None:
         """Go on over TLS, and forget what came in the clear: nobody vouches for it."""
-        try:
-            context = ssl.create_default_context(cafile=endpoint.tls_ca)
-            if endpoint.tls_cert is not None:
-                context.load_cert_chain(endpoint.tls_cert, endpoint.tls_key)
-        except OSError as error:
-            reason = error.strerror or error
-            raise UsageError(f"The TLS files of {endpoint!r} cannot be used: {reason}. Give readable PEM.") from None
         self.sock.settimeout(_left(self._deadline))
-        self.sock = context.wrap_socket(self.sock, server_hostname=self._host)
+        self.sock = tls_context(endpoint).wrap_socket(self.sock, server_hostname=self._name)
         self.parser = FrameParser()
         self.controls.clear()
 
@@ -128,6 +120,18 @@ class _Greeting:
             if not data:
                 raise ConnectionResetError("closed the connection during the greeting")
             self.controls += self.parser.feed(data)[1]
+
+
+def tls_context(endpoint: Endpoint) -> ssl.SSLContext:
+    """What the endpoint's files say of TLS; raises `UsageError` for files that cannot be used."""
+    try:
+        context = ssl.create_default_context(cafile=endpoint.tls_ca)
+        if endpoint.tls_cert is not None:
+            context.load_cert_chain(endpoint.tls_cert, endpoint.tls_key)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"The TLS files of {endpoint!r} cannot be used: {reason}. Give readable PEM.") from None
+    return context
 
 
 def _left(deadline: float) -> float:

@@ -13,11 +13,12 @@ from typing import Any, Self
 from eventjet import failpoints
 from eventjet.codec.envelope import RawRecord
 from eventjet.errors import ConnectionClosed, ConnectionLost, DeliveryGap, HistoryBroken
+from eventjet.nats.api import create_consumer, delete_consumer
 from eventjet.nats.connection import NatsConnection
-from eventjet.nats.consumer import Pulls, create_consumer, delete_consumer
 from eventjet.nats.delivery import Delivery
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import number_in
+from eventjet.nats.pulls import Pulls
 
 
 class DurablePull:
@@ -69,11 +70,9 @@ class DurablePull:
         """Take the durable over; its first record is the one after `position`, or for 0 wherever the log begins."""
         link = NatsConnection.open(endpoint, timeout_s=timeout_s, ping_interval_s=heartbeat_s)
         try:
-            delete_consumer(link, stream, durable, timeout_s=timeout_s)
+            link.ask(delete_consumer(stream, durable), timeout_s=timeout_s)
             failpoints.reach("worker.durable_deleted")
-            consumer = create_consumer(
-                link, stream, durable, _config(durable, position), filter_subject=None, timeout_s=timeout_s
-            )
+            consumer = link.ask(create_consumer(stream, durable, _config(durable, position)), timeout_s=timeout_s)
             failpoints.reach("worker.durable_created")
             pulls = Pulls(
                 link,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from eventjet.errors import UsageError
@@ -12,6 +15,22 @@ from eventjet.settings import Settings
 
 _SCHEMES = ("nats", "tls")
 _PORT = 4222
+
+
+class Address(NamedTuple):
+    """One server."""
+
+    host: str
+    port: int
+    tls: bool
+    """Whether TLS is demanded."""
+    name: str
+    """What its certificate must be of."""
+
+    @property
+    def peer(self) -> str:
+        """As errors name it."""
+        return f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -40,6 +59,8 @@ class Endpoint:
     inbox_prefix: str = "_INBOX"
     shuffle: bool = False
     """Start with a random server instead of the first."""
+    discovered: tuple[str, ...] = ()
+    """`host:port` of more servers of the cluster, as its servers tell them; tried after the named ones."""
     name: str = "eventjet"
     """Shown in the server's list of connections."""
 
@@ -90,17 +111,32 @@ class Endpoint:
         """The same endpoint under another connection name."""
         return replace(self, name=name)
 
-    def addresses(self) -> list[tuple[str, int, bool]]:
-        """(host, port, TLS demanded), in the order to try."""
-        found = [
-            (parts.hostname or "", parts.port or _PORT, parts.scheme == "tls" or self._wants_tls())
-            for parts in map(urlsplit, self.servers)
-        ]
+    def with_discovered(self, connect_urls: Iterable[str]) -> Endpoint:
+        """The same endpoint, knowing what a server says of its cluster in `connect_urls`."""
+        named = {url.partition("://")[2] for url in self.servers}
+        return replace(self, discovered=tuple(sorted({*self.discovered, *connect_urls} - named)))
+
+    def addresses(self) -> list[Address]:
+        """In the order to try."""
+        wants_tls = self.tls_first or bool(self.tls_ca or self.tls_cert)
+        scheme, host = urlsplit(self.servers[0]).scheme, urlsplit(self.servers[0]).hostname or ""
+        found: list[Address] = []
+        for url in (*self.servers, *(f"{scheme}://{address}" for address in self.discovered)):
+            parts = urlsplit(url)
+            is_discovered = len(found) >= len(self.servers)
+            # Servers tell their addresses, and certificates tell names.
+            name = host if is_discovered and _is_ip(parts.hostname or "") else parts.hostname or ""
+            found.append(Address(parts.hostname or "", parts.port or _PORT, parts.scheme == "tls" or wants_tls, name))
         start = secrets.randbelow(len(found)) if self.shuffle else 0
         return found[start:] + found[:start]
 
-    def _wants_tls(self) -> bool:
-        return self.tls_first or bool(self.tls_ca or self.tls_cert)
+
+def _is_ip(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _split(url: str) -> SplitResult:

@@ -1,6 +1,6 @@
 """A connection to NATS that the loop reads by itself: many requests at once, their answers as frames.
 
-For one loop. It does not reconnect: whoever asks opens another one.
+For one loop. It does not reconnect: `Client` opens another one.
 """
 
 from __future__ import annotations
@@ -9,105 +9,189 @@ import asyncio
 import secrets
 import socket
 import ssl
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
 from typing import Self
 
-from eventjet.errors import ConnectionLost
+import orjson
+
+from eventjet.errors import ConnectionLost, Forbidden, StoreUnavailable
 from eventjet.nats.dial import Dialled, dial
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.faults import server_fault
-from eventjet.nats.protocol import Control, Frame, publish_frame, subscribe_frame
+from eventjet.nats.protocol import Control, Frame, publish_frame, server_fault, subscribe_frame
 
+PING_S = 10.0
+"""After this much silence the server is asked for a sign of life, and without one it counts as lost as much later."""
+ROOM_BYTES = 1 << 20
+"""What may wait for the socket before those who send wait with it."""
 _CHUNK = 131_072
+_REPLIES = b"1"
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _subject_of = itemgetter(1)
 
-Hand = Callable[["list[Frame] | Exception"], object]
-"""Takes what came of a request: frames, or what ended it."""
+
+class Exchange:
+    """One request, and what has come of it."""
+
+    __slots__ = ("_fault", "_frames", "_wake", "patience_s", "reply", "subjects", "until")
+
+    def __init__(self, reply: bytes, subjects: Collection[str], patience_s: float, until: float) -> None:
+        self.reply = reply
+        self.subjects = subjects
+        """What was published for it: a violation on any of them ends it."""
+        self.patience_s = patience_s
+        """How long its answer, or the next part of it, may take."""
+        self.until = until
+        """When that time is over, by the loop's clock."""
+        self._frames: list[Frame] = []
+        self._fault: Exception | None = None
+        self._wake: asyncio.Future[None] | None = None
+
+    async def came(self) -> list[Frame]:
+        """The next frames of the answer, at least one; raises what ended the exchange."""
+        if not self._frames and self._fault is None:
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        if not self._frames and self._fault is not None:
+            raise self._fault
+        frames, self._frames = self._frames, []
+        return frames
+
+    def arrived(self, frames: list[Frame], now: float) -> None:
+        """Take a part of the answer; what comes after the end is not one."""
+        if self._fault is None:
+            self._frames += frames
+            self.until = now + self.patience_s
+            self._wake_up()
+
+    def end(self, fault: Exception) -> None:
+        """There will be no more."""
+        self._fault = fault
+        self._wake_up()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing has ended it."""
+        return self._fault is None
+
+    def _wake_up(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
 
 
 class LoopConnection:
-    """Made by `open`. Whatever ends it ends every request on it, with the same error."""
+    """Made by `open`. Whatever ends it ends every exchange over it, with the same error."""
 
-    def __init__(self, dialled: Dialled, endpoint: Endpoint) -> None:
+    def __init__(self, dialled: Dialled, endpoint: Endpoint, on_end: Callable[[LoopConnection], object]) -> None:
+        self.info = dialled.info
+        """The server's INFO, its newest."""
+        self.usable = True
+        """False once it was closed or lost."""
         self._sock = dialled.sock
         self._parser = dialled.parser
         self._peer = dialled.peer
+        self._on_end = on_end
         self._inbox = f"{endpoint.inbox_prefix}.{secrets.token_hex(11)}"
         self._loop = asyncio.get_running_loop()
-        self._asked: dict[bytes, Hand] = {}
+        self._exchanges: dict[bytes, Exchange] = {}
+        self._heard: dict[bytes, Callable[[bytes], object]] = {}
         self._count = 0
         self._unsent = bytearray()
         self._is_sending = False
-        self.usable = True
-        """False once it was closed or lost."""
-        self.heard_at = time.monotonic()
-        """When the server last said anything, by the steady clock."""
+        self._heard_at = self._loop.time()
+        self._pinged_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        """One for all that wait: nearly every answer is there long before its time is over."""
+        self._pinging = self._loop.call_later(PING_S, self._check_alive)
         self._sock.setblocking(False)
         self._loop.add_reader(self._sock, self._readable)
-        self._send(subscribe_frame(f"{self._inbox}.*", b"1"))
+        self.send(subscribe_frame(f"{self._inbox}.*", _REPLIES))
         if dialled.controls:
-            self._loop.call_soon(self._answer, dialled.controls)
+            self._loop.call_soon(self._took, list[Frame](), dialled.controls)
 
     @classmethod
-    async def open(cls, endpoint: Endpoint, timeout_s: float) -> Self:
-        """Connect to the first server that answers, in a thread; raises what `wire.Link.open` raises."""
+    async def open(cls, endpoint: Endpoint, timeout_s: float, on_end: Callable[[LoopConnection], object]) -> Self:
+        """Connect to the first server that answers, in a thread; raises what `NatsConnection.open` raises."""
         dialling = asyncio.get_running_loop().run_in_executor(None, dial, endpoint, timeout_s)
         try:
-            return cls(await asyncio.shield(dialling), endpoint)
+            return cls(await asyncio.shield(dialling), endpoint, on_end)
         except asyncio.CancelledError:
             dialling.add_done_callback(_hang_up)
             raise
 
-    def ask(self, subject: str, payload: bytes, hand: Hand) -> bytes:
-        """Send a request, and have `hand` called with each part of its answer; what to `forget` it by."""
+    @property
+    def has_room(self) -> bool:
+        """Whether it is usable and takes more at once."""
+        return self.usable and len(self._unsent) <= ROOM_BYTES
+
+    def exchange(self, subjects: Collection[str], patience_s: float, until: float | None = None) -> Exchange:
+        """Be ready for the answer to what is published on `subjects`; to be given to `forget`."""
+        until = self._loop.time() + patience_s if until is None else until
         self._count += 1
-        reply = f"{self._inbox}.{self._count}".encode()
-        frame = publish_frame(subject, payload, reply=reply)
-        self._asked[reply] = hand
-        self._send(frame)
-        return reply
+        reply = b"%b.%d" % (self._inbox.encode(), self._count)
+        exchange = Exchange(reply, subjects, patience_s, until)
+        self._exchanges[reply] = exchange
+        self._watch(until)
+        return exchange
 
-    def forget(self, reply: bytes) -> None:
-        """Drop what still comes of a request."""
-        self._asked.pop(reply, None)
+    def forget(self, exchange: Exchange) -> None:
+        """Drop what still comes of it."""
+        self._exchanges.pop(exchange.reply, None)
 
-    def close(self, fault: Exception) -> None:
-        """End it, and every request on it with `fault`; any number of times."""
-        if not self.usable:
-            return
-        self.usable = False
-        self._loop.remove_reader(self._sock)
-        self._loop.remove_writer(self._sock)
-        self._sock.close()
-        asked, self._asked = self._asked, {}
-        for hand in asked.values():
-            hand(fault)
+    def publish(self, subject: str, payload: bytes, headers: bytes = b"", reply: bytes = b"") -> None:
+        """Send one message with what else is sent in this turn of the loop."""
+        self.send(publish_frame(subject, payload, reply=reply, headers=headers))
 
-    def lost(self, reason: str) -> None:
-        """Close it because the server is gone, or seems to be."""
-        self.close(ConnectionLost(f"NATS at {self._peer}", reason))
+    def subscribe(self, subject: str, heard: Callable[[bytes], object]) -> None:
+        """Have `heard` called with the payload of each message of a subject."""
+        sid = b"%d" % (len(self._heard) + 2)
+        self._heard[sid] = heard
+        self.send(subscribe_frame(subject, sid))
 
-    def _send(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
+        """Send whole frames as they are."""
         self._unsent += data
         if not self._is_sending:
-            # What others ask in the same turn of the loop goes with it.
+            # What others send in the same turn of the loop goes with it.
             self._is_sending = True
             self._loop.call_soon(self._flush)
 
+    def close(self, fault: Exception) -> None:
+        """End it, and every exchange over it with `fault`; any number of times."""
+        if not self.usable:
+            return
+        self._flush()
+        if not self.usable:
+            return  # it was found lost
+        self.usable = False
+        self._pinging.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        self._sock.close()
+        for exchange in self._exchanges.values():
+            exchange.end(fault)
+        self._on_end(self)
+
+    # Helpers.
+
+    def _lost(self, reason: str) -> None:
+        self._unsent.clear()
+        self.close(ConnectionLost(f"NATS at {self._peer}", reason))
+
     def _flush(self) -> None:
         self._is_sending = False
-        if not self.usable:
+        if not self.usable or not self._unsent:
             return
         try:
             sent = self._sock.send(self._unsent)
         except _WOULD_BLOCK:
             sent = 0
         except OSError as error:
-            self.lost(f"the connection broke ({error})")
+            self._lost(f"the connection broke ({error})")
             return
         del self._unsent[:sent]
         if self._unsent:
@@ -120,18 +204,28 @@ class LoopConnection:
         try:
             frames, controls = self._parser.feed(self._received())
         except ValueError as error:
-            self.lost(f"it sent {error}")
-            return
+            self._lost(f"it sent {error}")
         except OSError as error:
-            self.lost(f"the connection broke ({error})")
-            return
-        self.heard_at = time.monotonic()
-        for reply, each in groupby(frames, _subject_of):
-            hand = self._asked.get(reply)
-            if hand is not None:
-                hand(list(each))
+            self._lost(f"the connection broke ({error})")
+        else:
+            self._took(frames, controls)
+
+    def _took(self, frames: list[Frame], controls: list[Control]) -> None:
+        now = self._heard_at = self._loop.time()
+        # A violation comes before the answer to what was let through of the same batch.
+        ends = [fault for fault in map(self._fault_in, controls) if fault is not None and not self._denied(fault)]
+        for subject, each in groupby(frames, _subject_of):
+            exchange = self._exchanges.get(subject)
+            if exchange is not None:
+                exchange.arrived(list(each), now)
+            elif self._heard:
+                for sid, _, _, _, payload in each:
+                    if sid in self._heard:
+                        self._heard[sid](payload)
         if controls:
             self._answer(controls)
+        if ends:
+            self.close(ends[0])
 
     def _received(self) -> bytes:
         """What has come; raises `OSError` at the end of the connection."""
@@ -151,10 +245,53 @@ class LoopConnection:
     def _answer(self, controls: list[Control]) -> None:
         for verb, argument in controls:
             if verb == b"PING":
-                self._send(b"PONG\r\n")
-            elif verb == b"-ERR":
-                # A denied subject is the same one for all who ask.
-                self.close(server_fault(argument.decode("utf-8", "replace"), self._peer))
+                self.send(b"PONG\r\n")
+            elif verb == b"INFO":
+                with suppress(ValueError):
+                    self.info |= orjson.loads(argument)
+
+    def _fault_in(self, control: Control) -> Exception | None:
+        return server_fault(control[1].decode("utf-8", "replace"), self._peer) if control[0] == b"-ERR" else None
+
+    def _denied(self, fault: Exception) -> bool:
+        """Whether it is a violation, which ends what was published on its subject; all else ends the connection."""
+        if type(fault) is not Forbidden or fault.subject.startswith(self._inbox):
+            return False
+        for exchange in self._exchanges.values():
+            if fault.subject in exchange.subjects:
+                exchange.end(fault)
+        return True
+
+    def _watch(self, until: float) -> None:
+        if self._timer is not None:
+            if self._timer.when() <= until:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(until, self._end_late)
+
+    def _end_late(self) -> None:
+        """End the exchanges whose time is over, and look again when the next one's is."""
+        self._timer = None
+        now = self._loop.time()
+        for exchange in self._exchanges.values():
+            if not exchange.is_open:
+                continue
+            if exchange.until <= now:
+                exchange.end(
+                    StoreUnavailable(next(iter(exchange.subjects)), f"no answer within {exchange.patience_s:g} s")
+                )
+            else:
+                self._watch(exchange.until)
+
+    def _check_alive(self) -> None:
+        now = self._loop.time()
+        if self._pinged_at > self._heard_at:
+            self._lost(f"it has been silent for {now - self._heard_at:.0f} s")
+            return
+        if now - self._heard_at >= PING_S:
+            self.send(b"PING\r\n")
+            self._pinged_at = now
+        self._pinging = self._loop.call_later(PING_S, self._check_alive)
 
 
 def _held_back(sock: socket.socket) -> int:

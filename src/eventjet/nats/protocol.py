@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TypeAlias
 
-from eventjet.errors import UsageError
+from eventjet.errors import ConnectionLost, Forbidden, Unauthorized, UsageError
 
 Frame: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes]
 """A message: (subscription id, subject, reply subject or empty, header block or empty, body)."""
@@ -155,6 +155,11 @@ def status_of(headers: bytes) -> tuple[int, str]:
     return (int(code), description.decode("utf-8", "replace")) if code.isdigit() else (0, "")
 
 
+def nobody_listens(frame: Frame) -> bool:
+    """Whether the frame says that no one takes requests there. A stored message of such a status has a position."""
+    return not frame[4] and frame[3].startswith(b"NATS/1.0 503") and b"\r\nNats-Sequence: " not in frame[3]
+
+
 def number_in(headers: bytes, name: bytes) -> int | None:
     """The number that header `name` carries; None when it is absent or is no number."""
     start = headers.find(b"\r\n" + name + b":")
@@ -163,3 +168,15 @@ def number_in(headers: bytes, name: bytes) -> int | None:
     start += len(name) + 3
     digits = headers[start : headers.find(b"\r\n", start)].strip()
     return int(digits) if digits.isdigit() else None
+
+
+def server_fault(text: str, peer: str) -> Exception:
+    """The error for a `-ERR` line; all but permissions violations end the connection."""
+    reason = text.strip("' ")
+    lowered = reason.lower()
+    if lowered.startswith("permissions violation"):
+        subject = reason.split('"')[1] if reason.count('"') > 1 else "a subject"
+        return Forbidden(subject, f"{'publishing' if 'publish' in lowered else 'subscribing'} there is not permitted")
+    if "authorization" in lowered or lowered.endswith(("authentication expired", "authentication revoked")):
+        return Unauthorized(f"the connection to {peer}", reason)
+    return ConnectionLost(f"NATS at {peer}", f"the server said {reason!r}")

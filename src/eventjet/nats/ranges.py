@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 from eventjet.codec.envelope import RawRecord
 from eventjet.errors import ConnectionLost, Evicted, HistoryBroken, StoreError, StoreUnavailable, Unreachable
-from eventjet.nats.api import next_record
+from eventjet.nats.api import create_consumer, delete_consumer, next_message
 from eventjet.nats.connection import NatsConnection
-from eventjet.nats.consumer import Pulls, create_consumer, delete_consumer
 from eventjet.nats.delivery import Delivery
 from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.pulls import Pulls
 
 _AHEAD = 4
 _PULL = 5_000
@@ -114,9 +114,8 @@ class _Range:
                 "num_replicas": 1,
                 "mem_storage": True,
             }
-            consumer = create_consumer(
-                link, self.stream, name, config, filter_subject=self.filter, timeout_s=options.timeout_s
-            )
+            request = create_consumer(self.stream, name, config, self.filter)
+            consumer = link.ask(request, timeout_s=options.timeout_s)
             try:
                 if consumer.pending == 0 and self._is_at_the_end(link):
                     return
@@ -162,8 +161,8 @@ class _Range:
 
     def _is_at_the_end(self, link: NatsConnection) -> bool:
         """Whether the leader has nothing more of the range: a consumer on a replica may only be behind."""
-        timeout_s = self.options.timeout_s
-        following = next_record(link, self.stream, self.position, self.filter or ">", timeout_s=timeout_s)
+        request = next_message(self.stream, self.position, self.filter or ">")
+        following = link.ask(request, timeout_s=self.options.timeout_s)
         if following is not None and following[0] < self.end:
             return False
         if self.dense:
@@ -183,7 +182,7 @@ class _Range:
 
 
 def _forget(link: NatsConnection, stream: str, name: str) -> None:
-    """Delete the consumer if the link still serves; the server drops an idle one by itself."""
+    """Delete the consumer if the connection still serves; the server drops an idle one by itself."""
     if link.usable:
         with suppress(StoreError):
-            delete_consumer(link, stream, name, timeout_s=_FORGET_S)
+            link.ask(delete_consumer(stream, name), timeout_s=_FORGET_S)

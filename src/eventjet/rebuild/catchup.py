@@ -10,7 +10,8 @@ from sqlalchemy.exc import DBAPIError
 
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.errors import VerificationFailed
-from eventjet.nats.api import get_record
+from eventjet.nats.api import message_at
+from eventjet.nats.connection import ask_once
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.ranges import read_range
 from eventjet.projections.application import Application
@@ -106,7 +107,7 @@ def event_id_at(endpoint: Endpoint, stream: str, position: int) -> str:
     """The id of the event there; empty for position 0."""
     if position == 0:
         return ""
-    record = get_record(endpoint, stream, position)
+    record = ask_once(endpoint, message_at(stream, position))
     if record is None:
         raise VerificationFailed(stream, f"the log has no event at position {position}, where the rebuild was pinned")
     return header(record[3], MSG_ID) or ""

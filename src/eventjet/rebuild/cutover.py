@@ -8,7 +8,8 @@ from typing import Protocol
 
 from eventjet import failpoints
 from eventjet.errors import LogRolledBack, RebuildError, VerificationFailed
-from eventjet.nats.api import stream_state
+from eventjet.nats.api import stream_info
+from eventjet.nats.connection import ask_once
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.application import Application
 from eventjet.projections.resolve import ResolvedProjection
@@ -77,7 +78,7 @@ def swap_in(
     same_past = is_our_past(endpoint, app.name, shadow.live_checkpoint())
     while True:
         with watch.phase("catch up"):
-            state = stream_state(endpoint, app.name)
+            state = ask_once(endpoint, stream_info(app.name))
             if state.messages:
                 follower.to(state.last, watch)
             failpoints.reach("rebuild.caught_up")

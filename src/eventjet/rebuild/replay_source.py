@@ -14,7 +14,8 @@ from eventjet.archive.manifest import Archive
 from eventjet.archive.reading import archived_records, check_files, folder_of, read_manifest
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.errors import ArchiveBroken
-from eventjet.nats.api import StreamState, get_record
+from eventjet.nats.api import StreamState, message_at
+from eventjet.nats.connection import ask_once
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.ranges import read_range
 from eventjet.rebuild.plan import EngineName, Plan
@@ -75,7 +76,7 @@ def check_past(archive: Archive, endpoint: Endpoint, stream: str, log: str, stat
         raise ArchiveBroken(archive.url, "nothing is in it")
     reason = _stranger(archive, stream, log) or _broken_off(archive, state)
     if reason is None and state.first <= archive.last:
-        record = get_record(endpoint, stream, archive.last)
+        record = ask_once(endpoint, message_at(stream, archive.last))
         event_id = None if record is None else header(record[3], MSG_ID) or ""
         wanted = archive.segments[-1].last_id
         if event_id != wanted:

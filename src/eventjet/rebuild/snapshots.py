@@ -13,8 +13,9 @@ from os import cpu_count
 from typing import Any
 
 from eventjet.codec.subjects import snapshot_bucket
-from eventjet.errors import ApiRefused, RebuildError, Unreachable, UsageError
-from eventjet.nats.api import StreamState, stream_state
+from eventjet.errors import RebuildError, StreamMissing, Unreachable, UsageError
+from eventjet.nats.api import StreamState, stream_info
+from eventjet.nats.connection import ask_once
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.position_ranges import range_count, split
 from eventjet.nats.ranges import read_range
@@ -32,8 +33,6 @@ from eventjet.spark.session import Started
 
 EVENTS_PER_PARTITION = 1_000_000
 """What one task sorts; it holds the state of one aggregate at a time."""
-
-_NO_STREAM = 10059
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +168,6 @@ def _summed(rows: Sequence[Any]) -> Tally:
 def _check_bucket(endpoint: Endpoint, app: str) -> None:
     bucket = snapshot_bucket(app)
     try:
-        stream_state(endpoint, f"KV_{bucket}")
-    except ApiRefused as refusal:
-        if refusal.err_code != _NO_STREAM:
-            raise
+        ask_once(endpoint, stream_info(f"KV_{bucket}"))
+    except StreamMissing:
         raise Unreachable(f"The bucket {bucket!r}", "it does not exist", "Run `eventjet init` once.") from None

@@ -1,52 +1,70 @@
-"""Snapshots in a JetStream key-value bucket (ADR-8): `<app>_snapshots`, history 1, key `<aggregate>.<id>`."""
+"""Snapshots in a JetStream key-value bucket (ADR-8): `<app>_snapshots`, history 1, key `<aggregate>.<encoded id>`."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
 
-from nats.aio.msg import Msg
-
-from eventjet.domain.identity import encode_id
-from eventjet.errors import StoreError, StoreUnavailable
+from eventjet.codec.envelope import EXPECTED, RawRecord, header_block
+from eventjet.codec.subjects import entity_key
+from eventjet.errors import ApiRefused, StoreError
+from eventjet.nats.api import IN_PROCESS, WRONG_SEQUENCE, Request, answer_in, direct_last, last_message
+from eventjet.nats.client import Client
+from eventjet.nats.protocol import Frame
 
 VALUE_MAX = 890_000
 """Bytes of one value; larger states are not kept."""
 
 
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What is asked of a key-value bucket; an entry's position is its sequence in the bucket's stream."""
+
+    name: str
+
+    def entry(self, key: str) -> Request[RawRecord | None]:
+        """What is at a key; may lag behind the leader on a replica."""
+        return direct_last(f"KV_{self.name}", self._subject(key))
+
+    def entry_from_leader(self, key: str) -> Request[RawRecord | None]:
+        """What is at a key."""
+        return last_message(f"KV_{self.name}", self._subject(key))
+
+    def write(self, key: str, value: bytes, expected: int | None = None) -> Request[bool]:
+        """Replace what is at a key; False when it is no longer the entry at position `expected` (0 for none)."""
+        headers = b"" if expected is None else header_block([(EXPECTED, str(expected))])
+        return Request(f"The snapshot {key}", self._subject(key), value, partial(_written, key), headers)
+
+    def _subject(self, key: str) -> str:
+        return f"$KV.{self.name}.{key}"
+
+
+def _written(key: str, frame: Frame) -> bool:
+    try:
+        answer_in(frame, f"The snapshot {key}")
+    except ApiRefused as refusal:
+        if refusal.err_code in (WRONG_SEQUENCE, IN_PROCESS):
+            return False
+        raise
+    return True
+
+
 class KeyValueSnapshots:
     """As `SnapshotStore`. Never in the way: what it cannot read in time is not there."""
 
-    def __init__(self, bucket: str, ask: Callable[[str, bytes], Awaitable[Msg]]) -> None:
-        """`ask` takes a subject and a body, and raises `StoreError` when no answer comes."""
-        self._bucket = bucket
-        self._ask = ask
-        self._stream = f"KV_{bucket}"
+    def __init__(self, bucket: str, client: Client) -> None:
+        self._bucket = Bucket(bucket)
+        self._client = client
 
     async def get(self, aggregate: str, aggregate_id: str) -> bytes | None:
         """As `SnapshotStore.get`."""
-        subject = self._subject(aggregate, aggregate_id)
         try:
-            reply = await self._ask(f"$JS.API.DIRECT.GET.{self._stream}.{subject}", b"")
+            entry = await self._client.ask(self._bucket.entry(entity_key(aggregate, aggregate_id)))
         except StoreError:
             return None
-        headers = reply.headers or {}
-        if "Status" in headers or headers.get("KV-Operation") in ("DEL", "PURGE"):
-            return None
-        return reply.data
+        return None if entry is None else entry[4]
 
     async def put(self, aggregate: str, aggregate_id: str, value: bytes) -> None:
-        """As `SnapshotStore.put`; a value beyond 890,000 bytes is not kept."""
-        if len(value) > VALUE_MAX:
-            return
-        subject = self._subject(aggregate, aggregate_id)
-        try:
-            reply = await self._ask(subject, value)
-            error = json.loads(reply.data).get("error")
-        except (ValueError, AttributeError) as problem:
-            raise StoreUnavailable(f"The snapshot {subject}", str(problem) or type(problem).__name__) from None
-        if error is not None:
-            raise StoreUnavailable(f"The snapshot {subject}", str(error.get("description", error)))
-
-    def _subject(self, aggregate: str, aggregate_id: str) -> str:
-        return f"$KV.{self._bucket}.{aggregate}.{encode_id(aggregate_id)}"
+        """As `SnapshotStore.put`; a value beyond `VALUE_MAX` bytes is not kept."""
+        if len(value) <= VALUE_MAX:
+            await self._client.ask(self._bucket.write(entity_key(aggregate, aggregate_id), value))

@@ -36,7 +36,7 @@ class SnapshotStore(Protocol):
         ...
 
     async def put(self, aggregate: str, aggregate_id: str, value: bytes) -> None:
-        """Replace it; raises `StoreUnavailable` when that did not work."""
+        """Replace it; raises `StoreError` when that did not work."""
         ...
 
 

@@ -19,7 +19,7 @@ from eventjet.codec.envelope import (
     number_of,
     recorded_at,
 )
-from eventjet.domain.identity import decode_id
+from eventjet.codec.subjects import entity_shown
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
 from eventjet.errors import UndecodableEvent, UsageError
 from eventjet.projections.app_ref import AppRef
@@ -122,7 +122,7 @@ def _fields(event: Recorded[Any], forms: Mapping[str, Form]) -> Iterator[Any]:
 
 def _stored(record: RawRecord) -> tuple[Any, ...]:
     position, _, subject, block, body = record
-    aggregate, aggregate_id = _key_of(subject)
+    aggregate, aggregate_id = entity_shown(subject)
     try:
         command_id, metadata = metadata_of(block)
     except ValueError:
@@ -136,18 +136,6 @@ def _context(metadata: Metadata) -> tuple[Any, ...]:
     traced = {} if metadata.traceparent is None else {"traceparent": metadata.traceparent}
     other = list({**traced, **metadata.extra}.items())
     return (metadata.correlation, metadata.causation, metadata.actor, other)
-
-
-def _key_of(subject: bytes) -> tuple[str | None, str | None]:
-    """(aggregate, aggregate id), as far as the subject is one that eventjet writes."""
-    try:
-        _, aggregate, token = subject.decode().split(".")
-    except ValueError:
-        return None, None
-    try:
-        return aggregate, decode_id(token)
-    except ValueError:
-        return aggregate, None
 
 
 def _number(block: bytes, name: str, below: int) -> int | None:

@@ -17,8 +17,9 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from eventjet.domain.event import event_info
-from eventjet.errors import ApiRefused, Unreachable, UsageError
-from eventjet.nats.api import stream_state
+from eventjet.errors import StreamMissing, UsageError
+from eventjet.nats.api import stream_info
+from eventjet.nats.connection import ask_once
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.application import Application
@@ -28,11 +29,10 @@ from eventjet.spark.options import connection_options
 from eventjet.spark.packaging import send_files, ship
 from eventjet.spark.scratch import scratch_folder
 from eventjet.spark.session import Started, found_session
+from eventjet.store.topology import missing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-_NO_STREAM = 10059
 
 
 def events(
@@ -93,11 +93,9 @@ def _position_of(as_of: int, last: int) -> int:
 def _ends(settings: Settings, stream: str) -> tuple[int, int]:
     """The first and the last position of the log."""
     try:
-        state = stream_state(Endpoint.of(settings).with_name("eventjet-spark"), stream)
-    except ApiRefused as refusal:
-        if refusal.err_code != _NO_STREAM:
-            raise
-        raise Unreachable(f"The stream {stream!r}", "it does not exist", "Run `eventjet init` once.") from None
+        state = ask_once(Endpoint.of(settings).with_name("eventjet-spark"), stream_info(stream))
+    except StreamMissing:
+        raise missing(stream) from None
     return max(state.first, 1), state.last
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from eventjet.errors import ApiRefused, HistoryBroken, Unreachable
-from eventjet.nats.api import StreamState, stream_state
+from eventjet.errors import HistoryBroken, StreamMissing, Unreachable
+from eventjet.nats.api import StreamState, deleted_positions, messages_of, stream_info
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.position_ranges import range_count, split
 from eventjet.nats.ranges import read_range
@@ -19,8 +19,6 @@ from eventjet.spark.options import LogOptions
 
 BATCH = 1_000
 """Records an Arrow batch; a record may be nearly a megabyte."""
-
-_NO_STREAM = 10059
 
 
 @dataclass
@@ -34,10 +32,8 @@ class RangePartition(InputPartition):
 def look(options: LogOptions, link: NatsConnection) -> StreamState:
     """The stream as its leader sees it; raises `Unreachable` when there is none."""
     try:
-        return stream_state(link, options.stream)
-    except ApiRefused as refusal:
-        if refusal.err_code != _NO_STREAM:
-            raise
+        return link.ask(stream_info(options.stream))
+    except StreamMissing:
         raise Unreachable(
             f"The stream {options.stream!r}",
             "it does not exist on this server",
@@ -75,7 +71,7 @@ def ranges(
             _raise_for_holes(options, link, first, last)
         if not options.subject.endswith("*"):
             # One aggregate is a few events in a log of many: not worth a task for every range of the log.
-            events, at_least = min(events, _stored(options, link)), 1
+            events, at_least = min(events, link.ask(messages_of(options.stream, options.subject))), 1
     count = options.partitions or range_count(events, at_least)
     return [RangePartition(part.start, part.end) for part in split(first, last, count)]
 
@@ -95,14 +91,6 @@ def read_records(options: LogOptions, partition: Any, columns: Sequence[str]) ->
 
 
 def _raise_for_holes(options: LogOptions, link: NatsConnection, first: int, last: int) -> None:
-    found = link.api(f"STREAM.INFO.{options.stream}", {"deleted_details": True})
-    for hole in found["state"].get("deleted") or ():
+    for hole in link.ask(deleted_positions(options.stream)):
         if first <= hole <= last:
             raise HistoryBroken(options.stream, hole, "it is missing")
-
-
-def _stored(options: LogOptions, link: NatsConnection) -> int:
-    """How many records there are of one subject."""
-    found = link.api(f"STREAM.INFO.{options.stream}", {"subjects_filter": options.subject})
-    counts: dict[str, int] = found["state"].get("subjects") or {}
-    return sum(counts.values())

@@ -19,11 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-WRONG_SEQUENCE = 10071
-"""The subject's last message was compared, and is not the expected one."""
-IN_PROCESS = 10164
-"""Three replicas: a rival's message is on its way to the subject. Nothing was compared, and it may yet get lost."""
+import orjson
+
+from eventjet.nats.api import IN_PROCESS, WRONG_SEQUENCE
+
 REFUSALS = frozenset(
     {10002, 10054, 10060, 10097, 10109, 10111, 10120, 10165, 10166, 10168, 10170, 10171}
     | {10174, 10175, 10177, 10179, 10188, 10189, 10190, 10191, 10192, 10193, 10199}
@@ -90,6 +91,19 @@ class SlotFound:
 
     position: int
     event_id: str
+
+
+def answer_in(reply: bytes) -> Answer:
+    """What the server's acknowledgement says; one that cannot be read decides nothing."""
+    try:
+        value: dict[str, Any] = orjson.loads(reply)
+        if "error" not in value:
+            return Acked(int(value["seq"]), bool(value.get("duplicate")))
+        error: dict[str, Any] = value["error"]
+        status, code = int(error.get("code", 0)), int(error.get("err_code", 0))
+        return ErrorReply(status, code, str(error.get("description", "")))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return Silence(f"an answer that cannot be read: {reply[:80]!r}")
 
 
 Slots = Sequence[SlotFound | None]

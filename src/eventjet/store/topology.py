@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX, snapshot_bucket, stream_subjects
-from eventjet.errors import Unreachable
-from eventjet.nats.requests import ApiError, Requests
+from eventjet.errors import ApiRefused, StreamMissing, Unreachable
+from eventjet.nats.api import NAME_IN_USE, StreamState, create_stream, stream_info
+from eventjet.nats.client import Client
 
 IDENTITY = "eventjet.log"
 """Key of the log's UUID in the stream's metadata; a restore copies it."""
-_NOT_FOUND = 10059
-_NAME_IN_USE = 10058
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,67 +87,77 @@ def bucket_config(app: str, replicas: int) -> dict[str, Any]:
     }
 
 
-async def declare(requests: Requests, app: str, replicas: int) -> Topology:
+async def declare(client: Client, app: str, replicas: int) -> Topology:
     """Create what is missing and report what differs; nothing that exists is changed. Raises `Unreachable`."""
     created: list[str] = []
     drifts: list[Drift] = []
     identity = ""
     for config in (stream_config(app, replicas), bucket_config(app, replicas)):
         name = str(config["name"])
-        found = await _find(requests, name)
+        found = await _find(client, name)
         if found is None:
             fresh = {**config, "metadata": {IDENTITY: str(uuid4())}} if name == app else config
-            found = await _create(requests, fresh)
+            found = await _create(client, fresh)
             created.append(name)
         else:
-            drifts += compare(config, found["config"])
+            drifts += compare(config, found.config)
         if name == app:
-            identity = _identity(app, found)
+            identity = identity_of(found)
     return Topology(identity, tuple(created), tuple(drifts))
 
 
-async def info(requests: Requests, app: str) -> dict[str, Any]:
-    """The stream's configuration and state; raises `Unreachable` when `init` has not run or it is not eventjet's."""
-    found = await _find(requests, app)
+async def info(client: Client, app: str) -> StreamState:
+    """The app's stream; raises `Unreachable` when `init` has not run or it is not eventjet's."""
+    found = await _find(client, app)
     if found is None:
-        raise Unreachable(f"The stream {app!r}", "it does not exist on this server", "Run `eventjet init` once.")
-    _identity(app, found)
+        raise missing(app)
+    identity_of(found)
     return found
 
 
-def _identity(app: str, found: Mapping[str, Any]) -> str:
-    metadata = cast("Mapping[str, Any]", found["config"].get("metadata") or {})
-    if IDENTITY not in metadata:
+def missing(stream: str) -> Unreachable:
+    """The error for a stream that is not there."""
+    return Unreachable(f"The stream {stream!r}", "it does not exist", "Run `eventjet init` once.")
+
+
+def identity_of(found: StreamState) -> str:
+    """The UUID of the log in a stream; raises `Unreachable` for a stream that eventjet did not make."""
+    if IDENTITY not in found.metadata:
         raise Unreachable(
-            f"The stream {app!r}",
-            "it carries no log identity, so eventjet did not make it",
+            f"The stream {found.name!r}",
+            "it carries no log identity, so `eventjet init` did not make it",
             "Give the app another name, or another account on this server.",
         )
-    return str(metadata[IDENTITY])
+    return found.metadata[IDENTITY]
 
 
-async def _find(requests: Requests, name: str) -> dict[str, Any] | None:
+async def _find(client: Client, name: str) -> StreamState | None:
     try:
-        return await requests.read(f"The stream {name}", f"STREAM.INFO.{name}")
-    except ApiError as error:
-        if error.code == _NOT_FOUND:
-            return None
-        raise Unreachable(f"The stream {name!r}", str(error), "Look at the server's log.") from None
+        return await client.ask(stream_info(name))
+    except StreamMissing:
+        return None
+    except ApiRefused as refusal:
+        raise Unreachable(f"The stream {name!r}", str(refusal), "Look at the server's log.") from None
 
 
-async def _create(requests: Requests, config: Mapping[str, Any]) -> dict[str, Any]:
+async def _create(client: Client, config: Mapping[str, Any]) -> StreamState:
     name = str(config["name"])
     try:
-        return await requests.read(f"Creating {name}", f"STREAM.CREATE.{name}", config)
-    except ApiError as error:
-        found = await _find(requests, name) if error.code == _NAME_IN_USE else None
+        return await client.ask(create_stream(config))
+    except ApiRefused as refusal:
+        found = await _find(client, name) if refusal.err_code == NAME_IN_USE else None
         if found is not None:
             return found  # another `init` was quicker
-        raise Unreachable(
-            f"The stream {name!r}",
-            f"the server would not create it: {error}",
-            "Look at the account's limits and the number of servers for its replicas.",
-        ) from None
+        raise not_created(name, refusal) from None
+
+
+def not_created(stream: str, refusal: ApiRefused) -> Unreachable:
+    """The error for a stream that the server would not create."""
+    return Unreachable(
+        f"The stream {stream!r}",
+        f"the server would not create it: {refusal.description} ({refusal.err_code})",
+        "Look at the account's limits and the number of servers for its replicas.",
+    )
 
 
 def compare(declared: Mapping[str, Any], found: Mapping[str, Any]) -> list[Drift]:

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from eventjet.codec.envelope import MSG_ID, header
-from eventjet.errors import ApiRefused, LogRolledBack, Unreachable
-from eventjet.nats.api import StreamState, get_record, stream_state
+from eventjet.errors import LogRolledBack, StreamMissing
+from eventjet.nats.api import StreamState, message_at, stream_info
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.store.topology import IDENTITY
-
-_NO_STREAM = 10059
+from eventjet.store.topology import identity_of, missing
 
 
 def state_of_log(link: NatsConnection, stream: str) -> tuple[str, StreamState]:
     """(identity, state) of an app's stream; raises `Unreachable` when `init` has not made it."""
     try:
-        state = stream_state(link, stream)
-    except ApiRefused as refusal:
-        if refusal.err_code != _NO_STREAM:
-            raise
-        raise Unreachable(f"The stream {stream!r}", "it does not exist", "Run `eventjet init` once.") from None
-    identity = state.metadata.get(IDENTITY, "")
-    if not identity:
-        raise Unreachable(
-            f"The stream {stream!r}", "it carries no log identity, so `init` did not make it", "Run `eventjet init`."
-        )
-    return identity, state
+        state = link.ask(stream_info(stream))
+    except StreamMissing:
+        raise missing(stream) from None
+    return identity_of(state), state
 
 
 def check_log(endpoint: Endpoint, stream: str, held: Checkpoint) -> str:
@@ -42,7 +33,7 @@ def check_log(endpoint: Endpoint, stream: str, held: Checkpoint) -> str:
             raise _rolled_back(held, f"it was made from the log {held.log} and the stream {stream!r} is {identity}")
         if state.last < held.position:
             raise _rolled_back(held, f"the log ends at position {state.last}")
-        record = get_record(link, stream, held.position)
+        record = link.ask(message_at(stream, held.position))
         if record is None:
             raise _rolled_back(held, "the log has no event there any more")
         event_id = header(record[3], MSG_ID) or ""

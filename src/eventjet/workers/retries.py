@@ -13,7 +13,7 @@ from typing import Any, cast
 from sqlalchemy.exc import DBAPIError
 
 from eventjet.errors import HistoryBroken, StillHeld
-from eventjet.nats.api import get_record
+from eventjet.nats.api import message_at
 from eventjet.nats.connection import NatsConnection
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
@@ -114,7 +114,7 @@ class _Retries:
         endpoint = self._context.endpoint.with_name(f"eventjet worker {self._resolved.durable}")
         with NatsConnection.open(endpoint) as connection:
             for event in waiting:
-                record = get_record(connection, stream, event.position)
+                record = connection.ask(message_at(stream, event.position))
                 if record is None:
                     raise HistoryBroken(stream, event.position, "a parked event is to be tried again and is not there")
                 size += len(record[4])

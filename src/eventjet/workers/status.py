@@ -12,7 +12,7 @@ from typing import Self
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.errors import EventjetError
-from eventjet.nats.api import next_record
+from eventjet.nats.api import next_message
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.application import Application
@@ -196,7 +196,7 @@ class StatusReader:
         _, state = state_of_log(self._connection, self._stream)
         ages: dict[int, float | None] = {}
         for position in positions:
-            record = None if position >= state.last else next_record(self._connection, self._stream, position + 1)
+            record = None if position >= state.last else self._connection.ask(next_message(self._stream, position + 1))
             ages[position] = 0.0 if position >= state.last else None
             if record is not None:
                 ages[position] = max(0.0, time.time() - record[1] / 1e9)

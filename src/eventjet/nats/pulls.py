@@ -1,58 +1,16 @@
-"""A consumer and the pulls that wait at it: how much is asked for, and what the end of a pull means."""
+"""The pulls that wait at a consumer: how much is asked for, and what the end of a pull means."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
 
 from eventjet.errors import ApiRefused, Evicted
+from eventjet.nats.api import Consumer
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.protocol import number_in, publish_frame, status_of
 
 _BYTES_MAX = 4 * 1024 * 1024
-_NO_CONSUMER = 10014
 _ENDED_FULL = ("message size exceeds maxbytes", "batch completed")
-
-
-@dataclass(frozen=True, slots=True)
-class Consumer:
-    """A consumer as the server made it."""
-
-    stream: str
-    name: str
-    pending: int
-    """Messages that waited for it when it was made."""
-    config: dict[str, Any]
-    """With the limits that the server's own config lays on it."""
-
-
-def create_consumer(
-    link: NatsConnection,
-    stream: str,
-    name: str,
-    config: dict[str, Any],
-    *,
-    filter_subject: str | None,
-    timeout_s: float,
-) -> Consumer:
-    """Create and never change: raises `ApiRefused` when one of this name has another config."""
-    full = {**config, "name": name, **({"filter_subject": filter_subject} if filter_subject else {})}
-    subject = f"CONSUMER.CREATE.{stream}.{name}" + (f".{filter_subject}" if filter_subject else "")
-    body = {"stream_name": stream, "config": full, "action": "create"}
-    made = link.api(subject, body, timeout_s=timeout_s)
-    return Consumer(stream, name, int(made.get("num_pending", 0)), made.get("config") or full)
-
-
-def delete_consumer(link: NatsConnection, stream: str, name: str, *, timeout_s: float) -> bool:
-    """Delete it with all pulls that wait at it (they get 409); False when there was none."""
-    try:
-        link.api(f"CONSUMER.DELETE.{stream}.{name}", timeout_s=timeout_s)
-    except ApiRefused as refusal:
-        if refusal.err_code == _NO_CONSUMER:
-            return False
-        raise
-    return True
 
 
 class Pulls:
