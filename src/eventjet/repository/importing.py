@@ -19,7 +19,7 @@ from eventjet.domain.ids import new_event_id
 from eventjet.domain.recorded import NO_METADATA
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import ConcurrencyConflict, Refused, UsageError
-from eventjet.repository.repository import CONFLICTS_MAX, between_conflicts
+from eventjet.repository.conflicts import CONFLICTS_MAX, retried
 from eventjet.store.limits import BATCH_MAX
 from eventjet.store.store import Append, EventStore, NewEvent
 
@@ -113,32 +113,41 @@ class Importer:
 
     async def _store_chunk(self, chunk: Sequence[_Item]) -> None:
         await self._learn({key for key, _, _ in chunk if key not in self._known})
-        missing: list[_Item] = [item for item in chunk if item[1] > self._known[item[0]].imported]
-        self._skipped += len(chunk) - len(missing)
-        limit, conflicts = len(missing), 0
-        while missing:
+        missing = self._missing(chunk)
+        limit = len(missing)
+
+        async def attempt(again: bool) -> int | ConcurrencyConflict:
+            """Store the next piece; how many events it had, or a conflict with somebody who writes to one of them."""
+            nonlocal missing, limit
+            if again:
+                await self._learn({key for key, _, _ in missing[:limit]})
+                missing = self._missing(missing)
+                limit = max(1, limit // 4)  # A smaller piece is quicker, so it wins sooner.
             writes = self._writes(missing[:limit])
             try:
-                last = await self._store.append(writes)
-            except ConcurrencyConflict:
-                conflicts += 1
-                if conflicts == CONFLICTS_MAX:
-                    raise Refused(
-                        f"The import {self._source!r}",
-                        f"other writers were quicker {CONFLICTS_MAX} times in a row",
-                        "Run it again when its aggregates are quiet; what is stored stays stored.",
-                    ) from None
-                # Somebody else writes to one of them. A smaller piece is quicker, so it wins sooner.
-                limit = max(1, limit // 4)
-                await between_conflicts(conflicts)
-                await self._learn({(write.aggregate, write.aggregate_id) for write in writes})
-                stored = [item for item in missing if item[1] <= self._known[item[0]].imported]
-                missing = [item for item in missing if item[1] > self._known[item[0]].imported]
-                self._skipped += len(stored)
-                continue
+                last = await self._store.append(writes) if writes else self._position
+            except ConcurrencyConflict as conflict:
+                return conflict
             self._account(writes, last)
-            missing = missing[limit:]
-            limit, conflicts = limit * 2, 0
+            return len(missing[:limit])
+
+        while missing:
+            try:
+                stored = await retried(attempt)
+            except ConcurrencyConflict:
+                raise Refused(
+                    f"The import {self._source!r}",
+                    f"other writers were quicker {CONFLICTS_MAX} times in a row",
+                    "Run it again when its aggregates are quiet; what is stored stays stored.",
+                ) from None
+            missing = missing[stored:]
+            limit *= 2
+
+    def _missing(self, items: Sequence[_Item]) -> list[_Item]:
+        """Those that are not in the log yet, the others counted."""
+        missing = [item for item in items if item[1] > self._known[item[0]].imported]
+        self._skipped += len(items) - len(missing)
+        return missing
 
     def _writes(self, missing: Sequence[_Item]) -> list[Append]:
         grouped: dict[tuple[str, str], list[NewEvent]] = {}

@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from eventjet.domain.history import FoldedState
+from eventjet.domain.recorded import NO_METADATA, Metadata
 from eventjet.errors import UsageError
 from eventjet.repository.token import token_at
+from eventjet.store.store import Append
 
 if TYPE_CHECKING:
     from eventjet.repository.repository import Repository
@@ -44,6 +47,20 @@ class Planned(Generic[S, E]):
     repository: Repository[S, E]
     aggregate_id: str
     decide: Callable[[S], E | Sequence[E] | None]
+    command_id: str | None = None
+    metadata: Metadata = NO_METADATA
+
+
+@dataclass(frozen=True, slots=True)
+class Decided(Generic[S, E]):
+    """A decision that was taken on a state."""
+
+    plan: Planned[S, E]
+    held: FoldedState[S]
+    append: Append | None
+    """What follows from it; None for nothing."""
+    state: S
+    """After its events."""
 
 
 def recorded_events(result: Any) -> tuple[Any, ...]:
