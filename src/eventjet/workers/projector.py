@@ -97,7 +97,10 @@ class Projector:
                     await lease.release()
 
     async def _hold(self, session: Session, lease: Lease, stop: asyncio.Event) -> None:
-        """Everything before the first batch, in an order that proofs rest on."""
+        """Carry out retries, take the durable over, check the log, read what is blocked; then write.
+
+        Each step relies on those before it, and all of them on the lease.
+        """
         context, held = self._context, lease.held
         await carry_out_retries(session, context, self.resolved, held, stop)
         reader = await EventReader.open(context, self.resolved, held.position)

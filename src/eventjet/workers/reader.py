@@ -62,7 +62,10 @@ class EventReader:
         return await self._buffer.take(timeout_s) if batch is None else batch
 
     async def peek_whole(self) -> Batch | None:
-        """What the next `take` returns, once it is as many as may be in a batch; None when reading ends before."""
+        """What the next `take` returns, once it is as many as may be in a batch; None when reading ends before.
+
+        Nothing is lost where it is cancelled: it waits only while the buffer still has the events.
+        """
         if self._peeked is None:
             self._peeked = await self._buffer.take_whole()
         return self._peeked
@@ -73,7 +76,8 @@ class EventReader:
 
     def left_after(self, position: int) -> int:
         """About how many events are known to come after `position`; 0 at the end."""
-        pending = self._pull.pending  # first: the thread that reads changes it last
+        # The thread that reads changes this last: what arrives in between counts twice, never not at all.
+        pending = self._pull.pending
         return max(0, self._pull.position - position) + pending
 
     async def close(self) -> None:
