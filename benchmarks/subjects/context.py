@@ -18,10 +18,10 @@ from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.pulls import Pulls
 from eventjet.nats.ranges import read_range
-from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.fold import Fold
 from eventjet.projections.row_codec import RowCodec
 from eventjet.settings import Settings
+from eventjet.sql.postgres import POSTGRES
 
 BATCH = 1_000
 CONSUMER = {"ack_policy": "none", "deliver_policy": "all", "mem_storage": True, "inactive_threshold": 60_000_000_000}
@@ -30,7 +30,7 @@ CONSUMER = {"ack_policy": "none", "deliver_policy": "all", "mem_storage": True, 
 def main(server: str, count: int, how_far: str) -> None:
     resolved = bank.projections["account_balance"]
     decode = Decoder(bank.catalog, resolved.events)
-    fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type, POSTGRESQL))
+    fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type, POSTGRES))
     rows: dict[Any, Any] = {}
 
     def take(records: list[RawRecord]) -> None:

@@ -15,7 +15,8 @@ from sqlalchemy.schema import SchemaItem
 
 from eventjet.projections.application import Application
 from eventjet.sql import migrations
-from eventjet.sql.locations import declared_name, names_of
+from eventjet.sql.dialect import declared_names
+from eventjet.sql.locations import names_of
 from eventjet.sql.own_tables import projections
 
 Kind: TypeAlias = Literal["schema", "table", "column", "index", "unique_constraint", "foreign_key_constraint"]
@@ -48,8 +49,8 @@ def include_object(app: Application, connection: Connection | None = None) -> In
             return False
         if (object.schema, name) in own:
             return False
-        # Of what the application does not declare itself, by its name in any place.
-        return not (reflected and (object.schema, declared_name(name)) in kept)
+        # Of what the application does not declare itself, by its name in any location.
+        return not (reflected and any((object.schema, declared) in kept for declared in declared_names(name)))
 
     return include
 

@@ -22,6 +22,7 @@ from eventjet.projections.resolve import resolve
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql, SqlProjection, resolve_sql
 from eventjet.settings import Settings, SettingsOverrides
 from eventjet.snapshots.snapshot import SnapshotCodec
+from eventjet.sql.sqlite_types import make_readable
 
 NAME_RULE = "[a-z][a-z0-9_]*"
 
@@ -155,7 +156,10 @@ def _projections(declared: Sequence[Declared], catalog: Catalog, faults: list[st
             faults.append(f"two projections are called {one.name!r}")
         names.add(one.name)
         try:
-            found[one.name] = resolve_sql(one, catalog) if isinstance(one, SqlProjection) else resolve(one, catalog)
+            resolved = resolve_sql(one, catalog) if isinstance(one, SqlProjection) else resolve(one, catalog)
+            for table in resolved.tables:
+                make_readable(table)
+            found[one.name] = resolved
         except DefinitionError as error:
             faults.extend(error.faults)
     faults.extend(_shared_tables(found))

@@ -73,9 +73,9 @@ class Books:
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=_END_S)
 
-    def decisions(self) -> dict[int, str]:
+    def resolutions(self) -> dict[int, str]:
         found = json.loads(self.program("quarantine", "list", "--all", "--json").out)
-        return {one["position"]: one["decision"] for one in found}
+        return {one["position"]: one["resolution"] for one in found}
 
 
 @pytest.fixture
@@ -93,13 +93,13 @@ def test_parked_events_are_listed_shown_retried_and_dropped(bank: Program, books
     assert all(len(line) <= 80 for line in listed.out.splitlines())
     assert "ValueError: no 666" in " ".join(listed.out.split())
     (first, second) = json.loads(bank("quarantine", "list", "--json").out)
-    assert (first["position"], first["behind"], first["decision"]) == (3, 2, "parked")
-    assert (second["aggregate"], second["aggregate_id"], second["behind"]) == ("account", "a-2", 1)
+    assert (first["position"], first["blocked"], first["resolution"]) == (3, 2, "parked")
+    assert (second["aggregate"], second["aggregate_id"], second["blocked"]) == ("account", "a-2", 1)
     shown = bank("quarantine", "show", "balances", "3").out
     assert '{"amount": "666"}' in shown
     assert "raise ValueError" in shown
     told = json.loads(bank("quarantine", "show", "balances", "4", "--json").out)
-    assert (told["decision"], told["held_by"], told["payload"]) == ("behind", 3, None)
+    assert (told["resolution"], told["blocked_by"], told["payload"]) == ("blocked", 3, None)
     status = json.loads(bank("status", "--json").out)
     assert [one["parked"] for one in status if one["name"] == "balances"] == [2]
     assert "2 events parked" in bank("status").out
@@ -109,12 +109,12 @@ def test_parked_events_are_listed_shown_retried_and_dropped(bank: Program, books
         assert again.status == 1
         assert again.out == "3: failed again: ValueError: no 666\n"
         dropped = bank("quarantine", "drop", "balances", "3", "--yes", *PATIENTLY)
-        assert (dropped.status, dropped.out) == (0, "3: dropped, and nothing waits behind it any more\n")
+        assert (dropped.status, dropped.out) == (0, "3: dropped, and it blocks nothing any more\n")
     books.mend()
     with books.working(last):
         retried = json.loads(bank("quarantine", "retry", "balances", "--all", "--json", *PATIENTLY).out)
-        assert [(one["position"], one["decision"], one["next"]) for one in retried] == [(7, "retried", None)]
-    assert books.decisions() == {3: "dropped", 7: "retried"}
+        assert [(one["position"], one["resolution"], one["next"]) for one in retried] == [(7, "retried", None)]
+    assert books.resolutions() == {3: "dropped", 7: "retried"}
     assert bank("quarantine", "list").out == "Nothing is parked.\n"
     assert bank("quarantine", "retry", "balances", "--all").out == "Nothing is parked.\n"
     assert bank("verify", "balances").status == 0
@@ -131,8 +131,8 @@ def test_without_a_worker_it_is_said_who_will_do_it(bank: Program, books: Books)
     books.mend()
     with books.working(last):
         done = bank("quarantine", "retry", "balances", "--all", *PATIENTLY)
-    assert done.out in ("Nothing is parked.\n", "2: taken, and nothing waits behind it any more\n")
-    assert books.decisions() == {2: "retried"}
+    assert done.out in ("Nothing is parked.\n", "2: taken, and it blocks nothing any more\n")
+    assert books.resolutions() == {2: "retried"}
 
 
 def test_a_drop_asks_first(bank: Program, books: Books) -> None:
@@ -140,14 +140,14 @@ def test_a_drop_asks_first(bank: Program, books: Books) -> None:
     with books.working(last):
         pass
     command = [sys.executable, "-P", "-m", "eventjet.cli", "quarantine", "drop", "balances", "2", "--timeout", "0"]
-    for answer, status, decision in (("n\n", 1, "parked"), ("y\n", 0, "dropped")):
+    for answer, status, resolution in (("n\n", 1, "parked"), ("y\n", 0, "dropped")):
         done = subprocess.run(
             command, cwd=bank.folder, env=dict(bank.environ), input=answer, capture_output=True, text=True, timeout=60
         )
         assert done.returncode == status, done
         assert "A rebuild will leave it out too" in done.stderr
         assert ("Nothing was dropped." in done.stderr) == (status == 1)
-        assert books.decisions() == {2: decision}
+        assert books.resolutions() == {2: resolution}
 
 
 WRONG = [
@@ -157,8 +157,8 @@ WRONG = [
     (("retry", "balances"), "--all"),
     (("retry", "balances", "2", "--all"), "--all"),
     (("retry", "balances", "9"), "position 9 of projection 'balances' is not in its quarantine"),
-    (("retry", "balances", "3"), "is behind the parked event at position 2"),
-    (("drop", "balances", "3", "--yes"), "is behind the parked event at position 2"),
+    (("retry", "balances", "3"), "waits for the parked event at position 2"),
+    (("drop", "balances", "3", "--yes"), "waits for the parked event at position 2"),
     (("drop", "balances", "--yes"), "POSITION"),
 ]
 
@@ -167,10 +167,10 @@ def test_a_wrong_name_or_position_is_said(bank: Program, books: Books) -> None:
     last = books.deposit("a-1", 666, 1)
     with books.working(last):
         pass
-    before = books.decisions()
+    before = books.resolutions()
     for arguments, part in WRONG:
         ended = bank("quarantine", *arguments)
         assert (ended.status, ended.out) == (2, ""), ended
         assert ended.is_one_paragraph(), ended
         assert part in ended.said(), arguments
-    assert books.decisions() == before
+    assert books.resolutions() == before

@@ -13,9 +13,7 @@ from urllib.parse import quote
 
 from sqlalchemy import Engine, event, text
 
-from eventjet.projections.columns import POSTGRESQL
-from eventjet.sql.database import Database
-from tests.tables import reading
+from eventjet.sql.database import READ_ONLY, Database
 
 _POSTGRES = (
     (
@@ -51,14 +49,14 @@ def install(database: str) -> None:
     where = Database(database)
     engine = where.sync_engine("fault tests")
     with engine.begin() as connection:
-        for statement in _POSTGRES if where.dialect.name == POSTGRESQL else _SQLITE:
+        for statement in _POSTGRES if where.dialect.name == "postgresql" else _SQLITE:
             connection.exec_driver_sql(statement)
     engine.dispose()
 
 
 def sessions_of(worker: str, database: str) -> str:
     """The database's URL for the process of this name, whose sessions from here on carry it."""
-    if Database(database).dialect.name == POSTGRESQL:
+    if Database(database).dialect.name == "postgresql":
         mark = "&" if "?" in database else "?"
         return f"{database}{mark}options={quote(f'-c faults.worker={worker}')}"
 
@@ -95,9 +93,13 @@ class Audit:
     @classmethod
     def read(cls, database: str) -> Audit:
         """What the database has noted."""
-        with reading(database) as connection:
-            query = text("select name, worker, owner, epoch, before, after from audit order by id")
-            return cls([Commit(*row) for row in connection.execute(query)])
+        engine = Database(database).sync_engine("fault tests")
+        try:
+            with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
+                query = text("select name, worker, owner, epoch, before, after from audit order by id")
+                return cls([Commit(*row) for row in connection.execute(query)])
+        finally:
+            engine.dispose()
 
     @property
     def zombies(self) -> int:

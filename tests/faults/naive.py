@@ -19,8 +19,9 @@ from sqlalchemy import Connection, text
 
 from eventjet import failpoints
 from eventjet.codec.envelope import Decoder, RawRecord, header_block
-from eventjet.projections.row_codec import storage_table
+from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import Database
+from eventjet.sql.locations import located
 from tests.faults.tally import Added, Total, added, tally_app, totals_table
 
 DURABLE = "naive"
@@ -38,7 +39,7 @@ class Naive:
     def __init__(self, database: str, name: str, batch_max: int) -> None:
         where = Database(database)
         self._engine = where.sync_engine("naive")
-        self._table = storage_table(totals_table, where.dialect.name)
+        self._table = located(totals_table, DECLARED, where.dialect)
         self._lock = " for update" if where.dialect.name == "postgresql" else ""
         self._app = tally_app(name)
         self._batch_max = batch_max

@@ -12,7 +12,6 @@ from decimal import Decimal
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, Numeric, String, Table, select, text
 
 from eventjet import App, Recorded, aggregate, entries, event, projection
-from eventjet.projections.storage import SQLITE
 from eventjet.sql.database import READ_ONLY, Database
 
 MODULUS = 2**61 - 1
@@ -188,7 +187,7 @@ def look(connection: Connection, after: int = 0) -> Seen:
 def snapshot(database: str, after: int = 0) -> Seen:
     """Look at a database while workers write to it."""
     where = Database(database)
-    options = {READ_ONLY: True} if where.dialect.name == SQLITE else {"isolation_level": "REPEATABLE READ"}
+    options = {READ_ONLY: True} if not where.dialect.is_concurrent else {"isolation_level": "REPEATABLE READ"}
     engine = where.sync_engine("fault tests")
     try:
         with engine.connect().execution_options(**options) as connection:
@@ -215,6 +214,8 @@ def judge(truth: Truth, seen: Seen) -> Verdict:
 
 
 def _readable(connection: Connection, table: Table) -> Table:
-    from eventjet.projections.row_codec import storage_table
+    from eventjet.sql.checkpoint import DECLARED
+    from eventjet.sql.dialect import dialect_of
+    from eventjet.sql.locations import located
 
-    return storage_table(table, connection.dialect.name)
+    return located(table, DECLARED, dialect_of(connection))

@@ -15,9 +15,11 @@ import pytest
 from sqlalchemy import select, text
 
 from eventjet.dev.nats import NatsServer
-from eventjet.projections.row_codec import storage_table
 from eventjet.settings import Settings
+from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.dialect import dialect_of
+from eventjet.sql.locations import located
 from eventjet.sql.own_tables import quarantine
 from tests.faults.bad_events import Mixture, wary_app, wary_table
 from tests.faults.processes import WorkerProcess, await_it
@@ -25,7 +27,6 @@ from tests.faults.tally import Total
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import made
 from tests.logs import fresh_name
-from tests.tables import reading
 
 BAD = int(os.environ.get("EVENTJET_TEST_BAD", "200"))
 EVENTS = 100 * BAD
@@ -48,20 +49,26 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ledger, M
 
 
 def position(database: str) -> int:
-    with reading(database) as connection:
-        row = connection.execute(text("select position, state, reason from eventjet_projection")).one_or_none()
+    engine = Database(database).sync_engine()
+    try:
+        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
+            row = connection.execute(text("select position, state, reason from eventjet_projection")).one_or_none()
+    finally:
+        engine.dispose()
     assert row is None or row[1] != "failed", row
     return 0 if row is None else int(row[0])
 
 
 def found(database: str) -> tuple[dict[str, Total], list[tuple[int, str, str]]]:
-    """(rows by entity; position, decision and reason of everything in quarantine)."""
+    """(rows by entity; position, resolution and reason of everything in quarantine)."""
     engine = Database(database).sync_engine()
     columns = quarantine.c
     try:
         with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
-            rows = [Total(*row) for row in connection.execute(select(storage_table(wary_table, engine.dialect.name)))]
-            kept = connection.execute(select(columns.position, columns.decision, columns.reason))
+            rows = [
+                Total(*row) for row in connection.execute(select(located(wary_table, DECLARED, dialect_of(engine))))
+            ]
+            kept = connection.execute(select(columns.position, columns.resolution, columns.reason))
             return {row.entity: row for row in rows}, [(row[0], row[1], row[2]) for row in kept]
     finally:
         engine.dispose()
@@ -93,16 +100,16 @@ def test_bad_events_are_parked_once_and_all_others_applied(
     worker.ask_to_end()
     worker.ended_well()
     rows, kept = found(database)
-    decisions = {where: decision for where, decision, _ in kept}
+    resolutions = {where: resolution for where, resolution, _ in kept}
     kinds = Counter(mixture.parked.values())
     sys.stdout.write(
         f"\n{database.partition(':')[0]}: {EVENTS:,} events, {BAD:,} of them bad ({kinds}): "
-        f"{sum(one == 'parked' for one in decisions.values()):,} parked, {len(kept) - len(decisions)} twice, "
+        f"{sum(one == 'parked' for one in resolutions.values()):,} parked, {len(kept) - len(resolutions)} twice, "
         f"{len(mixture.behind):,} behind them, {len(mixture.rows):,} rows right; in {seconds:.0f} s with one worker "
         f"killed on the way; memory at most {max(peaks):.0f} MB\n"
     )
-    assert len(kept) == len(decisions)
-    assert decisions == dict.fromkeys(mixture.parked, "parked") | dict.fromkeys(mixture.behind, "behind")
-    assert all(reason for _, decision, reason in kept if decision == "parked")
+    assert len(kept) == len(resolutions)
+    assert resolutions == dict.fromkeys(mixture.parked, "parked") | dict.fromkeys(mixture.behind, "blocked")
+    assert all(reason for _, resolution, reason in kept if resolution == "parked")
     assert rows == mixture.rows
     assert max(peaks) < MEMORY_MAX_MB

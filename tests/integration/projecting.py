@@ -15,9 +15,11 @@ from eventjet.domain.event import event
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.projection import entries, projection
 from eventjet.projections.resolve import ResolvedProjection, resolve
-from eventjet.projections.row_codec import storage_table
+from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import Database
+from eventjet.sql.dialect import dialect_of
 from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.locations import located
 
 
 @event("ledger.opened")
@@ -124,7 +126,7 @@ def made(database: str, *resolved: ResolvedProjection) -> Database:
 
 def rows_of(connection: Connection, resolved: ResolvedProjection) -> list[Any]:
     """All rows of a read model, read as an application reads them, by key."""
-    table = storage_table(resolved.table, connection.dialect.name)
+    table = located(resolved.table, DECLARED, dialect_of(connection))
     query = select(table).order_by(*table.primary_key.columns)
     return [resolved.row_type(*row) for row in connection.execute(query)]
 

@@ -15,14 +15,14 @@ from eventjet.codec.envelope import Decoder, header_block
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, RowRefused
 from eventjet.nats.ranges import read_range
-from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.resolve import resolve
 from eventjet.projections.row_codec import RowCodec
+from eventjet.sql.database import READ_ONLY, Database
 from eventjet.sql.own_tables import quarantine
+from eventjet.sql.postgres import POSTGRES
 from tests.integration.ledger_log import Ledger, history
 from tests.integration.projecting import CATALOG, Added, Balance, Opened, balances, rows_of
 from tests.logs import block
-from tests.tables import reading
 
 BAD = Decimal(666)
 
@@ -49,7 +49,7 @@ class Kept:
     position: int
     aggregate: str
     aggregate_id: str
-    decision: str
+    resolution: str
     reason: str
     payload: bytes | None
 
@@ -94,9 +94,9 @@ def expected(
     *,
     dropped: Iterable[int] = (),
 ) -> tuple[list[Balance], dict[int, str]]:
-    """(rows, position → parked or behind) by the plainest loop over the log, one event at a time."""
+    """(rows, position → parked or blocked) by the plainest loop over the log, one event at a time."""
     decode = Decoder(CATALOG, PARKING.events)
-    codec = RowCodec(PARKING.table, PARKING.row_type, POSTGRESQL)
+    codec = RowCodec(PARKING.table, PARKING.row_type, POSTGRES)
     rows: dict[str, Any] = {}
     held: set[bytes] = set()
     kept: dict[int, str] = {}
@@ -110,12 +110,12 @@ def expected(
                 if event is None:
                     continue
                 if subject in held:
-                    kept[position] = "behind"
+                    kept[position] = "blocked"
                     continue
                 row = fold(rows.get(event.aggregate_id), event)
                 rows[event.aggregate_id] = None if row is None else codec.normalise(row)
             except (Poisoned, RowRefused, CodecError):
-                kept[position] = "behind" if subject in held else "parked"
+                kept[position] = "blocked" if subject in held else "parked"
                 held.add(subject)
     return sorted((row for row in rows.values() if row is not None), key=lambda row: row.account_id), kept
 
@@ -123,16 +123,20 @@ def expected(
 def kept_of(connection: Connection, name: str = "balances", revision: int = 1) -> list[Kept]:
     columns = quarantine.c
     query = select(
-        columns.position, columns.aggregate, columns.aggregate_id, columns.decision, columns.reason, columns.payload
+        columns.position, columns.aggregate, columns.aggregate_id, columns.resolution, columns.reason, columns.payload
     ).where(columns.projection == name, columns.revision == revision)
     return [Kept(*row) for row in connection.execute(query.order_by(columns.position))]
 
 
 def state_of(ledger: Ledger) -> tuple[list[Any], list[Kept]]:
     """(live rows, quarantine)."""
-    with reading(ledger.settings.database) as connection:
-        return rows_of(connection, PARKING), kept_of(connection)
+    engine = Database(ledger.settings.database).sync_engine()
+    try:
+        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
+            return rows_of(connection, PARKING), kept_of(connection)
+    finally:
+        engine.dispose()
 
 
-def decisions(kept: Iterable[Kept]) -> dict[int, str]:
-    return {one.position: one.decision for one in kept}
+def resolutions(kept: Iterable[Kept]) -> dict[int, str]:
+    return {one.position: one.resolution for one in kept}

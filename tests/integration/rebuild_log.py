@@ -15,13 +15,14 @@ from sqlalchemy import func, select
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.fold import Fold
 from eventjet.projections.resolve import ResolvedProjection
-from eventjet.projections.row_codec import RowCodec, storage_table
+from eventjet.projections.row_codec import RowCodec
 from eventjet.settings import Settings
-from eventjet.sql.checkpoint import Checkpoint, read
-from eventjet.sql.database import Database
+from eventjet.sql.checkpoint import DECLARED, Checkpoint, read
+from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.locations import located
 from tests.integration.ledger_log import Ledger
 from tests.logs import fresh_name
-from tests.tables import reading
 
 APP = string.Template('''
 """The app $name."""
@@ -194,6 +195,14 @@ class Book(Ledger):
         super().__init__(settings, name, wired.catalog, dict(wired.projections))
         self.create()
 
+    @property
+    def where(self) -> Database:
+        return Database(self.settings.database)
+
+    def init(self) -> None:
+        """The tables, as `init` makes them."""
+        create_tables(self.where.sync_engine(), self.projections.values())
+
     def fill(self, count: int, accounts: int = 500, seed: int = 1) -> int:
         """Random histories; returns the last position."""
         return self.append(self._history(count, accounts, seed))
@@ -201,24 +210,24 @@ class Book(Ledger):
     def rows(self, name: str = "balances") -> list[Any]:
         """The live rows, by key."""
         resolved = self.projections[name]
-        table = storage_table(resolved.table, self.where.dialect.name)
-        with reading(self.settings.database) as connection:
+        table = located(resolved.table, DECLARED, self.where.dialect)
+        with self.where.sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
             query = select(table).order_by(*table.primary_key.columns)
             return sorted((resolved.row_type(*row) for row in connection.execute(query)), key=key_of(resolved))
 
     def count(self, name: str = "balances") -> int:
-        table = storage_table(self.projections[name].table, self.where.dialect.name)
-        with reading(self.settings.database) as connection:
+        table = located(self.projections[name].table, DECLARED, self.where.dialect)
+        with self.where.sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
             return connection.scalar(select(func.count()).select_from(table)) or 0
 
     def checkpoint(self, name: str = "balances") -> Checkpoint | None:
-        with reading(self.settings.database) as connection:
+        with self.where.sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
             return read(connection, name, self.projections[name].revision)
 
     def folded(self, last: int, name: str = "balances") -> list[Any]:
         """The rows of a live fold: events in small batches, as a worker takes them."""
         resolved = self.projections[name]
-        fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type, self.where.dialect.name))
+        fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type, self.where.dialect))
         events = [event for event in self.recorded(last) if isinstance(event.data, resolved.events)]
         rows: dict[Any, Any] = {}
         for start in range(0, len(events), 700):

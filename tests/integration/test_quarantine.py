@@ -18,20 +18,20 @@ from eventjet.errors import CheckpointFenced
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.protocol import publish_frame
 from eventjet.projections.resolve import ResolvedProjection
-from eventjet.quarantine import decisions as decide
+from eventjet.quarantine import resolutions as verdict
 from eventjet.quarantine.fold import Offering
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint, ensure, read
-from eventjet.sql.database import Database
+from eventjet.sql.database import READ_ONLY, Database
 from eventjet.sql.transitions import take
 from eventjet.workers.context import WorkerOptions
+from eventjet.workers.status import ProjectionStatus, status
 from eventjet.writers.batch import Batch
 from eventjet.writers.fold_writer import FoldWriter
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, CATALOG, MOVEMENTS, Added, Balance, Closed, Noted, Opened, made
-from tests.integration.quarantined import BAD, MENDED, PARKING, bad_records, decisions, expected, mixed, state_of
+from tests.integration.quarantined import BAD, MENDED, PARKING, bad_records, expected, mixed, resolutions, state_of
 from tests.logs import block, stored
-from tests.tables import reading
 
 QUICK = WorkerOptions(lease_s=1.5, poll_s=0.1)
 T = TypeVar("T")
@@ -64,27 +64,32 @@ def changed(ledger: Ledger, change: Callable[[Connection], T]) -> T:
 
 
 def retry(ledger: Ledger, positions: Sequence[int] | None = None) -> list[int]:
-    return changed(ledger, lambda connection: decide.retry(connection, "balances", 1, positions))
+    return changed(ledger, lambda connection: verdict.retry(connection, "balances", 1, positions))
 
 
 def drop(ledger: Ledger, *positions: int) -> list[int]:
-    return changed(ledger, lambda connection: decide.drop(connection, "balances", 1, positions))
+    return changed(ledger, lambda connection: verdict.drop(connection, "balances", 1, positions))
 
 
 def epoch_of(ledger: Ledger) -> int:
-    with reading(ledger.settings.database) as connection:
+    engine = Database(ledger.settings.database).sync_engine()
+    with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
         found = read(connection, "balances", 1)
     assert found is not None
     return found.epoch
+
+
+async def state(ledger: Ledger) -> ProjectionStatus:
+    return next(one for one in await status(ledger, ledger.settings) if one.name == "balances")
 
 
 async def settled(ledger: Ledger) -> None:
     """Until a worker has carried out what was decided."""
 
     async def is_settled() -> bool:
-        return "retry" not in decisions((await asyncio.to_thread(state_of, ledger))[1]).values()
+        return "retry" not in resolutions((await asyncio.to_thread(state_of, ledger))[1]).values()
 
-    await eventually(is_settled, "the decisions to be carried out")
+    await eventually(is_settled, "the verdicts to be carried out")
 
 
 def assert_as_by_hand(ledger: Ledger, last: int, **how: Any) -> None:
@@ -92,7 +97,7 @@ def assert_as_by_hand(ledger: Ledger, last: int, **how: Any) -> None:
     rows, kept = state_of(ledger)
     by_hand, parked = expected(ledger, last, **how)
     assert rows == by_hand
-    assert {one.position: one.decision for one in kept if one.decision in ("parked", "behind")} == parked
+    assert {one.position: one.resolution for one in kept if one.resolution in ("parked", "blocked")} == parked
 
 
 async def test_bad_events_of_every_kind_are_parked_and_the_others_go_on(ledger: Ledger) -> None:
@@ -100,10 +105,10 @@ async def test_bad_events_of_every_kind_are_parked_and_the_others_go_on(ledger: 
     async with ledger.working(options=QUICK):
         await ledger.caught_up(last)
         assert_as_by_hand(ledger, last)
-        now = await ledger.status()
+        now = await state(ledger)
         assert now.reason is None
         assert now.state in ("active", "building")
-        assert now.parked == sum(one.decision == "parked" for one in state_of(ledger)[1]) > 10
+        assert now.parked == sum(one.resolution == "parked" for one in state_of(ledger)[1]) > 10
         epoch = epoch_of(ledger)
         last = ledger.append_raw(mixed(300, seed=6))
         await ledger.caught_up(last)
@@ -125,13 +130,13 @@ async def test_the_reason_the_traceback_and_the_bytes_are_kept(ledger: Ledger) -
     assert reasons["headers"] == "it cannot be decoded: it lacks Ej-Type, Ej-Schema or Ej-Version"
     assert reasons["column"].startswith("balances.owner cannot hold 'xxx")
     assert "ValueError" in reasons["version"]
-    assert all(one.reason and "\n" not in one.reason for one in kept.values() if one.decision == "parked")
-    shown = changed(ledger, lambda connection: decide.shown(connection, "balances", 1, positions["poison"]))
+    assert all(one.reason and "\n" not in one.reason for one in kept.values() if one.resolution == "parked")
+    shown = changed(ledger, lambda connection: verdict.shown(connection, "balances", 1, positions["poison"]))
     assert shown is not None
     assert "in wary" in shown.traceback
     assert shown.traceback.rstrip().endswith("please")
-    assert (shown.event.behind, shown.event.event_type) == (1, "ledger.added")
-    assert (kept[last].decision, kept[last].payload, kept[last].reason) == ("behind", None, "")
+    assert (shown.event.blocked, shown.event.event_type) == (1, "ledger.added")
+    assert (kept[last].resolution, kept[last].payload, kept[last].reason) == ("blocked", None, "")
 
 
 @pytest.mark.parametrize("rule", ["none", "of the database"])
@@ -152,8 +157,8 @@ async def test_batches_of_any_size_give_the_same_rows_and_the_same_quarantine(le
         for table in ("balances", "eventjet_quarantine", "eventjet_projection"):
             changed(ledger, lambda connection, table=table: connection.execute(text(f"delete from {table}")))
     assert found[0] == found[1] == found[2]
-    parked = {one.aggregate_id: one.decision for one in found[0][1] if one.aggregate_id.startswith("t-")}
-    assert parked == ({"t-1": "behind", "t-2": "parked"} if rule == "of the database" else {})
+    parked = {one.aggregate_id: one.resolution for one in found[0][1] if one.aggregate_id.startswith("t-")}
+    assert parked == ({"t-1": "blocked", "t-2": "parked"} if rule == "of the database" else {})
 
 
 async def test_an_event_on_a_subject_that_is_not_ours_is_parked_under_its_subject(ledger: Ledger) -> None:
@@ -171,7 +176,7 @@ async def test_an_event_on_a_subject_that_is_not_ours_is_parked_under_its_subjec
     rows, kept = state_of(ledger)
     assert [row.account_id for row in rows] == ["a-1"]
     assert rows[0].events == 3  # an aggregate with a long name is an aggregate
-    assert [one.decision for one in kept] == ["parked"] * 4 + ["behind"] * 4
+    assert [one.resolution for one in kept] == ["parked"] * 4 + ["blocked"] * 4
     assert [one.aggregate_id for one in kept[:3]] == subjects[:3]
     assert {one.aggregate for one in kept} == {"?"}
 
@@ -181,11 +186,11 @@ async def test_a_newer_schema_is_left_to_a_newer_deploy_and_not_parked(ledger: L
     ledger.append_raw([("a-1", block("ledger.added", schema=2), b"{}")])
 
     async def waits() -> bool:
-        return (await ledger.status()).reason is not None
+        return (await state(ledger)).reason is not None
 
     async with ledger.working(options=replace(QUICK, backoff_s=(0.1, 60.0))):
         await eventually(waits, "a reason")
-    now = await ledger.status()
+    now = await state(ledger)
     assert (now.position, now.owner, now.parked) == (1, None, 0)
     assert now.state in ("building", "active")
     assert "schema 2" in str(now.reason)
@@ -217,7 +222,7 @@ async def test_a_worker_that_starts_again_keeps_holding_back(ledger: Ledger) -> 
     async with ledger.working(options=QUICK):
         await ledger.caught_up(last)
     assert_as_by_hand(ledger, last)
-    assert decisions(state_of(ledger)[1]) == {2: "parked", 3: "behind", 5: "behind"}
+    assert resolutions(state_of(ledger)[1]) == {2: "parked", 3: "blocked", 5: "blocked"}
 
 
 async def test_a_mended_function_takes_what_was_parked_and_all_that_waited_behind_it(ledger: Ledger) -> None:
@@ -233,8 +238,8 @@ async def test_a_mended_function_takes_what_was_parked_and_all_that_waited_behin
         await ledger.caught_up(last)
     rows, kept = state_of(ledger)
     assert rows == expected(ledger, last, MENDED.declared.fold)[0]  # type: ignore[union-attr]
-    assert set(decisions(kept).values()) == {"retried"}
-    assert decisions(kept)[2] == "retried"
+    assert set(resolutions(kept).values()) == {"retried"}
+    assert resolutions(kept)[2] == "retried"
 
 
 async def test_a_retry_that_fails_again_is_parked_anew_with_its_new_reason(ledger: Ledger) -> None:
@@ -252,7 +257,7 @@ async def test_a_retry_that_fails_again_is_parked_anew_with_its_new_reason(ledge
         retry(ledger)
         await settled(ledger)
     after = state_of(ledger)[1]
-    assert decisions(after) == decisions(before) == {1: "parked", 2: "parked", 3: "behind", 4: "behind"}
+    assert resolutions(after) == resolutions(before) == {1: "parked", 2: "parked", 3: "blocked", 4: "blocked"}
     assert after[0] == before[0]
     assert (after[1].reason, after[1].payload) == ("LookupError: not yet", bad_records()["poison"][1])
 
@@ -289,7 +294,7 @@ async def test_a_later_event_that_fails_in_a_retry_is_parked_and_what_precedes_i
         await settled(ledger)
     rows, kept = state_of(ledger)
     assert rows == [Balance("a-1", None, Decimal("1.00"), 1, 2)]
-    assert decisions(kept) == {1: "retried", 3: "parked", 4: "behind"}
+    assert resolutions(kept) == {1: "retried", 3: "parked", 4: "blocked"}
 
 
 async def test_a_retry_that_the_database_refuses_is_parked_anew(ledger: Ledger) -> None:
@@ -305,7 +310,7 @@ async def test_a_retry_that_the_database_refuses_is_parked_anew(ledger: Ledger) 
         await settled(ledger)
     rows, kept = state_of(ledger)
     assert [(row.account_id, row.amount) for row in rows] == [("a-1", 0), ("a-2", BAD + 1)]
-    assert decisions(kept) == {2: "retried", 4: "parked", 5: "behind"}
+    assert resolutions(kept) == {2: "retried", 4: "parked", 5: "blocked"}
     assert kept[1].reason.startswith(("UniqueViolation", "IntegrityError"))
 
 
@@ -316,16 +321,16 @@ async def test_a_dropped_event_is_passed_over_and_the_rest_is_taken(ledger: Ledg
         await ledger.caught_up(last)
         drop(ledger, 2, 4)
         await settled(ledger)
-        assert decisions(state_of(ledger)[1]) == {2: "dropped", 4: "dropped", 5: "parked", 6: "behind"}
+        assert resolutions(state_of(ledger)[1]) == {2: "dropped", 4: "dropped", 5: "parked", 6: "blocked"}
         drop(ledger, 5)
         await settled(ledger)
         last = ledger.append([("a-2", Added(amount=Decimal(5)))])
         await ledger.caught_up(last)
     assert_as_by_hand(ledger, last, dropped={2, 4, 5})
-    assert decisions(state_of(ledger)[1]) == {2: "dropped", 4: "dropped", 5: "dropped"}
+    assert resolutions(state_of(ledger)[1]) == {2: "dropped", 4: "dropped", 5: "dropped"}
 
 
-async def test_a_decision_ends_the_term_of_the_worker_that_holds_the_lease(ledger: Ledger) -> None:
+async def test_a_verdict_ends_the_term_of_the_worker_that_holds_the_lease(ledger: Ledger) -> None:
     last = ledger.append([("a-1", Added(amount=BAD))])
     async with ledger.working(options=QUICK):
         await ledger.caught_up(last)
@@ -343,12 +348,12 @@ async def test_a_projection_that_stops_does_not_build_upon_one_that_held_back(le
     stopping = with_(ledger, BALANCES)
 
     async def is_failed() -> bool:
-        return (await ledger.status()).state == "failed"
+        return (await state(ledger)).state == "failed"
 
     async with stopping.working(options=QUICK):
         await eventually(is_failed, "the projection to fail")
-    assert "held back in its quarantine" in str((await ledger.status()).reason)
-    assert (await ledger.status()).position == last
+    assert "held back in its quarantine" in str((await state(ledger)).reason)
+    assert (await state(ledger)).position == last
 
 
 def offered(*events: Any) -> list[Any]:
@@ -362,7 +367,7 @@ def offered(*events: Any) -> list[Any]:
 
 
 def test_a_writer_that_is_fenced_parks_nothing_and_the_next_one_parks_once(ledger: Ledger) -> None:
-    writers = [FoldWriter(PARKING, Database(ledger.settings.database).dialect.name, lease_s=9) for _ in range(2)]
+    writers = [FoldWriter(PARKING, Database(ledger.settings.database).dialect, lease_s=9) for _ in range(2)]
     events = offered(("a-1", Added(amount=BAD)), ("a-2", Added(amount=Decimal(1))), ("a-1", Added(amount=Decimal(1))))
     batch = Batch(0, 3, "id-3", events)
 
@@ -382,7 +387,7 @@ def test_a_writer_that_is_fenced_parks_nothing_and_the_next_one_parks_once(ledge
     changed(ledger, lambda connection: writers[1].write(connection, owner, batch))
     rows, kept = state_of(ledger)
     assert [row.account_id for row in rows] == ["a-2"]
-    assert decisions(kept) == {1: "parked", 3: "behind"}
+    assert resolutions(kept) == {1: "parked", 3: "blocked"}
     with pytest.raises(CheckpointFenced):
         changed(ledger, lambda connection: writers[1].write(connection, owner, batch))
     assert state_of(ledger) == (rows, kept)

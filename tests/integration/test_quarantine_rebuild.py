@@ -13,15 +13,15 @@ from sqlalchemy import Connection, text
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import CodecError, RebuildError
-from eventjet.quarantine import decisions as decide
+from eventjet.quarantine import resolutions as verdict
 from eventjet.rebuild import AppRef, Progress, rebuild, verify
 from eventjet.settings import Settings
 from eventjet.spark.session import Started
+from eventjet.sql.database import READ_ONLY
 from tests.integration.ledger_log import eventually
-from tests.integration.quarantined import Kept, decisions, kept_of
+from tests.integration.quarantined import Kept, kept_of, resolutions
 from tests.integration.rebuild_log import Book, remains
 from tests.logs import block
-from tests.tables import reading
 
 T = TypeVar("T")
 PARKS = (
@@ -77,12 +77,12 @@ def changed(book: Book, change: Callable[[Connection], T]) -> T:
 
 
 def kept(book: Book) -> list[Kept]:
-    with reading(book.settings.database) as connection:
+    with book.where.sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
         return kept_of(connection)
 
 
 def parked(book: Book) -> list[int]:
-    return [one.position for one in kept(book) if one.decision == "parked"]
+    return [one.position for one in kept(book) if one.resolution == "parked"]
 
 
 async def made(book: Book, *names: str, engine: Any = "local", **options: Any) -> Any:
@@ -100,14 +100,14 @@ async def decided(book: Book) -> None:
     """Some of what is parked is dropped, some tried again with a function that takes it."""
     positions = parked(book)
     deployed(book, book.altered((POISON[1], POISON[0])))
-    changed(book, lambda connection: decide.drop(connection, "balances", 1, positions[1::3]))
-    changed(book, lambda connection: decide.retry(connection, "balances", 1, positions[::3]))
+    changed(book, lambda connection: verdict.drop(connection, "balances", 1, positions[1::3]))
+    changed(book, lambda connection: verdict.retry(connection, "balances", 1, positions[::3]))
     async with book.working("balances"):
 
         async def is_settled() -> bool:
-            return "retry" not in decisions(kept(book)).values()
+            return "retry" not in resolutions(kept(book)).values()
 
-        await eventually(is_settled, "the decisions to be carried out")
+        await eventually(is_settled, "the verdicts to be carried out")
 
 
 async def test_a_rebuild_makes_the_same_rows_and_the_same_quarantine_as_a_worker(book: Book) -> None:
@@ -129,7 +129,7 @@ async def test_decisions_are_obeyed_and_a_worker_goes_on_from_there(book: Book) 
     await live(book, last)
     await decided(book)
     rows, quarantine = book.rows(), kept(book)
-    assert {"parked", "dropped", "retried", "behind"} == set(decisions(quarantine).values())
+    assert {"parked", "dropped", "retried", "blocked"} == set(resolutions(quarantine).values())
     assert (await verify(book.ref, "balances", book.settings)).differences == 0
     await made(book)
     assert (book.rows(), kept(book)) == (rows, quarantine)
@@ -172,7 +172,7 @@ async def test_an_event_that_the_database_refuses_while_a_rebuild_catches_up_is_
     await live(book, first)
     await made(book, progress=report)
     assert [row.owner for row in book.rows()] == ["ada", "bob"]
-    assert decisions(kept(book)) == {3: "parked"}
+    assert resolutions(kept(book)) == {3: "parked"}
 
 
 async def test_a_decision_made_meanwhile_ends_the_rebuild_with_nothing_changed(book: Book) -> None:
@@ -181,13 +181,13 @@ async def test_a_decision_made_meanwhile_ends_the_rebuild_with_nothing_changed(b
 
     def report(step: Progress) -> None:
         if step.phase == "index" and step.done == 0:
-            changed(book, lambda connection: decide.drop(connection, "balances", 1, parked(book)[:1]))
+            changed(book, lambda connection: verdict.drop(connection, "balances", 1, parked(book)[:1]))
 
     with pytest.raises(RebuildError, match="decided about parked events of 'balances' while it was rebuilt"):
         await made(book, progress=report)
     assert book.rows() == rows
     assert [one.position for one in kept(book)] == [one.position for one in quarantine]
-    assert "dropped" in decisions(kept(book)).values()
+    assert "dropped" in resolutions(kept(book)).values()
     assert remains(book.where) == []
     await live(book, last)
     await made(book)
@@ -200,7 +200,7 @@ async def test_an_earlier_event_that_fails_newly_comes_before_what_was_parked(bo
     last = book.append_raw([("a-1", block("account.deposited"), BAD)])
     last = book.append([("a-1", opened(owner="eve"))])
     await live(book, last)
-    assert decisions(kept(book)) == {2: "parked", 3: "behind"}
+    assert resolutions(kept(book)) == {2: "parked", 3: "blocked"}
     deployed(
         book,
         book.altered(
@@ -209,7 +209,7 @@ async def test_an_earlier_event_that_fails_newly_comes_before_what_was_parked(bo
         ),
     )
     await made(book)
-    assert decisions(kept(book)) == {1: "parked", 2: "behind", 3: "behind"}
+    assert resolutions(kept(book)) == {1: "parked", 2: "blocked", 3: "blocked"}
     assert book.rows() == []
 
 
@@ -241,7 +241,7 @@ async def test_a_projection_that_stops_from_now_on_is_rebuilt_without_a_quaranti
 async def test_decisions_about_another_past_are_not_obeyed(book: Book) -> None:
     book.append_raw([("a-1", block("account.deposited"), BAD)])
     await live(book, 1)
-    changed(book, lambda connection: decide.drop(connection, "balances", 1, [1]))
+    changed(book, lambda connection: verdict.drop(connection, "balances", 1, [1]))
     book.delete()
     book.create()
     last = book.fill(50)

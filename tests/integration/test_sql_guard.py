@@ -18,11 +18,14 @@ from tests.integration.by_hand import (
     QUICK,
     bound_with,
     changed,
+    execute,
     expected,
+    failed,
     found,
     kinds_table,
     lines_table,
     totals_table,
+    where,
 )
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import Added, Opened
@@ -112,11 +115,11 @@ async def test_a_handler_may_not_end_the_transaction_it_is_given(
     bad = log.append([("a-1", Added(amount=Decimal(1)))])
     log.append([("a-2", Added(amount=Decimal(1)))])
     async with changed(log, bound_with(by_hand.opened, handler, by_hand.closed)).working(options=QUICK):
-        stopped = await log.failed()
+        stopped = await failed(log)
     assert said in str(stopped.reason), stopped.reason
     assert f"position {bad} of 'a-1'" in str(stopped.reason)
     assert stopped.position == bad - 1
-    assert found(log.where) == expected(log.recorded(bad - 1))
+    assert found(where(log)) == expected(log.recorded(bad - 1))
 
 
 async def test_a_transaction_ended_underneath_stops_the_projection_and_says_that_it_may_be_half_written(
@@ -128,7 +131,7 @@ async def test_a_transaction_ended_underneath_stops_the_projection_and_says_that
 
     log.append([("a-1", Added(amount=Decimal(1)))] * 3)
     async with changed(log, bound_with(by_hand.opened, added, by_hand.closed)).working(options=QUICK):
-        stopped = await log.failed()
+        stopped = await failed(log)
     assert "may hold half of a batch" in str(stopped.reason)
     assert "eventjet rebuild ledger" in str(stopped.reason)
 
@@ -144,7 +147,7 @@ async def test_savepoints_of_a_handler_may_fail_and_be_passed_over(log: Ledger) 
     last = log.append([("a", Opened(owner="ada")), ("b", Opened(owner="ada")), ("c", Opened(owner="carl"))])
     async with changed(log, bound_with(opened, by_hand.added, by_hand.closed)).working(options=QUICK):
         await log.caught_up(last, LEDGER)
-    rows = found(log.where)
+    rows = found(where(log))
     assert [row[0] for row in rows["accounts"]] == ["a", "c"]
     assert rows["totals"] == [("opened", 2), ("refused", 1)]
 
@@ -162,10 +165,10 @@ async def test_a_handler_that_goes_on_after_an_error_without_a_savepoint_is_name
             # There a statement that fails undoes itself alone, and the transaction goes on.
             await log.caught_up(3, LEDGER)
             return
-        stopped = await log.failed()
+        stopped = await failed(log)
     assert stopped.position == 1
     assert "begin_nested" in str(stopped.reason)
-    assert found(log.where) == expected(log.recorded(1))
+    assert found(where(log)) == expected(log.recorded(1))
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -195,14 +198,15 @@ async def test_a_fault_of_the_connection_is_tried_again_whatever_the_handler_mak
     async with changed(log, bound_with(by_hand.opened, added, by_hand.closed)).working(options=QUICK):
         await log.caught_up(last, LEDGER)
     assert left == 0
-    assert found(log.where) == expected(log.recorded(last))
+    assert found(where(log)) == expected(log.recorded(last))
 
 
 async def test_a_constraint_checked_at_commit_is_bisected_to_its_event(log: Ledger) -> None:
     if not log.settings.database.startswith("postgresql"):
         pytest.skip("SQLite checks its constraints at once, unless foreign keys are deferred")
-    log.execute("alter table lines add constraint positive check (amount > 0) not valid")
-    log.execute(
+    execute(log, "alter table lines add constraint positive check (amount > 0) not valid")
+    execute(
+        log,
         "alter table lines drop constraint positive",
         "create function positive() returns trigger language plpgsql as "
         "$$ begin if new.amount < 0 then raise check_violation; end if; return null; end $$",
@@ -213,10 +217,10 @@ async def test_a_constraint_checked_at_commit_is_bisected_to_its_event(log: Ledg
     bad = log.append([("a-2", Added(amount=Decimal(-1)))])
     log.append([("a-1", Added(amount=Decimal(1)))] * 30)
     async with log.working(options=QUICK):
-        stopped = await log.failed()
+        stopped = await failed(log)
     assert f"position {bad} of 'a-2'" in str(stopped.reason)
     assert stopped.position == bad - 1
-    assert found(log.where) == expected(log.recorded(bad - 1))
+    assert found(where(log)) == expected(log.recorded(bad - 1))
 
 
 async def test_foreign_keys_are_enforced_on_both_databases(log: Ledger) -> None:
@@ -226,5 +230,5 @@ async def test_foreign_keys_are_enforced_on_both_databases(log: Ledger) -> None:
 
     log.append([("a-1", Added(amount=Decimal(1)))])
     async with changed(log, bound_with(by_hand.opened, added, by_hand.closed)).working(options=QUICK):
-        stopped = await log.failed()
+        stopped = await failed(log)
     assert "IntegrityError" in str(stopped.reason) or "ForeignKeyViolation" in str(stopped.reason)

@@ -42,6 +42,7 @@ from eventjet.projections.resolve import ResolvedProjection, resolve
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql import checkpoint, transitions
 from eventjet.sql.checkpoint import Checkpoint
+from eventjet.sql.dialect import dialect_of
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.fold_writer import FoldWriter
 from tests.integration.projecting import (
@@ -78,7 +79,7 @@ def taken(engine: Engine, resolved: ResolvedProjection, owner: str = "w-1") -> C
 
 def write(engine: Engine, resolved: ResolvedProjection, held: Checkpoint, batch: Batch) -> None:
     with engine.begin() as connection:
-        FoldWriter(resolved, engine.dialect.name, lease_s=30).write(connection, held, batch)
+        FoldWriter(resolved, dialect_of(engine), lease_s=30).write(connection, held, batch)
 
 
 def batches(events: list[Recorded[Any]], size: int) -> Iterator[Batch]:
@@ -122,7 +123,7 @@ def test_batches_folded_while_the_one_before_is_committed_give_the_rows_of_the_f
 ) -> None:
     held = taken(engine, resolved)
     events = HISTORY if resolved is BALANCES else [one for one in HISTORY if isinstance(one.data, Added)]
-    writer = FoldWriter(resolved, engine.dialect.name, lease_s=30)
+    writer = FoldWriter(resolved, dialect_of(engine), lease_s=30)
     waiting = list(batches(events, 7))
     prepared, early = None, 0
     for batch, following in zip(waiting, [*waiting[1:], None], strict=True):
@@ -139,7 +140,7 @@ def test_batches_folded_while_the_one_before_is_committed_give_the_rows_of_the_f
 
 def test_what_was_folded_upon_a_batch_that_is_not_committed_is_forgotten(engine: Engine) -> None:
     held = taken(engine, BALANCES)
-    writer = FoldWriter(BALANCES, engine.dialect.name, lease_s=30)
+    writer = FoldWriter(BALANCES, dialect_of(engine), lease_s=30)
     first = Batch(0, 1, "id-1", [on(1, Added(amount=Decimal(1)))])
     second = Batch(1, 2, "id-2", [on(2, Added(amount=Decimal(2)))])
     with engine.connect() as connection:
@@ -155,7 +156,7 @@ def test_what_was_folded_upon_a_batch_that_is_not_committed_is_forgotten(engine:
 
 def test_a_batch_that_does_not_follow_what_is_remembered_is_fenced(engine: Engine) -> None:
     held = taken(engine, BALANCES)
-    writer = FoldWriter(BALANCES, engine.dialect.name, lease_s=30)
+    writer = FoldWriter(BALANCES, dialect_of(engine), lease_s=30)
     first = Batch(0, 1, "id-1", [on(1, Added(amount=Decimal(1)))])
     with engine.begin() as connection:
         writer.write(connection, held, first)
@@ -367,7 +368,7 @@ SEEN: list[Kinds | None] = []
 
 
 def test_every_kind_of_value_comes_back_as_it_was_normalised(engine: Engine) -> None:
-    normalise = RowCodec(KINDS_TABLE, Kinds, "sqlite").normalise
+    normalise = RowCodec(KINDS_TABLE, Kinds).normalise
     expected = [repr(normalise(row)) for row in VALUES]
     held = taken(engine, KINDS)
     events = [on(position, Opened(owner=str(position - 1))) for position in range(1, len(VALUES) + 1)]

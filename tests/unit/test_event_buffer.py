@@ -8,11 +8,10 @@ import threading
 import pytest
 
 from eventjet.workers.buffer import BYTES_MAX, Chunk, EventBuffer
-from eventjet.writers.batch import Batch
 
 
 def chunk(after: int, count: int, size: int = 10, left: int = 0) -> Chunk:
-    return Chunk(Batch(after, after + count, f"id-{after + count}", []), count, size, left)
+    return Chunk(after, after + count, f"id-{after + count}", [], count, size, left)
 
 
 async def test_what_waits_is_merged_up_to_the_batch() -> None:
@@ -41,7 +40,7 @@ async def test_a_reader_that_is_two_batches_ahead_waits(full: Chunk) -> None:
     buffer = EventBuffer(batch_max=10)
     assert buffer.put(full)
     passed: list[bool] = []
-    thread = threading.Thread(target=lambda: passed.append(buffer.put(chunk(full.batch.last, 1))))
+    thread = threading.Thread(target=lambda: passed.append(buffer.put(chunk(full.last, 1))))
     thread.start()
     thread.join(0.05)
     assert passed == []

@@ -81,7 +81,7 @@ def moves(row: Balance | None, event: Recorded[Moved], key: str) -> Balance | No
 
 def a_fold(declared: Any) -> Fold:
     resolved = resolve(declared, CATALOG)
-    return Fold(resolved, RowCodec(resolved.table, resolved.row_type, "postgresql"))
+    return Fold(resolved, RowCodec(resolved.table, resolved.row_type))
 
 
 def on(position: int, data: Any, aggregate_id: str = "a-1") -> Recorded[Any]:

@@ -24,14 +24,14 @@ from eventjet.projections.resolve import resolve
 from eventjet.projections.row_codec import RowCodec
 from eventjet.quarantine.fold import (
     TRACEBACK_MAX,
-    Held,
+    BlockedAggregates,
     Offered,
     Offering,
-    Parked,
     ParkingFold,
     aggregate_key_of,
     parked_for,
 )
+from eventjet.sql.quarantine_rows import Parked
 
 
 @event("account.added")
@@ -88,7 +88,7 @@ def mended(row: Balance | None, event: Recorded[Added | Closed]) -> Balance | No
 declared = projection("balances", table=TABLE, on_error="quarantine")(by_account)
 BOUND = resolve(declared, CATALOG)
 MENDED = resolve(projection("balances", table=TABLE, on_error="quarantine")(mended), CATALOG)
-CODEC = RowCodec(TABLE, Balance, "sqlite")
+CODEC = RowCodec(TABLE, Balance)
 
 BODIES = {
     "good": ("account.added", "1", b'{"amount":"1"}'),
@@ -122,9 +122,9 @@ def logs(draw: st.DrawFn) -> list[RawRecord]:
 class Model:
     """A read model in memory, kept by a worker that takes batches."""
 
-    def __init__(self, resolved: Any = BOUND, held: Held | None = None) -> None:
+    def __init__(self, resolved: Any = BOUND, held: BlockedAggregates | None = None) -> None:
         self.fold = ParkingFold(resolved, CODEC)
-        self.held = held or Held()
+        self.held = held or BlockedAggregates()
         self.rows: Rows = {}
         self.kept: dict[int, Parked] = {}
         self.offer = Offering(CATALOG, resolved.events, self.held.known)
@@ -141,8 +141,8 @@ class Model:
         return {key: row for key, row in self.rows.items() if row is not None}
 
     @property
-    def decisions(self) -> dict[int, str]:
-        return {position: one.decision for position, one in self.kept.items()}
+    def resolutions(self) -> dict[int, str]:
+        return {position: one.resolution for position, one in self.kept.items()}
 
 
 def by_hand(records: Sequence[RawRecord]) -> tuple[dict[str, Any], dict[int, str]]:
@@ -157,7 +157,7 @@ def by_hand(records: Sequence[RawRecord]) -> tuple[dict[str, Any], dict[int, str
         if kind == "nobody's":
             continue
         if subject in held:
-            kept[position] = "behind"
+            kept[position] = "blocked"
         elif kind not in TAKEN or "=" in key:
             kept[position] = "parked"
             held.add(subject)
@@ -184,7 +184,7 @@ def test_batches_of_any_sizes_give_what_one_event_at_a_time_gives(log: list[RawR
         model.take(batch)
     rows, kept = by_hand(log)
     assert {key[0]: row for key, row in model.live.items()} == rows
-    assert model.decisions == kept
+    assert model.resolutions == kept
     assert list(model.kept) == sorted(model.kept)
 
 
@@ -208,11 +208,11 @@ def test_every_event_is_taken_or_kept_and_never_both(log: list[RawRecord]) -> No
 def test_a_fold_from_the_beginning_that_knows_the_quarantine_makes_the_same(log: list[RawRecord], pinned: int) -> None:
     live = Model()
     live.take(log[:pinned])
-    again = Model(held=Held(known=dict(live.decisions)))
+    again = Model(held=BlockedAggregates(known=dict(live.resolutions)))
     again.take(log)
     live.take(log[pinned:])
     assert again.live == live.live
-    assert {**dict.fromkeys(again.held.known, ""), **again.decisions}.keys() == live.kept.keys()
+    assert {**dict.fromkeys(again.held.known, ""), **again.resolutions}.keys() == live.kept.keys()
 
 
 @given(logs(), st.data())
@@ -222,9 +222,9 @@ def test_a_dropped_event_is_as_if_it_were_not_there(log: list[RawRecord], data: 
     dropped = data.draw(st.sets(st.sampled_from(sorted(whole.kept) or [0])))
     without = Model()
     without.take([one for one in log if one[0] not in dropped])
-    knowing = Model(held=Held(known=dict.fromkeys(dropped, "dropped")))
+    knowing = Model(held=BlockedAggregates(known=dict.fromkeys(dropped, "dropped")))
     knowing.take(log)
-    assert (knowing.live, knowing.decisions) == (without.live, without.decisions)
+    assert (knowing.live, knowing.resolutions) == (without.live, without.resolutions)
 
 
 @given(logs())
@@ -237,7 +237,7 @@ def test_what_is_tried_again_in_order_gives_what_a_mended_fold_gives_at_once(log
     retried.rows = dict(model.rows)
     retried.take([one for one in log if one[0] in model.kept])
     assert retried.live == at_once.live
-    assert retried.decisions == at_once.decisions
+    assert retried.resolutions == at_once.resolutions
 
 
 def test_a_newer_schema_of_a_known_event_is_not_an_offer() -> None:
@@ -296,7 +296,7 @@ def test_a_reason_is_one_line_and_a_traceback_is_bounded(error: Exception, reaso
         deep(200)
     except Exception as raised:  # noqa: BLE001 - it is what is parked
         kept = parked_for(Offered(record(7), None), raised)
-    assert (kept.reason, kept.decision, kept.payload) == (reason, "parked", b'{"amount":"1"}')
+    assert (kept.reason, kept.resolution, kept.payload) == (reason, "parked", b'{"amount":"1"}')
     assert (kept.event_id, kept.event_type, kept.aggregate_id) == ("id-7", "account.added", "a-1")
     assert 0 < len(kept.traceback) <= TRACEBACK_MAX
     kept.traceback.encode()

@@ -11,7 +11,11 @@ from sqlalchemy import JSON, Column, DateTime, MetaData, Numeric, String, Table,
 from eventjet import Recorded, projection
 from eventjet.codec.catalog import Catalog
 from eventjet.projections.resolve import resolve
-from eventjet.projections.row_codec import RowCodec, storage_table
+from eventjet.projections.row_codec import RowCodec
+from eventjet.sql.checkpoint import DECLARED
+from eventjet.sql.locations import located
+from eventjet.sql.sqlite import SQLITE
+from eventjet.sql.sqlite_types import make_readable
 from examples.bank.account import Opened
 
 table = Table(
@@ -39,13 +43,14 @@ def kinds(row: Kind | None, event: Recorded[Opened]) -> Kind | None:
 
 def test_a_declared_table_is_read_on_sqlite_as_it_was_written() -> None:
     resolved = resolve(kinds, Catalog([Opened]))
-    resolve(kinds, Catalog([Opened]))  # a second app of the same table changes nothing more
-    codec = RowCodec(resolved.table, resolved.row_type, "sqlite")
+    make_readable(table)
+    make_readable(table)  # a second app of the same table changes nothing more
+    codec = RowCodec(resolved.table, resolved.row_type, SQLITE)
     at = datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=timezone(timedelta(hours=2)))
     rows = [Kind("a", Decimal("1234567890.5"), at, ["x", "12"]), Kind("b", None, None, None)]
     engine = create_engine("sqlite://")
     with engine.begin() as connection:
-        storage_table(table, "sqlite").create(connection)
+        located(table, DECLARED, SQLITE).create(connection)
         for row in rows:
             connection.exec_driver_sql("insert into kinds values (?, ?, ?, ?)", codec.dump(codec.normalise(row)))
         found = connection.execute(select(table).order_by(table.c.id)).all()

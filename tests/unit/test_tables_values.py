@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from sqlalchemy import types as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-from eventjet.projections.columns import dumper, loader, normaliser, unsupported
-from eventjet.projections.storage import ExactNumeric, UtcDateTime
+from eventjet.projections.columns import normaliser, unsupported
+from eventjet.sql.sqlite import SQLITE
+from eventjet.sql.sqlite_types import ExactNumeric, UtcDateTime
 
 
 class Colour(enum.Enum):
@@ -58,8 +59,8 @@ KINDS: dict[str, tuple[sa.TypeEngine[Any], st.SearchStrategy[Any]]] = {
 def test_what_a_column_takes_it_gives_back_equal_and_in_its_normal_form(name: str) -> None:
     kind, values = KINDS[name]
     normalise = normaliser(kind)
-    dump = dumper(kind, "sqlite") or (lambda value: value)
-    load = loader(kind, "sqlite") or (lambda value: value)
+    dump = SQLITE.dumper(kind) or (lambda value: value)
+    load = SQLITE.loader(kind) or (lambda value: value)
 
     @given(values)
     def law(value: Any) -> None:
@@ -170,7 +171,7 @@ def test_every_type_that_is_kept_exactly_is_supported(kind: sa.TypeEngine[Any]) 
 
 
 def test_a_text_of_sqlite_sorts_by_time() -> None:
-    dump = dumper(sa.DateTime(timezone=True), "sqlite")
+    dump = SQLITE.dumper(sa.DateTime(timezone=True))
     assert dump is not None
     early, late = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
     assert dump(early) < dump(late)

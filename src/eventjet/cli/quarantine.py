@@ -17,13 +17,13 @@ from eventjet.cli.target import AppDirOption, AppOption, DatabaseOption, JsonOpt
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
-    from eventjet.quarantine.decisions import Listed, Outcome, Shown
+    from eventjet.quarantine.resolutions import Listed, Outcome, Shown
 
 T = TypeVar("T")
 
 _POLL_S = 0.2
 
-commands = typer.Typer(help="Show and decide about events that a projection could not take.", no_args_is_help=True)
+commands = typer.Typer(help="Show, retry and drop events that a projection could not take.", no_args_is_help=True)
 
 ProjectionArgument = Annotated[str, typer.Argument(metavar="PROJECTION", help="Whose quarantine.")]
 TimeoutOption = Annotated[
@@ -56,24 +56,26 @@ def list_(
     servers: ServersOption = None,
     database: DatabaseOption = None,
 ) -> None:
-    """List parked events, with the number of events that wait behind each."""
+    """List parked events, with the number of events that each blocks."""
     from eventjet.cli.terminal import print_json, print_table, say
-    from eventjet.quarantine.decisions import listed
+    from eventjet.quarantine.resolutions import listed
 
     at = target(app, app_dir, servers, database)
     names = at.chosen([projection] if projection else [])
-    found = asyncio.run(_run(at, lambda connection: listed(connection, names, decided=everything), read_only=True))
+    found = asyncio.run(_run(at, lambda connection: listed(connection, names, resolved=everything), read_only=True))
     if json:
         print_json([_as_json(one) for one in found])
     elif not found:
         say("Nothing is parked." if not everything else "Nothing was ever parked.")
     else:
-        columns = ("projection", "position", "aggregate", "type", "behind", "reason")
+        columns = ("projection", "position", "aggregate", "type", "blocked", "reason")
         declared = {name: resolved.revision for name, resolved in at.app().projections.items()}
         rows = [_row(one, declared[one.projection], everything) for one in found]
-        print_table((*columns, "decision") if everything else columns, rows)
+        print_table((*columns, "resolution") if everything else columns, rows)
         if any(one.revision != declared[one.projection] for one in found):
-            say("Of revisions that the app does not declare: with their own code they can be shown and decided about.")
+            say(
+                "Of revisions that the app does not declare: with their own code they can be shown, retried and dropped."
+            )
 
 
 @commands.command()
@@ -88,7 +90,7 @@ def show(
 ) -> None:
     """Show one event of the quarantine: its reason, the traceback, and what is stored of it."""
     from eventjet.cli.terminal import print_json
-    from eventjet.quarantine.decisions import shown
+    from eventjet.quarantine.resolutions import shown
 
     of = _quarantine(target(app, app_dir, servers, database), projection)
     found = of.read(lambda connection: shown(connection, of.name, of.revision, position))
@@ -98,7 +100,7 @@ def show(
             f"Look at `eventjet quarantine list {projection} --all`."
         )
     if json:
-        told = {"traceback": found.traceback, "payload": _payload(found.payload), "held_by": found.held_by}
+        told = {"traceback": found.traceback, "payload": _payload(found.payload), "blocked_by": found.blocked_by}
         print_json(_as_json(found.event) | told)
         return
     for line in _lines(found):
@@ -117,13 +119,13 @@ def retry(
     servers: ServersOption = None,
     database: DatabaseOption = None,
 ) -> None:
-    """Have a worker try parked events again, and those behind them; exit status 1 when one fails again."""
-    from eventjet.quarantine import decisions
+    """Have a worker try parked events again, and those they block; exit status 1 when one fails again."""
+    from eventjet.quarantine import resolutions
 
     if bool(positions) == everything:
         raise UsageError("Name the positions of the events to try again, or give --all for every parked one.")
     of = _quarantine(target(app, app_dir, servers, database), projection)
-    chosen = of.change(lambda sync: decisions.retry(sync, of.name, of.revision, None if everything else positions))
+    chosen = of.change(lambda sync: resolutions.retry(sync, of.name, of.revision, None if everything else positions))
     _tell(_awaited(of, chosen, timeout_s), of, json=json)
 
 
@@ -139,9 +141,9 @@ def drop(
     servers: ServersOption = None,
     database: DatabaseOption = None,
 ) -> None:
-    """Give parked events up for good: no engine will take them, and a worker goes on with those behind them."""
+    """Give parked events up for good: no engine will take them, and a worker goes on with those they blocked."""
     from eventjet.cli.terminal import note
-    from eventjet.quarantine import decisions
+    from eventjet.quarantine import resolutions
 
     of = _quarantine(target(app, app_dir, servers, database), projection)
     listed = ", ".join(map(str, positions))
@@ -150,7 +152,7 @@ def drop(
         if not typer.confirm(question, err=True):
             note("Nothing was dropped.")
             raise typer.Exit(ANSWER_IS_NO)
-    chosen = of.change(lambda sync: decisions.drop(sync, of.name, of.revision, positions))
+    chosen = of.change(lambda sync: resolutions.drop(sync, of.name, of.revision, positions))
     _tell(_awaited(of, chosen, timeout_s), of, json=json)
 
 
@@ -174,8 +176,8 @@ async def _run(at: Target, work: Callable[[Any], T], *, read_only: bool) -> T:
 
 
 def _awaited(of: _Quarantine, chosen: Sequence[int], timeout_s: float) -> list[Outcome]:
-    """What became of the decisions, as soon as no worker has anything to do about them."""
-    from eventjet.quarantine.decisions import outcomes
+    """What became of the verdicts, as soon as no worker has anything to do about them."""
+    from eventjet.quarantine.resolutions import outcomes
 
     deadline = time.monotonic() + timeout_s
     while True:
@@ -201,45 +203,45 @@ def _tell(found: Sequence[Outcome], of: _Quarantine, *, json: bool) -> None:
                 f"No worker has carried it out yet. One of {of.name} will: as soon as it runs, or gets to it, and not "
                 "while the projection is paused."
             )
-    if any(one.next_decision == "parked" for one in found):
+    if any(one.next_resolution == "parked" for one in found):
         raise typer.Exit(ANSWER_IS_NO)
 
 
 def _told(one: Outcome) -> str:
-    if one.decision == "parked":
+    if one.resolution == "parked":
         return f"{one.position}: failed again: {one.reason}"
-    if one.decision == "retry":
+    if one.resolution == "retry":
         return f"{one.position}: to be tried again"
-    done = {"retried": "taken", "dropped": "dropped"}.get(one.decision, one.decision)
+    done = {"retried": "taken", "dropped": "dropped"}.get(one.resolution, one.resolution)
     if one.next is None:
-        return f"{one.position}: {done}, and nothing waits behind it any more"
-    if one.next_decision == "retry":
-        return f"{one.position}: {done}; position {one.next} behind it is to be tried"
-    return f"{one.position}: {done}; position {one.next} behind it failed: {one.next_reason}"
+        return f"{one.position}: {done}, and it blocks nothing any more"
+    if one.next_resolution == "retry":
+        return f"{one.position}: {done}; position {one.next}, which it blocked, is to be tried"
+    return f"{one.position}: {done}; position {one.next}, which it blocked, failed: {one.next_reason}"
 
 
 def _row(one: Listed, declared: int, everything: bool) -> tuple[object, ...]:
     whose = f"{one.aggregate} {one.aggregate_id}"
     name = one.projection if one.revision == declared else f"{one.projection}:{one.revision}"
-    row = (name, one.position, whose, one.event_type or "?", one.behind, one.reason)
-    return (*row, one.decision) if everything else row
+    row = (name, one.position, whose, one.event_type or "?", one.blocked, one.reason)
+    return (*row, one.resolution) if everything else row
 
 
 def _lines(found: Shown) -> list[str]:
     one = found.event
-    decided = "" if one.decided_at is None else f", decided {_time(one.decided_at)}"
+    resolved = "" if one.resolved_at is None else f", resolved {_time(one.resolved_at)}"
     lines = [
-        f"position   {one.position} of {one.projection} revision {one.revision}",
-        f"event      {one.event_type or '?'} {one.event_id}".rstrip(),
-        f"aggregate  {one.aggregate} {one.aggregate_id}",
-        f"decision   {one.decision}, parked {_time(one.parked_at)}{decided}",
+        f"position    {one.position} of {one.projection} revision {one.revision}",
+        f"event       {one.event_type or '?'} {one.event_id}".rstrip(),
+        f"aggregate   {one.aggregate} {one.aggregate_id}",
+        f"resolution  {one.resolution}, parked {_time(one.parked_at)}{resolved}",
     ]
-    if found.held_by is not None:
-        lines.append(f"waits      behind the parked event at position {found.held_by}")
-    if one.behind:
-        lines.append(f"behind it  {one.behind}")
+    if found.blocked_by is not None:
+        lines.append(f"blocked by  the parked event at position {found.blocked_by}")
+    if one.blocked:
+        lines.append(f"blocks      {one.blocked}")
     if one.reason:
-        lines.append(f"reason     {one.reason}")
+        lines.append(f"reason      {one.reason}")
     lines = [printable(line) for line in lines]
     if found.payload is not None:
         body = _payload(found.payload)
@@ -251,7 +253,7 @@ def _lines(found: Shown) -> list[str]:
 
 
 def _as_json(one: Listed) -> dict[str, Any]:
-    times = {"parked_at": _time(one.parked_at), "decided_at": one.decided_at and _time(one.decided_at)}
+    times = {"parked_at": _time(one.parked_at), "resolved_at": one.resolved_at and _time(one.resolved_at)}
     return asdict(one) | times
 
 

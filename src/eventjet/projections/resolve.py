@@ -19,10 +19,8 @@ from eventjet.codec.catalog import Catalog
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.subscription import events_of, resolved_hint, union_members
 from eventjet.errors import DefinitionError
-from eventjet.projections.columns import unsupported
+from eventjet.projections.columns import key_check, unsupported
 from eventjet.projections.projection import Entries, OnError, Projection
-from eventjet.projections.row_codec import key_check
-from eventjet.projections.storage import make_readable
 from eventjet.projections.values import Convert
 
 KeyOf: TypeAlias = Callable[[Recorded[Any]], tuple[Any, ...]]
@@ -42,7 +40,7 @@ class ResolvedProjection:
     name: str
     revision: int
     table: Table
-    """As declared; `storage_table` says how a database holds it."""
+    """As declared; `located` says how a database holds it."""
     events: tuple[type, ...]
     """The subscription."""
     row_type: type
@@ -99,7 +97,6 @@ def resolve(declared: Projection[Any, Any] | Entries[Any, Any], catalog: Catalog
     if resolved is None or check.faults:
         where = f"projection {declared.name!r}"
         raise DefinitionError([f"{where}: {fault}" for fault in check.faults])
-    make_readable(declared.table)
     return resolved
 
 

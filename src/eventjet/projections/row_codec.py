@@ -1,24 +1,39 @@
-"""Row ↔ Table: one dataclass row as the values of one table, exactly, in every engine."""
+"""Row ↔ Table: one dataclass row as the values of one table, exactly, in every engine. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from operator import attrgetter
-from typing import Any
+from typing import Any, NoReturn, Protocol, TypeAlias
 
-from sqlalchemy import JSON, Column, Enum, MetaData, String, Table
-from sqlalchemy.sql import quoted_name
-from sqlalchemy.sql.schema import SchemaConst
+from sqlalchemy import JSON, Column, Table
+from sqlalchemy import types as sa
 
-from eventjet.projections.columns import dumper, loader, normaliser
-from eventjet.projections.row_checks import normaliser_of
-from eventjet.projections.storage import storage_type
+from eventjet.errors import RowRefused
+from eventjet.projections.columns import normaliser
 from eventjet.projections.values import Convert
+
+Normalise: TypeAlias = Callable[..., Any]
+"""(row, row before or None) → the row in its normal form."""
+
+
+class ColumnValues(Protocol):
+    """How the driver of a database takes and gives values of a column type. None where that is their normal form."""
+
+    def dumper(self, kind: sa.TypeEngine[Any], /) -> Convert | None:
+        """From the normal form to what the driver takes."""
+        ...
+
+    def loader(self, kind: sa.TypeEngine[Any], /) -> Convert | None:
+        """From what the driver gives to the normal form."""
+        ...
 
 
 class RowCodec:
     """Checks, dumps and loads the rows of one table. Values are in the table's column order throughout.
+
+    Without `values` it only checks: what it dumps is in the normal form.
 
     `normalise` does not depend on the database: `load(dump(normalise(row)))` equals `normalise(row)` on each of them.
     """
@@ -29,28 +44,26 @@ class RowCodec:
         "_make",
         "_values",
         "columns",
-        "dialect",
         "key",
         "normalise",
         "row_type",
         "table_name",
     )
 
-    def __init__(self, table: Table, row_type: type, dialect: str) -> None:
+    def __init__(self, table: Table, row_type: type, values: ColumnValues | None = None) -> None:
         declared = list(table.columns)
         names = tuple(column.key for column in declared)
         self.table_name = table.name
         self.row_type = row_type
-        self.dialect = dialect
         self.columns = tuple(column.name for column in declared)
         """The columns' names in SQL."""
         self.key: Callable[[Any], tuple[Any, ...]] = _values_of([column.key for column in table.primary_key.columns])
         """The key of a row, always a tuple."""
         self._values = _values_of(names)
-        self._dumps = _conversions([dumper(column.type, dialect) for column in declared])
-        self._loads = _conversions([loader(column.type, dialect) for column in declared])
+        self._dumps = _conversions([values.dumper(column.type) for column in declared] if values else [])
+        self._loads = _conversions([values.loader(column.type) for column in declared] if values else [])
         self._make = _maker(row_type, names)
-        self.normalise = normaliser_of(
+        self.normalise = _normaliser_of(
             row_type,
             table.name,
             [(column.key, column.name, _check(column)) for column in declared],
@@ -70,45 +83,56 @@ class RowCodec:
         return self._make(_converted(values, self._loads) if self._loads else values)
 
 
-def storage_table(table: Table, dialect: str, *, schema: str | None = None, name: str | None = None) -> Table:
-    """The table as it is created and read in a database: with types of its own on SQLite, otherwise as declared.
+def _normaliser_of(
+    row_type: type,
+    table_name: str,
+    columns: Sequence[tuple[str, str, Convert]],
+    make: Callable[[Sequence[Any]], Any],
+    *,
+    shares: bool,
+) -> Normalise:
+    """The check of a whole row, written out for its columns as `dataclasses` does: the hottest code of a fold.
 
-    It stands alone in a `MetaData` of its own. On SQLite, where the names of indexes are shared by the whole database,
-    another `name` goes into theirs too.
+    `columns` are (attribute of the row, name in SQL, check). With `shares`, a value that is the very object of the row before is not checked again.
     """
-    place = SchemaConst.RETAIN_SCHEMA if schema is None else schema
-    stored = table.to_metadata(MetaData(), schema=place, name=name)
-    for column in stored.columns:
-        column.type = storage_type(column.type, dialect)
-    if name is not None and schema is None:
-        for index in stored.indexes:
-            index.name = quoted_name(f"{index.name}__{name}", None)
-    return stored
+
+    def stray(row: Any) -> NoReturn:
+        raise TypeError(f"it returned {type(row).__name__}, not {row_type.__name__}")
+
+    def refuse(row: Any, index: int, error: ValueError) -> NoReturn:
+        attribute, name, _ = columns[index]
+        value = getattr(row, attribute)
+        raise RowRefused(table_name, name, value, "it is NOT NULL" if value is None else str(error)) from None
+
+    known = {"row_type": row_type, "make": make, "stray": stray, "refuse": refuse}
+    known |= {f"check{index}": check for index, (_, _, check) in enumerate(columns)}
+    exec(_source([attribute for attribute, _, _ in columns], shares=shares), known)  # noqa: S102 - of a dataclass's field names
+    return known["normalise"]
 
 
-def key_check(column: Column[Any], parts: int) -> Convert:
-    """The check of one column of a key of so many: PostgreSQL indexes no more than about 2,700 bytes."""
-    check = normaliser(column.type)
-    most = _KEY_BYTES // parts
-    short = most // 4
-    length = column.type.length if isinstance(column.type, String) and not isinstance(column.type, Enum) else 0
-    plain = short if length is None else min(short, length)
-
-    def check_key(value: Any) -> Any:
-        # What nearly every key is; the checks below would pass it.
-        if type(value) is str and len(value) <= plain and value.isascii() and "\0" not in value:
-            return value
-        if value is None:
-            raise ValueError("a key cannot be None")
-        fitted = check(value)
-        if type(fitted) is str and len(fitted) > short and len(fitted.encode()) > most:
-            raise ValueError(f"a key of this table holds {most} bytes of text in each column")
-        return fitted
-
-    return check_key
-
-
-_KEY_BYTES = 2_600
+def _source(attributes: Sequence[str], *, shares: bool) -> str:
+    every = range(len(attributes))
+    values = [f"value{index}" for index in every]
+    fitted = [f"fitted{index}" for index in every]
+    fresh = [f"{fitted[index]} = check{index}({values[index]})" for index in every]
+    changed = [
+        f"if {values[index]} is not before.{attributes[index]}: {fresh[index]}" if shares else fresh[index]
+        for index in every
+    ]
+    return "\n".join((
+        "def normalise(row, before=None):",
+        " if type(row) is not row_type: stray(row)",
+        *(f" {values[index]} = {fitted[index]} = row.{attributes[index]}" for index in every),
+        " try:",
+        "  if before is None:",
+        *(f"   at = {index}; {fresh[index]}" for index in every),
+        "  else:",
+        *(f"   at = {index}\n   {changed[index]}" for index in every),
+        " except ValueError as error:",
+        "  refuse(row, at, error)",
+        f" if {' and '.join(f'{fitted[index]} is {values[index]}' for index in every)}: return row",
+        f" return make(({', '.join(fitted)},))",
+    ))  # fmt: skip
 
 
 def _converted(values: Sequence[Any], conversions: Sequence[tuple[int, Convert]]) -> list[Any]:

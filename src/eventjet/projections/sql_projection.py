@@ -21,14 +21,14 @@ from eventjet.domain.recorded import Recorded
 from eventjet.domain.subscription import events_of
 from eventjet.errors import DefinitionError
 from eventjet.projections.resolve import NAME, ResolvedProjection
-from eventjet.projections.storage import make_readable
-from eventjet.sql.own_tables import metadata as own_metadata
 
 E = TypeVar("E")
 
 Handler: TypeAlias = Callable[[Recorded[Any], AsyncConnection], Coroutine[Any, Any, None]]
 
 _PARAMETERS = 2
+OWN_TABLES = ("eventjet_projection", "eventjet_rebuild", "eventjet_quarantine")
+"""Tables that eventjet makes for itself: see `eventjet.sql.own_tables`."""
 
 
 class SqlProjection:
@@ -74,7 +74,7 @@ class ResolvedSql:
     name: str
     revision: int
     tables: tuple[Table, ...]
-    """As declared, in an order in which they can be created; `stored_tables` says how a database holds them."""
+    """As declared, in an order in which they can be created; `located_tables` says how a database holds them."""
     events: tuple[type, ...]
     """The subscription: what all handlers take."""
     handlers: Mapping[type, Handler] = field(repr=False)
@@ -105,8 +105,6 @@ def resolve_sql(declared: SqlProjection, catalog: Catalog) -> ResolvedSql:
     handlers = _handlers(declared.seal(), catalog, faults)
     if faults:
         raise DefinitionError([f"projection {declared.name!r}: {fault}" for fault in faults])
-    for table in tables:
-        make_readable(table)
     return ResolvedSql(declared.name, declared.revision, tables, tuple(handlers), handlers)
 
 
@@ -175,7 +173,7 @@ def _tables(declared: Sequence[Table], faults: list[str]) -> tuple[Table, ...]:
 def _table_faults(table: Table, declared: Sequence[Table]) -> list[str]:
     """What a rebuild could not make again in a schema or a file of its own, or could not compare."""
     faults: list[str] = []
-    if table.name in own_metadata.tables:
+    if table.name in OWN_TABLES:
         faults.append(f"the table {table.name!r} is eventjet's own")
     if table.schema is not None:
         faults.append(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
@@ -14,6 +16,8 @@ Convert: TypeAlias = Callable[[Any], Any]
 
 _UNCONSTRAINED_DIGITS = 131_072
 _UNCONSTRAINED_SCALE = 16_383
+_INTEGRAL = 1e16
+"""From here on a float is written with an exponent in JSON, which JSONB reads back as an integer."""
 
 
 def text(length: int | None) -> Convert:
@@ -187,6 +191,47 @@ def one_of(labels: Mapping[str, Any]) -> Convert:
         return found
 
     return check
+
+
+def canonical(value: Any) -> Any:
+    """JSON in the one form that JSON, JSONB and text all give back: keys sorted, large integral floats as integers."""
+    if value is None or value is True or value is False:
+        return value
+    kind = cast("type[Any]", type(value))
+    if kind is str:
+        return storable(value)
+    if kind is int:
+        return value
+    if kind is float:
+        return _json_number(value)
+    if kind is list:
+        return [canonical(item) for item in cast("list[Any]", value)]
+    if kind is dict:
+        return _json_object(cast("dict[Any, Any]", value))
+    raise ValueError(f"JSON would not give {kind.__name__} back as it is")
+
+
+def dumps(value: Any) -> str:
+    """The JSON of a value in canonical form."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def loads(stored: str) -> Any:
+    """The value of stored JSON, in canonical form."""
+    return canonical(json.loads(stored))
+
+
+def _json_number(value: float) -> int | float:
+    if not math.isfinite(value):
+        raise ValueError("JSON holds finite numbers only")
+    return int(value) if abs(value) >= _INTEGRAL else value or 0.0
+
+
+def _json_object(value: dict[Any, Any]) -> dict[str, Any]:
+    for name in value:
+        if type(name) is not str:
+            raise ValueError(f"a JSON object has text as keys, not {type(name).__name__}")
+    return {storable(name): canonical(value[name]) for name in sorted(cast("dict[str, Any]", value))}
 
 
 def _decimal(value: Any) -> Decimal:

@@ -1,7 +1,7 @@
 """The quarantine of a projection: the fold that parks what it cannot take and goes on. Pure, the same in every engine.
 
-A parked event holds its aggregate back: later events of it wait behind, in order, until somebody decides. An event is
-either in the rows or in the quarantine, never in both and never in neither.
+A parked event blocks its aggregate: later events of it wait in order until somebody gives a verdict. An event is either
+in the rows or in the quarantine, never in both and never in neither.
 """
 
 from __future__ import annotations
@@ -23,12 +23,7 @@ from eventjet.projections.projection import Projection
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import AnyResolved
-
-PARKED, BEHIND, RETRY, RETRIED, DROPPED = "parked", "behind", "retry", "retried", "dropped"
-HOLDING = (PARKED, BEHIND, RETRY)
-"""Decisions that hold an aggregate back. The first of its rows is parked or to be tried again, the rest are behind."""
-DECIDED = (RETRY, RETRIED, DROPPED)
-"""Decisions of people."""
+from eventjet.sql.quarantine_rows import BLOCKED, DROPPED, PARKED, Parked
 
 TRACEBACK_MAX = 8_000
 """Characters; the end is kept."""
@@ -70,41 +65,14 @@ class Offered:
         return Offered(self.record, None, error)
 
 
-@dataclass(frozen=True, slots=True)
-class Parked:
-    """An event as the quarantine keeps it. One that is behind another has no reason, traceback or payload."""
-
-    position: int
-    aggregate: str
-    aggregate_id: str
-    event_id: str
-    event_type: str
-    decision: str
-    reason: str = ""
-    traceback: str = ""
-    payload: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Sorting:
-    """What a batch does to the quarantine; no position is in two of these."""
-
-    parked: Sequence[Parked] = ()
-    """To insert, or to put in the place of what was there."""
-    freed: Sequence[int] = ()
-    """Positions that waited behind a parked one and are taken: to delete."""
-    decided: Sequence[tuple[int, str]] = ()
-    """Positions with their new decision."""
-
-
 @dataclass(slots=True)
-class Held:
-    """What is held back at some position of the log."""
+class BlockedAggregates:
+    """What is blocked at some position of the log."""
 
     aggregates: set[AggregateKey] = field(default_factory=set[AggregateKey])
     """Aggregates whose events wait."""
     known: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Positions further on that are decided about: parked, behind, to be tried again or dropped."""
+    """Positions further on whose resolution is known already: parked, blocked, to be tried again or dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +81,12 @@ class Sorted:
 
     changed: Rows
     parked: Sequence[Parked]
-    held: Collection[AggregateKey]
-    """Aggregates held back from here on."""
+    blocked: Collection[AggregateKey]
+    """Aggregates that are blocked from here on."""
 
 
 class Offering:
-    """Decodes records into offers. None for what the projection does not take and nobody decided about.
+    """Decodes records into offers. None for what the projection does not take and no resolution is known of.
 
     Raises `UnknownEvent` for a newer schema of an event that is known: a newer deploy can read it.
     """
@@ -173,14 +141,14 @@ class ParkingFold:
                     continue
         return list(found)
 
-    def __call__(self, rows: Mapping[RowKey, Any], offers: Iterable[Offered], held: Held) -> Sorted:
+    def __call__(self, rows: Mapping[RowKey, Any], offers: Iterable[Offered], blocked: BlockedAggregates) -> Sorted:
         """The rows that changed, normalised, None where one is gone; and what was not taken. Changes none of these."""
         key_of = self._key_of
         fold = cast("Projection[Any, Any]", self._resolved.declared).fold
         normalise = self._codec.normalise
         key_in = self._codec.key
         before_batch = rows.get
-        aggregates, known = held.aggregates, held.known
+        aggregates, known = blocked.aggregates, blocked.known
         changed: Rows = {}
         parked: list[Parked] = []
         fresh: set[AggregateKey] = set()
@@ -216,21 +184,21 @@ def _waits(
     fresh: set[AggregateKey],
     parked: list[Parked],
 ) -> bool:
-    """Whether an event is not to be tried: its aggregate is held back, or somebody decided so."""
-    decision = known.get(offer.position)
-    if decision == DROPPED:
+    """Whether an event is not to be tried: its aggregate is blocked, or its resolution says so."""
+    resolution = known.get(offer.position)
+    if resolution == DROPPED:
         return True
     key = offer.aggregate_key
-    is_held = key in fresh or key in aggregates
-    if decision is None:
-        if is_held:
-            parked.append(_kept(offer, BEHIND))
-        return is_held
-    if not is_held:
+    is_blocked = key in fresh or key in aggregates
+    if resolution is None:
+        if is_blocked:
+            parked.append(_kept(offer, BLOCKED))
+        return is_blocked
+    if not is_blocked:
         fresh.add(key)
-    elif decision != BEHIND:
+    elif resolution != BLOCKED:
         # An earlier event of its aggregate could not be taken this time.
-        parked.append(_kept(offer, BEHIND))
+        parked.append(_kept(offer, BLOCKED))
     return True
 
 
@@ -259,11 +227,11 @@ def aggregate_key_of(subject: bytes) -> AggregateKey:
     return aggregate, aggregate_id
 
 
-def _kept(offer: Offered, decision: str, reason: str = "", told: str = "", payload: bytes | None = None) -> Parked:
+def _kept(offer: Offered, resolution: str, reason: str = "", told: str = "", payload: bytes | None = None) -> Parked:
     block = offer.record[3]
     event_id, event_type = ((header(block, name) or "")[:_NAME_MAX] for name in (MSG_ID, TYPE))
     return Parked(
-        offer.position, *offer.aggregate_key, _plain(event_id), _plain(event_type), decision, reason, told, payload
+        offer.position, *offer.aggregate_key, _plain(event_id), _plain(event_type), resolution, reason, told, payload
     )
 
 

@@ -17,11 +17,13 @@ from eventjet.nats.ranges import read_range
 from eventjet.projections.application import Application
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.quarantine import rows
-from eventjet.quarantine.fold import Held, Parked, reader
+from eventjet.quarantine.fold import BlockedAggregates, reader
 from eventjet.rebuild.prefetch import read_ahead
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.shadow import Shadow, begin, begun
 from eventjet.sql.checkpoint import Checkpoint
+from eventjet.sql.dialect import dialect_of
+from eventjet.sql.quarantine_rows import Parked
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.fold_writer import FoldWriter
 
@@ -47,12 +49,14 @@ class CatchUp:
         self._held = held
         self._resolved = shadow.resolved
         self._decode = reader(app.catalog, shadow.resolved, shadow.target.known)
-        blocked: Held | None = None
+        blocked: BlockedAggregates | None = None
         if shadow.resolved.quarantines:
-            blocked = Held(rows.aggregates(connection, held.name, held.revision, held.position), shadow.target.known)
+            blocked = BlockedAggregates(
+                rows.blocked_aggregates(connection, held.name, held.revision, held.position), shadow.target.known
+            )
             connection.rollback()
         self._writer = FoldWriter(
-            shadow.resolved, connection.dialect.name, lease_s=0, table=shadow.tables[0], blocked=blocked
+            shadow.resolved, dialect_of(connection), lease_s=0, table=shadow.tables[0], blocked=blocked
         )
         self.position = held.position
 

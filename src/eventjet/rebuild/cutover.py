@@ -14,7 +14,6 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.application import Application
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.quarantine.fold import Parked
 from eventjet.rebuild.catchup import catching_up
 from eventjet.rebuild.load import Part
 from eventjet.rebuild.plan import Plan
@@ -22,6 +21,7 @@ from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.shadow import Shadow, Swapped
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.exchange import NotNow
+from eventjet.sql.quarantine_rows import Parked
 from eventjet.workers.log_identity import check_log
 
 PATIENCE_S = 60.0

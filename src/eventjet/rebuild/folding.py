@@ -13,8 +13,9 @@ from eventjet.domain.recorded import Recorded
 from eventjet.projections.application import Application
 from eventjet.projections.fold import Fold, RowKey, Rows
 from eventjet.projections.resolve import ResolvedProjection
-from eventjet.projections.row_codec import RowCodec
-from eventjet.quarantine.fold import Held, Offered, Offering, Parked, ParkingFold, reader
+from eventjet.projections.row_codec import ColumnValues, RowCodec
+from eventjet.quarantine.fold import BlockedAggregates, Offered, Offering, ParkingFold, reader
+from eventjet.sql.quarantine_rows import Parked
 
 
 class Folding:
@@ -24,14 +25,16 @@ class Folding:
     beyond that.
     """
 
-    def __init__(self, resolved: ResolvedProjection, dialect: str, known: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self, resolved: ResolvedProjection, dialect: ColumnValues, known: Mapping[int, str] | None = None
+    ) -> None:
         self.resolved = resolved
         self.parked: list[Parked] = []
         self.codec = RowCodec(resolved.table, resolved.row_type, dialect)
         self.events = frozenset(resolved.events)
         self._rows: Rows = {}
         self._own_key: str | None = None
-        self.held = Held(known=known or {})
+        self.held = BlockedAggregates(known=known or {})
         self._parking = ParkingFold(resolved, self.codec) if resolved.quarantines else None
         several = resolved.reads and resolved.key_of is None
         self._fold = Fold(replace(resolved, keys_of=self._keys_of) if several else resolved, self.codec)
@@ -44,7 +47,7 @@ class Folding:
         """Fold the next events and park those that cannot be taken; for a projection that quarantines."""
         assert self._parking is not None
         found = self._parking(self._rows, offers, self.held)
-        self.held.aggregates.update(found.held)
+        self.held.aggregates.update(found.blocked)
         self.parked += found.parked
         self._keep(found.changed)
 
@@ -90,7 +93,7 @@ class Foldings:
     """Several projections over one reading of the log: each record is decoded once."""
 
     def __init__(
-        self, app: Application, names: Sequence[str], dialect: str, known: Sequence[Mapping[int, str]]
+        self, app: Application, names: Sequence[str], dialect: ColumnValues, known: Sequence[Mapping[int, str]]
     ) -> None:
         pairs = zip(names, known, strict=True)
         self.each = [Folding(fold_of(app, name), dialect, decided) for name, decided in pairs]
@@ -148,7 +151,7 @@ def fold_of(app: Application, name: str) -> ResolvedProjection:
 class Tokens:
     """The tokens of the keys that events of one projection touch."""
 
-    def __init__(self, resolved: ResolvedProjection, dialect: str) -> None:
+    def __init__(self, resolved: ResolvedProjection, dialect: ColumnValues) -> None:
         self._fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type, dialect))
 
     def __call__(self, event: Recorded[Any]) -> list[str]:

@@ -12,9 +12,9 @@ from sqlalchemy import Connection, MetaData, Table, delete, insert, select
 
 from eventjet.errors import QuarantineChanged
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.quarantine.fold import DECIDED, RETRIED
 from eventjet.quarantine.rows import of
 from eventjet.sql.own_tables import quarantine
+from eventjet.sql.quarantine_rows import RETRIED, VERDICTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class Snapshot:
 def read(connection: Connection, resolved: AnyResolved) -> Snapshot:
     """What the live quarantine holds now."""
     own = of(resolved.name, resolved.revision)
-    rows = connection.execute(select(quarantine.c.position, quarantine.c.decision).where(own)).all()
+    rows = connection.execute(select(quarantine.c.position, quarantine.c.resolution).where(own)).all()
     return Snapshot(
-        known={position: decision for position, decision in rows if decision != RETRIED},
-        decided=frozenset((position, decision) for position, decision in rows if decision in DECIDED),
+        known={position: resolution for position, resolution in rows if resolution != RETRIED},
+        decided=frozenset((position, resolution) for position, resolution in rows if resolution in VERDICTS),
     )
 
 

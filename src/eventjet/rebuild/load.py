@@ -12,10 +12,10 @@ from typing import Any
 from psycopg import sql
 
 from eventjet import failpoints
-from eventjet.projections.columns import POSTGRESQL
-from eventjet.quarantine.fold import Parked
 from eventjet.rebuild.refused import refusals, row_of
 from eventjet.sql.database import Database
+from eventjet.sql.postgres import POSTGRES
+from eventjet.sql.quarantine_rows import Parked
 
 SQLITE_CHUNK = 5_000
 """Rows a transaction of SQLite: a larger one would keep a live writer waiting."""
@@ -59,7 +59,7 @@ def load_part(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int
 
     Raises `RowsRefused`.
     """
-    if target.database.dialect.name == POSTGRESQL:
+    if target.database.dialect.name == POSTGRES.name:
         with refusals(target.projection):
             return _copy(target, number, rows)
     return _insert(target, number, rows)

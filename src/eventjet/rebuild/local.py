@@ -56,7 +56,7 @@ class _Loads:
         self._targets = targets
         self._watch = watch
         names = [target.projection for target in targets]
-        self._foldings = Foldings(app, names, targets[0].database.dialect.name, [target.known for target in targets])
+        self._foldings = Foldings(app, names, targets[0].database.dialect, [target.known for target in targets])
         self._numbers = [count() for _ in targets]
         self._events = 0
         self._parts: list[Part] = []

@@ -30,9 +30,8 @@ from eventjet.rebuild import runs
 from eventjet.rebuild.refused import breaker_of_check, refusals
 from eventjet.sql.database import BULK, Database
 from eventjet.sql.exchange import Exchange, Move, bounded
-from eventjet.sql.locations import names_of, recorded
+from eventjet.sql.locations import creation, names_of, recorded
 from eventjet.sql.own_tables import projections, quarantine, rebuilds
-from eventjet.sql.stored_tables import creation
 from eventjet.sql.tables import qualified
 
 _PURPOSE = "eventjet rebuild"

@@ -16,7 +16,6 @@ from sqlalchemy.pool import NullPool
 
 from eventjet.errors import EventjetError, RebuildError, Unreachable
 from eventjet.projections.app_ref import AppRef
-from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild.orphaned_runs import orphaned
 from eventjet.rebuild.plan import EngineName, Plan, Route, route_of
@@ -29,6 +28,7 @@ from eventjet.settings import Settings
 from eventjet.spark.java import find_java
 from eventjet.sql import checkpoint, migrations
 from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.postgres import POSTGRES
 
 ALL_CORES = "local[*]"
 
@@ -108,7 +108,9 @@ def _preview(
         left = () if connection is None else tuple(orphaned(connection, database))
     where = None if engine == "local" else (master or os.environ.get("SPARK_REMOTE") or ALL_CORES)
     location = (
-        "a schema ej_<run> each" if database.dialect.name == POSTGRESQL else f"a file {_file(database)}.ej_<run> each"
+        "a schema ej_<run> each"
+        if database.dialect.name == POSTGRES.name
+        else f"a file {_file(database)}.ej_<run> each"
     )
     return Preview(plan, where, database.shown, location, candidates, not known, left, _refusal(where))
 
@@ -130,7 +132,7 @@ def _candidate(database: Database, resolved: AnyResolved, run: str, connection: 
 @contextmanager
 def _looking(database: Database) -> Generator[Connection | None]:
     """A connection that cannot write; None for a file that is not there and must not come to be."""
-    if database.dialect.name == POSTGRESQL:
+    if database.dialect.name == POSTGRES.name:
         engine = database.sync_engine("eventjet rebuild --dry-run").execution_options(postgresql_readonly=True)
     else:
         file = _file(database)

@@ -20,6 +20,7 @@ from eventjet.rebuild.run_space import run_space
 from eventjet.sql import checkpoint, transitions
 from eventjet.sql.checkpoint import BUILDING, DECLARED, RETIRED, Checkpoint, revisions
 from eventjet.sql.database import Database
+from eventjet.sql.dialect import dialect_of
 from eventjet.sql.exchange import NotNow, lock_as_workers, tables_of
 from eventjet.sql.location_assignment import create_tables
 from eventjet.sql.locations import located_tables, names_of, recorded
@@ -56,7 +57,7 @@ class Shadow(Generic[R_co]):
         self.resolved: R_co = resolved
         self.run = run
         self.space = run_space(database, run)
-        self.tables = located_tables(resolved, self.space.location, database.dialect.name)
+        self.tables = located_tables(resolved, self.space.location, database.dialect)
         """As connections of `engine` find them."""
         self._names = names_of(recorded(resolved))
         self._by_hand = isinstance(resolved, ResolvedSql)
@@ -215,7 +216,7 @@ class Shadow(Generic[R_co]):
     def _check_obstacles(self, connection: Connection, location: str, live: Mapping[TableName, TableRef]) -> None:
         """Refuse by name what depends on a live table, and would stay with it."""
         tables, along = tables_of(connection), list(live.values())
-        located = located_tables(self.resolved, location, connection.dialect.name)
+        located = located_tables(self.resolved, location, dialect_of(connection))
         for name, declared, table in zip(self._names, self.resolved.tables, located, strict=True):
             found = (
                 [] if self._by_hand else [f"the foreign key to {to}, which it declares" for to in _referred(declared)]

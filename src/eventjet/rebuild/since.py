@@ -12,11 +12,10 @@ from eventjet.domain.recorded import Recorded
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.ranges import read_range
 from eventjet.projections.application import Application
-from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.fold import Fold, RowKey, Rows
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
-from eventjet.quarantine.fold import Held, ParkingFold, reader
+from eventjet.quarantine.fold import BlockedAggregates, ParkingFold, reader
 from eventjet.rebuild.replay_source import ReplaySource, read_log
 
 NEVER = "never equal"
@@ -60,16 +59,16 @@ def _fold(
     resolved: ResolvedProjection, live: Mapping[RowKey, Any], known: Mapping[int, str]
 ) -> Callable[[Rows, Any], Rows]:
     """The fold of one event, for these keys."""
-    codec = RowCodec(resolved.table, resolved.row_type, POSTGRESQL)
+    codec = RowCodec(resolved.table, resolved.row_type)
     if not resolved.quarantines:
         fold = Fold(_only(resolved, live), codec)
         return lambda rows, event: fold(rows, [event])
     parking = ParkingFold(resolved, codec)
-    held = Held(known=known)
+    held = BlockedAggregates(known=known)
 
     def parked_apart(rows: Rows, event: Any) -> Rows:
         found = parking(rows, [event], held)
-        held.aggregates.update(found.held)
+        held.aggregates.update(found.blocked)
         return found.changed
 
     return parked_apart

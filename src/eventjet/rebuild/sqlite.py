@@ -15,22 +15,21 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from sqlalchemy import Column, Connection, Engine, Table, event, make_url, text
+from sqlalchemy import Column, Connection, Engine, Table, make_url, text
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from eventjet.errors import LeaseEnded
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.projections.storage import SQLITE
 from eventjet.rebuild import runs
 from eventjet.rebuild.refused import double, refusals
 from eventjet.sql.checkpoint import DECLARED
-from eventjet.sql.database import BULK, READ_ONLY, Database, enforce_foreign_keys
+from eventjet.sql.database import BULK, READ_ONLY, Database
 from eventjet.sql.exchange import Exchange, Move, NotNow
-from eventjet.sql.locations import located_tables, names_of, recorded
+from eventjet.sql.locations import creation, located_tables, names_of, recorded
 from eventjet.sql.own_tables import metadata
-from eventjet.sql.stored_tables import creation
+from eventjet.sql.sqlite import SQLITE
 from eventjet.sql.tables import qualified
 
 _PURPOSE = "eventjet rebuild"
@@ -95,7 +94,7 @@ class SqliteSpace:
     def handlers_engine(self) -> AsyncEngine:
         """Handlers are connected to the run's file alone, so they cannot reach anything else."""
         made = self.database.engine(_PURPOSE, BULK)
-        event.listen(made.sync_engine, "connect", enforce_foreign_keys)
+        SQLITE.enforce_foreign_keys(made.sync_engine)
         return made
 
     def create(self, tables: Sequence[Table], *, bare: bool) -> None:

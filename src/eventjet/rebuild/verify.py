@@ -16,7 +16,6 @@ from eventjet.nats.api import StreamState
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.application import Application
-from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
@@ -189,7 +188,7 @@ def _copied(shadow: Shadow[AnyResolved]) -> Checkpoint:
 
 def _compare(shadow: Shadow[ResolvedProjection], watch: Watch) -> tuple[int, int, list[tuple[Any, Any]]]:
     """(live rows, differences, the first pairs of live and expected row), both sides read once in key order."""
-    codec = RowCodec(shadow.resolved.table, shadow.resolved.row_type, shadow.target.database.dialect.name)
+    codec = RowCodec(shadow.resolved.table, shadow.resolved.row_type, shadow.target.database.dialect)
     ((copied, made),) = shadow.pairs()
     rows = differences = 0
     first: list[tuple[Any, Any]] = []
@@ -213,7 +212,7 @@ def _in_key_order(shadow: Shadow[ResolvedProjection], table: Table, codec: RowCo
     """The rows of one table, a few at a time, by key as Python sorts it."""
     engine = shadow.engine()
     quote = engine.dialect.identifier_preparer.quote_identifier
-    in_bytes = ' collate "C"' if codec.dialect == POSTGRESQL else ""
+    in_bytes = shadow.target.database.dialect.byte_order
     order = ", ".join(
         quote(column.name) + (in_bytes if isinstance(column.type, String) else "")
         for column in shadow.resolved.table.primary_key.columns
@@ -265,7 +264,7 @@ def _looked_into(
     if not pairs:
         return ()
     resolved = shadow.resolved
-    codec = RowCodec(resolved.table, resolved.row_type, POSTGRESQL)
+    codec = RowCodec(resolved.table, resolved.row_type)
     live = {codec.key(one if one is not None else other): one for one, other in pairs}
     since = since_when(app, resolved, endpoint, first, last, live, shadow.target.known, past)
     return tuple(Difference(key, one, other, since[key]) for (one, other), key in zip(pairs, live, strict=True))

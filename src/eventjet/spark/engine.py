@@ -22,8 +22,7 @@ from eventjet import failpoints
 from eventjet.archive.manifest import Archive
 from eventjet.errors import RebuildError
 from eventjet.projections.app_ref import AppRef
-from eventjet.projections.columns import POSTGRESQL
-from eventjet.quarantine.fold import Parked
+from eventjet.projections.row_codec import ColumnValues
 from eventjet.rebuild.load import Part, Target, load_part
 from eventjet.rebuild.plan import Pass, Plan, Route
 from eventjet.rebuild.progress import Phase, Stopped, Watch
@@ -37,6 +36,7 @@ from eventjet.spark.scratch import scratch_folder
 from eventjet.spark.sealed import seal
 from eventjet.spark.session import Started
 from eventjet.sql.database import Database
+from eventjet.sql.quarantine_rows import Parked
 
 _POLL_S = 0.25
 _OURS = re.compile(r"^eventjet\.[\w.]+: (?P<told>.+)$", re.MULTILINE)
@@ -115,16 +115,16 @@ class _Job:
 
     def run(self, one: Pass, targets: Sequence[Target], for_tasks: tuple[Target, ...]) -> list[Part]:
         """Read the log once for the steps of one pass."""
-        frame = self._frame(one, targets[0].database.dialect.name)
+        frame = self._frame(one, targets[0].database.dialect)
         keyed = one.route is Route.BY_KEY
         folded: Any = frame.mapInArrow(FoldTask(self._app, for_tasks, keyed), RESULT)
-        if targets[0].database.dialect.name == POSTGRESQL:
+        if targets[0].database.dialect.is_concurrent:
             return list(_accounted(folded.collect(), {}))
         # One partition after the other: what is in the driver's memory is a partition's rows.
         by_name = {target.projection: target for target in targets}
         return list(_accounted(self._wanted(folded.toLocalIterator(prefetchPartitions=True)), by_name))
 
-    def _frame(self, one: Pass, dialect: str) -> Any:
+    def _frame(self, one: Pass, dialect: ColumnValues) -> Any:
         """The records of each partition, in the order of the log."""
         plan = self._plan
         frame = self._read()

@@ -13,14 +13,14 @@ from eventjet import failpoints
 from eventjet.codec.envelope import Decoder, RawRecord
 from eventjet.errors import CodecError, ProjectionError, RowsRefused
 from eventjet.projections.app_ref import AppRef
-from eventjet.projections.columns import POSTGRESQL
-from eventjet.quarantine.fold import Parked
+from eventjet.projections.row_codec import ColumnValues
 from eventjet.rebuild.folding import Folding, Foldings, Tokens, fold_of, uncollected
 from eventjet.rebuild.load import SQLITE_CHUNK, Target, load_part
 from eventjet.spark.arrow import pyarrow, records_of
 from eventjet.spark.sealed import is_sealed, unseal
 from eventjet.spark.session import partition_id
 from eventjet.sql.database import Database
+from eventjet.sql.quarantine_rows import Parked
 
 KEYED = "token string, position bigint, time_ns bigint, subject string, headers binary, body binary"
 """A record with the token of one key it touches; without a subject it tells what a task read, or why it could not."""
@@ -43,7 +43,7 @@ class KeyTask:
 
     app: AppRef
     projection: str
-    dialect: str
+    dialect: ColumnValues
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         app = self.app.load()
@@ -89,7 +89,7 @@ class FoldTask:
     def _fold(self, batches: Iterator[Any], part: int) -> Iterator[Any]:
         names = [target.projection for target in self.targets]
         known = [target.known for target in self.targets]
-        foldings = Foldings(self.app.load(), names, self.targets[0].database.dialect.name, known)
+        foldings = Foldings(self.app.load(), names, self.targets[0].database.dialect, known)
         outlets = [_Outlet(target, folding, part) for target, folding in zip(self.targets, foldings.each, strict=True)]
         events = 0
         for batch in batches:
@@ -131,7 +131,7 @@ class _Outlet:
         number = self._chunks * PARTS_STRIDE + self._part
         self._chunks += 1
         name = self._target.projection
-        if self._target.database.dialect.name == POSTGRESQL:
+        if self._target.database.dialect.is_concurrent:
             yield _result(name, number, events, load_part(self._target, number, rows))
             return
         total = 0

@@ -14,8 +14,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.sql import postgres_tables, sqlite_tables
 from eventjet.sql.checkpoint import Checkpoint
+from eventjet.sql.dialect import dialect_of
 from eventjet.sql.tables import TableName, TableRef, Tables
 
 
@@ -90,8 +90,7 @@ class Exchange:
 
 def tables_of(connection: Connection) -> Tables:
     """What is to be asked about the tables of this connection's database."""
-    kinds: dict[str, Tables] = {"postgresql": postgres_tables, "sqlite": sqlite_tables}
-    return kinds[connection.dialect.name]
+    return dialect_of(connection).tables
 
 
 def lock_as_workers(

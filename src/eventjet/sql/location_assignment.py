@@ -11,19 +11,17 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import Connection, Engine, Inspector, Table, inspect
 
 from eventjet.errors import LocationTaken, Unreachable
-from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql import checkpoint, migrations, transitions
 from eventjet.sql.checkpoint import DECLARED, RETIRED, UNASSIGNED, Checkpoint, revisions
 from eventjet.sql.database import shown_of
+from eventjet.sql.dialect import dialect_of
 from eventjet.sql.locations import (
     check_location,
     located_tables,
     names_of,
-    own_location,
     recorded,
 )
-from eventjet.sql.postgres_tables import ensure_location
 
 
 def create_tables(engine: Engine | Connection, resolved: Iterable[AnyResolved] = ()) -> list[str]:
@@ -52,7 +50,7 @@ def prepare(connection: Connection, resolved: AnyResolved) -> list[str]:
 
     The caller holds `migrations.lock`.
     """
-    dialect = connection.dialect.name
+    dialect = dialect_of(connection)
     held = checkpoint.read(connection, resolved.name, resolved.revision)
     if held is None or not _is_assigned(held):
         held = _give(connection, resolved)
@@ -74,7 +72,7 @@ def ensure(connection: Connection, resolved: AnyResolved) -> None:
     """
     held = checkpoint.read(connection, resolved.name, resolved.revision)
     if held is not None and (_is_assigned(held) or held.state == RETIRED):
-        check_location(resolved, held.location, connection.dialect.name)
+        check_location(resolved, held.location, dialect_of(connection))
         return
     migrations.lock(connection)
     held = checkpoint.read(connection, resolved.name, resolved.revision)
@@ -87,7 +85,7 @@ def check(connection: Connection, resolved: AnyResolved) -> None:
 
     Raises `NamedByHandlers` when it could not work with them where they are.
     """
-    dialect = connection.dialect.name
+    dialect = dialect_of(connection)
     held = checkpoint.read(connection, resolved.name, resolved.revision)
     shown = f"The database {shown_of(connection)}"
     named = f"revision {resolved.revision} of projection {resolved.name!r}"
@@ -96,7 +94,7 @@ def check(connection: Connection, resolved: AnyResolved) -> None:
     if held is None or not _is_assigned(held):
         holder = _holder(connection, resolved)
         if holder is not None:
-            check_location(resolved, own_location(resolved.name, resolved.revision, dialect), dialect)
+            check_location(resolved, dialect.own_location(resolved.name, resolved.revision), dialect)
             raise Unreachable(shown, str(LocationTaken(resolved, holder)).partition(". Run")[0], "Run `eventjet init`.")
     elif _begun(held) and held.tables != recorded(resolved):
         was = ", ".join(name for _, name in names_of(held.tables))
@@ -126,14 +124,15 @@ def _give(connection: Connection, resolved: AnyResolved, *, may_create: bool = T
     Raises `LocationTaken` when that needs what may not be made.
     """
     holder = _holder(connection, resolved)
-    location = DECLARED if holder is None else own_location(resolved.name, resolved.revision, connection.dialect.name)
-    check_location(resolved, location, connection.dialect.name)
+    dialect = dialect_of(connection)
+    location = DECLARED if holder is None else dialect.own_location(resolved.name, resolved.revision)
+    check_location(resolved, location, dialect)
     if holder is not None and not may_create:
         raise LocationTaken(resolved, holder)
-    if connection.dialect.name == POSTGRESQL and holder is not None:
-        # The other's home too, so that whoever exchanges them needs no right to create schemas.
+    if holder is not None:
+        # The holder's own location too, so that whoever exchanges them needs no right to create it.
         for revision in (resolved.revision, holder):
-            ensure_location(connection, own_location(resolved.name, revision, POSTGRESQL))
+            dialect.tables.ensure_location(connection, dialect.own_location(resolved.name, revision))
     checkpoint.ensure(connection, resolved.name, resolved.revision)
     # A revision older than the one that holds the location does not push it away by itself.
     takes_over = holder is not None and holder < resolved.revision

@@ -69,17 +69,17 @@ quarantine = Table(
     Column("aggregate_id", Text, nullable=False),
     Column("event_id", Text, nullable=False, server_default=""),
     Column("event_type", Text, nullable=False, server_default=""),
-    Column("decision", String(16), nullable=False),
+    Column("resolution", String(16), nullable=False),
     Column("reason", Text, nullable=False, server_default=""),
     Column("traceback", Text, nullable=False, server_default=""),
     Column("payload", LargeBinary),
     Column("parked_at", Double, nullable=False),
-    Column("decided_at", Double),
+    Column("resolved_at", Double),
     Index("ix_eventjet_quarantine_aggregate", "projection", "revision", "aggregate", "aggregate_id"),
 )
-"""One row for each event that a projection did not take, or that somebody decided about.
+"""One row for each event that a projection did not take, or that somebody gave a verdict on.
 
-`decision` is `parked` (it failed), `behind` (a parked event of its aggregate precedes it), `retry` (somebody asked to
-try it again), `retried` (it was taken after all) or `dropped` (it never will be). The first three hold their aggregate
-back. Times are seconds since 1970 by the database's clock.
+`resolution` is `parked` (it failed), `blocked` (a parked event of its aggregate precedes it), `retry` (somebody asked to
+try it again), `retried` (it was taken after all) or `dropped` (it never will be). The first three block their aggregate.
+Times are seconds since 1970 by the database's clock.
 """

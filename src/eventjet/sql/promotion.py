@@ -20,9 +20,10 @@ from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql import checkpoint, transitions
 from eventjet.sql.checkpoint import DECLARED, Checkpoint, revisions
 from eventjet.sql.database import Database
+from eventjet.sql.dialect import dialect_of
 from eventjet.sql.exchange import Exchange, Move, NotNow, bounded, lock_as_workers, tables_of
 from eventjet.sql.location_assignment import holders
-from eventjet.sql.locations import names_of, own_location
+from eventjet.sql.locations import names_of
 from eventjet.sql.own_tables import projections
 from eventjet.sql.tables import listed
 
@@ -143,7 +144,7 @@ def _promote(connection: Connection, resolved: AnyResolved, epoch: int | None) -
     exchange.carry_out()
     failpoints.reach("takeover.moved")
     for one in there:
-        location = own_location(one.name, one.revision, connection.dialect.name)
+        location = dialect_of(connection).own_location(one.name, one.revision)
         transitions.displace(connection, one.name, one.revision, location)
     transitions.promote(connection, own.name, own.revision)
     return Promoted(tuple(one.revision for one in there), own.position)
@@ -151,9 +152,9 @@ def _promote(connection: Connection, resolved: AnyResolved, epoch: int | None) -
 
 def _exchange(connection: Connection, own: Checkpoint, there: Sequence[Checkpoint]) -> Exchange:
     """The tables of those that are there go to their own locations, and those of `own` come from its own."""
-    dialect = connection.dialect.name
+    dialect = dialect_of(connection)
     leaving = [
-        Move(name, DECLARED, own_location(one.name, one.revision, dialect))
+        Move(name, DECLARED, dialect.own_location(one.name, one.revision))
         for one in there
         for name in names_of(one.tables)
     ]

@@ -11,9 +11,10 @@ from eventjet.errors import UsageError
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql import checkpoint, transitions
 from eventjet.sql.checkpoint import RETIRED, Checkpoint, revisions
+from eventjet.sql.dialect import dialect_of
 from eventjet.sql.exchange import tables_of
 from eventjet.sql.location_assignment import holders
-from eventjet.sql.locations import names_of, own_location
+from eventjet.sql.locations import names_of
 from eventjet.sql.own_tables import quarantine
 from eventjet.sql.tables import TableRef
 
@@ -69,7 +70,7 @@ def retire(connection: Connection, name: str, revision: int, declared: Collectio
         raise UsageError(f"{name}:{revision} was moved meanwhile. Look again with `eventjet db unused`.")
     # Once more, now that nobody can take it.
     _refuse_in_use({(one.projection, one.revision): one for one in unused(connection, declared)}[name, revision])
-    tables.drop_location(connection, own_location(name, revision, connection.dialect.name))
+    tables.drop_location(connection, dialect_of(connection).own_location(name, revision))
     of_it = (quarantine.c.projection == name) & (quarantine.c.revision == revision)
     connection.execute(delete(quarantine).where(of_it))
     transitions.retire(connection, name, revision)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from sqlalchemy import select
 from sqlalchemy.exc import InterfaceError, OperationalError
@@ -21,10 +21,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.codec.notices import notice_subject, read_notice
 from eventjet.errors import NotCaughtUp, StoreError, Unreachable
-from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.checkpoint import FAILED, PAUSED, RETIRED
-from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.database import Database
 from eventjet.sql.own_tables import projections
 
 FIRST_LOOK_S = 5.0
@@ -260,10 +259,7 @@ class Checkpoints:
 
     async def _read(self, where: Database) -> Mapping[str, Sequence[Standing]]:
         if self._engine is None:
-            options: dict[str, Any] = {READ_ONLY: True}
-            if where.dialect.name == POSTGRESQL:
-                options = {"isolation_level": "AUTOCOMMIT"}
-            self._engine = where.engine("eventjet caught_up").execution_options(**options)
+            self._engine = where.engine("eventjet caught_up").execution_options(**where.dialect.look_options)
         found: dict[str, list[Standing]] = {}
         async with self._engine.connect() as connection:
             for name, *rest in await connection.execute(_QUERY):

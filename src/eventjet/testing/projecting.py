@@ -103,7 +103,7 @@ def projected(projection: Declared, /, *histories: Iterable[Recorded[object]]) -
     resolved = resolve(projection, catalog)
     for one in recorded:
         event_info(type(one.data))
-    fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type, "sqlite"))
+    fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type))
     rows = fold({}, [one for one in recorded if type(one.data) in resolved.events])
     return Projected(row for row in rows.values() if row is not None)
 

@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
+from eventjet.domain.recorded import Recorded
 from eventjet.writers.batch import Batch
 
 BYTES_MAX = 16 * 1024 * 1024
@@ -20,9 +22,12 @@ _GATHER_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A small batch, as it was read: several are merged into the one that is written."""
+    """Some records of the log, decoded: several make a batch."""
 
-    batch: Batch
+    after: int
+    last: int
+    event_id: str
+    events: Sequence[Recorded[Any]]
     count: int
     """Records in it, those of no subscription included."""
     size: int
@@ -32,10 +37,9 @@ class Chunk:
 
 
 class EventBuffer:
-    """One thread puts, one task of the loop takes; at most two batches wait.
+    """One thread puts, one task of the loop takes. Holds at most two batches.
 
-    What waits is merged, so that batches are small while the writer keeps up and whole while it is far behind. The
-    thread waits on a condition and wakes the loop, which must never block, through an event.
+    What waits is merged, so that batches are small while the writer keeps up and whole while it is far behind.
     """
 
     def __init__(self, batch_max: int) -> None:
@@ -117,13 +121,13 @@ class EventBuffer:
             self._count -= count
             self._size -= sum(chunk.size for chunk in taken)
             self._changed.notify_all()
-        return _merged([chunk.batch for chunk in taken])
+        return _merged(taken)
 
     def _is_whole(self) -> bool:
         return self._count >= self.batch_max or self._is_full()
 
     def _is_partial(self) -> bool:
-        """Whether something waits and more than a batch is still to come, so that waiting for a whole one is short."""
+        """Whether something waits, and more is about to come: more than is left of a batch."""
         with self._changed:
             coming = self._chunks and self._failure is None and self._chunks[-1].left > self.batch_max
             return bool(coming) and not self._is_whole()
@@ -139,8 +143,9 @@ class EventBuffer:
             self.close()
 
 
-def _merged(batches: Sequence[Batch]) -> Batch:
-    if len(batches) == 1:
-        return batches[0]
-    first, last = batches[0], batches[-1]
-    return Batch(first.after, last.last, last.event_id, [event for batch in batches for event in batch.events])
+def _merged(chunks: Sequence[Chunk]) -> Batch:
+    if len(chunks) == 1:
+        only = chunks[0]
+        return Batch(only.after, only.last, only.event_id, only.events)
+    events = [event for chunk in chunks for event in chunk.events]
+    return Batch(chunks[0].after, chunks[-1].last, chunks[-1].event_id, events)

@@ -10,10 +10,9 @@ from typing import Any
 from eventjet.codec.catalog import Catalog
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability.metrics import Meter
-from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.quarantine.fold import Held
+from eventjet.quarantine.fold import BlockedAggregates
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import Database
 from eventjet.sql.locations import located
@@ -80,12 +79,14 @@ class WorkerContext:
         meter = self.meters.setdefault(resolved.durable, Meter(resolved.name, resolved.revision))
         return ProgressReporter(meter, self.notifier)
 
-    def fold_writer(self, resolved: ResolvedProjection, held: Checkpoint, blocked: Held | None = None) -> FoldWriter:
+    def fold_writer(
+        self, resolved: ResolvedProjection, held: Checkpoint, blocked: BlockedAggregates | None = None
+    ) -> FoldWriter:
         """For one term: it writes to where the checkpoint says that the table is."""
-        dialect = self.database.dialect.name
+        dialect = self.database.dialect
         table = located(resolved.table, held.location, dialect)
         return FoldWriter(resolved, dialect, lease_s=self.options.lease_s, table=table, blocked=blocked)
 
     def turn(self) -> AbstractAsyncContextManager[Any]:
-        """Held while writing: SQLite has one writer, and its own way of queueing is to poll."""
-        return nullcontext() if self.database.dialect.name == POSTGRESQL else self._turn
+        """BlockedAggregates while writing: SQLite has one writer, and its own way of queueing is to poll."""
+        return nullcontext() if self.database.dialect.is_concurrent else self._turn

@@ -15,6 +15,7 @@ from eventjet.errors import CheckpointFenced, TableOccupied
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql import location_assignment, transitions
 from eventjet.sql.checkpoint import Checkpoint
+from eventjet.sql.dialect import dialect_of
 from eventjet.sql.locations import located_tables
 from eventjet.workers.context import WorkerContext
 from eventjet.workers.session import Session
@@ -103,7 +104,7 @@ class Lease:
 
 
 def _check_unused(connection: Connection, resolved: AnyResolved, location: str) -> None:
-    for table in located_tables(resolved, location, connection.dialect.name):
+    for table in located_tables(resolved, location, dialect_of(connection)):
         if connection.execute(select(1).select_from(table).limit(1)).first() is not None:
             raise TableOccupied(resolved, f"{table.name} holds rows that no checkpoint knows of")
 

@@ -1,8 +1,8 @@
 """`Notifier`: tells over core NATS how far projections are true, so that nobody has to ask the database all the time.
 
-It has a thread and a connection of its own: the thread that reads holds a worker's connection for up to half a second
-at a time, so nothing could be sent over that in time. Telling never waits and never fails. At most one publish is under
-way; what is told meanwhile is merged, the newest position of each projection. What is lost is harmless (see `waiting`).
+A thread and a link of its own: a worker's reading link is locked by the thread that waits on it, for up to half a
+second, so nothing can be sent over it in time. Telling never waits and never fails. At most one publish is under way;
+what is told meanwhile is merged, the newest position of each projection. What is lost is harmless (see `waiting`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _REST_S = 0.005
 """Between two publishes: with tiny batches 200 notices a second say as much as thousands."""
 _LISTEN_S = 5.0
-"""How often an idle connection is looked at: the server wants its pings answered."""
+"""How often an idle link is looked at: the server wants its pings answered."""
 _RETRY_S = 1.0
 _OPEN_S = 3.0
 _END_S = 2.0
@@ -41,11 +41,11 @@ class Notifier:
         self._closed = False
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self._connection: NatsConnection | None = None
+        self._link: NatsConnection | None = None
         self._denied = False
 
     def tell(self, projection: str, revision: int, position: int) -> None:
-        """A revision's rows are true up to a position."""
+        """A revision is true up to a position."""
         with self._changed:
             self._news[projection, revision] = position
             if self._thread is None and not self._closed:
@@ -62,8 +62,8 @@ class Notifier:
         self._ended.set()
         if thread is not None:
             thread.join(_END_S)
-            if thread.is_alive() and self._connection is not None:
-                self._connection.close()
+            if thread.is_alive() and self._link is not None:
+                self._link.close()
 
     def _run(self) -> None:
         while True:
@@ -80,22 +80,22 @@ class Notifier:
             else:
                 self._ended.wait(_REST_S)
             if closed:
-                self._disconnect()
+                self._drop_link()
                 return
 
     def _publish(self, news: Mapping[Revision, int]) -> None:
-        if self._connection is None:
-            self._connection = NatsConnection.open(self._endpoint, timeout_s=_OPEN_S)
+        if self._link is None:
+            self._link = NatsConnection.open(self._endpoint, timeout_s=_OPEN_S)
             self._denied = False
         if news and not self._denied:
-            self._connection.send(
+            self._link.send(
                 b"".join(
                     publish_frame(notice_subject(self._app, name), notice(revision, position))
                     for (name, revision), position in news.items()
                 )
             )
         try:
-            self._connection.receive(0.0)
+            self._link.receive(0.0)
         except Unauthorized:
             raise
         except Forbidden as error:
@@ -104,12 +104,12 @@ class Notifier:
 
     def _lost(self, error: Exception, news: Mapping[Revision, int]) -> None:
         _log.debug("notices wait: %s", error)
-        self._disconnect()
+        self._drop_link()
         with self._changed:
             for key, position in news.items():
                 self._news.setdefault(key, position)
 
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+    def _drop_link(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()

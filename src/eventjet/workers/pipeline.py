@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from eventjet import failpoints
 from eventjet.errors import CheckpointFenced, HandlerFailed
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.database import is_about_data
+from eventjet.sql.dialect import is_about_data
 from eventjet.workers.context import ProgressReporter, WorkerOptions
 from eventjet.workers.reader import EventReader
 from eventjet.workers.retries import log_parked
@@ -104,7 +104,7 @@ class FoldCommitter:
         else:
             await writing
         took_s = time.perf_counter() - began
-        log_parked(self._held.name, prepared.changes.sorting)
+        log_parked(self._held.name, prepared.changes.quarantine)
         return took_s
 
     async def _fold_ahead(self, after: int) -> None:

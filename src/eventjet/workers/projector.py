@@ -27,7 +27,6 @@ from eventjet.errors import (
     TransactionEnded,
     UnknownEvent,
 )
-from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine.fold import is_newer
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, DECLARED, FAILED
@@ -129,7 +128,7 @@ class Projector:
             committer = SqlCommitter(session, SqlWriter(resolved, lease_s=context.options.lease_s), held)
         else:
             writer = context.fold_writer(resolved, held, blocked)
-            overlaps = context.database.dialect.name == POSTGRESQL
+            overlaps = context.database.dialect.is_concurrent
             committer = FoldCommitter(session, writer, held, reader, overlaps=overlaps)
         return BatchPipeline(held, reader, committer, self._pace, self._reporter)
 

@@ -10,7 +10,6 @@ from sqlalchemy import Connection
 
 from eventjet import failpoints
 from eventjet.errors import CheckpointFenced, PromotionRefused
-from eventjet.projections.columns import POSTGRESQL
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.checkpoint import revisions
 from eventjet.sql.exchange import NotNow
@@ -78,7 +77,7 @@ class Promotion:
 
     async def _exchange(self, step: Callable[[float], Awaitable[object]]) -> Promoted | None:
         resolved, epoch = self._resolved, self._lease.held.epoch
-        if self._context.database.dialect.name != POSTGRESQL:
+        if not self._context.database.dialect.is_concurrent:
             # Its one writer lock lets nobody write meanwhile, and is asked for right after a batch of ours.
             return await self._session.write(lambda connection: attempt(connection, resolved, epoch=epoch))
         # The freeze needs a transaction of its own, beside the session that goes on writing what is left.

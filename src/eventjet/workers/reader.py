@@ -102,7 +102,7 @@ class EventReader:
             self._buffer.fail(error)
 
     def _hand_over(self, records: Sequence[RawRecord]) -> bool:
-        """Decode and put, even what precedes a record that cannot be decoded; False when nobody takes any more."""
+        """Decode and put; a record that cannot be decoded ends the chunk before it. False when nobody takes."""
         decode = self._decode
         events: list[Recorded[Any]] = []
         done = 0
@@ -117,10 +117,11 @@ class EventReader:
             fault = error
         if done:
             last = records[done - 1]
-            batch = Batch(self._position, last[0], header(last[3], MSG_ID) or "", events)
             size = sum([len(record[4]) for record in records[:done]])
+            event_id, left = header(last[3], MSG_ID) or "", self._pull.pending
+            chunk = Chunk(self._position, last[0], event_id, events, done, size, left)
             self._position = last[0]
-            if not self._buffer.put(Chunk(batch, done, size, self._pull.pending)):
+            if not self._buffer.put(chunk):
                 return False
         if fault is not None:
             raise fault

@@ -18,9 +18,10 @@ from eventjet.nats.connection import NatsConnection
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine import rows
-from eventjet.quarantine.fold import PARKED, RETRIED, RETRY, AggregateKey, Held, Offered, Offering, Parked, Sorting
+from eventjet.quarantine.fold import AggregateKey, BlockedAggregates, Offered, Offering
 from eventjet.quarantine.rows import Waiting
 from eventjet.sql.checkpoint import Checkpoint
+from eventjet.sql.quarantine_rows import PARKED, RETRIED, RETRY, Parked, QuarantineChanges
 from eventjet.workers.context import WorkerContext
 from eventjet.workers.log_identity import check_log
 from eventjet.workers.session import Session
@@ -35,12 +36,14 @@ _BYTES_MAX = 16 * 1024 * 1024
 """Their bodies; a single larger event still passes."""
 
 
-async def load_blocked(session: Session, resolved: AnyResolved) -> Held:
+async def load_blocked(session: Session, resolved: AnyResolved) -> BlockedAggregates:
     """The aggregates whose events wait; raises `StillHeld`."""
-    blocked = await session.read(lambda connection: rows.aggregates(connection, resolved.name, resolved.revision))
+    blocked = await session.read(
+        lambda connection: rows.blocked_aggregates(connection, resolved.name, resolved.revision)
+    )
     if blocked and not resolved.quarantines:
         raise StillHeld(resolved, len(blocked))
-    return Held(blocked)
+    return BlockedAggregates(blocked)
 
 
 async def carry_out_retries(
@@ -103,7 +106,7 @@ class _Retries:
         changes = changes_of(found.changed, _sorting(waiting, len(offers), failed))
         prepared = Prepared(self._unmoved(), changes, found.changed)
         await self._session.write(lambda connection: self._writer.commit(connection, self._held, prepared))
-        log_parked(self._resolved.name, changes.sorting, "is parked again")
+        log_parked(self._resolved.name, changes.quarantine, "is parked again")
 
     def _offers(self, waiting: Sequence[Waiting]) -> list[Offered]:
         """Read them from the log; blocks. Fewer when they are large."""
@@ -126,7 +129,7 @@ class _Retries:
         return found
 
 
-def _sorting(waiting: Sequence[Waiting], tried: int, failed: Mapping[AggregateKey, Parked]) -> Sorting:
+def _sorting(waiting: Sequence[Waiting], tried: int, failed: Mapping[AggregateKey, Parked]) -> QuarantineChanges:
     """Of so many tried: what was parked and is taken stays as history, what was blocked by it is forgotten.
 
     `failed` is the first of each aggregate that was not taken; the rest of that stays blocked. Where an aggregate has
@@ -137,20 +140,20 @@ def _sorting(waiting: Sequence[Waiting], tried: int, failed: Mapping[AggregateKe
         for event in waiting[:tried]
         if event.aggregate_key not in failed or event.position < failed[event.aggregate_key].position
     ]
-    decided = [(event.position, RETRIED) for event in taken if event.has_failed]
+    resolved = [(event.position, RETRIED) for event in taken if event.has_failed]
     last = waiting[tried - 1].aggregate_key
     if len(waiting) > tried and waiting[tried].aggregate_key == last and last not in failed:
-        decided.append((waiting[tried].position, RETRY))
-    return Sorting(
+        resolved.append((waiting[tried].position, RETRY))
+    return QuarantineChanges(
         parked=list(failed.values()),
         freed=[event.position for event in taken if not event.has_failed],
-        decided=decided,
+        resolved=resolved,
     )
 
 
-def log_parked(name: str, sorting: Sorting | None, how: str = "is parked") -> None:
+def log_parked(name: str, quarantine: QuarantineChanges | None, how: str = "is parked") -> None:
     """Log what was just parked: one line a batch, whatever it blocks."""
-    heads = [event for event in sorting.parked if event.decision == PARKED] if sorting is not None else []
+    heads = [event for event in quarantine.parked if event.resolution == PARKED] if quarantine is not None else []
     if heads:
         more = f", and {len(heads) - 1} more" if len(heads) > 1 else ""
         reason = next(iter(heads[0].reason.splitlines()), "")

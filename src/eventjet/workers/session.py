@@ -11,9 +11,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from eventjet.projections.columns import POSTGRESQL
-from eventjet.projections.storage import SQLITE
-from eventjet.sql.database import READ_ONLY, enforce_foreign_keys
+from eventjet.sql.database import READ_ONLY
 from eventjet.sql.postgres_tables import look_first_in
 from eventjet.workers.context import WorkerContext
 from eventjet.writers.sql_guard import driver_of, is_over
@@ -27,7 +25,7 @@ class Session:
     def __init__(self, connection: AsyncConnection, context: WorkerContext) -> None:
         self._connection = connection
         self._context = context
-        self._is_postgres = context.database.dialect.name == POSTGRESQL
+        self._is_concurrent = context.database.dialect.is_concurrent
 
     @classmethod
     @asynccontextmanager
@@ -37,8 +35,8 @@ class Session:
         `by_hand` is for the statements of an application, which may rely upon its foreign keys.
         """
         engine = context.database.engine(f"eventjet {purpose}")
-        if by_hand and context.database.dialect.name == SQLITE:
-            event.listen(engine.sync_engine, "connect", enforce_foreign_keys)
+        if by_hand:
+            context.database.dialect.enforce_foreign_keys(engine.sync_engine)
         try:
             session = cls(await engine.connect(), context)
             try:
@@ -77,8 +75,8 @@ class Session:
                 raise
 
     async def commit_by_statement(self) -> None:
-        """From here on each `write` is one statement, which PostgreSQL commits without being asked."""
-        if self._is_postgres:
+        """From here on each `write` is one statement, which a database that is concurrent commits without being asked."""
+        if self._is_concurrent:
             await self._connection.execution_options(isolation_level="AUTOCOMMIT")
 
     async def look_first_in(self, schema: str) -> None:
@@ -104,5 +102,5 @@ class Session:
         self._connection = await connection.engine.connect()
 
     async def _read_only(self, wanted: bool) -> None:
-        if not self._is_postgres:
+        if not self._is_concurrent:
             await self._connection.execution_options(**{READ_ONLY: wanted})

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 
 from eventjet.errors import UsageError
 from eventjet.nats.connection import NatsConnection
@@ -41,7 +40,7 @@ async def run_workers(
 
     `on_ready` is called once, when every projection works, waits as a standby, or is stopped by a fault. Raises
     `UsageError` for a name the app does not have, and `Unreachable` when the server, the stream, the database or its
-    tables are missing at the start; later outages are waited out. Health and metrics are served at the address `http`
+    tables are missing at the start; later outages are waited out. At the address `http` health and metrics are told
     meanwhile.
     """
     options = options or WorkerOptions()
@@ -62,7 +61,7 @@ async def run_workers(
 async def _work(
     context: WorkerContext, chosen: Sequence[AnyResolved], stop: asyncio.Event, on_ready: Callable[[], None] | None
 ) -> None:
-    waiting = {resolved.durable for resolved in chosen}
+    waiting = {one.durable for one in chosen}
 
     def ready(resolved: AnyResolved) -> None:
         if resolved.durable in waiting:
@@ -71,8 +70,8 @@ async def _work(
                 on_ready()
 
     tasks = [
-        asyncio.create_task(Projector(resolved, context, partial(ready, resolved)).run(stop), name=resolved.durable)
-        for resolved in chosen
+        asyncio.create_task(Projector(one, context, lambda one=one: ready(one)).run(stop), name=one.durable)
+        for one in chosen
     ]
     try:
         await stop.wait()
@@ -102,7 +101,7 @@ def _chosen(app: Application, names: Sequence[str]) -> list[AnyResolved]:
 
 
 async def _check(context: WorkerContext, chosen: Sequence[AnyResolved]) -> None:
-    """Fail early, with a message, on what somebody has to set up first."""
+    """Fail early, and in words, on what a person has to set up first."""
     engine = context.database.engine("eventjet worker")
     try:
         async with context.database.reaching(), engine.connect() as connection:
@@ -114,5 +113,5 @@ async def _check(context: WorkerContext, chosen: Sequence[AnyResolved]) -> None:
 
 
 def _check_stream(context: WorkerContext) -> None:
-    with NatsConnection.open(context.endpoint) as connection:
-        state_of_log(connection, context.stream)
+    with NatsConnection.open(context.endpoint) as link:
+        state_of_log(link, context.stream)

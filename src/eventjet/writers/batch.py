@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError, StatementError
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import EventjetError, HandlerFailed
 from eventjet.quarantine.fold import Offered
-from eventjet.sql.database import is_about_data
+from eventjet.sql.dialect import is_about_data
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,13 @@ from eventjet import failpoints
 from eventjet.errors import CheckpointFenced
 from eventjet.projections.fold import Fold, RowKey, Rows
 from eventjet.projections.resolve import ResolvedProjection
-from eventjet.projections.row_codec import RowCodec, storage_table
-from eventjet.quarantine.fold import AggregateKey, Held, Offered, ParkingFold, Sorted, Sorting
-from eventjet.sql.checkpoint import Checkpoint, read
-from eventjet.sql.statements import Changes, statements
+from eventjet.projections.row_codec import RowCodec
+from eventjet.quarantine.fold import AggregateKey, BlockedAggregates, Offered, ParkingFold, Sorted
+from eventjet.sql.checkpoint import DECLARED, Checkpoint, read
+from eventjet.sql.dialect import Dialect
+from eventjet.sql.locations import located
+from eventjet.sql.quarantine_rows import QuarantineChanges
+from eventjet.sql.statements import Changes
 from eventjet.writers.batch import Batch
 from eventjet.writers.recent import NONE, ROWS_MAX, RecentRows
 
@@ -53,11 +56,11 @@ class FoldWriter:
     def __init__(
         self,
         resolved: ResolvedProjection,
-        dialect: str,
+        dialect: Dialect,
         *,
         lease_s: float,
         table: Table | None = None,
-        blocked: Held | None = None,
+        blocked: BlockedAggregates | None = None,
     ) -> None:
         codec = RowCodec(resolved.table, resolved.row_type, dialect)
         # Rows of values that may be large, or changed in place, are read anew for every batch.
@@ -66,11 +69,13 @@ class FoldWriter:
         self._fold = Fold(resolved, codec)
         self._parking = ParkingFold(resolved, codec) if resolved.quarantines else None
         self._lease_s = lease_s
-        self._statements = statements(storage_table(resolved.table, dialect) if table is None else table, codec)
+        self._statements = dialect.statements(
+            located(resolved.table, DECLARED, dialect) if table is None else table, codec
+        )
         self._position: int | None = None
         """Where what is remembered is true."""
         self._recent = RecentRows(0 if heavy else ROWS_MAX)
-        self._blocked = Held() if blocked is None else blocked
+        self._blocked = BlockedAggregates() if blocked is None else blocked
         self._prepared: deque[Prepared] = deque()
         """What was folded after that position: at most a batch whose commit is under way and the one after it."""
 
@@ -116,7 +121,7 @@ class FoldWriter:
         """Read and fold events that waited, and park again what cannot be taken. For a projection that quarantines."""
         assert self._parking is not None
         keys = self._parking.keys(offers)
-        return self._parking(self._statements.read(connection, keys) if keys else {}, offers, Held())
+        return self._parking(self._statements.read(connection, keys) if keys else {}, offers, BlockedAggregates())
 
     def commit(self, connection: Connection, held: Checkpoint, prepared: Prepared) -> None:
         """Rows and checkpoint together, or `CheckpointFenced` and neither."""
@@ -154,8 +159,8 @@ class FoldWriter:
                 prepared = Prepared(batch, changes_of(changed), changed)
             else:
                 found = self._parking(rows, events, self._blocked)
-                sorting = Sorting(found.parked) if found.parked else None
-                prepared = Prepared(batch, changes_of(found.changed, sorting), found.changed, found.held)
+                quarantine = QuarantineChanges(found.parked) if found.parked else None
+                prepared = Prepared(batch, changes_of(found.changed, quarantine), found.changed, found.blocked)
         self._prepared.append(prepared)
         return prepared
 
@@ -174,9 +179,9 @@ def fenced(connection: Connection, held: Checkpoint, batch: Batch) -> Checkpoint
     )
 
 
-def changes_of(changed: Rows, sorting: Sorting | None = None) -> Changes:
+def changes_of(changed: Rows, quarantine: QuarantineChanges | None = None) -> Changes:
     """What a fold did to rows that are read."""
     if None in changed.values():
         kept = [row for row in changed.values() if row is not None]
-        return Changes(kept, gone=[key for key, row in changed.items() if row is None], sorting=sorting)
-    return Changes(list(changed.values()), sorting=sorting)
+        return Changes(kept, gone=[key for key, row in changed.items() if row is None], quarantine=quarantine)
+    return Changes(list(changed.values()), quarantine=quarantine)

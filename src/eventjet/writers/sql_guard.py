@@ -7,7 +7,6 @@ the handler met is told as such, whatever the handler made of it.
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -15,11 +14,12 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 from sqlalchemy import DDL, Connection, Table, TextClause, event
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.dml import UpdateBase
 
 from eventjet.projections.sql_projection import ResolvedSql
+from eventjet.sql.dialect import is_transient
 
 _ENDS = re.compile(
     r"^\s*(begin|start\s+transaction|savepoint|release|commit|end|abort|rollback|prepare\s+transaction)\b"
@@ -27,29 +27,10 @@ _ENDS = re.compile(
     re.IGNORECASE,
 )
 """Statements by hand that would end the transaction, or begin another."""
-_TRANSIENT = ("08", "40", "53", "55", "57", "58", "XX", "25006", "25P03")
-"""SQLSTATEs, or their classes, of faults that another try may not meet."""
-_TRANSIENT_SQLITE = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})
-"""SQLite's primary codes of the same: busy, locked, out of memory, read-only, interrupted, I/O, damaged, full …"""
 
 
 class NotAllowed(Exception):
     """A handler tried what it must not do; nothing has happened yet."""
-
-
-def is_transient(error: DBAPIError) -> bool:
-    """Whether the connection, a lock, or the server failed, so that the same may succeed another time."""
-    if error.connection_invalidated:
-        return True
-    state = str(getattr(error.orig, "sqlstate", None) or "")
-    if state:
-        # A plan of a table that has changed since; a new session makes another.
-        return state.startswith(_TRANSIENT) or (state == "0A000" and "cached plan" in str(error.orig))
-    code = getattr(error.orig, "sqlite_errorcode", None)
-    if isinstance(code, int):
-        return code & 0xFF in _TRANSIENT_SQLITE
-    # Without a code it is the driver that speaks: of the connection, or of a value it cannot send.
-    return isinstance(error, OperationalError | InterfaceError) and not isinstance(error.orig, sqlite3.Error)
 
 
 class Guard:

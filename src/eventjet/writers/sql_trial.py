@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from sqlalchemy import event, select
+from sqlalchemy import select
 
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.sql import checkpoint
-from eventjet.sql.database import Database, enforce_foreign_keys
+from eventjet.sql.database import Database
 from eventjet.sql.location_assignment import create_tables
 from eventjet.writers.batch import Batch
 from eventjet.writers.sql_writer import SqlWriter
@@ -24,8 +24,9 @@ TableRows: TypeAlias = dict[str, list[dict[str, Any]]]
 async def rows_after(resolved: ResolvedSql, events: Sequence[Recorded[Any]]) -> TableRows:
     """The rows of all tables after these events, which are of the subscription and have rising positions."""
     with tempfile.TemporaryDirectory(prefix="eventjet-") as folder:
-        engine = Database(f"sqlite:///{Path(folder) / 'trial.db'}").engine()
-        event.listen(engine.sync_engine, "connect", enforce_foreign_keys)
+        database = Database(f"sqlite:///{Path(folder) / 'trial.db'}")
+        engine = database.engine()
+        database.dialect.enforce_foreign_keys(engine.sync_engine)
         try:
             async with engine.begin() as connection:
                 await connection.run_sync(create_tables, [resolved])

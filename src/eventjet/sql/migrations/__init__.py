@@ -11,18 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, select, text
+from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, select
 
 from eventjet.errors import Unreachable
-from eventjet.projections.columns import POSTGRESQL
+from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import shown_of
+from eventjet.sql.dialect import dialect_of
 
 HEAD = "0001"
 """The newest revision, known here so that looking whether a database is current does not import Alembic."""
 VERSION_TABLE = "eventjet_alembic_version"
 
 _version = Table(VERSION_TABLE, MetaData(), Column("version_num", String(32), primary_key=True))
-_LOCK = 0x656A_6464_6C  # "ejddl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +39,13 @@ class Upgraded:
 
 
 def lock(connection: Connection) -> None:
-    """Let no other process create or alter tables of eventjet until this transaction ends.
-
-    On SQLite the transaction itself, which began IMMEDIATE, does that.
-    """
-    if connection.dialect.name == POSTGRESQL:
-        connection.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+    """Let no other process create or alter tables of eventjet until this transaction ends."""
+    dialect_of(connection).lock_migrations(connection)
 
 
 def version(connection: Connection) -> str | None:
     """The revision of eventjet's tables in a database; None when none is noted."""
-    if connection.dialect.name == POSTGRESQL:
-        there = connection.scalar(text("select to_regclass(:name)"), {"name": VERSION_TABLE}) is not None
-    else:
-        there = inspect(connection).has_table(VERSION_TABLE)
+    there = dialect_of(connection).tables.find(connection, (None, VERSION_TABLE), DECLARED) is not None
     return connection.scalar(select(_version.c.version_num)) if there else None
 
 

@@ -88,12 +88,12 @@ def _tables() -> MetaData:
         Column("aggregate_id", Text, nullable=False),
         Column("event_id", Text, nullable=False, server_default=""),
         Column("event_type", Text, nullable=False, server_default=""),
-        Column("decision", String(16), nullable=False),
+        Column("resolution", String(16), nullable=False),
         Column("reason", Text, nullable=False, server_default=""),
         Column("traceback", Text, nullable=False, server_default=""),
         Column("payload", LargeBinary),
         Column("parked_at", Double, nullable=False),
-        Column("decided_at", Double),
+        Column("resolved_at", Double),
         Index("ix_eventjet_quarantine_aggregate", "projection", "revision", "aggregate", "aggregate_id"),
     )
     return made

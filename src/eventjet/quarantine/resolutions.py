@@ -1,7 +1,7 @@
-"""What people look at in the quarantine and decide about it.
+"""What people see of the quarantine, and the verdicts they give: to try a parked event again, or to drop it.
 
-A decision is made with the checkpoint locked, and raises its epoch: the worker that holds the lease is fenced, and the
-next term begins with carrying the decision out.
+A verdict is given with the checkpoint locked, and deposes its owner: the worker that holds the lease is fenced, and the
+next term begins with carrying the verdict out.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 from sqlalchemy import Connection, func, select, update
 
 from eventjet.errors import UsageError
-from eventjet.quarantine.fold import BEHIND, DROPPED, HOLDING, PARKED, RETRY
 from eventjet.quarantine.rows import of
 from eventjet.sql import checkpoint, transitions
 from eventjet.sql.clock import Clock
 from eventjet.sql.own_tables import quarantine
+from eventjet.sql.quarantine_rows import BLOCKED, BLOCKING, DROPPED, PARKED, RETRY
 
 _q = quarantine.c
 _SHOWN = (
-    _q.projection, _q.revision, _q.position, _q.aggregate, _q.aggregate_id, _q.event_id, _q.event_type, _q.decision,
-    _q.reason, _q.parked_at, _q.decided_at,
+    _q.projection, _q.revision, _q.position, _q.aggregate, _q.aggregate_id, _q.event_id, _q.event_type, _q.resolution,
+    _q.reason, _q.parked_at, _q.resolved_at,
 )  # fmt: skip
 
 
@@ -37,13 +37,13 @@ class Listed:
     aggregate_id: str
     event_id: str
     event_type: str
-    decision: str
+    resolution: str
     reason: str
     parked_at: float
     """Seconds since 1970."""
-    decided_at: float | None
-    behind: int
-    """Events of its aggregate that wait behind it."""
+    resolved_at: float | None
+    blocked: int
+    """Events of its aggregate that wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,40 +53,40 @@ class Shown:
     event: Listed
     traceback: str
     payload: bytes | None
-    held_by: int | None
-    """The parked event that it is behind."""
+    blocked_by: int | None
+    """The parked event that it waits for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a decision."""
+    """What became of a verdict."""
 
     position: int
-    decision: str
+    resolution: str
     reason: str
     next: int | None
-    """The event that holds its aggregate back now, if there is one."""
-    next_decision: str | None
+    """The event that blocks its aggregate now, if there is one."""
+    next_resolution: str | None
     next_reason: str
 
     @property
     def is_open(self) -> bool:
         """Whether a worker is still to carry it out."""
-        return RETRY in (self.decision, self.next_decision)
+        return RETRY in (self.resolution, self.next_resolution)
 
 
-def listed(connection: Connection, names: Collection[str], *, decided: bool = False) -> list[Listed]:
-    """The parked events of some projections, those to be tried again among them; with `decided` history too."""
+def listed(connection: Connection, names: Collection[str], *, resolved: bool = False) -> list[Listed]:
+    """The parked events of some projections, those to be tried again among them; with `resolved` history too."""
     counted = (
         select(_q.projection, _q.revision, _q.aggregate, _q.aggregate_id, func.count())
-        .where(_q.projection.in_(names), _q.decision == BEHIND)
+        .where(_q.projection.in_(names), _q.resolution == BLOCKED)
         .group_by(_q.projection, _q.revision, _q.aggregate, _q.aggregate_id)
     )
-    behind: dict[Any, int] = {tuple(row[:4]): row[4] for row in connection.execute(counted)}
-    which = _q.decision != BEHIND if decided else _q.decision.in_((PARKED, RETRY))
+    blocked: dict[Any, int] = {tuple(row[:4]): row[4] for row in connection.execute(counted)}
+    which = _q.resolution != BLOCKED if resolved else _q.resolution.in_((PARKED, RETRY))
     query = select(*_SHOWN).where(_q.projection.in_(names), which)
     return [
-        _listed(row, behind.get((row[0], row[1], row[3], row[4]), 0) if row[7] in HOLDING else 0)
+        _listed(row, blocked.get((row[0], row[1], row[3], row[4]), 0) if row[7] in BLOCKING else 0)
         for row in connection.execute(query.order_by(_q.projection, _q.revision, _q.position))
     ]
 
@@ -97,13 +97,13 @@ def shown(connection: Connection, name: str, revision: int, position: int) -> Sh
     row = connection.execute(query).one_or_none()
     if row is None:
         return None
-    decision, head = row[7], _heads(connection, name, revision).get((row[3], row[4]))
+    resolution, head = row[7], _heads(connection, name, revision).get((row[3], row[4]))
     waiting = 0
-    if decision in (PARKED, RETRY):
-        same = (_q.aggregate == row[3], _q.aggregate_id == row[4], _q.decision == BEHIND)
+    if resolution in (PARKED, RETRY):
+        same = (_q.aggregate == row[3], _q.aggregate_id == row[4], _q.resolution == BLOCKED)
         waiting = connection.scalar(select(func.count()).where(of(name, revision), *same)) or 0
-    held_by = head[0] if decision == BEHIND and head is not None else None
-    return Shown(_listed(row[:-2], waiting), row[-2], row[-1], held_by)
+    blocked_by = head[0] if resolution == BLOCKED and head is not None else None
+    return Shown(_listed(row[:-2], waiting), row[-2], row[-1], blocked_by)
 
 
 def retry(connection: Connection, name: str, revision: int, positions: Sequence[int] | None) -> list[int]:
@@ -112,28 +112,28 @@ def retry(connection: Connection, name: str, revision: int, positions: Sequence[
     chosen = sorted(found) if positions is None else list(dict.fromkeys(positions))
     _check(connection, name, revision, chosen, found)
     if chosen:
-        _decide(connection, name, revision, chosen, RETRY)
+        _resolve(connection, name, revision, chosen, RETRY)
         transitions.depose(connection, name, revision)
     return chosen
 
 
 def drop(connection: Connection, name: str, revision: int, positions: Sequence[int]) -> list[int]:
-    """Give parked events up for good, and have the ones behind them tried. Raises `UsageError`."""
+    """Give parked events up for good, and have the ones that they blocked tried. Raises `UsageError`."""
     found = _locked(connection, name, revision)
     chosen = list(dict.fromkeys(positions))
     _check(connection, name, revision, chosen, found)
-    _decide(connection, name, revision, chosen, DROPPED)
+    _resolve(connection, name, revision, chosen, DROPPED)
     following: list[int] = []
     for position in chosen:
         aggregate, aggregate_id = found[position]
-        behind = select(func.min(_q.position)).where(
+        blocked = select(func.min(_q.position)).where(
             of(name, revision),
             _q.aggregate == aggregate,
             _q.aggregate_id == aggregate_id,
-            _q.decision == BEHIND,
+            _q.resolution == BLOCKED,
         )
-        following += [one for one in connection.scalars(behind) if one is not None]
-    _decide(connection, name, revision, following, RETRY)
+        following += [one for one in connection.scalars(blocked) if one is not None]
+    _resolve(connection, name, revision, following, RETRY)
     transitions.depose(connection, name, revision)
     return chosen
 
@@ -141,30 +141,30 @@ def drop(connection: Connection, name: str, revision: int, positions: Sequence[i
 def outcomes(connection: Connection, name: str, revision: int, positions: Sequence[int]) -> list[Outcome]:
     """What became of each so far."""
     heads = _heads(connection, name, revision)
-    query = select(_q.position, _q.decision, _q.reason, _q.aggregate, _q.aggregate_id).where(
-        of(name, revision), _q.decision != BEHIND
+    query = select(_q.position, _q.resolution, _q.reason, _q.aggregate, _q.aggregate_id).where(
+        of(name, revision), _q.resolution != BLOCKED
     )
     rows = {row[0]: row for row in connection.execute(query)}
     found: list[Outcome] = []
     for position in positions:
         row = rows.get(position)
         if row is not None:
-            head, decision, reason = heads.get((row[3], row[4]), (None, None, ""))
-            found.append(Outcome(position, row[1], row[2], head, decision, reason))
+            head, resolution, reason = heads.get((row[3], row[4]), (None, None, ""))
+            found.append(Outcome(position, row[1], row[2], head, resolution, reason))
     return found
 
 
 def _heads(connection: Connection, name: str, revision: int) -> dict[tuple[str, str], tuple[int, str, str]]:
-    """Aggregate → (position, decision, reason) of what holds it back."""
-    query = select(_q.aggregate, _q.aggregate_id, _q.position, _q.decision, _q.reason).where(
-        of(name, revision), _q.decision.in_((PARKED, RETRY))
+    """Aggregate → (position, resolution, reason) of what blocks it."""
+    query = select(_q.aggregate, _q.aggregate_id, _q.position, _q.resolution, _q.reason).where(
+        of(name, revision), _q.resolution.in_((PARKED, RETRY))
     )
     rows = connection.execute(query.order_by(_q.position.desc()))
     return {(row[0], row[1]): (row[2], row[3], row[4]) for row in rows}
 
 
-def _listed(row: Any, behind: int) -> Listed:
-    whole: Any = (*row, behind)
+def _listed(row: Any, blocked: int) -> Listed:
+    whole: Any = (*row, blocked)
     return Listed(*whole)
 
 
@@ -181,18 +181,18 @@ def _check(connection: Connection, name: str, revision: int, chosen: Sequence[in
         there = shown(connection, name, revision, position)
         if there is None:
             reason = "is not in its quarantine"
-        elif there.held_by is not None:
-            reason = f"is behind the parked event at position {there.held_by}; decide about that one"
+        elif there.blocked_by is not None:
+            reason = f"waits for the parked event at position {there.blocked_by}; give your verdict on that one"
         else:
-            reason = f"is {there.event.decision} already"
+            reason = f"is {there.event.resolution} already"
         raise UsageError(
             f"The event at position {position} of projection {name!r} {reason}. "
             f"Look at `eventjet quarantine list {name} --all`."
         )
 
 
-def _decide(connection: Connection, name: str, revision: int, positions: Sequence[int], decision: str) -> None:
-    values = {"decision": decision, "decided_at": Clock()}
+def _resolve(connection: Connection, name: str, revision: int, positions: Sequence[int], resolution: str) -> None:
+    values = {"resolution": resolution, "resolved_at": Clock()}
     for start in range(0, len(positions), 500):
         some = _q.position.in_(positions[start : start + 500])
         connection.execute(update(quarantine).where(of(name, revision), some).values(**values))

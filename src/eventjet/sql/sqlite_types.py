@@ -1,19 +1,19 @@
-"""Column types that SQLite lacks, so that both databases give back equal Python values."""
+"""Column types that SQLite lacks, kept there as text, so that every database gives back equal Python values."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
+from uuid import UUID
 
-from sqlalchemy import Table
+from sqlalchemy import CheckConstraint, Column, Dialect, Table, Text, and_, not_, type_coerce
 from sqlalchemy import types as sa
-from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import ArgumentError
 
-from eventjet.projections.json_values import canonical, dumps, loads
-from eventjet.projections.values import any_numeric, instant, numeric
+from eventjet.projections.columns import labels, plain
+from eventjet.projections.values import Convert, any_numeric, canonical, dumps, instant, loads, numeric
 
 SQLITE = "sqlite"
 
@@ -32,10 +32,12 @@ class ExactNumeric(sa.TypeDecorator[Decimal]):
         self.precision = precision
         self.scale = scale
 
+    @property
+    def stands_for(self) -> sa.Numeric[Decimal]:
+        return sa.Numeric(self.precision, self.scale)
+
     def load_dialect_impl(self, dialect: Dialect) -> sa.TypeEngine[Any]:
-        if dialect.name == SQLITE:
-            return dialect.type_descriptor(sa.Text())
-        return dialect.type_descriptor(sa.Numeric(self.precision, self.scale))
+        return dialect.type_descriptor(sa.Text() if dialect.name == SQLITE else self.stands_for)
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         if value is None or dialect.name != SQLITE:
@@ -56,8 +58,12 @@ class UtcDateTime(sa.TypeDecorator[datetime]):
     def __init__(self) -> None:
         super().__init__(timezone=True)
 
+    @property
+    def stands_for(self) -> sa.DateTime:
+        return sa.DateTime(timezone=True)
+
     def load_dialect_impl(self, dialect: Dialect) -> sa.TypeEngine[Any]:
-        return dialect.type_descriptor(sa.Text() if dialect.name == SQLITE else sa.DateTime(timezone=True))
+        return dialect.type_descriptor(sa.Text() if dialect.name == SQLITE else self.stands_for)
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         return datetime_to_text(instant(value)) if value is not None and dialect.name == SQLITE else value
@@ -72,6 +78,10 @@ class JsonText(sa.TypeDecorator[Any]):
     impl = sa.Text
     cache_ok = True
 
+    @property
+    def stands_for(self) -> sa.JSON:
+        return sa.JSON()
+
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:  # noqa: ARG002 - SQLAlchemy's signature
         return None if value is None else dumps(canonical(value))
 
@@ -79,9 +89,9 @@ class JsonText(sa.TypeDecorator[Any]):
         return None if value is None else loads(value)
 
 
-def storage_type(kind: sa.TypeEngine[Any], dialect: str) -> sa.TypeEngine[Any]:
-    """The type that holds this one exactly in a database: another than declared only on SQLite."""
-    if dialect != SQLITE or isinstance(kind, sa.Float):
+def storage_type(kind: sa.TypeEngine[Any]) -> sa.TypeEngine[Any]:
+    """The type that holds this one exactly on SQLite."""
+    if isinstance(kind, sa.Float):
         return kind
     if isinstance(kind, sa.Numeric):
         return ExactNumeric(kind.precision, kind.scale)
@@ -90,11 +100,20 @@ def storage_type(kind: sa.TypeEngine[Any], dialect: str) -> sa.TypeEngine[Any]:
     return JsonText() if isinstance(kind, sa.JSON) else kind
 
 
+def exactness_checks(table: Table) -> list[CheckConstraint]:
+    """SQLite would compute with such text as with a float; what then differs from the exact form is refused."""
+    return [
+        _exact(column, column.type)
+        for column in table.columns
+        if isinstance(column.type, ExactNumeric) and column.type.precision is not None
+    ]
+
+
 def make_readable(table: Table) -> None:
     """Let the application's own `select(table)` read on SQLite what eventjet writes there; declared types stay."""
     for column in table.columns:
-        stored = storage_type(column.type, SQLITE)
-        if stored is not column.type and not isinstance(column.type, ExactNumeric | UtcDateTime | JsonText):
+        stored = storage_type(column.type)
+        if stored is not column.type and plain(column.type) is column.type:
             with suppress(ArgumentError):  # it has been told already
                 column.type = column.type.with_variant(stored, SQLITE)
 
@@ -109,6 +128,38 @@ def datetime_to_text(value: datetime) -> str:
     return value.isoformat(" ", "microseconds")
 
 
-def date_to_text(value: date) -> str:
-    """ISO 8601."""
-    return value.isoformat()
+def dumper(kind: sa.TypeEngine[Any]) -> Convert | None:
+    """From the normal form to what sqlite3 takes; None when they are the same."""
+    if isinstance(kind, sa.Enum):
+        return {value: label for label, value in reversed(labels(kind).items())}.__getitem__
+    return next((dump for known, dump, _ in _CONVERSIONS if isinstance(plain(kind), known)), None)
+
+
+def loader(kind: sa.TypeEngine[Any]) -> Convert | None:
+    """From what sqlite3 gives to the normal form; None when they are the same."""
+    if isinstance(kind, sa.Enum):
+        return labels(kind).__getitem__
+    return next((load for known, _, load in _CONVERSIONS if isinstance(plain(kind), known)), None)
+
+
+_CONVERSIONS: tuple[tuple[type[Any], Convert, Convert], ...] = (
+    (sa.Float, float, float),
+    (sa.Numeric, decimal_to_text, Decimal),
+    (sa.DateTime, datetime_to_text, datetime.fromisoformat),
+    (sa.Date, date.isoformat, date.fromisoformat),
+    (sa.Uuid, lambda value: cast(UUID, value).hex, UUID),
+    (sa.Boolean, int, bool),
+    (sa.JSON, dumps, loads),
+)
+"""(type, dumper, loader)."""
+
+
+def _exact(column: Column[Any], kind: ExactNumeric) -> CheckConstraint:
+    text = type_coerce(column, Text())
+    digits = "." + "[0-9]" * kind.scale if kind.scale else ""
+    return CheckConstraint(
+        and_(
+            text.bool_op("glob")(f"*[0-9]{digits}"),
+            not_(text.bool_op("glob")("*[^-.0-9]*" if kind.scale else "*[^-0-9]*")),
+        )
+    )

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from sqlalchemy import types as sa
 from sqlalchemy.dialects import postgresql
 
-from eventjet.projections.storage import ExactNumeric, UtcDateTime
+from eventjet.projections.columns import plain
 
 Literal: TypeAlias = Callable[[Iterable[Any]], str]
 
@@ -29,7 +29,7 @@ _DIALECT = postgresql.dialect()
 
 def element_type(kind: sa.TypeEngine[Any]) -> str:
     """The SQL name of the array's element type, without a length or scale that could cut a value."""
-    kind = _plain(kind)
+    kind = plain(kind)
     if isinstance(kind, sa.Enum):
         return kind.compile(_DIALECT) if kind.native_enum else "text"
     if isinstance(kind, sa.String):
@@ -43,7 +43,7 @@ def element_type(kind: sa.TypeEngine[Any]) -> str:
 
 def literal(kind: sa.TypeEngine[Any]) -> Literal:
     """How dumped values of this type become one literal."""
-    kind = _plain(kind)
+    kind = plain(kind)
     if isinstance(kind, _BARE):
         return _bare
     if isinstance(kind, sa.LargeBinary):
@@ -72,10 +72,3 @@ def _quote(value: str) -> str:
     if '"' in value or "\\" in value:
         value = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{value}"'
-
-
-def _plain(kind: sa.TypeEngine[Any]) -> sa.TypeEngine[Any]:
-    """What PostgreSQL is given for eventjet's own types."""
-    if isinstance(kind, ExactNumeric):
-        return sa.Numeric(kind.precision, kind.scale)
-    return sa.DateTime(timezone=True) if isinstance(kind, UtcDateTime) else kind

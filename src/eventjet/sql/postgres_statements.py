@@ -1,0 +1,113 @@
+"""Statements for PostgreSQL: arrays in, unnested by the server; checkpoint, rows and quarantine in one round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple
+from typing import Any
+
+from sqlalchemy import Connection, Table
+from sqlalchemy.dialects import postgresql
+
+from eventjet.projections.row_codec import RowCodec
+from eventjet.sql.postgres_arrays import element_type, literal
+from eventjet.sql.quarantine_rows import COLUMNS, INSERT, REPLACE, Parked, QuarantineChanges
+from eventjet.sql.statements import Advance, Changes, Key, Names, by_key
+from eventjet.sql.transitions import ADVANCE
+
+CLOCK = "extract(epoch from clock_timestamp())::float8"
+
+_TYPES = {"position": "bigint", "payload": "bytea"}
+_ARRAYS = ", ".join(f"%s::{_TYPES.get(name, 'text')}[]" for name in COLUMNS)
+_HELD = "exists (select 1 from held)"
+_PARKED = (
+    f", parked as ({INSERT} select %s, %s, q.*, {CLOCK} "  # noqa: S608 - of constants
+    f"from unnest({_ARRAYS}) q where {_HELD} {REPLACE})"
+)
+_FREED = (
+    ", freed as (delete from eventjet_quarantine where projection = %s and revision = %s "  # noqa: S608 - of constants
+    f"and position = any(%s::bigint[]) and {_HELD})"
+)
+_RESOLVED = (
+    f", resolved as (update eventjet_quarantine q set resolution = d.resolution, resolved_at = {CLOCK} "  # noqa: S608 - of constants
+    "from unnest(%s::bigint[], %s::text[]) d(position, resolution) where q.projection = %s and q.revision = %s "
+    f"and q.position = d.position and {_HELD})"
+)
+
+
+class PostgresStatements:
+    """For one table and its checkpoint; `held` is the part that advances the checkpoint, if the fence lets it."""
+
+    def __init__(self, table: Table, codec: RowCodec) -> None:
+        names = Names(table, postgresql.dialect())
+        columns = list(table.columns)
+        self._codec = codec
+        self._literals = [literal(column.type) for column in columns]
+        self._key_literals = [literal(column.type) for column in names.key]
+        arrays = ", ".join(f"%s::{element_type(column.type)}[]" for column in columns)
+        keys = ", ".join(f"%s::{element_type(column.type)}[]" for column in names.key)
+        aliases = ", ".join(f"k{index}" for index in range(len(names.key)))
+        same = " and ".join(f"t.{names.quoted(column)} = k.k{index}" for index, column in enumerate(names.key))
+        self._read = f"select {names.all('t.')} from unnest({keys}) as k({aliases}) join {names.table} t on {same}"  # noqa: S608 - declared names
+        if len(names.key) == 1:
+            (only,) = names.key
+            self._read = (
+                f"select {names.all('t.')} from {names.table} t "  # noqa: S608 - declared names
+                f"where t.{names.quoted(only)} = any(%s::{element_type(only.type)}[])"
+            )
+        self._held = f"with held as ({ADVANCE.format('%s', CLOCK)} returning 1)"
+        self._made = (
+            f", made as (insert into {names.table} ({names.all()}) select * from unnest({arrays}) where {_HELD})"  # noqa: S608 - declared names
+        )
+        self._kept = self._made.replace("made as", "kept as", 1)[:-1] + names.on_conflict() + ")"
+        self._gone = (
+            f", gone as (delete from {names.table} t using unnest({keys}) as k({aliases}) where {same} and {_HELD})"  # noqa: S608 - declared names
+        )
+
+    def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
+        return by_key(self._codec, connection.exec_driver_sql(self._read, _arrays(keys, self._key_literals)))
+
+    def write(self, connection: Connection, advance: Advance, changes: Changes) -> bool:
+        dump = self._codec.dump
+        parts = [self._held]
+        values: list[Any] = list(advance)
+        for part, rows in ((self._made, changes.made), (self._kept, changes.kept)):
+            if rows:
+                parts.append(part)
+                values += _arrays([dump(row) for row in rows], self._literals)
+        if changes.gone:
+            parts.append(self._gone)
+            values += _arrays(changes.gone, self._key_literals)
+        if changes.quarantine is not None:
+            own, its = quarantine_parts(advance[3], advance[4], changes.quarantine)
+            parts += own
+            values += its
+        parts.append(" select count(*) from held")
+        return connection.exec_driver_sql("".join(parts), tuple(values)).scalar_one() == 1
+
+
+def park(connection: Connection, name: str, revision: int, parked: Sequence[Parked]) -> None:
+    """Insert what a bulk load could not take; nobody else writes there."""
+    parts, values = quarantine_parts(name, revision, QuarantineChanges(parked))
+    connection.exec_driver_sql(f"with held as (select 1){parts[0]} select 1", tuple(values))
+
+
+def quarantine_parts(name: str, revision: int, changes: QuarantineChanges) -> tuple[list[str], list[Any]]:
+    """(parts of a statement that has a part `held`; their values)."""
+    parts: list[str] = []
+    values: list[Any] = []
+    if changes.parked:
+        parts.append(_PARKED)
+        values += [name, revision, *map(list, zip(*map(astuple, changes.parked), strict=True))]
+    if changes.freed:
+        parts.append(_FREED)
+        values += [name, revision, list(changes.freed)]
+    if changes.resolved:
+        parts.append(_RESOLVED)
+        values += [*map(list, zip(*changes.resolved, strict=True)), name, revision]
+    return parts, values
+
+
+def _arrays(rows: Sequence[Key], literals: Sequence[Callable[[Iterable[Any]], str]]) -> tuple[str, ...]:
+    """Rows as one array literal a column."""
+    return tuple([write(column) for write, column in zip(literals, zip(*rows, strict=True), strict=True)])

@@ -1,0 +1,193 @@
+"""What eventjet relies upon in every database: a new one joins by a file like `test_dialects.py`."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import Engine, MetaData, Table, select
+from sqlalchemy.exc import DBAPIError
+
+from eventjet.projections.row_codec import RowCodec
+from eventjet.sql import checkpoint, transitions
+from eventjet.sql.checkpoint import DECLARED
+from eventjet.sql.clock import Clock
+from eventjet.sql.database import Database
+from eventjet.sql.dialect import Dialect, dialect_of, is_about_data, is_transient
+from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.locations import located
+from eventjet.sql.own_tables import quarantine
+from eventjet.sql.quarantine_rows import DROPPED, PARKED, Parked, QuarantineChanges
+from eventjet.sql.statements import Changes
+
+TABLE = Table(
+    "contract",
+    MetaData(),
+    sa.Column("id", sa.String(40), primary_key=True),
+    sa.Column("index", sa.Integer, primary_key=True),
+    sa.Column("amount", sa.Numeric(12, 2)),
+    sa.Column("at", sa.DateTime(timezone=True)),
+    sa.Column("day", sa.Date),
+    sa.Column("whose", sa.Uuid),
+    sa.Column("is_open", sa.Boolean),
+    sa.Column("share", sa.Double),
+    sa.Column("tags", sa.JSON),
+    sa.Column("raw", sa.LargeBinary),
+    sa.Column("kind", sa.Enum("cash", "card", native_enum=False)),
+    sa.Index("ix_contract_amount", "amount"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    id: str
+    index: int
+    amount: Decimal | None = None
+    at: datetime | None = None
+    day: Any = None
+    whose: UUID | None = None
+    is_open: bool | None = None
+    share: float | None = None
+    tags: Any = None
+    raw: bytes | None = None
+    kind: str | None = None
+
+
+class DialectContract:
+    """Inherit it, and give `engine` on an empty database."""
+
+    @pytest.fixture
+    def engine(self) -> Iterator[Engine]:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def dialect(self, engine: Engine) -> Dialect:
+        return dialect_of(engine)
+
+    @pytest.fixture
+    def codec(self, dialect: Dialect) -> RowCodec:
+        return RowCodec(TABLE, Row, dialect)
+
+    def test_it_can_be_sent_to_another_process(self, dialect: Dialect) -> None:
+        assert pickle.loads(pickle.dumps(dialect)).name == dialect.name
+
+    def test_its_clock_tells_the_seconds_since_1970(self, engine: Engine, dialect: Dialect) -> None:
+        with engine.begin() as connection:
+            now = connection.scalar(select(Clock()))
+            again = connection.exec_driver_sql(f"select {dialect.clock}").scalar_one()
+        assert now is not None
+        assert abs(now - datetime.now(UTC).timestamp()) < 3_600
+        assert 0 <= again - now < 3_600
+
+    def test_rows_come_back_equal_and_of_the_same_types(
+        self, engine: Engine, dialect: Dialect, codec: RowCodec
+    ) -> None:
+        at = datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=timezone(timedelta(hours=2)))
+        rows = [
+            Row(
+                "a", 0, Decimal("-1234567890.5"), at, at.date(), UUID(int=7), True, 0.1, {"b": [1, "12"]}, b"\0", "card"
+            ),
+            Row('"%s\\', -1),
+        ]
+        table = located(TABLE, DECLARED, dialect)
+        statements = dialect.statements(table, codec)
+        fitted = {codec.key(row): codec.normalise(row) for row in rows}
+        with engine.begin() as connection:
+            held = self.held(connection, table)
+            mark = (held.name, held.revision, held.epoch)
+            assert statements.write(connection, (1, "e-1", 60.0, *mark, 0), Changes(made=list(fitted.values())))
+            found = statements.read(connection, [*fitted, ("none", 3)])
+            assert {key: repr(row) for key, row in found.items()} == {key: repr(row) for key, row in fitted.items()}
+            changed = codec.normalise(Row("a", 0, Decimal(1)), None)
+            changes = Changes(kept=[changed], gone=[('"%s\\', -1)])
+            assert statements.write(connection, (2, "e-2", 60.0, *mark, 1), changes)
+            assert statements.read(connection, list(fitted)) == {("a", 0): changed}
+
+    def test_a_batch_of_another_epoch_or_position_changes_nothing(
+        self, engine: Engine, dialect: Dialect, codec: RowCodec
+    ) -> None:
+        table = located(TABLE, DECLARED, dialect)
+        statements = dialect.statements(table, codec)
+        with engine.begin() as connection:
+            held = self.held(connection, table)
+            parked = Parked(1, "account", "a", "e-1", "account.opened", PARKED, "because")
+            changes = Changes(made=[Row("a", 0)], quarantine=QuarantineChanges([parked]))
+            for epoch, after in ((held.epoch + 1, 0), (held.epoch - 1, 0), (held.epoch, 1)):
+                mark = (held.name, held.revision, epoch, after)
+                assert not statements.write(connection, (2, "e-2", 60.0, *mark), changes)
+            assert statements.read(connection, [("a", 0)]) == {}
+            assert connection.execute(select(quarantine)).all() == []
+            assert checkpoint.read(connection, held.name, held.revision) == held
+
+    def test_the_quarantine_is_written_with_the_batch(self, engine: Engine, dialect: Dialect, codec: RowCodec) -> None:
+        table = located(TABLE, DECLARED, dialect)
+        statements = dialect.statements(table, codec)
+        first = Parked(1, "account", "a", "e-1", "account.opened", PARKED, "because", "Traceback …", b"{}")
+        second = Parked(2, "account", "b", "e-2", "account.opened", PARKED, "because")
+        with engine.begin() as connection:
+            held = self.held(connection, table)
+            dialect.park(connection, held.name, held.revision, [first, second])
+            mark = (held.name, held.revision, held.epoch, 0)
+            changes = QuarantineChanges(freed=[1], resolved=[(2, DROPPED)])
+            assert statements.write(connection, (5, "e-5", 60.0, *mark), Changes(quarantine=changes))
+            columns = quarantine.c
+            found = connection.execute(select(columns.position, columns.resolution, columns.resolved_at)).all()
+        assert [(position, resolution, at is not None) for position, resolution, at in found] == [(2, DROPPED, True)]
+
+    def test_each_location_has_tables_of_its_own(self, engine: Engine, dialect: Dialect) -> None:
+        names = [dialect.own_location("contract", revision) for revision in (1, 2)]
+        with engine.begin() as connection:
+            for location in (DECLARED, *names):
+                if location:
+                    dialect.ensure_location(connection, location)
+                table = located(TABLE, location, dialect)
+                table.create(connection)
+                connection.execute(table.insert().values(id=location, index=0))
+            for location in (DECLARED, *names):
+                table = located(TABLE, location, dialect)
+                assert connection.scalars(select(table.c.id)).all() == [location]
+                assert table.name == dialect.name_in("contract", location)
+                assert dialect.declared_name(table.name) == "contract"
+
+    def test_faults_of_data_are_told_from_faults_that_pass(self, engine: Engine, dialect: Dialect) -> None:
+        table = located(TABLE, DECLARED, dialect)
+        with engine.begin() as connection:
+            table.create(connection)
+            connection.execute(table.insert().values(id="a", index=0))
+        with pytest.raises(DBAPIError) as twice, engine.begin() as connection:
+            connection.execute(table.insert().values(id="a", index=0))
+        assert is_about_data(twice.value)
+        assert not is_transient(twice.value)
+        with pytest.raises(DBAPIError) as missing, engine.begin() as connection:
+            connection.exec_driver_sql("select * from no_such_table_there")
+        assert dialect.lacks_table(missing.value.orig)
+        assert not is_about_data(missing.value)
+
+    def test_own_tables_are_found_by_name(self, engine: Engine, dialect: Dialect) -> None:
+        with engine.begin() as connection:
+            assert not dialect.has_table(connection, "eventjet_projection")
+        create_tables(engine)
+        with engine.begin() as connection:
+            dialect.lock_migrations(connection)
+            assert dialect.has_table(connection, "eventjet_projection")
+
+    def test_a_database_that_can_be_reached_is_not_refused(self, database: str) -> None:
+        where = Database(database)
+        assert where.dialect.refusal_of(sa.make_url(database)) is None
+
+    @staticmethod
+    def held(connection: sa.Connection, table: Table) -> checkpoint.Checkpoint:
+        """The lease of a projection whose table was just made."""
+        create_tables(connection)
+        table.create(connection)
+        checkpoint.ensure(connection, "contract", 1)
+        found = transitions.take(connection, "contract", 1, "a worker", 60.0)
+        assert found is not None
+        return found
