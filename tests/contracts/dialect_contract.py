@@ -146,7 +146,7 @@ class DialectContract:
         with engine.begin() as connection:
             for location in (DECLARED, *names):
                 if location:
-                    dialect.ensure_location(connection, location)
+                    dialect.tables.ensure_location(connection, location)
                 table = located(TABLE, location, dialect)
                 table.create(connection)
                 connection.execute(table.insert().values(id=location, index=0))
@@ -172,11 +172,11 @@ class DialectContract:
 
     def test_own_tables_are_found_by_name(self, engine: Engine, dialect: Dialect) -> None:
         with engine.begin() as connection:
-            assert not dialect.has_table(connection, "eventjet_projection")
+            assert dialect.tables.find(connection, (None, "eventjet_projection"), DECLARED) is None
         create_tables(engine)
         with engine.begin() as connection:
             dialect.lock_migrations(connection)
-            assert dialect.has_table(connection, "eventjet_projection")
+            assert dialect.tables.find(connection, (None, "eventjet_projection"), DECLARED) is not None
 
     def test_a_database_that_can_be_reached_is_not_refused(self, database: str) -> None:
         where = Database(database)

@@ -132,7 +132,7 @@ class Model:
     def take(self, records: Iterable[RawRecord]) -> None:
         offers = [offer for one in records if (offer := self.offer(one)) is not None]
         found = self.fold({key: self.rows.get(key) for key in self.fold.keys(offers)}, offers, self.held)
-        self.held.aggregates.update(found.held)
+        self.held.aggregates.update(found.blocked)
         self.rows.update(found.changed)
         self.kept.update({one.position: one for one in found.parked})
 
