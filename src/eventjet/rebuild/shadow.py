@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine, ForeignKeyConstraint, Table, func, in
 
 from eventjet import failpoints
 from eventjet.errors import RebuildRefused, RevisionDropped
+from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.rebuild import live_quarantine, runs
 from eventjet.rebuild.compare import Pair, copy_of
@@ -120,7 +121,8 @@ class Shadow(Generic[R_co]):
             for name, (copied, made) in zip(self._names, self.pairs(), strict=True):
                 columns = ", ".join(qualified(connection, None, column.name) for column in made.columns)
                 self.space.copy(connection, f"select {columns} from {found[name].quoted(connection)}", copied.name)
-            self._known = live_quarantine.read(connection, self.resolved).known
+            if isinstance(self.resolved, ResolvedProjection) and self.resolved.quarantines:
+                self._known = live_quarantine.read(connection, self.resolved).known
             return live
 
     def pairs(self) -> list[Pair]:

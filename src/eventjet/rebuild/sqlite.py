@@ -152,13 +152,10 @@ class SqliteSpace:
         for old, new in zip(live, located_tables(resolved, self.location, SQLITE), strict=True):
             target = qualified(connection, "main", old.name)
             source = qualified(connection, self.attached, new.name)
-            # The indexes of a fold's table are not made in the run's file.
+            # Not all indexes of a fold's table are made in the run's file.
             whole = isinstance(resolved, ResolvedSql)
-            was, is_to_be = (
-                self._declared(connection, "main", old, whole=whole),
-                self._declared(connection, self.attached, new, whole=whole),
-            )
-            if was == is_to_be:
+            was = self._declared(connection, "main", old, whole=whole)
+            if was == self._declared(connection, self.attached, new, whole=whole):
                 connection.exec_driver_sql(f"delete from {target}")
             else:
                 connection.exec_driver_sql(f"drop table if exists {target}")
