@@ -68,6 +68,7 @@ def await_stop(process: subprocess.Popen[str], fired: Path) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_restore_killed_anywhere_is_finished_by_the_next(
     bank: Program,
     server: NatsServer,

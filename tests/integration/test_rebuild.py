@@ -144,6 +144,7 @@ async def test_a_cancelled_rebuild_leaves_the_live_table_and_nothing_else(book: 
     assert remains(book.where) == []
 
 
+@pytest.mark.slow
 async def test_what_a_killed_rebuild_leaves_is_cleared_by_the_next_one(book: Book) -> None:
     last = book.fill(20_000)
     code = (

@@ -70,6 +70,7 @@ def own_location(ledger: Ledger, revision: int) -> str:
     return f"ej_balances_r{revision}" if is_postgres(ledger) else f"__r{revision}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["takeover.moved", "takeover.committed"])
 async def test_a_worker_killed_within_a_takeover_leaves_all_of_it_or_nothing(
     ledger: Ledger, processes: ExitStack, point: str
@@ -345,6 +346,7 @@ def test_tables_of_another_app_are_not_this_ones_to_drop(ledger: Ledger) -> None
         assert [one.projection for one in unused(connection, [BALANCES, MOVEMENTS])] == ["gone"]
 
 
+@pytest.mark.slow
 def test_what_killed_rebuilds_left_is_listed_and_removed_on_request(ledger: Ledger, tmp_path: Path) -> None:
     where = Database(ledger.settings.database)
     assert orphans(where) == []

@@ -128,6 +128,7 @@ async def test_tables_are_made_with_their_keys_and_constraints(log: Ledger) -> N
 KILL_POINTS = ("worker.before_commit", "worker.rows_written", "worker.after_commit")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KILL_POINTS)
 @pytest.mark.parametrize("action", ["kill", "raise"])
 async def test_a_worker_killed_around_a_commit_takes_every_event_once(log: Ledger, name: str, action: str) -> None:

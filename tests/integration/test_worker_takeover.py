@@ -65,6 +65,7 @@ async def is_held_by(ledger: Ledger, worker: Worker) -> bool:
     return found is not None and f":{worker.process.pid}:" in (found.owner or "")
 
 
+@pytest.mark.slow
 async def test_an_idle_worker_that_is_killed_is_replaced_in_time(ledger: Ledger, processes: ExitStack) -> None:
     last = ledger.append(history(200))
     first = processes.enter_context(Worker(ledger)).ready()
@@ -141,6 +142,7 @@ async def test_a_worker_asked_to_end_lets_go_at_once(ledger: Ledger, processes: 
     assert await owner(ledger) is None
 
 
+@pytest.mark.slow
 async def test_servers_that_are_killed_are_waited_out(tmp_path: Path, processes: ExitStack) -> None:
     with NatsServer(sync_interval="1m") as nats, PostgresServer() as postgres:
         ledger = Ledger(Settings(servers=(nats.url,), database=postgres.url))
