@@ -16,7 +16,9 @@ PEER_PYTHON ?= $(shell for each in python3.13 python3.14 python3 $${PYENV_ROOT:-
 	$$each -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 13))' 2>/dev/null && echo $$each && break; done)
 
 # That run the tests, each with one NATS server and one PostgreSQL that its tests share. 0: none but this one.
-PROCESSES ?= 2
+# Many tests wait for something now and then, so the third one costs two cores nothing; a second JVM would.
+PROCESSES ?= 3
+SLOW_PROCESSES ?= 2
 
 # What `make simulate` runs: seeds 0 to this.
 SCHEDULES ?= 1000000
@@ -43,19 +45,20 @@ $(installed): pyproject.toml constraints.txt
 		--editable ".[spark,dev,testing,otel]" --group dev
 	@touch $@
 
-pytest := $(bin)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal
+pytest := $(bin)/python -m pytest --dist worksteal
+quick := $(pytest) --numprocesses $(PROCESSES) -m "not slow"
 
 # Five minutes on two cores: all that needs no JVM, no cluster, and kills nothing.
 test: compiled
-	$(pytest) -m "not slow"
+	$(quick)
 
 # The rest: Spark, clusters, the demo, and what is left when a process is killed, stopped or cut off. Eleven minutes.
 test-slow: compiled
-	$(pytest) -m slow
+	$(pytest) --numprocesses $(SLOW_PROCESSES) -m slow
 
 # The tests of `make test` beside two busy loops while processes stop for up to two seconds; SEED=7 repeats a run's stops.
 shake: compiled
-	$(bin)/python -m tests.stalls --busy 2 $(if $(SEED),--seed $(SEED)) -- $(pytest) -m "not slow"
+	$(bin)/python -m tests.stalls --busy 2 $(if $(SEED),--seed $(SEED)) -- $(quick)
 
 # Once: where PYTHONDONTWRITEBYTECODE is set, every process of the tests would do so again.
 compiled: setup

@@ -17,12 +17,14 @@ from tests.docs.pages import Running, blocks_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ON_SPARK = {"README.md", "archive.md", "dataframes.md", "spark-cluster.md", "spark-source.md"}
+"""Pages that start Spark."""
 
 
 @pytest.fixture
 def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]:
     """A page in an empty folder, beside a server of its own and an empty database: every page has a bank."""
-    with NatsServer() as nats:
+    with NatsServer(sync_interval="1m") as nats:
         yield from _running(request.param, tmp_path, nats)
 
 
@@ -42,7 +44,14 @@ def _running(shown: Path, tmp_path: Path, nats: NatsServer) -> Iterator[Running]
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("running", PAGES, indirect=True, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+@pytest.mark.parametrize(
+    "running",
+    [
+        pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.slow] if page.name in ON_SPARK else [])
+        for page in PAGES
+    ],
+    indirect=True,
+)
 def test_the_page_does_what_it_says(running: Running) -> None:
     for block in blocks_of(running.page):
         running.run(block)

@@ -56,7 +56,7 @@ class Reader:
                     connection.rollback()
                     if not self.seen or self.seen[-1][:2] != (revision, position):
                         self.seen.append((revision, position, found))
-                    time.sleep(0.002)
+                    time.sleep(0.01)
         except Exception as error:  # noqa: BLE001 - raised where it is checked
             self.fault = error
 

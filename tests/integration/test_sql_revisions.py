@@ -119,7 +119,7 @@ class Reader:
                     connection.rollback()
                     if not self.seen or self.seen[-1][:2] != one[:2]:
                         self.seen.append(one)
-                    time.sleep(0.002)
+                    time.sleep(0.01)
         except Exception as error:  # noqa: BLE001 - raised where it is checked
             self._fault = error
 
