@@ -27,18 +27,7 @@ from eventjet.errors import (
     StreamMissing,
     Unreachable,
 )
-from eventjet.nats.api import (
-    NAME_IN_USE,
-    WRONG_SEQUENCE,
-    Request,
-    StreamState,
-    answer_in,
-    create_stream,
-    message_at,
-    stream_info,
-    update_stream,
-    waiting_consumers,
-)
+from eventjet.nats import api
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.ranges import read_range
@@ -151,14 +140,14 @@ class _Restore:
         past = self.past
         config = {**_config(past, self.replicas), "duplicate_window": WINDOW_NS}
         try:
-            self._ask(create_stream(config))
+            self._ask(api.create_stream(config))
         except ApiRefused as refusal:
-            if refusal.err_code == NAME_IN_USE:
+            if refusal.err_code == api.NAME_IN_USE:
                 raise self._refused("somebody else made the stream just now") from None
             raise not_created(past.stream, refusal) from None
         return past.first
 
-    def _continued(self, state: StreamState) -> int:
+    def _continued(self, state: api.StreamState) -> int:
         """Where to go on in a stream that holds the past's first events, and nothing else."""
         past, identity = self.past, state.metadata.get(IDENTITY)
         holds = f"it holds {state.messages:,} events at positions {state.first:,} to {state.last:,}"
@@ -173,19 +162,19 @@ class _Restore:
         if state.first != past.first or state.last > past.last or state.deleted:
             raise self._refused(f"{holds}, and the archive {past.first:,} to {past.last:,}")
         for position in (state.first, state.last):
-            found = self._ask(message_at(past.stream, position))
+            found = self._ask(api.message_at(past.stream, position))
             if found is None or lasting(found) != lasting(past.record(position)):
                 raise self._refused(f"{holds}, and its event at position {position:,} is not that of the archive")
         return state.last + 1
 
-    def _check_alone(self, state: StreamState) -> None:
+    def _check_alone(self, state: api.StreamState) -> None:
         """An empty stream becomes another log, and workers that wait for its events would note the wrong one."""
         if state.metadata.get(IDENTITY) == self.past.log:
             return
-        if waiting := self._ask(waiting_consumers(self.past.stream)):
+        if waiting := self._ask(api.waiting_consumers(self.past.stream)):
             raise self._refused(f"workers wait for its events ({', '.join(waiting)}); stop them first")
 
-    def _configure(self, state: StreamState, *, finished: bool) -> None:
+    def _configure(self, state: api.StreamState, *, finished: bool) -> None:
         """Of an existing stream: its identity, room for what events grow by, and how long ids are remembered."""
         wanted = _config(self.past, self.replicas)
         size = state.config["max_msg_size"]
@@ -195,7 +184,7 @@ class _Restore:
         metadata = {**state.metadata, IDENTITY: self.past.log}
         config = {**state.config, "metadata": metadata, "max_msg_size": size, "duplicate_window": window}
         if config != state.config:
-            self._ask(update_stream(config))
+            self._ask(api.update_stream(config))
 
     # Meanwhile.
 
@@ -241,7 +230,7 @@ class _Restore:
         _, _, subject, _, body = batch.records[-1]
         found = link.request(subject.decode(), body, headers=headers, timeout_s=2 * self.timeout_s)
         try:
-            answer = answer_in(found, subject.decode())
+            answer = api.answer_in(found, subject.decode())
         except ApiRefused as refusal:
             return refusal
         if (answer.get("seq"), answer.get("count")) != (batch.last, len(batch.records)):
@@ -256,7 +245,7 @@ class _Restore:
         if state.last < batch.first:
             # A leader that was deposed, or the log lost its end: the next run goes on where that is.
             raise StoreUnavailable(f"Position {batch.first - 1:,}", f"the log ends at {state.last:,} all at once")
-        at = self._ask(message_at(self.past.stream, batch.last))
+        at = self._ask(api.message_at(self.past.stream, batch.last))
         if state.last != batch.last or at is None or lasting(at) != lasting(batch.records[-1]):
             raise Refused(
                 f"The restore of {self.past.name}",
@@ -281,7 +270,7 @@ class _Restore:
                 f"the server takes no more after position {batch.first - 1:,}: {said} ({code})",
                 "Make room, or fix the limit that it names, and restore again: it goes on there.",
             )
-        if code != WRONG_SEQUENCE:
+        if code != api.WRONG_SEQUENCE:
             return None
         since = since or time.monotonic()
         if time.monotonic() - since > STALE_LEADER_S:
@@ -340,10 +329,10 @@ class _Restore:
             "Nothing was written. Restore to another server or account, or delete that stream if nobody needs it.",
         )
 
-    def _state(self) -> StreamState:
-        return self._ask(stream_info(self.past.stream))
+    def _state(self) -> api.StreamState:
+        return self._ask(api.stream_info(self.past.stream))
 
-    def _ask(self, request: Request[T]) -> T:
+    def _ask(self, request: api.Request[T]) -> T:
         return self._link().ask(request, timeout_s=self.timeout_s)
 
     def _link(self) -> NatsConnection:
