@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from eventjet.archive.archiving import ArchiveReport, archive
 from eventjet.archive.manifest import Archive
+from eventjet.archive.reading import ArchiveReader, FolderFiles
 from eventjet.codec.envelope import RawRecord
 from eventjet.dev.nats import NatsServer
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.ranges import read_range
-from eventjet.rebuild import rebuild
+from eventjet.rebuild import ArchiveReport, archive, rebuild
 from eventjet.settings import Settings
 from eventjet.sql.location_assignment import create_tables
 from tests.integration.rebuild_log import ALL, Book
@@ -28,6 +28,11 @@ def book_of(nats: NatsServer, folder: Path) -> Book:
 async def sealed(book: Book, url: object, to: int | None = None, segment_events: int = 1_000_000) -> ArchiveReport:
     """Archive the log of `book`, in the session that runs."""
     return await archive(book.ref, str(url), book.settings, to=to, segment_events=segment_events)
+
+
+def opened(url: object) -> ArchiveReader:
+    """An archive in a folder of this machine."""
+    return ArchiveReader(FolderFiles(str(url)))
 
 
 def log_records(book: Book, last: int, first: int = 1) -> list[RawRecord]:

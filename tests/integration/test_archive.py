@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from eventjet.archive.reading import archived_records, check_files, read_manifest
+from eventjet.archive.reading import ArchiveReader
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, RebuildError, UsageError
 from eventjet.nats.connection import NatsConnection
 from eventjet.rebuild import ENGINES, preview, rebuild, verify
-from eventjet.spark import archive_write
-from eventjet.spark.archive_frames import archived_frame, reading
+from eventjet.spark import sealing
+from eventjet.spark.archive_frames import SparkFiles, archived_frame, reading
 from eventjet.spark.session import Started
-from tests.integration.archived import book_of, files_of, log_records, made, purge, sealed, tables
+from tests.integration.archived import book_of, files_of, log_records, made, opened, purge, sealed, tables
 from tests.integration.rebuild_log import Book, remains
 from tests.logs import block
 
@@ -37,14 +37,15 @@ async def test_an_archive_holds_every_record_as_the_log_has_it(book: Book, spark
     assert [(one.first, one.last) for one in second.sealed] == [(1_501, 2_000), (2_001, 2_500)]
     assert (second.first, second.last, second.events) == (1, 2_500, 2_500)
 
-    archive = read_manifest(str(url))
+    reader = opened(url)
+    archive = reader.manifest
     assert archive.segments == (*first.sealed, *second.sealed)
-    check_files(archive, 1, archive.last)
+    reader.check(1, archive.last)
     records = log_records(book, 2_500)
-    batches = list(archived_records(archive, 1, 2_501, batch=300))
+    batches = list(reader.records(1, 2_501, batch=300))
     assert [one for batch in batches for one in batch] == records
     assert max(map(len, batches)) <= 300
-    assert [one for batch in archived_records(archive, 999, 1_503) for one in batch] == records[998:1_502]
+    assert [one for batch in reader.records(999, 1_503) for one in batch] == records[998:1_502]
     for one in archive.segments:
         assert (one.first_time_ns, one.last_time_ns) == (records[one.first - 1][1], records[one.last - 1][1])
         assert f"Nats-Msg-Id: {one.last_id}\r\n".encode() in records[one.last - 1][3]
@@ -76,11 +77,12 @@ async def test_events_that_differ_much_in_size_are_cut_finer(
     chance = random.Random(3)
     bodies = [chance.randbytes(990_000) if number % 8 == 0 else b"{}" for number in range(32)]
     last = book.append_raw((f"a-{number}", block("account.closed"), body) for number, body in enumerate(bodies))
-    monkeypatch.setattr(archive_write, "FILE_BYTES_MAX", 2_100_000)
+    monkeypatch.setattr(sealing, "FILE_BYTES_MAX", 2_100_000)
     await sealed(book, tmp_path / "archive")
-    archive = read_manifest(str(tmp_path / "archive"))
+    reader = opened(tmp_path / "archive")
+    archive = reader.manifest
     assert max(file.bytes for file in archive.files()) < 2_100_000
-    assert [one for batch in archived_records(archive, 1, last + 1) for one in batch] == log_records(book, last)
+    assert [one for batch in reader.records(1, last + 1) for one in batch] == log_records(book, last)
     with reading(spark.spark):
         rows = archived_frame(spark.spark, archive, 1, last).orderBy("position").collect()
     assert [bytes(row.body) for row in rows] == bodies
@@ -96,11 +98,12 @@ async def test_an_archive_on_another_file_system_is_made_read_and_checked_by_spa
     assert [(one.first, one.last) for one in report.sealed] == [(501, 800), (801, 1_000)]
     assert (await sealed(book, url, to=1_000)).sealed == ()
 
-    archive = read_manifest(url, spark.spark)
+    reader = ArchiveReader(SparkFiles(spark.spark, url))
+    archive = reader.manifest
     assert (archive.first, archive.last, len(archive.segments)) == (1, 1_000, 4)
     assert (mounted / book.name / archive.files()[0].path).exists()
-    check_files(archive, 1, 1_000, spark.spark)
-    found = [one for batch in archived_records(archive, 300, 901, spark=spark.spark) for one in batch]
+    reader.check(1, 1_000)
+    found = [one for batch in reader.records(300, 901) for one in batch]
     assert found == log_records(book, 900, first=300)
 
     wanted = await made(book, engine="local")
@@ -129,19 +132,19 @@ def flip(path: Path) -> None:
 
 
 def flip_first(folder: Path) -> str:
-    path = files_of(read_manifest(str(folder)), folder)[0]
+    path = files_of(opened(folder).manifest, folder)[0]
     flip(path)
     return path.name
 
 
 def lose_last(folder: Path) -> str:
-    path = files_of(read_manifest(str(folder)), folder)[-1]
+    path = files_of(opened(folder).manifest, folder)[-1]
     path.unlink()
     return path.name
 
 
 def swap_two(folder: Path) -> str:
-    one, _, other = files_of(read_manifest(str(folder)), folder)
+    one, _, other = files_of(opened(folder).manifest, folder)
     aside = one.read_bytes()
     one.write_bytes(other.read_bytes())
     other.write_bytes(aside)
@@ -182,7 +185,7 @@ async def test_an_archive_of_another_log_or_another_past_is_refused(
     for run in (sealed(other, url), made(other, engine="local", from_archive=url)):
         with pytest.raises(ArchiveBroken, match="is of the log"):
             await run
-    identity = read_manifest(url).segments[0].log
+    identity = opened(url).manifest.segments[0].log
     book.delete()
     book.create(identity)
     for events, said in ((10, "the log has lost its end"), (15, "and the log has the event")):
@@ -229,7 +232,7 @@ async def test_a_log_with_a_hole_is_not_archived_past_it(book: Book, spark: Star
         link.api(f"STREAM.MSG.DELETE.{book.name}", {"seq": 35})
     with pytest.raises(RebuildError, match="broken at position 35"):
         await sealed(book, url, segment_events=20)
-    assert read_manifest(url).last == 20
+    assert opened(url).manifest.last == 20
 
 
 async def test_nothing_is_made_from_an_archive_that_is_not_there(book: Book, tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from eventjet.archive.reading import archived_records, check_files, read_manifest
 from eventjet.dev.nats import NatsServer
-from tests.integration.archived import book_of, log_records
+from tests.integration.archived import book_of, log_records, opened
 from tests.integration.ledger_log import eventually
 from tests.integration.rebuild_log import Book
 
@@ -54,12 +53,12 @@ def writes_begun(folder: Path) -> Callable[[], Awaitable[bool]]:
 
 def check_whole(book: Book, folder: Path) -> int:
     """What the manifest names is there, and is the log; returns how much that is."""
-    archive = read_manifest(str(folder / "archive"))
-    check_files(archive, 1, archive.last)
-    if archive.last:
-        found = [one for batch in archived_records(archive, 1, archive.last + 1) for one in batch]
-        assert found == log_records(book, archive.last)
-    return archive.last
+    reader = opened(folder / "archive")
+    last = reader.manifest.last
+    reader.check(1, last)
+    if last:
+        assert [one for batch in reader.records(1, last + 1) for one in batch] == log_records(book, last)
+    return last
 
 
 async def test_killed_at_every_step_it_goes_on_where_it_was(eventjet_nats: NatsServer, tmp_path: Path) -> None:

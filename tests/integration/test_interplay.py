@@ -7,7 +7,6 @@ import threading
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from eventjet.nats.connection import NatsConnection
 from eventjet.nats.protocol import publish_frame
 from eventjet.rebuild import rebuild, verify
 from eventjet.rebuild.catchup import catching_up
+from eventjet.rebuild.job import open_job
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.runs import new_run
 from eventjet.rebuild.shadow import shadow_of
@@ -109,8 +109,7 @@ async def test_a_transaction_ended_underneath_is_not_gone_on_from_by_another_pro
         assert (await state(log)).state == "failed"
         assert (await state(log)).position == last
     # A rebuild makes it whole, and lets it go on.
-    ref: Any = SimpleNamespace(load=lambda: log)
-    await rebuild(ref, ["ledger"], log.settings, engine="local")
+    await rebuild(log, ["ledger"], log.settings, engine="local")
     last = log.append([("a-1", Added(amount=Decimal(1)))])
     async with log.working(options=QUICK):
         await wait_caught_up(log.settings.database, LEDGER, last, 30)
@@ -122,16 +121,18 @@ async def test_a_revision_dropped_while_it_is_rebuilt_does_not_come_back_over_an
     async with deployed("fold", ledger.settings, ledger.name).working(options=OPTIONS):
         await stands(ledger, 2, location="")
     database = Database(ledger.settings.database)
-    log = checkpoints(ledger)["balances", 1].log
     engine = database.sync_engine()
-    with shadow_of(database, BALANCES, new_run(), Watch(None)) as shadow:
+    with (
+        open_job(ledger, ledger.settings, Watch(), "local") as job,
+        shadow_of(database, BALANCES, new_run(), job.watch) as shadow,
+    ):
         shadow.finish()
-        with catching_up(shadow, ledger, ledger.endpoint, 1, 0, log) as follower:
-            follower.to(last, Watch())
+        with catching_up(shadow, job, 1, 0) as follower:
+            follower.to(last)
             with engine.begin() as connection:
                 retire(connection, "balances", 1, DEPLOYS["fold"][1])
             with pytest.raises(RebuildError, match="was dropped while it was rebuilt"):
-                shadow.swap(log, lambda position: follower.to(position, Watch()))
+                shadow.swap(job.log.identity, follower.to)
     assert checkpoints(ledger)["balances", 1].state == "retired"
     assert rows(ledger, NEWER) == folded(ledger, 2, last)
     engine.dispose()
@@ -145,9 +146,8 @@ async def test_a_dropped_revision_is_not_verified_against_the_table_of_another(l
     with engine.begin() as connection:
         retire(connection, "balances", 1, DEPLOYS["fold"][1])
     engine.dispose()
-    ref: Any = SimpleNamespace(load=lambda: ledger)
     with pytest.raises(RebuildError, match="has no live read model"):
-        await verify(ref, "balances", ledger.settings)
+        await verify(ledger, "balances", ledger.settings)
 
 
 async def test_a_log_that_never_rests_does_not_put_a_takeover_off(

@@ -20,9 +20,9 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import HandlerFailed, RebuildError, RebuildRefused, Unreachable, UsageError, VerificationFailed
 from eventjet.nats.connection import NatsConnection
 from eventjet.rebuild import Progress, rebuild, verify
+from eventjet.rebuild.job import STOP_TIMEOUT_S
 from eventjet.rebuild.load import load_part
 from eventjet.rebuild.progress import Watch
-from eventjet.rebuild.runner import STOP_TIMEOUT_S
 from eventjet.rebuild.runs import new_run
 from eventjet.rebuild.shadow import shadow_of
 from eventjet.settings import Settings

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from eventjet.rebuild import preview, rebuild
+from eventjet.rebuild import EngineOptions, preview, rebuild
 from tests import forked
 from tests.integration.rebuild_log import ALL, Book, remains
 
@@ -71,7 +71,7 @@ async def test_it_changes_nothing_in_a_database_that_has_everything_or_nothing(b
 
 async def test_it_shows_how_events_travel_and_what_shares_a_reading_of_the_log(book: Book) -> None:
     book.fill(100)
-    shown = await preview(book.ref, ALL, book.settings, engine="spark", master="local[2]")
+    shown = await preview(book.ref, ALL, book.settings, engine=EngineOptions("spark", "local[2]"))
     assert [one.route.value for one in shown.candidates] == ["by aggregate", "by key", "by key", "as read"]
     together = [[step.projection for step in one.steps] for one in shown.plan.passes]
     assert together == [["balances", "movements"], ["owners"], ["turnover"]]

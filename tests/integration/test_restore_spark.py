@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from eventjet.archive.archiving import archive
 from eventjet.archive.batches import lasting
-from eventjet.archive.restore import restore
 from eventjet.codec.envelope import RawRecord, recorded_at
 from eventjet.dev.nats import NatsServer
-from eventjet.rebuild import AppRef
+from eventjet.rebuild import AppRef, archive, restore
 from eventjet.settings import Settings
 from eventjet.spark.session import Started
 from tests.integration.restored_bank import bank
@@ -43,12 +41,12 @@ async def test_a_log_goes_round_unchanged(elsewhere: str, tmp_path: Path) -> Non
         await archive(REF, f"{elsewhere}/past", Settings(servers=(first.url,)), to=700)
         sealed = await archive(REF, f"{elsewhere}/past", Settings(servers=(first.url,)))
         assert len(sealed.sealed) == 1
-        once = restore("bank", f"{elsewhere}/past", Settings(servers=(second.url,)))
+        once = await restore(REF, f"{elsewhere}/past", Settings(servers=(second.url,)))
         assert (once.events, once.log) == (len(records), sealed.log)
         restored = records_of(second.url)
         await archive(REF, str(tmp_path / "again"), Settings(servers=(second.url,)))
     with NatsServer(sync_interval="1m") as third:
-        twice = restore("bank", str(tmp_path / "again"), Settings(servers=(third.url,)))
+        twice = await restore(REF, str(tmp_path / "again"), Settings(servers=(third.url,)))
         again = records_of(third.url)
     assert (twice.events, twice.log) == (once.events, once.log)
     assert [lasting(one) for one in restored] == [lasting(one) for one in records]

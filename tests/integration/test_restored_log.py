@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from eventjet.archive.restore import restore
+from eventjet.app import App
 from eventjet.codec.envelope import recorded_at
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, Refused, UsageError
 from eventjet.nats.api import stream_info
 from eventjet.nats.connection import NatsConnection, ask_once
-from eventjet.rebuild import AppRef, rebuild, verify
+from eventjet.rebuild import AppRef, rebuild, restore, verify
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint, read
 from eventjet.sql.database import READ_ONLY, Database
@@ -99,7 +99,7 @@ async def test_read_models_go_on_by_themselves_over_the_restored_log(
     async with bank.connect(servers=old, database=database) as jet:  # while no worker runs
         for number in range(5):
             await jet.repository(Account).execute("ada", Account.deposit, Decimal(number + 1))
-    report = restore("bank", archived(old, tmp_path / "archive"), Settings(servers=(new,)))
+    report = await restore(REF, archived(old, tmp_path / "archive"), Settings(servers=(new,)))
     assert (report.events, report.last) == (reached + 5, reached + 5)
     before = checkpoints(database)
     assert await project(new, database) == report.last
@@ -130,7 +130,7 @@ async def test_a_read_model_beyond_the_restored_log_stops_and_says_why(
         for number in range(3):
             await jet.repository(Account).execute("ada", Account.deposit, Decimal(number + 1))
     ahead = await project(old, database)
-    end = restore("bank", url, Settings(servers=(new,))).last
+    end = (await restore(REF, url, Settings(servers=(new,)))).last
     assert ahead == end + 3
     there = working_on(new, database)
 
@@ -166,7 +166,7 @@ async def test_commands_and_time_travel_go_on(old: str, new: str, tmp_path: Path
     url, records = archived(old, tmp_path / "archive"), records_of(old)
     where = old if snapshots == "kept" else new
     delete(where)
-    restore("bank", url, Settings(servers=(where,)))
+    await restore(REF, url, Settings(servers=(where,)))
     async with bank.connect(servers=where) as jet:
         await jet.init()
         accounts = jet.repository(Account)
@@ -205,7 +205,7 @@ async def test_a_log_that_lost_its_end_is_filled_up(tmp_path: Path) -> None:
                 await jet.repository(Account).execute("ada", Account.deposit, Decimal(number + 1))
         url, records = archived(server.url, tmp_path / "archive"), records_of(server.url)
     with NatsServer(tmp_path / "backup", sync_interval="1m") as server:
-        report = restore("bank", url, Settings(servers=(server.url,)))
+        report = await restore(REF, url, Settings(servers=(server.url,)))
         assert (report.events, report.published) == (kept + 5, 5)
         found = records_of(server.url)
         assert found[:kept] == records[:kept]
@@ -231,10 +231,10 @@ async def test_an_empty_stream_that_workers_wait_on_is_left_alone(old: str, new:
     async with working_on(new, database).working("balances"):
         await eventually(lambda: waiting(new, 1), "the worker's pull")
         with pytest.raises(Refused, match="workers wait for its events \\(balances-r1\\); stop them first"):
-            restore("bank", url, settings)
+            await restore(REF, url, settings)
     assert ask_once(endpoint(new), stream_info("bank")).metadata[IDENTITY] == identity
     await eventually(lambda: waiting(new, 0), "the end of the worker's pull")
-    last = restore("bank", url, settings).last
+    last = (await restore(REF, url, settings)).last
     assert await project(new, database) == last
 
 
@@ -245,14 +245,14 @@ async def test_an_archive_that_was_changed_or_is_of_another_app_is_refused_befor
     url = archived(old, tmp_path / "archive")
     settings = Settings(servers=(new,))
     with pytest.raises(UsageError, match="is of 'bank', and the app is 'shop'"):
-        restore("shop", url, settings)
+        await restore(App("shop", aggregates=[]), url, settings)
     with pytest.raises(ArchiveBroken, match="nothing is in it"):
-        restore("bank", str(tmp_path / "elsewhere"), settings)
+        await restore(REF, str(tmp_path / "elsewhere"), settings)
     last = max((tmp_path / "archive" / "events").glob("*/*"))
     content = bytearray(last.read_bytes())
     content[40] ^= 1
     last.write_bytes(content)
     with pytest.raises(ArchiveBroken, match="was changed"):
-        restore("bank", url, settings)
+        await restore(REF, url, settings)
     async with bank.connect(servers=new) as jet:
         assert (await jet.init()).created[0] == "bank", "it was not there"

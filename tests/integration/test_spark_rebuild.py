@@ -20,7 +20,7 @@ from eventjet.errors import RebuildError
 from eventjet.nats.position_ranges import Range, split
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
-from eventjet.spark.log_frames import log_frame
+from eventjet.spark.read_planning import log_frame
 from eventjet.spark.session import Started
 from eventjet.sql.location_assignment import create_tables
 from tests.integration.rebuild_log import ALL, Book, remains
@@ -136,11 +136,11 @@ RUN = """
 import asyncio, json, sys
 from pathlib import Path
 from typing import Any
-from eventjet.rebuild import AppRef, rebuild
+from eventjet.rebuild import AppRef, EngineOptions, rebuild
 from eventjet.settings import Settings
 
 ref = AppRef.parse(sys.argv[1], Path(sys.argv[2]))
-report = asyncio.run(rebuild(ref, ["balances"], Settings.load({}), engine="spark", master="local[2]"))
+report = asyncio.run(rebuild(ref, ["balances"], Settings.load({}), engine=EngineOptions("spark", "local[2]")))
 print(json.dumps([report.events, report.rows]))
 """
 

@@ -7,7 +7,6 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from decimal import Decimal
-from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -35,13 +34,11 @@ def postgres_log(eventjet_nats: NatsServer, eventjet_database: str) -> Ledger:
 
 
 async def again(log: Ledger, *names: str, engine: Any = "local", **options: Any) -> RebuildReport:
-    ref: Any = SimpleNamespace(load=lambda: log)
-    return await rebuild(ref, names or ["ledger"], log.settings, engine=engine, **options)
+    return await rebuild(log, names or ["ledger"], log.settings, engine=engine, **options)
 
 
 async def verified(log: Ledger) -> VerifyReport:
-    ref: Any = SimpleNamespace(load=lambda: log)
-    return await verify(ref, "ledger", log.settings)
+    return await verify(log, "ledger", log.settings)
 
 
 def checkpoint(log: Ledger) -> Checkpoint:
@@ -162,8 +159,8 @@ async def test_folds_and_sql_by_hand_are_made_again_in_one_run(log: Ledger) -> N
     assert found(where(log)) == expected(log.recorded(last))
     with where(log).sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
         assert rows_of(connection, BALANCES) == folded(log.recorded(last))
-    assert {"read", "in order", "swap"} <= {one.phase for one in told}
-    done = [one.done for one in told if one.phase == "in order"]
+    assert {"read", "sequential", "swap"} <= {one.phase for one in told}
+    done = [one.done for one in told if one.phase == "sequential"]
     assert done == sorted(done)
     assert done[-1] == 500
 
@@ -320,7 +317,7 @@ async def test_a_cancelled_rebuild_leaves_the_live_tables_and_nothing_else(log: 
     loop = asyncio.get_running_loop()
 
     def told(one: Progress) -> None:
-        if one.phase == "in order" and one.done:
+        if one.phase == "sequential" and one.done:
             loop.call_soon_threadsafe(begun.set)
 
     task = asyncio.create_task(again(log, progress=told))

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -213,11 +212,11 @@ async def test_each_revision_is_made_again_and_verified_where_it_is_and_dropped_
     for revision, resolved in ((1, LEDGER), (2, REVISED)):
         place = HOME if revision == 1 else ""
         execute(log, f"update {place or 'public'}.totals set n = n + 1 where name = 'added'")
-        ref: Any = SimpleNamespace(load=lambda resolved=resolved: changed(log, resolved))
-        assert (await verify(ref, "ledger", log.settings)).differences == 1
-        report = await rebuild(ref, ["ledger"], log.settings, engine="local")
+        there = changed(log, resolved)
+        assert (await verify(there, "ledger", log.settings)).differences == 1
+        report = await rebuild(there, ["ledger"], log.settings, engine="local")
         assert report.projections[0].location == checkpoint(log, revision).location == place
-        assert (await verify(ref, "ledger", log.settings)).differences == 0
+        assert (await verify(there, "ledger", log.settings)).differences == 0
     assert rows(log, REVISED) == revised(log.recorded(last))
     assert rows(log, LEDGER) == expected(log.recorded(last))
     engine = where(log).sync_engine()
@@ -264,9 +263,8 @@ async def test_on_sqlite_a_revision_with_the_same_tables_is_refused_in_words(sql
     with pytest.raises(NamedByHandlers, match=words):
         async with newer.working(options=QUICK):
             pass
-    ref: Any = SimpleNamespace(load=lambda: newer)
     with pytest.raises(NamedByHandlers, match=words):
-        await rebuild(ref, ["ledger"], log.settings, engine="local")
+        await rebuild(newer, ["ledger"], log.settings, engine="local")
     assert found(where(log)) == expected(log.recorded(last))
     assert list(checkpoints(log)) == [("ledger", 1)]
 

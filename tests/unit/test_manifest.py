@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventjet.archive.manifest import Archive, ArchivedFile, Segment, cut, dump_segment, load_archive
-from eventjet.archive.reading import archived_records, check_files, folder_of, read_manifest, url_for_spark
+from eventjet.archive.reading import ArchiveReader, FolderFiles, folder_of
 from eventjet.errors import ArchiveBroken, UsageError
+from eventjet.spark.archive_frames import url_for_spark
 
 
 def segment(first: int, last: int, *edges: int, log: str = "log-1") -> Segment:
@@ -112,22 +113,19 @@ def test_a_url_that_no_archive_can_have_is_refused(url: str) -> None:
 
 
 def test_only_spark_reads_what_is_not_in_a_folder_of_this_machine() -> None:
-    archive = Archive("hdfs://name/a", SEALED)
-    for reads in (
-        lambda: read_manifest(archive.url),
-        lambda: check_files(archive, 1, 21),
-        lambda: list(archived_records(archive, 3, 22)),
-    ):
-        with pytest.raises(UsageError, match="--engine spark"):
-            reads()
+    with pytest.raises(UsageError, match="--engine spark"):
+        FolderFiles("hdfs://name/a")
 
 
 def test_nothing_where_there_is_no_archive_yet(tmp_path: Path) -> None:
-    assert read_manifest(str(tmp_path / "none")).segments == ()
+    assert ArchiveReader(FolderFiles(str(tmp_path / "none"))).manifest.segments == ()
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    archive = Archive(str(tmp_path), SEALED)
-    for reads in (lambda: check_files(archive, 1, 21), lambda: list(archived_records(archive, 3, 22))):
+    lines = tmp_path / "manifest" / "1" / "part-0.txt"
+    lines.parent.mkdir(parents=True)
+    lines.write_text("\n".join(map(dump_segment, SEALED)))
+    archive = ArchiveReader(FolderFiles(str(tmp_path)))
+    for reads in (lambda: archive.check(1, 21), lambda: list(archive.records(3, 22))):
         with pytest.raises(ArchiveBroken, match=r"events/3/4\.parquet cannot be read"):
             reads()

@@ -18,8 +18,19 @@ from eventjet.errors import UsageError
 from eventjet.nats.position_ranges import EVENTS_PER_RANGE, range_count, split
 from eventjet.projections.projection import projection
 from eventjet.projections.resolve import resolve
+from eventjet.rebuild.engine import open_engine
 from eventjet.rebuild.folding import key_token
-from eventjet.rebuild.plan import KEYS_PER_PARTITION, Plan, Route, make_plan
+from eventjet.rebuild.plan import (
+    ENGINES,
+    EVENTS_PER_PARTITION,
+    KEYS_PER_PARTITION,
+    Extent,
+    Plan,
+    Route,
+    make_plan,
+    plan_snapshots,
+)
+from eventjet.rebuild.progress import Watch
 from tests.integration.projecting import BALANCES, MOVEMENTS
 
 
@@ -51,9 +62,8 @@ COUNTS = resolve(counts, Catalog([Seen]))
 
 
 def planned(*resolved: Any, engine: Any = "spark", last: int = 1_000, keys: int = 10, cores: int = 2) -> Plan:
-    return make_plan(
-        "app", resolved, [one.name for one in resolved], first=1, last=last, keys=keys, engine=engine, cores=cores
-    )
+    names = [one.name for one in resolved]
+    return make_plan(Extent("app", 1, last), resolved, names, keys=keys, engine=engine, cores=cores)
 
 
 @given(st.integers(1, 10**7), st.integers(0, 10**6), st.integers(1, 500))
@@ -100,9 +110,27 @@ def test_many_keys_are_spread_over_more_partitions_than_cores() -> None:
     assert planned(BALANCES, keys=10).partitions == 2
 
 
+def test_what_is_archived_is_not_read_from_the_log() -> None:
+    plan = make_plan(Extent("app", 5, 100, archived=60), [BALANCES], ["1"], keys=1, engine="local", cores=1)
+    assert (plan.events, plan.archived, plan.ranges[0].start, plan.ranges[-1].end) == (96, 60, 61, 101)
+
+
+def test_snapshots_of_many_events_are_folded_in_more_partitions_than_cores() -> None:
+    few = plan_snapshots(Extent("app", 1, 10), engine="spark", cores=2)
+    many = plan_snapshots(Extent("app", 1, 5 * EVENTS_PER_PARTITION), engine="spark", cores=2)
+    assert (few.partitions, many.partitions, many.events) == (2, 5, 5 * EVENTS_PER_PARTITION)
+
+
 def test_an_engine_that_does_not_exist_is_refused() -> None:
+    flink: Any = "flink"
     with pytest.raises(UsageError, match="Use spark or local"):
-        planned(BALANCES, engine="flink")
+        open_engine(flink, Watch())
+
+
+def test_every_engine_is_found_by_its_name() -> None:
+    for name in ENGINES:
+        with open_engine(name, Watch()) as engine:
+            assert engine.name == name
 
 
 @given(st.lists(st.tuples(st.text(), st.integers(), st.text()), unique=True, min_size=2, max_size=2))

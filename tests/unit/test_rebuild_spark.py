@@ -15,9 +15,9 @@ from sqlalchemy import URL, make_url
 from eventjet.errors import Unreachable, UsageError
 from eventjet.projections.app_ref import AppRef
 from eventjet.settings import Settings
-from eventjet.spark.engine import passwordless
-from eventjet.spark.engine_tasks import pack_rows, unpack_rows
+from eventjet.spark.fold_tasks import pack_rows, unpack_rows
 from eventjet.spark.java import Java, find_java, make_java_home
+from eventjet.spark.loading import passwordless
 from eventjet.spark.options import LogOptions, connection_options
 from eventjet.spark.packaging import pack
 from eventjet.spark.scratch import scratch_folder

@@ -11,7 +11,7 @@ from sqlalchemy import Column, ForeignKey, Integer, MetaData, Sequence, String, 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import App, DefinitionError, Recorded, SqlProjection, aggregate, event, projection
-from eventjet.rebuild.plan import Route, make_plan, route_of
+from eventjet.rebuild.plan import Extent, Route, make_plan, route_of
 from eventjet.testing import on, projected
 from tests.integration import by_hand
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Opened
@@ -140,18 +140,16 @@ def test_a_handler_declared_after_the_app_was_built_is_refused() -> None:
         made.handler(begun_too)
 
 
-def test_in_a_plan_sql_by_hand_goes_in_order_after_what_the_engine_folds() -> None:
-    assert route_of(by_hand.LEDGER) is Route.IN_ORDER
+def test_in_a_plan_sql_by_hand_goes_sequentially_after_what_the_engine_folds() -> None:
+    assert route_of(by_hand.LEDGER) is Route.SEQUENTIAL
     for engine in ("spark", "local"):
         resolved = [by_hand.LEDGER, BALANCES, MOVEMENTS]
-        plan = make_plan("s", resolved, ["1", "2", "3"], first=1, last=10, keys=5, engine=engine, cores=2)
-        assert plan.passes[-1].route is Route.IN_ORDER
+        plan = make_plan(Extent("s", 1, 10), resolved, ["1", "2", "3"], keys=5, engine=engine, cores=2)
+        assert plan.passes[-1].route is Route.SEQUENTIAL
         assert [step.projection for step in plan.passes[-1].steps] == ["ledger"]
         assert sorted(step.projection for step in plan.folded().steps) == ["balances", "movements"]
-        assert (
-            make_plan("s", [by_hand.LEDGER], ["1"], first=1, last=10, keys=5, engine=engine, cores=2).folded().passes
-            == ()
-        )
+        alone = make_plan(Extent("s", 1, 10), [by_hand.LEDGER], ["1"], keys=5, engine=engine, cores=2)
+        assert alone.folded().passes == ()
 
 
 def test_handlers_can_be_tried_without_a_server() -> None:

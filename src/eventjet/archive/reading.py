@@ -1,25 +1,21 @@
 """An archive read: what its manifest holds, whether its files are what was sealed, and their records in order.
 
-An archive in a folder of this machine needs no Spark for that. Every other one goes through a Spark session, whose
-JVM knows the file systems; none of this lists a folder of events, so what no manifest names is never seen.
+Nothing here lists a folder of events, so what no manifest names is never seen.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from eventjet.archive.manifest import Archive, ArchivedFile, load_archive
+from eventjet.archive.manifest import Archive, load_archive
 from eventjet.codec.envelope import RawRecord
 from eventjet.errors import ArchiveBroken, Unreachable, UsageError
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 EVENTS = "events"
 MANIFEST = "manifest"
@@ -27,6 +23,112 @@ COLUMNS = ("position", "time_ns", "subject", "headers", "body")
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _PATTERN = re.compile(r"[*?\[\]{}\\\n]")
+
+
+class ArchiveFiles(Protocol):
+    """How the files of one archive are reached. Paths are relative to its folder, with `/`."""
+
+    @property
+    def url(self) -> str: ...
+
+    def manifest_lines(self) -> Sequence[str]:
+        """All lines of the manifest; none where there is no archive yet. Raises `ArchiveBroken`."""
+        ...
+
+    def digests(self, paths: Sequence[str]) -> Mapping[str, tuple[int, str]]:
+        """(bytes, sha256) of each file; raises `ArchiveBroken` for one that cannot be read."""
+        ...
+
+    def batches(self, path: str, size: int) -> Iterator[Any]:
+        """The Arrow batches of a file's records, by position, each of `size` records at most."""
+        ...
+
+
+class FolderFiles:
+    """The files of an archive in a folder of this machine."""
+
+    def __init__(self, url: str) -> None:
+        """Raises `UsageError` for a URL that names anything else."""
+        folder = folder_of(url)
+        if folder is None:
+            raise UsageError(
+                f"{url} is not a folder of this machine, and only Spark reads other file systems. Use `--engine spark`."
+            )
+        self.url = url
+        self._folder = folder
+
+    def manifest_lines(self) -> list[str]:
+        lines: list[str] = []
+        try:
+            for file in sorted((self._folder / MANIFEST).glob("*/part-*")):
+                lines += filter(None, file.read_text(encoding="utf-8").splitlines())
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArchiveBroken(self.url, f"its manifest cannot be read ({error})") from error
+        return lines
+
+    def digests(self, paths: Sequence[str]) -> dict[str, tuple[int, str]]:
+        return {path: self._digest(path) for path in paths}
+
+    def batches(self, path: str, size: int) -> Iterator[Any]:
+        with _arrow("pyarrow.parquet").ParquetFile(self._folder / path) as file:
+            yield from file.iter_batches(batch_size=size, columns=list(COLUMNS))
+
+    def _digest(self, path: str) -> tuple[int, str]:
+        try:
+            with (self._folder / path).open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256")
+                return file.tell(), digest.hexdigest()
+        except OSError as error:
+            raise ArchiveBroken(self.url, f"{path} cannot be read ({error.strerror or error})") from error
+
+
+class ArchiveReader:
+    """An archive with its files. Raises `ArchiveBroken` when what its manifest says does not fit together."""
+
+    def __init__(self, files: ArchiveFiles) -> None:
+        self.manifest: Archive = load_archive(files.url, files.manifest_lines())
+        self._files = files
+
+    def check(self, first: int, last: int) -> None:
+        """Raise `ArchiveBroken` unless the files of the positions `first` to `last` have the bytes that were sealed."""
+        files = self.manifest.files(first, last)
+        digests = self._files.digests([file.path for file in files])
+        for file in files:
+            size, sha256 = digests[file.path]
+            if (size, sha256) != (file.bytes, file.sha256):
+                reason = f"{file.path} was changed: it has {size} bytes and the sha256 {sha256[:12]}…"
+                sealed = f"{file.bytes} bytes and {file.sha256[:12]}… were sealed"
+                raise ArchiveBroken(self.manifest.url, f"{reason}, and {sealed}")
+
+    def records(self, start: int, end: int, *, batch: int = 2_000) -> Generator[list[RawRecord]]:
+        """Yield the records at `start` <= position < `end` as `read_range` does, in lists of up to `batch`.
+
+        Raises `ArchiveBroken` at the first position that is not there; `check` compares checksums.
+        """
+        url = self.manifest.url
+        position = max(start, 1)
+        for file in self.manifest.files(position, end - 1) if position < end else ():
+            for records in self._records_of(file.path, batch):
+                wanted = [record for record in records if position <= record[0] < end]
+                for expected, (found, *_) in enumerate(wanted, position):
+                    if found != expected:
+                        raise ArchiveBroken(url, f"{file.path} has position {found} where {expected} should be")
+                position += len(wanted)
+                if wanted:
+                    yield wanted
+        if position < end:
+            raise ArchiveBroken(url, f"position {position} is not in it")
+
+    def _records_of(self, path: str, batch: int) -> Iterator[list[RawRecord]]:
+        arrow = _arrow("pyarrow")
+        try:
+            for columns in self._files.batches(path, batch):
+                position, time_ns, subject, headers, body = (columns.column(name) for name in COLUMNS)
+                # Bytes stay bytes until a fold decodes them.
+                fields = (position, time_ns, subject.cast(arrow.binary()), headers, body)
+                yield list(zip(*(field.to_pylist() for field in fields), strict=True))
+        except (OSError, arrow.ArrowException, KeyError) as error:
+            raise ArchiveBroken(self.manifest.url, f"{path} cannot be read ({error})") from error
 
 
 def folder_of(url: str) -> Path | None:
@@ -46,120 +148,6 @@ def folder_of(url: str) -> Path | None:
     return Path(re.sub(r"^//(localhost)?(?=/)", "", path)).absolute()
 
 
-def url_for_spark(url: str) -> str:
-    """The URL as Hadoop takes it, whatever its default file system is; without a `/` at the end."""
-    folder = folder_of(url)
-    return url.rstrip("/") if folder is None else f"file://{folder}"
-
-
-def read_manifest(url: str, spark: SparkSession | None = None) -> Archive:
-    """What an archive holds: nothing where there is none yet. Raises `ArchiveBroken` when that does not fit together.
-
-    `spark` is for archives that are not in a folder of this machine; without it those raise `UsageError`.
-    """
-    folder = folder_of(url)
-    if folder is not None:
-        return load_archive(url, list(_lines(url, folder)))
-    from eventjet.spark.archive_frames import manifest_lines
-
-    return load_archive(url, manifest_lines(_needed(url, spark), url))
-
-
-def check_files(archive: Archive, first: int, last: int, spark: SparkSession | None = None) -> None:
-    """Raise `ArchiveBroken` unless every file with positions from `first` to `last` has the bytes that were sealed."""
-    files = archive.files(first, last)
-    folder = folder_of(archive.url)
-    if folder is None:
-        from eventjet.spark.archive_frames import digests
-
-        found = digests(_needed(archive.url, spark), archive.url, [file.path for file in files])
-    else:
-        found = {file.path: _digest(archive.url, folder, file.path) for file in files}
-    for file in files:
-        size, sha256 = found[file.path]
-        if (size, sha256) != (file.bytes, file.sha256):
-            reason = f"{file.path} was changed: it has {size} bytes and the sha256 {sha256[:12]}…"
-            raise ArchiveBroken(archive.url, f"{reason}, and {file.bytes} bytes and {file.sha256[:12]}… were sealed")
-
-
-def archived_records(
-    archive: Archive, start: int, end: int, *, batch: int = 2_000, spark: SparkSession | None = None
-) -> Generator[list[RawRecord]]:
-    """Yield the records at `start` <= position < `end` as `read_range` does, in lists of up to `batch`.
-
-    Raises `ArchiveBroken` at the first position that is not there; checksums are for `check_files`. `spark` as above:
-    it then brings one file after the other.
-    """
-    position = max(start, 1)
-    for file in archive.files(position, end - 1) if position < end else ():
-        for records in _records(archive.url, file, batch, spark):
-            wanted = [one for one in records if position <= one[0] < end]
-            for expected, (found, *_) in enumerate(wanted, position):
-                if found != expected:
-                    raise ArchiveBroken(archive.url, f"{file.path} has position {found} where {expected} should be")
-            position += len(wanted)
-            if wanted:
-                yield wanted
-    if position < end:
-        raise ArchiveBroken(archive.url, f"position {position} is not in it")
-
-
-def _lines(url: str, folder: Path) -> Iterator[str]:
-    try:
-        for file in sorted((folder / MANIFEST).glob("*/part-*")):
-            yield from filter(None, file.read_text(encoding="utf-8").splitlines())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArchiveBroken(url, f"its manifest cannot be read ({error})") from error
-
-
-def _digest(url: str, folder: Path, path: str) -> tuple[int, str]:
-    try:
-        with (folder / path).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256")
-            return file.tell(), digest.hexdigest()
-    except OSError as error:
-        raise ArchiveBroken(url, f"{path} cannot be read ({error.strerror or error})") from error
-
-
-def _records(url: str, file: ArchivedFile, batch: int, spark: SparkSession | None) -> Iterator[list[RawRecord]]:
-    arrow = _arrow("pyarrow")
-    try:
-        for found in _batches(url, file, batch, spark):
-            position, time_ns, subject, headers, body = (found.column(name) for name in COLUMNS)
-            # Bytes stay bytes until a fold decodes them.
-            columns = (position, time_ns, subject.cast(arrow.binary()), headers, body)
-            yield list(zip(*(column.to_pylist() for column in columns), strict=True))
-    except (OSError, arrow.ArrowException, KeyError) as error:
-        raise ArchiveBroken(url, f"{file.path} cannot be read ({error})") from error
-
-
-def _batches(url: str, file: ArchivedFile, batch: int, spark: SparkSession | None) -> Iterator[Any]:
-    folder = folder_of(url)
-    if folder is None:
-        from eventjet.spark.archive_frames import arrow_table
-
-        yield from arrow_table(_needed(url, spark), url, file.path).to_batches(max_chunksize=batch)
-        return
-    with _arrow("pyarrow.parquet").ParquetFile(folder / file.path) as opened:
-        yield from opened.iter_batches(batch_size=batch, columns=list(COLUMNS))
-
-
-def _arrow(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError:
-        remedy = 'Install it with `pip install "eventjet[spark]"`.'
-        raise Unreachable("The archive", "the package pyarrow, which reads Parquet, is not installed", remedy) from None
-
-
-def _needed(url: str, spark: SparkSession | None) -> SparkSession:
-    if spark is None:
-        raise UsageError(
-            f"{url} is not a folder of this machine, and only Spark reads other file systems. Use `--engine spark`."
-        )
-    return spark
-
-
 def _refuse_secret(url: str) -> None:
     try:
         secret = urlsplit(url).password
@@ -169,3 +157,11 @@ def _refuse_secret(url: str) -> None:
         raise UsageError(
             "The URL of an archive is shown and may not hold a password. Give the credentials to Spark's configuration."
         )
+
+
+def _arrow(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError:
+        remedy = 'Install it with `pip install "eventjet[spark]"`.'
+        raise Unreachable("The archive", "the package pyarrow, which reads Parquet, is not installed", remedy) from None

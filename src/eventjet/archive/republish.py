@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from eventjet import failpoints
 from eventjet.archive.batches import HEADERS_ADDED, Batch, Past, batches, lasting
@@ -44,7 +44,7 @@ _BACKOFF_S = (0.05, 1.0)
 _MENDED = frozenset({"duplicate_window", "max_msg_size", "num_replicas"})
 """Settings of an existing stream that a restore sets itself, or can do with."""
 
-Progress = Callable[[str, int, int], object]
+Tell: TypeAlias = Callable[[Literal["publish", "compare"], int, int], object]
 """Told (phase, events done, events in all)."""
 
 
@@ -73,7 +73,8 @@ def restore(
     past: Past,
     *,
     replicas: int = 1,
-    progress: Progress = silent,
+    progress: Tell = silent,
+    wait: Callable[[float], object] = time.sleep,
     timeout_s: float = 5.0,
     patience_s: float = 60.0,
 ) -> Restored:
@@ -81,9 +82,9 @@ def restore(
 
     Raises `Refused` for a stream that holds anything else and when somebody else writes, `ArchiveBroken` for a past
     that does not follow from itself, `HistoryBroken` when what was stored is not what was read, and
-    `StoreUnavailable` when the server stores nothing for `patience_s`.
+    `StoreUnavailable` when the server stores nothing for `patience_s`. What `progress` and `wait` raise ends it.
     """
-    return _Restore(endpoint, past, replicas, progress, timeout_s, patience_s).run()
+    return _Restore(endpoint, past, replicas, progress, wait, timeout_s, patience_s).run()
 
 
 @dataclass(slots=True)
@@ -91,7 +92,8 @@ class _Restore:
     endpoint: Endpoint
     past: Past
     replicas: int
-    progress: Progress
+    progress: Tell
+    wait: Callable[[float], object]
     timeout_s: float
     patience_s: float
     held: NatsConnection | None = None
@@ -205,7 +207,7 @@ class _Restore:
             except (StoreUnavailable, Unreachable) as error:
                 answer = error
                 self._drop()
-            time.sleep(pause_s)
+            self.wait(pause_s)
             pause_s = min(2 * pause_s, _BACKOFF_S[1])
         raise StoreUnavailable(
             f"Storing positions {batch.first:,} to {batch.last:,} of {self.past.stream}",
@@ -319,7 +321,7 @@ class _Restore:
                 self._drop()
                 if time.monotonic() > deadline:
                     raise
-            time.sleep(pause_s)
+            self.wait(pause_s)
             pause_s = min(2 * pause_s, _BACKOFF_S[1])
 
     def _refused(self, reason: str) -> Refused:

@@ -11,7 +11,7 @@ from eventjet.cli.rebuild import MasterOption
 from eventjet.cli.target import AppDirOption, AppOption, JsonOption, ServersOption, Target, target
 
 if TYPE_CHECKING:
-    from eventjet.archive.archiving import ArchiveReport
+    from eventjet.rebuild import ArchiveReport
 
 
 def archive(
@@ -45,9 +45,8 @@ def archive(
 
 
 async def _archive(at: Target, url: str, to: int | None, segment_events: int, master: str | None) -> ArchiveReport:
-    from eventjet.archive.archiving import archive
     from eventjet.cli.progress import progress
-    from eventjet.rebuild import AppRef
+    from eventjet.rebuild import AppRef, EngineOptions, archive
 
     with progress() as shown:
         return await archive(
@@ -56,7 +55,7 @@ async def _archive(at: Target, url: str, to: int | None, segment_events: int, ma
             at.settings,
             to=to,
             segment_events=segment_events,
-            master=master,
+            engine=EngineOptions(master=master),
             progress=lambda step: shown(step.phase, step.done, step.total or None),
         )
 

@@ -13,7 +13,7 @@ from eventjet.cli.target import AppDirOption, AppOption, DatabaseOption, JsonOpt
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
-    from eventjet.rebuild import Candidate, EngineName, Preview, RebuildReport
+    from eventjet.rebuild import Candidate, EngineOptions, Preview, RebuildReport
 
 EngineOption = Annotated[
     str, typer.Option("--engine", metavar="spark|local", help="Spark, or this process alone without a JVM.")
@@ -54,30 +54,28 @@ def rebuild(
     from eventjet.cli.terminal import print_json
 
     at = target(app, app_dir, servers, database)
-    chosen, names = engine_named(engine), at.chosen(projections)
+    chosen, names = engine_options(engine, master, no_ship), at.chosen(projections)
     if dry_run:
-        _preview(at, names, chosen, master, from_archive, json=json)
+        _preview(at, names, chosen, from_archive, json=json)
         return
     with terminable("No live read model was changed but by a swap that was complete."):
-        report = asyncio.run(told_when_stopping(_rebuild(at, names, chosen, master, from_archive, ship=not no_ship)))
+        report = asyncio.run(told_when_stopping(_rebuild(at, names, chosen, from_archive)))
     if json:
         print_json({**asdict(report), "seconds": dict(report.seconds)})
     else:
         _print(report)
 
 
-def engine_named(name: str) -> EngineName:
+def engine_options(name: str, master: str | None, no_ship: bool = False) -> EngineOptions:
     """The engine of this name; raises `UsageError`."""
-    from eventjet.rebuild import ENGINES
+    from eventjet.rebuild import ENGINES, EngineOptions
 
     if name not in ENGINES:
         raise UsageError(f"There is no engine {name!r}. Use {' or '.join(ENGINES)}.")
-    return name
+    return EngineOptions(name, master, ship=not no_ship)
 
 
-async def _rebuild(
-    at: Target, names: list[str], engine: EngineName, master: str | None, from_archive: str | None, *, ship: bool
-) -> RebuildReport:
+async def _rebuild(at: Target, names: list[str], engine: EngineOptions, from_archive: str | None) -> RebuildReport:
     from eventjet.cli.progress import progress
     from eventjet.rebuild import AppRef, rebuild
 
@@ -87,8 +85,6 @@ async def _rebuild(
             names,
             at.settings,
             engine=engine,
-            master=master,
-            ship=ship,
             from_archive=from_archive,
             progress=lambda step: shown(step.phase, step.done, step.total or None),
         )
@@ -99,7 +95,7 @@ def _print(report: RebuildReport) -> None:
 
     for one in report.projections:
         made = f"{counted(one.rows, 'row')} from {counted(report.events, 'event')}"
-        how = ", in order" if one.sequential else ""
+        how = ", sequentially" if one.sequential else ""
         say(f"{one.projection} revision {one.revision}: {made}{how}, swapped in at position {one.position:,}")
         if one.location:
             say(
@@ -117,14 +113,12 @@ def _print(report: RebuildReport) -> None:
         )
 
 
-def _preview(
-    at: Target, names: list[str], engine: EngineName, master: str | None, from_archive: str | None, *, json: bool
-) -> None:
+def _preview(at: Target, names: list[str], engine: EngineOptions, from_archive: str | None, *, json: bool) -> None:
     from eventjet.cli.terminal import print_json
     from eventjet.rebuild import AppRef, preview
 
     app = AppRef.parse(at.reference, at.folder)
-    planned = preview(app, names, at.settings, engine=engine, master=master, from_archive=from_archive)
+    planned = preview(app, names, at.settings, engine=engine, from_archive=from_archive)
     found = asyncio.run(planned)
     if json:
         print_json(_as_json(found))

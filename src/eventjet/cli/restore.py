@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from eventjet.cli.rebuild import MasterOption
-from eventjet.cli.target import AppDirOption, AppOption, JsonOption, ServersOption, target
+from eventjet.cli.target import AppDirOption, AppOption, JsonOption, ServersOption, Target, target
 
 if TYPE_CHECKING:
-    from eventjet.archive.republish import Restored
+    from eventjet.rebuild import Restored
 
 
 def restore(
@@ -26,19 +27,31 @@ def restore(
 
     Stop what works on the app's log first. Run it again after Ctrl-C or a fault, and it goes on where it ended.
     """
-    from eventjet.archive.restore import restore as restored
     from eventjet.cli.interrupts import terminable
-    from eventjet.cli.progress import progress
     from eventjet.cli.terminal import print_json
 
     at = target(app, app_dir, servers, None)
-    name = at.app().name
-    with terminable("What was restored stays; run it again and it goes on there."), progress() as shown:
-        report = restored(name, url, at.settings, master=master, progress=shown)
+    at.app()  # Told best before anything starts, if it cannot be imported.
+    with terminable("What was restored stays; run it again and it goes on there."):
+        report = asyncio.run(_restore(at, url, master))
     if json:
         print_json({**asdict(report), "seconds": dict(report.seconds)})
     else:
         _print(report)
+
+
+async def _restore(at: Target, url: str, master: str | None) -> Restored:
+    from eventjet.cli.progress import progress
+    from eventjet.rebuild import AppRef, EngineOptions, restore
+
+    with progress() as shown:
+        return await restore(
+            AppRef.parse(at.reference, at.folder),
+            url,
+            at.settings,
+            engine=EngineOptions(master=master),
+            progress=lambda step: shown(step.phase, step.done, step.total or None),
+        )
 
 
 def _print(report: Restored) -> None:

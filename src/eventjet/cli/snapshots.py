@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eventjet.cli.failure import ANSWER_IS_NO
-from eventjet.cli.rebuild import EngineOption, MasterOption, engine_named
+from eventjet.cli.rebuild import EngineOption, MasterOption, engine_options
 from eventjet.cli.target import AppDirOption, AppOption, JsonOption, ServersOption, Target, target
 
 if TYPE_CHECKING:
-    from eventjet.rebuild import EngineName, SnapshotReport
+    from eventjet.rebuild import EngineOptions, SnapshotReport
 
 snapshots = typer.Typer(name="snapshots", help="Folded states that are kept beside the log.", no_args_is_help=True)
 
@@ -40,9 +40,9 @@ def build(
     from eventjet.cli.terminal import print_json
 
     at = target(app, app_dir, servers, None)
-    chosen = engine_named(engine)
+    chosen = engine_options(engine, master)
     with terminable("Snapshots written so far are kept; run it again for the others."):
-        report = asyncio.run(told_when_stopping(_build(at, aggregate, min_events, chosen, master)))
+        report = asyncio.run(told_when_stopping(_build(at, aggregate, min_events, chosen)))
     if json:
         told = asdict(report)
         print_json({**told, **told.pop("tally"), "seconds": dict(report.seconds)})
@@ -52,9 +52,7 @@ def build(
         raise typer.Exit(ANSWER_IS_NO)
 
 
-async def _build(
-    at: Target, aggregate: str, min_events: int | None, engine: EngineName, master: str | None
-) -> SnapshotReport:
+async def _build(at: Target, aggregate: str, min_events: int | None, engine: EngineOptions) -> SnapshotReport:
     from eventjet.cli.progress import progress
     from eventjet.rebuild import AppRef, build_snapshots
 
@@ -64,7 +62,6 @@ async def _build(
             aggregate,
             at.settings,
             engine=engine,
-            master=master,
             min_events=min_events,
             progress=lambda step: shown(step.phase, step.done, step.total or None),
         )

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from eventjet.cli.failure import ANSWER_IS_NO
-from eventjet.cli.rebuild import EngineOption, FromArchiveOption, MasterOption, NoShipOption, engine_named
+from eventjet.cli.rebuild import EngineOption, FromArchiveOption, MasterOption, NoShipOption, engine_options
 from eventjet.cli.target import AppDirOption, AppOption, DatabaseOption, JsonOption, ServersOption, Target, target
 
 if TYPE_CHECKING:
-    from eventjet.rebuild import Difference, EngineName, VerifyReport
+    from eventjet.rebuild import Difference, EngineOptions, VerifyReport
 
 
 def verify(
@@ -38,10 +38,10 @@ def verify(
     from eventjet.cli.terminal import print_json
 
     at = target(app, app_dir, servers, database)
-    chosen = engine_named(engine)
+    chosen = engine_options(engine, master, no_ship)
     (name,) = at.chosen([projection])
     with terminable("Nothing was changed."):
-        report = asyncio.run(told_when_stopping(_verify(at, name, chosen, master, from_archive, ship=not no_ship)))
+        report = asyncio.run(told_when_stopping(_verify(at, name, chosen, from_archive)))
     if json:
         examples = [{**asdict(one), "key": shown_key(one.key)} for one in report.examples]
         print_json({**asdict(report), "seconds": dict(report.seconds), "examples": examples})
@@ -51,9 +51,7 @@ def verify(
         raise typer.Exit(ANSWER_IS_NO)
 
 
-async def _verify(
-    at: Target, name: str, engine: EngineName, master: str | None, from_archive: str | None, *, ship: bool
-) -> VerifyReport:
+async def _verify(at: Target, name: str, engine: EngineOptions, from_archive: str | None) -> VerifyReport:
     from eventjet.cli.progress import progress
     from eventjet.rebuild import AppRef, verify
 
@@ -63,8 +61,6 @@ async def _verify(
             name,
             at.settings,
             engine=engine,
-            master=master,
-            ship=ship,
             from_archive=from_archive,
             progress=lambda step: shown(step.phase, step.done, step.total or None),
         )

@@ -110,6 +110,11 @@ class AppRef:
         return sys.modules.get(_MAIN) or _imported_from(self.file)
 
 
+def loaded(app: Application | AppRef) -> Application:
+    """The application itself, imported if it is only referred to; raises what `AppRef.load` does."""
+    return app.load() if isinstance(app, AppRef) else app
+
+
 def top_level(module: str) -> Path | None:
     """The file or folder of a module's top-level package; None when it is installed."""
     spec = importlib.util.find_spec(module.partition(".")[0])

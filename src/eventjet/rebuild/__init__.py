@@ -1,14 +1,18 @@
-"""Read models made again from the log, beside the live ones, and proofs that a live one is what the log says.
+"""Bulk jobs over the log, beside what runs: none of them pauses anything.
 
 `rebuild` plans at one pinned position, folds on Spark or locally into a shadow, checks it, catches it up and swaps it
-in; `verify` compares a live read model with such a shadow; `build_snapshots` folds aggregates instead. None of them
-pauses anything.
+in; `verify` compares a live read model with such a shadow; `build_snapshots` folds aggregates instead; `archive` seals
+the log's past and `restore` publishes it again.
 """
 
+from eventjet.archive.republish import Restored
 from eventjet.projections.app_ref import AppRef
+from eventjet.rebuild.archiving import ArchiveReport, archive
+from eventjet.rebuild.engine import EngineOptions
 from eventjet.rebuild.plan import ENGINES, EngineName
 from eventjet.rebuild.preview import Candidate, Preview, preview
 from eventjet.rebuild.progress import Progress
+from eventjet.rebuild.restoring import restore
 from eventjet.rebuild.runner import RebuildReport, Rebuilt, rebuild
 from eventjet.rebuild.snapshots import SnapshotReport, build_snapshots
 from eventjet.rebuild.verify import Difference, VerifyReport, verify
@@ -16,17 +20,22 @@ from eventjet.rebuild.verify import Difference, VerifyReport, verify
 __all__ = [
     "ENGINES",
     "AppRef",
+    "ArchiveReport",
     "Candidate",
     "Difference",
     "EngineName",
+    "EngineOptions",
     "Preview",
     "Progress",
     "RebuildReport",
     "Rebuilt",
+    "Restored",
     "SnapshotReport",
     "VerifyReport",
+    "archive",
     "build_snapshots",
     "preview",
     "rebuild",
+    "restore",
     "verify",
 ]

@@ -14,12 +14,11 @@ from eventjet.nats.api import message_at
 from eventjet.nats.connection import ask_once
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.ranges import read_range
-from eventjet.projections.application import Application
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.quarantine import rows
 from eventjet.quarantine.fold import BlockedAggregates, reader
+from eventjet.rebuild.job import Job
 from eventjet.rebuild.prefetch import read_ahead
-from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.shadow import Shadow, begin, begun
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.dialect import dialect_of
@@ -34,21 +33,14 @@ class CatchUp:
     """One shadow's writer with its connection; made by `catching_up`."""
 
     def __init__(
-        self,
-        shadow: Shadow[ResolvedProjection],
-        app: Application,
-        endpoint: Endpoint,
-        first: int,
-        connection: Connection,
-        held: Checkpoint,
+        self, shadow: Shadow[ResolvedProjection], job: Job, first: int, connection: Connection, held: Checkpoint
     ) -> None:
-        self._endpoint = endpoint
+        self._job = job
         self._first = first
-        self._stream = app.name
         self._connection = connection
         self._held = held
         self._resolved = shadow.resolved
-        self._decode = reader(app.catalog, shadow.resolved, shadow.target.known)
+        self._decode = reader(job.app.catalog, shadow.resolved, shadow.target.known)
         blocked: BlockedAggregates | None = None
         if shadow.resolved.quarantines:
             blocked = BlockedAggregates(
@@ -60,13 +52,14 @@ class CatchUp:
         )
         self.position = held.position
 
-    def to(self, position: int, watch: Watch) -> None:
+    def to(self, position: int) -> None:
         """Write what is missing up to a position of the log, batch by batch."""
         start, total = self.position, position - self.position
         begin = max(start + 1, self._first)
         if begin > position:
             return
-        batches = read_range(self._endpoint, self._stream, begin, position + 1, batch=BATCH)
+        log, watch = self._job.log, self._job.watch
+        batches = read_range(log.endpoint, log.stream, begin, position + 1, batch=BATCH)
         with closing(read_ahead(batches, watch)) as ahead:
             for records in ahead:
                 self._write(records)
@@ -87,24 +80,19 @@ class CatchUp:
 
 @contextmanager
 def catching_up(
-    shadow: Shadow[ResolvedProjection],
-    app: Application,
-    endpoint: Endpoint,
-    first: int,
-    position: int,
-    log: str,
-    parked: Sequence[Parked] = (),
+    shadow: Shadow[ResolvedProjection], job: Job, first: int, position: int, parked: Sequence[Parked] = ()
 ) -> Generator[CatchUp]:
     """Give the loaded shadow its checkpoint, its quarantine and a writer.
 
     `first` is the log's, `position` the pinned one; `parked` is what could not be taken up to there.
     """
-    held = begun(shadow.resolved, position, event_id_at(endpoint, app.name, position), log)
+    log = job.log
+    held = begun(shadow.resolved, position, event_id_at(log.endpoint, log.stream, position), log.identity)
     with shadow.engine().connect() as connection:
         with connection.begin():
             begin(connection, held)
             rows.park(connection, held.name, held.revision, parked)
-        yield CatchUp(shadow, app, endpoint, first, connection, held)
+        yield CatchUp(shadow, job, first, connection, held)
 
 
 def event_id_at(endpoint: Endpoint, stream: str, position: int) -> str:

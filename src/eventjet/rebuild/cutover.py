@@ -10,14 +10,12 @@ from eventjet import failpoints
 from eventjet.errors import LogRolledBack, RebuildError, VerificationFailed
 from eventjet.nats.api import stream_info
 from eventjet.nats.connection import ask_once
-from eventjet.nats.endpoint import Endpoint
-from eventjet.projections.application import Application
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild.catchup import catching_up
+from eventjet.rebuild.job import Job
 from eventjet.rebuild.load import Part
 from eventjet.rebuild.plan import Plan
-from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.shadow import Shadow, Swapped
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.exchange import NotNow
@@ -33,7 +31,7 @@ _BACKOFF_S = (0.05, 2.0)
 class Follower(Protocol):
     """Brings a shadow further along the log."""
 
-    def to(self, position: int, watch: Watch) -> None:
+    def to(self, position: int) -> None:
         """Write what is missing up to a position."""
         ...
 
@@ -52,40 +50,31 @@ def check_loaded(shadow: Shadow[AnyResolved], plan: Plan, parts: Sequence[Part])
     return rows
 
 
-def cut_over(
-    shadow: Shadow[ResolvedProjection],
-    app: Application,
-    endpoint: Endpoint,
-    plan: Plan,
-    log: str,
-    watch: Watch,
-    parked: Sequence[Parked] = (),
-) -> Swapped:
+def cut_over(shadow: Shadow[ResolvedProjection], job: Job, plan: Plan, parked: Sequence[Parked] = ()) -> Swapped:
     """Catch the finished shadow up and swap it in; raises `RebuildError` when that could not be done in time.
 
     `parked` is what could not be taken when it was loaded.
     """
-    with catching_up(shadow, app, endpoint, plan.first, plan.last, log, parked) as follower:
-        return swap_in(shadow, follower, app, endpoint, log, watch)
+    with catching_up(shadow, job, plan.first, plan.last, parked) as follower:
+        return swap_in(shadow, follower, job)
 
 
-def swap_in(
-    shadow: Shadow[AnyResolved], follower: Follower, app: Application, endpoint: Endpoint, log: str, watch: Watch
-) -> Swapped:
+def swap_in(shadow: Shadow[AnyResolved], follower: Follower, job: Job) -> Swapped:
     """As `cut_over`, with a follower that goes on where the shadow is."""
+    log, watch = job.log, job.watch
     deadline = time.monotonic() + PATIENCE_S
     backoff_s = _BACKOFF_S[0]
-    same_past = is_our_past(endpoint, app.name, shadow.live_checkpoint())
+    same_past = is_our_past(job, shadow.live_checkpoint())
     while True:
         with watch.phase("catch up"):
-            state = ask_once(endpoint, stream_info(app.name))
+            state = ask_once(log.endpoint, stream_info(log.stream))
             if state.messages:
-                follower.to(state.last, watch)
+                follower.to(state.last)
             failpoints.reach("rebuild.caught_up")
         with watch.phase("swap"):
             failpoints.reach("rebuild.before_swap")
             try:
-                swapped = shadow.swap(log, (lambda position: follower.to(position, watch)) if same_past else None)
+                swapped = shadow.swap(log.identity, follower.to if same_past else None)
                 failpoints.reach("rebuild.after_swap")
                 return swapped
             except NotNow as later:
@@ -95,11 +84,11 @@ def swap_in(
         backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
 
 
-def is_our_past(endpoint: Endpoint, stream: str, live: Checkpoint | None) -> bool:
+def is_our_past(job: Job, live: Checkpoint | None) -> bool:
     """Whether the live read model was made from this log, so that its position may not be fallen short of."""
     try:
         if live is not None:
-            check_log(endpoint, stream, live)
+            check_log(job.log.endpoint, job.log.stream, live)
     except LogRolledBack:
         return False
     return True

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 from eventjet import failpoints
+from eventjet.archive.manifest import Segment
+from eventjet.archive.reading import FolderFiles
 from eventjet.codec.envelope import RawRecord
-from eventjet.nats.endpoint import Endpoint
+from eventjet.errors import UsageError
+from eventjet.nats.ranges import read_range
 from eventjet.projections.application import Application
+from eventjet.rebuild.engine import EngineOptions
 from eventjet.rebuild.folding import Folding, Foldings, uncollected
+from eventjet.rebuild.job import Job
 from eventjet.rebuild.load import Part, Target, load_part
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.prefetch import read_ahead
 from eventjet.rebuild.progress import Watch
-from eventjet.rebuild.replay_source import ReplaySource, read_log
+from eventjet.rebuild.snapshot_folding import SnapshotFold, Tally, by_subject
 
 BATCH = 2_000
 ENTRIES_HELD_MAX = 50_000
@@ -25,28 +30,59 @@ ENTRIES_HELD_MAX = 50_000
 _TOLD_EVERY = 2_000
 
 
-def load_locally(
-    plan: Plan,
-    app: Application,
-    endpoint: Endpoint,
-    targets: Sequence[Target],
-    watch: Watch,
-    past: ReplaySource | None = None,
-) -> list[Part]:
-    """Carry out a plan; returns what every part of every projection holds."""
-    made = _Loads(app, targets, watch)
-    with watch.phase("read", plan.events), uncollected():
-        failpoints.reach("rebuild.engine_started")
-        done = 0
-        batches = read_log(endpoint, plan.stream, plan.first, plan.last + 1, batch=BATCH, past=past)
-        with closing(read_ahead(batches, watch)) as ahead:
-            for records in ahead:
-                made.take(records)
-                failpoints.reach("rebuild.batch_read")
-                done += len(records)
-                watch.tell("read", done, plan.events)
-    with watch.phase("load"):
-        return made.finish()
+def local_engine(options: EngineOptions, watch: Watch) -> AbstractContextManager[LocalEngine]:
+    """There is nothing to start and nothing to end."""
+    del options, watch
+    return nullcontext(LocalEngine())
+
+
+class LocalEngine:
+    """See `eventjet.rebuild.engine.Engine`."""
+
+    name: Literal["local"] = "local"
+
+    def location(self) -> None:
+        return None
+
+    def obstacle(self) -> None:
+        return None
+
+    def archive_files(self, url: str) -> FolderFiles:
+        return FolderFiles(url)
+
+    def load(self, job: Job, plan: Plan, targets: Sequence[Target]) -> list[Part]:
+        watch = job.watch
+        loads = _Loads(job.app, targets, watch)
+        with watch.phase("read", plan.events), uncollected():
+            failpoints.reach("rebuild.engine_started")
+            done = 0
+            batches = job.source.records(plan.first, plan.last + 1, batch=BATCH)
+            with closing(read_ahead(batches, watch)) as ahead:
+                for records in ahead:
+                    loads.take(records)
+                    failpoints.reach("rebuild.batch_read")
+                    done += len(records)
+                    watch.tell("read", done, plan.events)
+        with watch.phase("load"):
+            return loads.finish()
+
+    def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, least: int) -> Tally:
+        watch, endpoint = job.watch, job.log.endpoint
+        subjects = f"{plan.stream}.{aggregate}.*"
+        with SnapshotFold(job.app, aggregate, least, endpoint, plan.last) as fold, uncollected():
+            with watch.phase("read", plan.events):
+                batches = read_range(endpoint, plan.stream, plan.first, plan.last + 1, filter_subject=subjects)
+                with closing(batches):
+                    for records in batches:
+                        for subject, own in by_subject(records).items():
+                            fold.take(subject, own)
+                        watch.tell("read", records[-1][0] - plan.first + 1, plan.events)
+            with watch.phase("load", len(fold)):
+                return fold.done(lambda done, total: watch.tell("load", done, total))
+
+    def seal(self, job: Job, url: str, ranges: Sequence[tuple[int, int]]) -> list[Segment]:
+        del job, ranges
+        raise UsageError(f"Only Spark writes archives. Seal {url} with the engine spark.")
 
 
 class _Loads:

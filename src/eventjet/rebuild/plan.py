@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal, TypeAlias
 
-from eventjet.errors import UsageError
 from eventjet.nats.position_ranges import Range, range_count, split
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
@@ -17,6 +16,8 @@ EngineName: TypeAlias = Literal["spark", "local"]
 ENGINES: tuple[EngineName, ...] = ("spark", "local")
 KEYS_PER_PARTITION = 100_000
 """All rows of a partition are in the memory of one Python worker."""
+EVENTS_PER_PARTITION = 1_000_000
+"""What one task sorts to fold snapshots; it holds the state of one aggregate at a time."""
 PARTITIONS_MAX = 10_000
 
 
@@ -29,7 +30,7 @@ class Route(Enum):
     """Decoded first, then shuffled by the keys they touch."""
     UNSHUFFLED = "as read"
     """Entries: every event makes its rows alone."""
-    IN_ORDER = "in order"
+    SEQUENTIAL = "sequential"
     """SQL by hand: one event after the other through its handler, in this process whatever the engine."""
 
 
@@ -38,7 +39,7 @@ class Step:
     """One projection's part of a plan."""
 
     run: str
-    """Names the run's lease and the place of its shadow."""
+    """Names the run's lease and the location of its shadow."""
     projection: str
     revision: int
     route: Route
@@ -50,6 +51,18 @@ class Pass:
 
     route: Route
     steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What there is to read of a log."""
+
+    stream: str
+    first: int
+    last: int
+    """The pinned position."""
+    archived: int = 0
+    """The last position of the archive that is read from, if one is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +88,8 @@ class Plan:
         return max(0, self.last - self.first + 1)
 
     def folded(self) -> Plan:
-        """What is left for the engine: the passes that do not go in order."""
-        return replace(self, passes=tuple(one for one in self.passes if one.route is not Route.IN_ORDER))
+        """What is left for the engine: the passes that are not sequential."""
+        return replace(self, passes=tuple(one for one in self.passes if one.route is not Route.SEQUENTIAL))
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -84,65 +97,63 @@ class Plan:
 
 
 def make_plan(
-    stream: str,
+    extent: Extent,
     resolved: Sequence[AnyResolved],
     runs: Sequence[str],
     *,
-    first: int,
-    last: int,
     keys: int,
     engine: EngineName,
     cores: int,
-    archived: int = 0,
 ) -> Plan:
-    """Plan the rebuild of `resolved` up to `last`; `keys` is about how many rows there may be, `runs` are fresh names.
-
-    `archived` is the last position of the archive that is read from, if one is.
-    """
-    if engine not in ENGINES:
-        raise UsageError(f"There is no engine {engine!r}. Use spark or local.")
-    archived = min(archived, last)
-    from_log = max(first, archived + 1)
+    """Plan the rebuild of `resolved`; `keys` is about how many rows there may be, `runs` are fresh names."""
     steps = [Step(run, one.name, one.revision, route_of(one)) for run, one in zip(runs, resolved, strict=True)]
     partitions = max(1, cores, -(-keys // KEYS_PER_PARTITION)) if engine == "spark" else 1
+    return _plan(extent, engine, cores, partitions, _passes(steps, engine))
+
+
+def plan_snapshots(extent: Extent, *, engine: EngineName, cores: int) -> Plan:
+    """Plan the snapshots of one aggregate type: one reading of the log, one shuffle, nothing loaded."""
+    events = max(0, extent.last - extent.first + 1)
+    partitions = max(cores, -(-events // EVENTS_PER_PARTITION))
+    return _plan(extent, engine, cores, partitions, (Pass(Route.BY_AGGREGATE, ()),))
+
+
+def _plan(extent: Extent, engine: EngineName, cores: int, partitions: int, passes: tuple[Pass, ...]) -> Plan:
+    archived = min(extent.archived, extent.last)
+    from_log = max(extent.first, archived + 1)
     return Plan(
-        stream=stream,
+        stream=extent.stream,
         engine=engine,
-        first=first,
-        last=last,
+        first=extent.first,
+        last=extent.last,
         archived=archived,
-        ranges=split(from_log, last, range_count(last - from_log + 1, at_least=cores)),
+        ranges=split(from_log, extent.last, range_count(extent.last - from_log + 1, at_least=cores)),
         partitions=min(partitions, PARTITIONS_MAX),
-        passes=_planned(steps, engine),
+        passes=passes,
     )
 
 
 def route_of(resolved: AnyResolved) -> Route:
     """How this projection's events have to travel."""
     if not isinstance(resolved, ResolvedProjection):
-        return Route.IN_ORDER
+        return Route.SEQUENTIAL
     if not resolved.reads:
         return Route.UNSHUFFLED
     return Route.BY_AGGREGATE if resolved.keyed_by_aggregate else Route.BY_KEY
 
 
-def _planned(steps: Sequence[Step], engine: EngineName) -> tuple[Pass, ...]:
-    folded = [step for step in steps if step.route is not Route.IN_ORDER]
-    sequential = [Pass(Route.IN_ORDER, (step,)) for step in steps if step.route is Route.IN_ORDER]
-    if not folded:
-        return tuple(sequential)
-    return (*(_one_pass(folded) if engine == "local" else _passes(folded)), *sequential)
+def _passes(steps: Sequence[Step], engine: EngineName) -> tuple[Pass, ...]:
+    folded = [step for step in steps if step.route is not Route.SEQUENTIAL]
+    sequential = [Pass(Route.SEQUENTIAL, (step,)) for step in steps if step.route is Route.SEQUENTIAL]
+    if engine == "local" and folded:
+        return (Pass(Route.UNSHUFFLED, tuple(folded)), *sequential)
+    return (*_shuffles(folded), *sequential)
 
 
-def _one_pass(steps: Sequence[Step]) -> tuple[Pass, ...]:
-    return (Pass(Route.UNSHUFFLED, tuple(steps)),)
-
-
-def _passes(steps: Sequence[Step]) -> tuple[Pass, ...]:
+def _shuffles(steps: Sequence[Step]) -> Iterator[Pass]:
     """Folds by aggregate share a shuffle, and entries ride along; every other key needs a shuffle of its own."""
-    shared = [step for step in steps if step.route is not Route.BY_KEY]
-    alone = [Pass(Route.BY_KEY, (step,)) for step in steps if step.route is Route.BY_KEY]
-    if not shared:
-        return tuple(alone)
-    shuffled = any(step.route is Route.BY_AGGREGATE for step in shared)
-    return (Pass(Route.BY_AGGREGATE if shuffled else Route.UNSHUFFLED, tuple(shared)), *alone)
+    shared = tuple(step for step in steps if step.route is not Route.BY_KEY)
+    if shared:
+        shuffled = any(step.route is Route.BY_AGGREGATE for step in shared)
+        yield Pass(Route.BY_AGGREGATE if shuffled else Route.UNSHUFFLED, shared)
+    yield from (Pass(Route.BY_KEY, (step,)) for step in steps if step.route is Route.BY_KEY)

@@ -1,10 +1,8 @@
-"""`preview`: what a rebuild would do and what would refuse it, found out by looking alone."""
+"""`preview`: what a rebuild would do and what would refuse it, found out without changing anything."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,23 +12,22 @@ from urllib.parse import quote
 from sqlalchemy import Connection, create_engine, make_url
 from sqlalchemy.pool import NullPool
 
-from eventjet.errors import EventjetError, RebuildError, Unreachable
-from eventjet.projections.app_ref import AppRef
+from eventjet.errors import RebuildError
+from eventjet.projections.app_ref import AppRef, loaded
+from eventjet.projections.application import Application
 from eventjet.projections.sql_projection import AnyResolved
+from eventjet.rebuild.engine import EngineOptions
+from eventjet.rebuild.job import Job, open_job
 from eventjet.rebuild.orphaned_runs import orphaned
 from eventjet.rebuild.plan import EngineName, Plan, Route, route_of
 from eventjet.rebuild.progress import Watch
-from eventjet.rebuild.replay_source import past_of
-from eventjet.rebuild.runner import bound_of, log_of, plan_for
+from eventjet.rebuild.runner import projections_of
 from eventjet.rebuild.runs import new_run
 from eventjet.rebuild.shadow import Shadow, check_kept
 from eventjet.settings import Settings
-from eventjet.spark.java import find_java
 from eventjet.sql import checkpoint, migrations
 from eventjet.sql.database import READ_ONLY, Database
 from eventjet.sql.postgres import POSTGRES
-
-ALL_CORES = "local[*]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,50 +66,48 @@ class Preview:
     @property
     def refusals(self) -> list[str]:
         """Everything that would have to be fixed first."""
-        found = [self.refusal, *(one.refusal for one in self.candidates)]
-        return [one for one in found if one is not None]
+        return list(filter(None, [self.refusal, *(one.refusal for one in self.candidates)]))
 
 
 async def preview(
-    app: AppRef,
+    app: Application | AppRef,
     names: Sequence[str],
     settings: Settings,
     *,
-    engine: EngineName = "spark",
-    master: str | None = None,
+    engine: EngineName | EngineOptions = "spark",
     from_archive: str | None = None,
 ) -> Preview:
     """Plan a rebuild and change nothing at all. Raises `ArchiveBroken`, `Unreachable` and `UsageError`."""
-    return await asyncio.to_thread(_preview, app, names, settings, engine, master, from_archive)
+
+    def work() -> Preview:
+        resolved = projections_of(loaded(app), names)
+        with open_job(app, settings, Watch(), engine, from_archive) as job:
+            return _preview(job, resolved)
+
+    return await asyncio.to_thread(work)
 
 
-def _preview(
-    ref: AppRef,
-    names: Sequence[str],
-    settings: Settings,
-    engine: EngineName,
-    master: str | None,
-    from_archive: str | None,
-) -> Preview:
-    app = ref.load()
-    resolved = bound_of(app, names)
-    database = Database(settings.database)
-    endpoint, log, state = log_of(app, settings)
+def _preview(job: Job, resolved: Sequence[AnyResolved]) -> Preview:
+    database = job.database
     runs = [new_run() for _ in resolved]
-    with past_of(from_archive, app.name, endpoint, log, state, engine, master, Watch()) as past:
-        plan = plan_for(app, resolved, runs, engine, state, last=state.last if state.messages else 0, past=past)
-    with database.reaching_sync(), _looking(database) as connection:
-        known = connection is not None and migrations.version(connection) == migrations.HEAD
-        candidates = tuple(_candidate(database, one, run, connection if known else None) for one, run in
-                           zip(resolved, runs, strict=True))  # fmt: skip
+    plan = job.plan(resolved, runs, job.log.last)
+    with database.reaching_sync(), _read_only(database) as connection:
+        current = connection is not None and migrations.version(connection) == migrations.HEAD
+        known = connection if current else None
+        candidates = tuple(_candidate(database, one, run, known) for one, run in zip(resolved, runs, strict=True))
         left = () if connection is None else tuple(orphaned(connection, database))
-    where = None if engine == "local" else (master or os.environ.get("SPARK_REMOTE") or ALL_CORES)
-    location = (
-        "a schema ej_<run> each"
+    return Preview(
+        plan=plan,
+        master=job.engine.location(),
+        database=database.shown,
+        location="a schema ej_<run> each"
         if database.dialect.name == POSTGRES.name
-        else f"a file {_file(database)}.ej_<run> each"
+        else f"a file {_file(database)}.ej_<run> each",
+        candidates=candidates,
+        upgrades=not current,
+        remains=left,
+        refusal=job.engine.obstacle(),
     )
-    return Preview(plan, where, database.shown, location, candidates, not known, left, _refusal(where))
 
 
 def _candidate(database: Database, resolved: AnyResolved, run: str, connection: Connection | None) -> Candidate:
@@ -130,7 +125,7 @@ def _candidate(database: Database, resolved: AnyResolved, run: str, connection: 
 
 
 @contextmanager
-def _looking(database: Database) -> Generator[Connection | None]:
+def _read_only(database: Database) -> Generator[Connection | None]:
     """A connection that cannot write; None for a file that is not there and must not come to be."""
     if database.dialect.name == POSTGRES.name:
         engine = database.sync_engine("eventjet rebuild --dry-run").execution_options(postgresql_readonly=True)
@@ -148,18 +143,3 @@ def _looking(database: Database) -> Generator[Connection | None]:
 
 def _file(database: Database) -> Path:
     return Path(str(make_url(database.url).database))
-
-
-def _refusal(master: str | None) -> str | None:
-    """What Spark lacks on this machine; a cluster that cannot be reached shows only when it is tried."""
-    if master is None:
-        return None
-    if importlib.util.find_spec("pyspark") is None:
-        remedy = 'Install it with `pip install "eventjet[spark]"`, or use `--engine local`.'
-        return str(Unreachable("Spark", "the package pyspark is not installed", remedy))
-    try:
-        if master.startswith("local"):
-            find_java()
-    except EventjetError as error:
-        return str(error)
-    return None

@@ -10,7 +10,19 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Phase: TypeAlias = Literal[
-    "start", "check", "spark", "read", "load", "in order", "index", "catch up", "swap", "copy", "compare", "archive"
+    "start",
+    "check",
+    "spark",
+    "read",
+    "load",
+    "sequential",
+    "index",
+    "catch up",
+    "swap",
+    "copy",
+    "compare",
+    "archive",
+    "publish",
 ]
 
 

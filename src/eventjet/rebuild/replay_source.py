@@ -1,115 +1,109 @@
-"""The part of the log that comes out of an archive: read before anything is planned, checked before anything is made.
+"""Where a job reads events: the log, and before it an archive, as if both were one log.
 
-Positions up to the archive's end are read from its files, those after it from the log, as if all were the log's.
+The archive is opened before anything is planned, and its files are checked before anything is made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 
 from eventjet.archive.manifest import Archive
-from eventjet.archive.reading import archived_records, check_files, folder_of, read_manifest
+from eventjet.archive.reading import ArchiveFiles, ArchiveReader
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.errors import ArchiveBroken
 from eventjet.nats.api import StreamState, message_at
 from eventjet.nats.connection import ask_once
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.ranges import read_range
-from eventjet.rebuild.plan import EngineName, Plan
+from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
-from eventjet.spark.session import Started, spark_session
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """The log of one application as it was when a job began."""
+
+    endpoint: Endpoint
+    stream: str
+    identity: str
+    state: StreamState
+
+    @property
+    def first(self) -> int:
+        """Position of the first event, or where it will be."""
+        return max(self.state.first, 1)
+
+    @property
+    def last(self) -> int:
+        """Position of the last event; 0 in an empty log."""
+        return self.state.last if self.state.messages else 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaySource:
-    """An archive that the past is read from."""
+    """The events of a job in the order of the log."""
 
-    archive: Archive
-    started: Started | None
-    """The session that reaches it; None for a folder of this machine."""
+    log: Log
+    archive: ArchiveReader | None = None
+    """Which holds the log's past, up to its own end."""
+
+    @property
+    def first(self) -> int:
+        """Position of the first event there is."""
+        return self.log.first if self.archive is None else self.archive.manifest.first
+
+    @property
+    def archived(self) -> int:
+        """Position of the last event that is read from the archive; 0 without one."""
+        return 0 if self.archive is None else self.archive.manifest.last
 
     def check(self, plan: Plan, watch: Watch) -> None:
         """Raise `ArchiveBroken` unless the files that the plan reads are what was sealed."""
-        with watch.phase("check"):
-            check_files(self.archive, plan.first, plan.archived, self.started and self.started.spark)
+        if self.archive is not None:
+            with watch.phase("check"):
+                self.archive.check(plan.first, plan.archived)
 
-    def records(self, start: int, end: int, batch: int) -> Generator[list[RawRecord]]:
-        """Those at `start` <= position < `end`, in order, in lists of up to `batch`."""
-        return archived_records(self.archive, start, end, batch=batch, spark=self.started and self.started.spark)
-
-
-@contextmanager
-def past_of(
-    url: str | None,
-    stream: str,
-    endpoint: Endpoint,
-    log: str,
-    state: StreamState,
-    engine: EngineName,
-    master: str | None,
-    watch: Watch,
-) -> Generator[ReplaySource | None]:
-    """The archive at `url`, if one is given, when the log goes on from it; raises `ArchiveBroken`.
-
-    A session is started only for one that is not in a folder of this machine.
-    """
-    if url is None:
-        yield None
-        return
-    with ExitStack() as stack:
-        started = None
-        if folder_of(url) is None and engine == "spark":
-            started = stack.enter_context(spark_session(master, bulk_only=True, interrupted_by=watch.interrupted_by))
-            stack.enter_context(watch.interrupted_by(partial(_interrupt, started)))
-        archive = read_manifest(url, None if started is None else started.spark)
-        check_past(archive, endpoint, stream, log, state)
-        _check_whole(archive, state)
-        yield ReplaySource(archive, started)
+    def records(self, start: int, end: int, *, batch: int) -> Generator[list[RawRecord]]:
+        """Those at `start` <= position < `end`, as `read_range` yields them."""
+        if self.archive is not None and start <= self.archived:
+            edge = min(end, self.archived + 1)
+            yield from self.archive.records(start, edge, batch=batch)
+            start = edge
+        yield from read_range(self.log.endpoint, self.log.stream, start, end, batch=batch)
 
 
-def check_past(archive: Archive, endpoint: Endpoint, stream: str, log: str, state: StreamState) -> None:
+def archived_source(log: Log, files: ArchiveFiles) -> ReplaySource:
+    """The log with its past from an archive; raises `ArchiveBroken` unless together they are all there is to read."""
+    archive = ArchiveReader(files)
+    manifest, state = archive.manifest, log.state
+    check_same_past(log, manifest)
+    if not state.messages:
+        raise ArchiveBroken(manifest.url, "its log holds no event any more to go on from")
+    if state.first < manifest.first:
+        raise ArchiveBroken(manifest.url, f"it begins at position {manifest.first}, and the log at {state.first}")
+    return ReplaySource(log, archive)
+
+
+def check_same_past(log: Log, archive: Archive) -> None:
     """Raise `ArchiveBroken` unless the archive is of this log, with the same past, and the log goes on from it."""
     if not archive.segments:
         raise ArchiveBroken(archive.url, "nothing is in it")
-    reason = _stranger(archive, stream, log) or _broken_off(archive, state)
-    if reason is None and state.first <= archive.last:
-        record = ask_once(endpoint, message_at(stream, archive.last))
-        event_id = None if record is None else header(record[3], MSG_ID) or ""
-        wanted = archive.segments[-1].last_id
-        if event_id != wanted:
-            found = "nothing" if event_id is None else f"the event {event_id or 'without an id'}"
-            reason = f"it ends with the event {wanted} at position {archive.last}, and the log has {found} there"
+    reason = _stranger(log, archive) or _broken_off(log.state, archive) or _another_end(log, archive)
     if reason is not None:
         raise ArchiveBroken(archive.url, reason)
 
 
-def read_log(
-    endpoint: Endpoint, stream: str, start: int, end: int, *, batch: int, past: ReplaySource | None
-) -> Generator[list[RawRecord]]:
-    """As `read_range`, with the positions that an archive has out of the archive."""
-    if past is not None and start <= past.archive.last:
-        edge = min(end, past.archive.last + 1)
-        yield from past.records(start, edge, batch)
-        start = edge
-    yield from read_range(endpoint, stream, start, end, batch=batch)
-
-
-def _interrupt(started: Started) -> None:
-    with suppress(Exception):
-        started.spark.interruptAll()
-
-
-def _stranger(archive: Archive, stream: str, log: str) -> str | None:
+def _stranger(log: Log, archive: Archive) -> str | None:
     newest = archive.segments[-1]
-    if (newest.stream, newest.log) == (stream, log):
+    if (newest.stream, newest.log) == (log.stream, log.identity):
         return None
-    return f"it is of the log {newest.log} of {newest.stream!r}, and the stream {stream!r} is the log {log}"
+    return (
+        f"it is of the log {newest.log} of {newest.stream!r}, and the stream {log.stream!r} is the log {log.identity}"
+    )
 
 
-def _broken_off(archive: Archive, state: StreamState) -> str | None:
+def _broken_off(state: StreamState, archive: Archive) -> str | None:
     if state.last < archive.last:
         return f"it ends at position {archive.last}, and the log at {state.last}, so the log has lost its end"
     if state.first > archive.last + 1:
@@ -117,9 +111,14 @@ def _broken_off(archive: Archive, state: StreamState) -> str | None:
     return None
 
 
-def _check_whole(archive: Archive, state: StreamState) -> None:
-    """Raise `ArchiveBroken` unless archive and log together are all that there is to read."""
-    if not state.messages:
-        raise ArchiveBroken(archive.url, "its log holds no event any more to go on from")
-    if state.first < archive.first:
-        raise ArchiveBroken(archive.url, f"it begins at position {archive.first}, and the log at {state.first}")
+def _another_end(log: Log, archive: Archive) -> str | None:
+    """Where the log still holds the archive's last event, it has to be the same one."""
+    if log.state.first > archive.last:
+        return None
+    record = ask_once(log.endpoint, message_at(log.stream, archive.last))
+    event_id = None if record is None else header(record[3], MSG_ID) or ""
+    wanted = archive.segments[-1].last_id
+    if event_id == wanted:
+        return None
+    found = "nothing" if event_id is None else f"the event {event_id or 'without an id'}"
+    return f"it ends with the event {wanted} at position {archive.last}, and the log has {found} there"

@@ -15,13 +15,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from eventjet import failpoints
 from eventjet.codec.envelope import MSG_ID, Decoder, RawRecord, header
 from eventjet.errors import VerificationFailed
-from eventjet.nats.endpoint import Endpoint
-from eventjet.projections.application import Application
 from eventjet.projections.sql_projection import ResolvedSql
+from eventjet.rebuild.job import Job
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.prefetch import read_ahead
-from eventjet.rebuild.progress import Phase, Watch
-from eventjet.rebuild.replay_source import ReplaySource, read_log
+from eventjet.rebuild.progress import Phase
 from eventjet.rebuild.shadow import Shadow, begun
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.sql_writer import SqlWriter
@@ -34,46 +32,37 @@ class SequentialReplay:
     """Brings one shadow further along the log; made by `sequential_replay`."""
 
     def __init__(
-        self,
-        shadow: Shadow[ResolvedSql],
-        app: Application,
-        endpoint: Endpoint,
-        first: int,
-        runner: asyncio.Runner,
-        connection: AsyncConnection,
-        past: ReplaySource | None,
+        self, shadow: Shadow[ResolvedSql], job: Job, first: int, runner: asyncio.Runner, connection: AsyncConnection
     ) -> None:
         self.position = 0
         self._shadow = shadow
-        self._stream = app.name
-        self._endpoint = endpoint
+        self._job = job
         self._first = first
         self._runner = runner
         self._connection = connection
-        self._past = past
         self._held = begun(shadow.resolved)
-        self._decode = Decoder(app.catalog, shadow.resolved.events)
+        self._decode = Decoder(job.app.catalog, shadow.resolved.events)
         self._writer = SqlWriter(shadow.resolved, lease_s=0)
 
-    def load(self, plan: Plan, watch: Watch) -> int:
+    def load(self, plan: Plan) -> int:
         """Run the handlers up to the pinned position; return how many rows there are. Raises `HandlerFailed`."""
-        with watch.phase("in order", plan.events):
+        with self._job.watch.phase("sequential", plan.events):
             if plan.events:
-                self._runner.run(self._to(plan.last, watch, "in order"))
+                self._runner.run(self._to(plan.last, "sequential"))
             if plan.events and self.position != plan.last:
                 reason = f"the handlers came to position {self.position}, and the plan ends at {plan.last}"
                 raise VerificationFailed(self._shadow.resolved.name, reason)
         return self._shadow.count()
 
-    def to(self, position: int, watch: Watch) -> None:
+    def to(self, position: int) -> None:
         """Run the handlers for what is missing up to a position of the log."""
-        self._runner.run(self._to(position, watch, "catch up"))
+        self._runner.run(self._to(position, "catch up"))
 
-    async def _to(self, position: int, watch: Watch, phase: Phase) -> None:
+    async def _to(self, position: int, phase: Phase) -> None:
+        watch = self._job.watch
         start, total = self.position, position - self.position
         begin = max(start + 1, self._first)
-        log = read_log(self._endpoint, self._stream, begin, position + 1, batch=BATCH, past=self._past)
-        batches = read_ahead(log, watch)
+        batches = read_ahead(self._job.source.records(begin, position + 1, batch=BATCH), watch)
         ahead = asyncio.create_task(asyncio.to_thread(next, batches, None))
         try:
             while (records := await ahead) is not None:
@@ -115,16 +104,14 @@ class SequentialReplay:
 
 
 @contextmanager
-def sequential_replay(
-    shadow: Shadow[ResolvedSql], app: Application, endpoint: Endpoint, first: int, past: ReplaySource | None = None
-) -> Generator[SequentialReplay]:
-    """Handlers and a connection to the empty shadow; `first` is the log's first position, or the archive's."""
+def sequential_replay(shadow: Shadow[ResolvedSql], job: Job, first: int) -> Generator[SequentialReplay]:
+    """Handlers and a connection to the empty shadow; `first` is the first position there is to read."""
     with asyncio.Runner() as runner:
         engine = shadow.space.handlers_engine()
         connection = engine.connect()
         runner.run(_started(connection))
         try:
-            yield SequentialReplay(shadow, app, endpoint, first, runner, connection, past)
+            yield SequentialReplay(shadow, job, first, runner, connection)
         finally:
             runner.run(_ended(connection, engine))
 

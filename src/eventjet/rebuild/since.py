@@ -9,28 +9,20 @@ from typing import Any
 from eventjet.codec.envelope import RawRecord
 from eventjet.domain.identity import encode_id
 from eventjet.domain.recorded import Recorded
-from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.ranges import read_range
-from eventjet.projections.application import Application
 from eventjet.projections.fold import Fold, RowKey, Rows
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.quarantine.fold import BlockedAggregates, ParkingFold, reader
-from eventjet.rebuild.replay_source import ReplaySource, read_log
+from eventjet.rebuild.job import Job
+from eventjet.rebuild.plan import Plan
 
 NEVER = "never equal"
 BATCH = 2_000
 
 
 def since_when(
-    app: Application,
-    resolved: ResolvedProjection,
-    endpoint: Endpoint,
-    first: int,
-    last: int,
-    live: Mapping[RowKey, Any],
-    known: Mapping[int, str],
-    past: ReplaySource | None = None,
+    job: Job, plan: Plan, resolved: ResolvedProjection, live: Mapping[RowKey, Any], known: Mapping[int, str]
 ) -> dict[RowKey, str]:
     """For each key: `missed since N`, where N is the first event the live row does not show, or `never equal`.
 
@@ -40,8 +32,8 @@ def since_when(
     rows: dict[RowKey, Any] = {}
     equal: dict[RowKey, bool] = {key: row is None for key, row in live.items()}
     missed: dict[RowKey, int] = {}
-    decode = reader(app.catalog, resolved, known)
-    records = (record for batch in _records(app, resolved, endpoint, first, last, live, past) for record in batch)
+    decode = reader(job.app.catalog, resolved, known)
+    records = (record for batch in _records(job, plan, resolved, live) for record in batch)
     for event in filter(None, map(decode, records)):
         for key, row in fold(rows, event).items():
             if key not in live:
@@ -75,7 +67,7 @@ def _fold(
 
 
 def _only(resolved: ResolvedProjection, live: Mapping[RowKey, Any]) -> ResolvedProjection:
-    """The projection with an eye for these keys alone: of the rows of others nothing is known here."""
+    """The projection reduced to these keys: nothing is known here about the rows of others."""
 
     def keys_of(event: Recorded[Any]) -> tuple[RowKey, ...]:
         return tuple(key for key in resolved.keys_of(event) if key in live)
@@ -84,18 +76,13 @@ def _only(resolved: ResolvedProjection, live: Mapping[RowKey, Any]) -> ResolvedP
 
 
 def _records(
-    app: Application,
-    resolved: ResolvedProjection,
-    endpoint: Endpoint,
-    first: int,
-    last: int,
-    live: Mapping[RowKey, Any],
-    past: ReplaySource | None,
+    job: Job, plan: Plan, resolved: ResolvedProjection, live: Mapping[RowKey, Any]
 ) -> Iterator[list[RawRecord]]:
     """What could have touched the keys, in order: their own aggregates' records, or everything."""
-    if past is not None or not resolved.keyed_by_aggregate:
-        yield from read_log(endpoint, app.name, first, last + 1, batch=BATCH, past=past)
+    end = plan.last + 1
+    if job.source.archive is not None or not resolved.keyed_by_aggregate:
+        yield from job.source.records(plan.first, end, batch=BATCH)
         return
     for (aggregate_id,) in live:
-        subject = f"{app.name}.*.{encode_id(aggregate_id)}"
-        yield from read_range(endpoint, app.name, first, last + 1, filter_subject=subject)
+        subject = f"{plan.stream}.*.{encode_id(aggregate_id)}"
+        yield from read_range(job.log.endpoint, plan.stream, plan.first, end, filter_subject=subject)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from eventjet.codec.envelope import Decoder, RawRecord
@@ -15,16 +12,11 @@ from eventjet.domain.aggregate import AggregateInfo
 from eventjet.domain.history import FoldedState
 from eventjet.errors import EventjetError, UsageError
 from eventjet.nats.endpoint import Endpoint
-from eventjet.projections.app_ref import AppRef
 from eventjet.projections.application import Application
 from eventjet.repository.histories import Histories, fold_records
 from eventjet.snapshots.bulk import WINDOW, WINDOW_BYTES, BulkSnapshots, Offer
 from eventjet.snapshots.kv import VALUE_MAX
 from eventjet.snapshots.snapshot import SnapshotCodec
-from eventjet.spark.arrow import pyarrow, records_of
-
-TALLY = "tally string"
-"""What a task tells: its `Tally` as JSON."""
 
 TOLD_MAX = 20
 """Broken histories that are named; the others are counted."""
@@ -135,33 +127,6 @@ class SnapshotFold:
         self.tally.broken += 1
         if len(self.tally.told) < TOLD_MAX:
             self.tally.told.append(reason)
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotTask:
-    """What a Spark task does with records sorted by subject and position; holds one aggregate at a time."""
-
-    app: AppRef
-    aggregate: str
-    least: int
-    options: Mapping[str, str]
-    """Of the source: how to reach the server."""
-    last: int
-
-    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        # The source is Spark's, which the local engine goes without.
-        from eventjet.spark.source import LogOptions
-
-        endpoint = LogOptions.parse(self.options).endpoint()
-        current: bytes | None = None
-        with SnapshotFold(self.app.load(), self.aggregate, self.least, endpoint, self.last) as fold:
-            for batch in batches:
-                for subject, records in groupby(records_of(batch), key=itemgetter(2)):
-                    if current not in (None, subject):
-                        fold.finish(current)
-                    current = subject
-                    fold.take(subject, list(records))
-            yield pyarrow().RecordBatch.from_pylist([{"tally": json.dumps(asdict(fold.done()))}])
 
 
 def by_subject(records: Iterable[RawRecord]) -> dict[bytes, list[RawRecord]]:

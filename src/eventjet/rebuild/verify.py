@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,27 +12,26 @@ from sqlalchemy import String, Table
 
 from eventjet import failpoints
 from eventjet.errors import RebuildError
-from eventjet.nats.api import StreamState
-from eventjet.nats.endpoint import Endpoint
-from eventjet.projections.app_ref import AppRef
+from eventjet.projections.app_ref import AppRef, loaded
 from eventjet.projections.application import Application
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.rebuild.compare import compare_table
 from eventjet.rebuild.cutover import check_loaded
+from eventjet.rebuild.engine import EngineOptions
+from eventjet.rebuild.job import Job, in_thread, open_job
 from eventjet.rebuild.orphaned_runs import remove_orphaned
-from eventjet.rebuild.plan import EngineName
+from eventjet.rebuild.plan import EngineName, Plan
 from eventjet.rebuild.progress import Report, Watch
-from eventjet.rebuild.replay_source import ReplaySource, past_of
-from eventjet.rebuild.runner import bound_of, in_thread, load, log_of, plan_for
+from eventjet.rebuild.runner import load, projections_of
 from eventjet.rebuild.runs import new_run
 from eventjet.rebuild.sequential import sequential_replay
 from eventjet.rebuild.shadow import Shadow, shadow_of
 from eventjet.rebuild.since import since_when
 from eventjet.settings import Settings
-from eventjet.sql.checkpoint import RETIRED, Checkpoint
-from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.checkpoint import RETIRED
+from eventjet.sql.database import READ_ONLY
 from eventjet.workers.log_identity import check_log
 
 EXAMPLES_MAX = 20
@@ -77,13 +76,11 @@ class VerifyReport:
 
 
 async def verify(
-    app: AppRef,
+    app: Application | AppRef,
     name: str,
     settings: Settings,
     *,
-    engine: EngineName = "local",
-    master: str | None = None,
-    ship: bool = True,
+    engine: EngineName | EngineOptions = "local",
     from_archive: str | None = None,
     progress: Report | None = None,
 ) -> VerifyReport:
@@ -92,98 +89,89 @@ async def verify(
     `from_archive` is as `rebuild` has it. Raises as that does, and `LogRolledBack` when the live read model was made
     from another past.
     """
-    watch = Watch(progress)
-    return await in_thread(
-        watch, lambda: _verify(app, name, settings, engine, master, ship, from_archive, watch), settings
-    )
+
+    def work(watch: Watch) -> VerifyReport:
+        (resolved,) = projections_of(loaded(app), [name])
+        with open_job(app, settings, watch, engine, from_archive) as job:
+            return _verify(job, resolved)
+
+    return await in_thread(settings, progress, work)
 
 
-def _verify(
-    ref: AppRef,
-    name: str,
-    settings: Settings,
-    engine: EngineName,
-    master: str | None,
-    ship: bool,
-    from_archive: str | None,
-    watch: Watch,
-) -> VerifyReport:
-    app = ref.load()
-    (resolved,) = bound_of(app, [name])
-    database = Database(settings.database)
-    with ExitStack() as stack:
-        with watch.phase("start"):
-            endpoint, log, state = log_of(app, settings)
-            past = stack.enter_context(past_of(from_archive, app.name, endpoint, log, state, engine, master, watch))
-            remove_orphaned(database)
-        if isinstance(resolved, ResolvedSql):
-            return _verify_tables(app, resolved, settings, engine, endpoint, state, past, watch)
-        run = new_run()
-        shadow = stack.enter_context(shadow_of(database, resolved, run, watch, to_swap=False))
-        with watch.phase("copy"):
-            at = _copied(shadow)
-            check_log(endpoint, app.name, at)
-        failpoints.reach("verify.copied")
-        plan = plan_for(app, [resolved], [run], engine, state, last=at.position, past=past)
-        parts = load(plan, ref, app, settings, [shadow], master, ship, watch, past)
-        check_loaded(shadow, plan, parts)
-        failpoints.reach("verify.loaded")
-        with watch.phase("compare"):
-            rows, differences, first = _compare(shadow, watch)
-            examples = _looked_into(app, shadow, endpoint, plan.first, at.position, first, past)
-        failpoints.reach("verify.compared")
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a comparison found."""
+
+    rows: int
+    differences: int
+    examples: tuple[Difference, ...]
+
+
+def _verify(job: Job, resolved: AnyResolved) -> VerifyReport:
+    with job.watch.phase("start"):
+        remove_orphaned(job.database)
+    plan, found = _verify_tables(job, resolved) if isinstance(resolved, ResolvedSql) else _verify_rows(job, resolved)
     return VerifyReport(
-        name, resolved.revision, engine, at.position, plan.events, rows, differences, examples, watch.seconds
+        projection=resolved.name,
+        revision=resolved.revision,
+        engine=plan.engine,
+        position=plan.last,
+        events=plan.events,
+        rows=found.rows,
+        differences=found.differences,
+        examples=found.examples,
+        seconds=job.watch.seconds,
     )
 
 
-def _verify_tables(
-    app: Application,
-    resolved: ResolvedSql,
-    settings: Settings,
-    engine: EngineName,
-    endpoint: Endpoint,
-    state: StreamState,
-    past: ReplaySource | None,
-    watch: Watch,
-) -> VerifyReport:
-    """By its handlers, in order, whatever the engine; then the database compares."""
+def _verify_rows(job: Job, resolved: ResolvedProjection) -> tuple[Plan, _Found]:
+    """By the fold, on the job's engine; then both tables are read in the order of their keys."""
     run = new_run()
-    with shadow_of(Database(settings.database), resolved, run, watch, to_swap=False) as shadow:
-        with watch.phase("copy"):
-            at = _copied(shadow)
-            check_log(endpoint, app.name, at)
-        failpoints.reach("verify.copied")
-        plan = plan_for(app, [resolved], [run], engine, state, last=at.position, past=past)
-        if past is not None:
-            past.check(plan, watch)
-        with sequential_replay(shadow, app, endpoint, plan.first, past) as follower:
-            follower.load(plan, watch)
+    with shadow_of(job.database, resolved, run, job.watch, to_swap=False) as shadow:
+        plan = _planned(job, shadow, run)
+        check_loaded(shadow, plan, load(job, plan, [shadow]))
+        failpoints.reach("verify.loaded")
+        with job.watch.phase("compare"):
+            rows, differences, first = _compare(shadow, job.watch)
+            found = _Found(rows, differences, _looked_into(job, plan, shadow, first))
+        failpoints.reach("verify.compared")
+    return plan, found
+
+
+def _verify_tables(job: Job, resolved: ResolvedSql) -> tuple[Plan, _Found]:
+    """By its handlers, sequentially, whatever the engine; then the database compares."""
+    run = new_run()
+    with shadow_of(job.database, resolved, run, job.watch, to_swap=False) as shadow:
+        plan = _planned(job, shadow, run)
+        job.source.check(plan, job.watch)
+        with sequential_replay(shadow, job, plan.first) as follower:
+            follower.load(plan)
         failpoints.reach("verify.loaded")
         rows = differences = 0
         examples: list[Difference] = []
-        with watch.phase("compare"):
+        with job.watch.phase("compare"):
             numbered = shadow.space.numbered(shadow.tables)
             with shadow.engine().connect().execution_options(**{READ_ONLY: True}) as connection:
                 for pair in shadow.pairs():
-                    some, different, first = compare_table(connection, pair, numbered, EXAMPLES_MAX, watch)
+                    some, different, first = compare_table(connection, pair, numbered, EXAMPLES_MAX, job.watch)
                     rows, differences = rows + some, differences + different
                     examples += [Difference(one.key, one.live, one.expected, UNKNOWN_SINCE) for one in first]
         failpoints.reach("verify.compared")
-    return VerifyReport(
-        resolved.name, resolved.revision, engine, at.position, plan.events, rows, differences, tuple(examples[:EXAMPLES_MAX]),
-        watch.seconds,
-    )  # fmt: skip
+    return plan, _Found(rows, differences, tuple(examples[:EXAMPLES_MAX]))
 
 
-def _copied(shadow: Shadow[AnyResolved]) -> Checkpoint:
-    at = shadow.copy_live()
-    if at is None or at.state == RETIRED:
-        raise RebuildError(
-            f"{shadow.resolved.name!r} has no live read model yet, so there is nothing to verify. "
-            "Start a worker, or run `eventjet rebuild`."
-        )
-    return at
+def _planned(job: Job, shadow: Shadow[AnyResolved], run: str) -> Plan:
+    """Copy the live rows, and plan to make them again as of the copy's position."""
+    with job.watch.phase("copy"):
+        at = shadow.copy_live()
+        if at is None or at.state == RETIRED:
+            raise RebuildError(
+                f"{shadow.resolved.name!r} has no live read model yet, so there is nothing to verify. "
+                "Start a worker, or run `eventjet rebuild`."
+            )
+        check_log(job.log.endpoint, job.log.stream, at)
+    failpoints.reach("verify.copied")
+    return job.plan([shadow.resolved], [run], at.position)
 
 
 def _compare(shadow: Shadow[ResolvedProjection], watch: Watch) -> tuple[int, int, list[tuple[Any, Any]]]:
@@ -252,13 +240,7 @@ def _equal(one: Any, other: Any, codec: RowCodec) -> bool:
 
 
 def _looked_into(
-    app: Application,
-    shadow: Shadow[ResolvedProjection],
-    endpoint: Endpoint,
-    first: int,
-    last: int,
-    pairs: list[tuple[Any, Any]],
-    past: ReplaySource | None,
+    job: Job, plan: Plan, shadow: Shadow[ResolvedProjection], pairs: list[tuple[Any, Any]]
 ) -> tuple[Difference, ...]:
     """Say since when each differs."""
     if not pairs:
@@ -266,5 +248,5 @@ def _looked_into(
     resolved = shadow.resolved
     codec = RowCodec(resolved.table, resolved.row_type)
     live = {codec.key(one if one is not None else other): one for one, other in pairs}
-    since = since_when(app, resolved, endpoint, first, last, live, shadow.target.known, past)
+    since = since_when(job, plan, resolved, live, shadow.target.known)
     return tuple(Difference(key, one, other, since[key]) for (one, other), key in zip(pairs, live, strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -43,9 +43,27 @@ def columns_in(schema: Any) -> tuple[str, ...]:
     return names
 
 
+def pyarrow() -> Any:
+    """pyarrow, which has no types to check against."""
+    return import_module("pyarrow")
+
+
+def records_of(batch: Any) -> Iterator[RawRecord]:
+    """The records of a batch in the source's `SCHEMA`."""
+    position, time_ns, subject, headers, body = batch.columns
+    return zip(
+        position.to_pylist(),
+        time_ns.to_pylist(),
+        subject.cast(pyarrow().binary()).to_pylist(),
+        headers.to_pylist(),
+        body.to_pylist(),
+        strict=True,
+    )
+
+
 def arrow_batch(records: Sequence[RawRecord], columns: Sequence[str] = STORED) -> Any:
     """Records as one Arrow batch: bytes stay bytes until a fold decodes them."""
-    arrow: Any = import_module("pyarrow")
+    arrow = pyarrow()
     fields: Any = tuple(zip(*records, strict=True))
     return arrow.RecordBatch.from_arrays([_COLUMNS[name][1](arrow, fields) for name in columns], names=list(columns))
 

@@ -23,7 +23,7 @@ from eventjet.codec.subjects import entity_shown
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
 from eventjet.errors import UndecodableEvent, UsageError
 from eventjet.projections.app_ref import AppRef
-from eventjet.spark.arrow import pyarrow, records_of
+from eventjet.spark.columns import pyarrow, records_of
 from eventjet.spark.schema import Form, forms_of, leaf, quoted
 
 _CONTEXT = {"command_id": "str", "correlation": "str", "causation": "str", "actor": "str", "metadata": "map"}

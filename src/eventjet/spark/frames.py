@@ -26,7 +26,7 @@ from eventjet.projections.application import Application
 from eventjet.settings import Settings
 from eventjet.spark.frame_tasks import RecordedTask, StoredTask, ddl_of, recorded_columns, stored_columns
 from eventjet.spark.options import connection_options
-from eventjet.spark.packaging import send_files, ship
+from eventjet.spark.packaging import send_files, shipped
 from eventjet.spark.scratch import scratch_folder
 from eventjet.spark.session import Started, found_session
 from eventjet.store.topology import missing
@@ -63,7 +63,7 @@ def events(
     if event not in wired.catalog:
         raise UsageError(f"{event!r} is not an event of {wired.name!r}. Name a class that one of its aggregates folds.")
     info = event_info(event)
-    reference = ship(started, app if isinstance(app, AppRef) else AppRef.of(app), _kept_folder())
+    reference = shipped(started, app if isinstance(app, AppRef) else AppRef.of(app), _kept_folder())
     task = RecordedTask(reference, info.name, info.schema, until)
     return raw.mapInArrow(task, ddl_of(recorded_columns(event)))
 

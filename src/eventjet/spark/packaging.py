@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eventjet.errors import UsageError
 from eventjet.projections.app_ref import AppRef, top_level
-
-if TYPE_CHECKING:
-    from eventjet.spark.session import Started
+from eventjet.rebuild.job import Job
+from eventjet.spark.options import connection_options
+from eventjet.spark.scratch import scratch_folder
+from eventjet.spark.session import Started
 
 SHIPPED_BYTES_MAX = 50_000_000
 """A top-level package larger than this is data, and belongs into the executors' image."""
@@ -22,7 +24,39 @@ SHIPPED_BYTES_MAX = 50_000_000
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-def ship(started: Started, app: AppRef, scratch: Path) -> AppRef:
+@dataclass(frozen=True, slots=True)
+class Provisions:
+    """What the tasks of one job need: the application, and how to reach the log and the database."""
+
+    job: Job
+    started: Started
+    scratch: Path
+    secrets: Path
+    """The folder of the sealed files that go with the session."""
+    options: Mapping[str, str]
+    """Of the source `jetstream`, without positions."""
+
+    def app(self, *, ship: bool) -> AppRef:
+        """What tasks import the application by, after its package has been shipped if it has to be."""
+        reference = self.job.reference()
+        return shipped(self.started, reference, self.scratch) if ship else reference
+
+    def send(self) -> None:
+        """Give the tasks of a cluster what has been sealed."""
+        send_files(self.secrets, self.started)
+
+
+@contextmanager
+def provisions(job: Job, started: Started) -> Generator[Provisions]:
+    """Until the end of a `with`; then nothing of it is left on this machine."""
+    with scratch_folder() as scratch:
+        secrets = scratch / "secrets"
+        secrets.mkdir()
+        options = {**connection_options(job.settings, secrets), "stream": job.log.stream}
+        yield Provisions(job, started, scratch, secrets, options)
+
+
+def shipped(started: Started, app: AppRef, scratch: Path) -> AppRef:
     """The reference to use in this session's tasks, after its package has been sent where it has to be.
 
     Tasks on this machine read the folder itself. Anywhere else they get the top-level package (or module) unless it is

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 
 from eventjet.errors import HistoryBroken, StreamMissing, Unreachable
 from eventjet.nats.api import StreamState, deleted_positions, messages_of, stream_info
 from eventjet.nats.connection import NatsConnection
-from eventjet.nats.position_ranges import range_count, split
+from eventjet.nats.position_ranges import Range, range_count, split
 from eventjet.nats.ranges import read_range
-from eventjet.spark.columns import arrow_batch
+from eventjet.spark.columns import SCHEMA, arrow_batch
 from eventjet.spark.options import LogOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 BATCH = 1_000
 """Records an Arrow batch; a record may be nearly a megabyte."""
@@ -88,6 +91,31 @@ def read_records(options: LogOptions, partition: Any, columns: Sequence[str]) ->
     )
     for records in found:
         yield arrow_batch(records, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """Reads the ranges whose numbers it is given; on every try the same records, or an error."""
+
+    options: LogOptions
+    ranges: tuple[Range, ...]
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from read_records(self.options, self.ranges[number], self.options.columns)
+
+
+def log_frame(spark: SparkSession, options: Mapping[str, str], ranges: Sequence[Range]) -> DataFrame:
+    """The records of the ranges in the source's `SCHEMA`, a partition for each range, in order within it.
+
+    `options` are the source's, and name no positions. A position that is missing fails the query. The source gives the
+    same rows, but Spark starts three Python processes, one after the other, to ask which sources there are, how to make
+    this one and how to cut it. A plan that has cut the log already needs none of them, and its reading and its folding
+    share their Python workers.
+    """
+    numbers: Any = spark.range(0, len(ranges), 1, len(ranges))
+    return numbers.mapInArrow(ReadTask(LogOptions.parse(options), tuple(ranges)), SCHEMA)
 
 
 def _raise_for_holes(options: LogOptions, link: NatsConnection, first: int, last: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, cast
 from uuid import UUID
 
 from eventjet.codec.json import BodyCodec
-from eventjet.spark.arrow import pyarrow
+from eventjet.spark.columns import pyarrow
 
 Node: TypeAlias = Mapping[str, Any]
 """A node of pydantic's core schema."""

@@ -16,7 +16,7 @@ from eventjet.projections.app_ref import AppRef
 from eventjet.projections.row_codec import ColumnValues
 from eventjet.rebuild.folding import Folding, Foldings, Tokens, fold_of, uncollected
 from eventjet.rebuild.load import SQLITE_CHUNK, Target, load_part
-from eventjet.spark.arrow import pyarrow, records_of
+from eventjet.spark.columns import pyarrow, records_of
 from eventjet.spark.sealed import is_sealed, unseal
 from eventjet.spark.session import partition_id
 from eventjet.sql.database import Database

@@ -1,0 +1,163 @@
+"""Seal segments: each written from the log, read back whole and compared, and only then named in the manifest.
+
+A segment is in the archive from the moment its line of the manifest is there. Whatever ends a run before that leaves
+files that nothing names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Observation
+from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
+
+from eventjet import failpoints
+from eventjet.archive.manifest import ArchivedFile, Segment, dump_segment, load_archive
+from eventjet.archive.reading import COLUMNS, EVENTS, MANIFEST, ArchiveFiles, ArchiveReader
+from eventjet.codec.envelope import MSG_ID, header
+from eventjet.errors import ArchiveBroken
+from eventjet.nats.position_ranges import range_count
+from eventjet.rebuild.job import Job
+from eventjet.rebuild.replay_source import Log
+from eventjet.spark.archive_frames import SparkFiles, reading, url_for_spark
+from eventjet.spark.columns import SCHEMA
+from eventjet.spark.following import following
+from eventjet.spark.packaging import provisions
+from eventjet.spark.session import Started
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FILE_BYTES = 32_000_000
+"""Of headers and bodies, which a file should hold at most; Parquet makes less of them."""
+FILE_BYTES_MAX = 2 * FILE_BYTES
+"""Of a file: the JVM holds one in memory for its checksum. Where events differ much in size the cut is made finer."""
+
+_TRIES = 4
+_SHUFFLE = "spark.sql.shuffle.partitions"
+
+
+def seal_all(job: Job, files: ArchiveFiles, ranges: Sequence[tuple[int, int]], started: Started) -> list[Segment]:
+    """Archive ranges of positions, one segment each; raises `ArchiveBroken` when one reads back otherwise."""
+    start, total = ranges[0][0], ranges[-1][1] - ranges[0][0] + 1
+    with provisions(job, started) as provided, job.watch.phase("archive", total):
+        sealer = _Sealer(started.spark, files, job.log, provided.options)
+        provided.send()
+        sealed: list[Segment] = []
+        for first, last in ranges:
+            with following(started.spark, job.watch, "archive", first - start, last - first + 1, total):
+                sealed.append(sealer.seal(first, last))
+        job.watch.tell("archive", total, total)
+    return sealed
+
+
+@dataclass(frozen=True, slots=True)
+class _Sealer:
+    """A log and the archive that it goes to."""
+
+    spark: SparkSession
+    files: ArchiveFiles
+    log: Log
+    options: Mapping[str, str]
+    """Of the source `jetstream`, without positions."""
+
+    @property
+    def url(self) -> str:
+        return self.files.url
+
+    def seal(self, first: int, last: int) -> Segment:
+        """Archive the positions from `first` to `last`, which the manifest must not have yet."""
+        path, found = self._written(first, last)
+        segment = self._segment(path, found)
+        line = dump_segment(segment)
+        # What a reader would refuse is not sealed.
+        load_archive(self.url, [line])
+        if (segment.first, segment.last) != (first, last):
+            raise ArchiveBroken(self.url, f"{path} holds positions {segment.first} to {segment.last}")
+        if ArchiveReader(self.files).manifest.last >= first:
+            raise ArchiveBroken(self.url, f"another run sealed position {first} meanwhile, and only one may be at work")
+        failpoints.reach("archive.read_back")
+        frame: Any = self.spark.range(0, 1, 1, 1).select(F.lit(line).alias("value"))
+        frame.write.mode("overwrite").text(f"{url_for_spark(self.url)}/{MANIFEST}/{segment.name}")
+        failpoints.reach("archive.sealed")
+        return segment
+
+    def _written(self, first: int, last: int) -> tuple[str, list[Any]]:
+        """(folder of the files, what `_read_back` says of each); cut finer where large events lie together."""
+        count = last - first + 1
+        event_bytes = self.log.state.bytes / max(self.log.state.messages, 1)
+        files = max(range_count(count), -(-int(count * event_bytes) // FILE_BYTES))
+        path, found = f"{EVENTS}/{first:020d}-{last:020d}-{token_hex(4)}", list[Any]()
+        for _ in range(_TRIES):
+            seen = self._write(path, first, last, min(files, count))
+            failpoints.reach("archive.written")
+            found = self._read_back(path, seen)
+            largest = max(one.size for one in found)
+            if largest <= FILE_BYTES_MAX or files >= count:
+                break
+            files *= 2 * -(-largest // FILE_BYTES_MAX)
+        return path, found
+
+    def _write(self, path: str, first: int, last: int, files: int) -> tuple[int, int]:
+        """Write one file a task; returns (how many records went by, a checksum of all they hold)."""
+        reach = {"fromPosition": str(first), "toPosition": str(last), "partitions": str(files)}
+        seen = Observation()
+        frame: Any = self.spark.read.format("jetstream").options(**self.options, **reach).load()
+        frame = frame.observe(seen, F.count(F.lit(1)).alias("count"), _checksum().alias("checksum"))
+        frame.write.mode("overwrite").option("compression", "zstd").parquet(f"{url_for_spark(self.url)}/{path}")
+        return seen.get["count"], seen.get["checksum"]
+
+    def _read_back(self, path: str, seen: tuple[int, int]) -> list[Any]:
+        """What each file holds, by position; raises unless that is what was written, in order and unchanged."""
+        row = F.col("position") - F.col("_metadata.row_index")
+        with reading(self.spark, {_SHUFFLE: "1"}):
+            frame: Any = self.spark.read.schema(SCHEMA).parquet(f"{url_for_spark(self.url)}/{path}")
+            found: list[Any] = (
+                frame.groupBy(F.col("_metadata.file_name").alias("file"), F.col("_metadata.file_size").alias("size"))
+                .agg(
+                    F.count(F.lit(1)).alias("events"),
+                    F.min(row).alias("first"),
+                    F.max(row).alias("same"),
+                    _checksum().alias("checksum"),
+                    F.min_by("time_ns", "position").alias("first_time_ns"),
+                    F.max_by("time_ns", "position").alias("last_time_ns"),
+                    F.max_by("headers", "position").alias("headers"),
+                )
+                .collect()
+            )
+        # As many rows as positions, each as far from the first as its row: unbroken, and sorted.
+        if any(one.first != one.same for one in found):
+            raise ArchiveBroken(self.url, f"{path} was read back in another order than it was written")
+        events = checksum = 0
+        for one in found:
+            events, checksum = events + one.events, checksum ^ one.checksum
+        if (events, checksum) != seen:
+            raise ArchiveBroken(self.url, f"the {events} records of {path} are not the {seen[0]} that were written")
+        return sorted(found, key=lambda one: one.first)
+
+    def _segment(self, path: str, found: list[Any]) -> Segment:
+        names = [f"{path}/{one.file}" for one in found]
+        # Spark wrote the files, so Spark tells their sums, even in a folder of this machine.
+        digests = SparkFiles(self.spark, self.url).digests(names)
+        files = tuple(
+            ArchivedFile(name, one.first, one.first + one.events - 1, *digests[name])
+            for name, one in zip(names, found, strict=True)
+        )
+        return Segment(
+            stream=self.log.stream,
+            log=self.log.identity,
+            first=files[0].first,
+            last=files[-1].last,
+            first_time_ns=found[0].first_time_ns,
+            last_time_ns=found[-1].last_time_ns,
+            last_id=header(bytes(found[-1].headers), MSG_ID) or "",
+            files=files,
+        )
+
+
+def _checksum() -> Any:
+    """Of any number of records, in any order: a changed, missing or added one gives another."""
+    return F.bit_xor(F.xxhash64(*COLUMNS))
