@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from eventjet import App, upcaster
-from examples.bank.account import Account
-from examples.bank.read_models import balances, postings
+from eventjet.examples.bank.account import Account
+from eventjet.examples.bank.read_models import balances, postings
 
 
 @upcaster("account.withdrawn", schema=1)

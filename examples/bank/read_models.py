@@ -8,7 +8,7 @@ from decimal import Decimal
 from sqlalchemy import BigInteger, Column, MetaData, Numeric, String, Table
 
 from eventjet import Recorded, entries, projection
-from examples.bank.account import AccountEvent, Deposited, Opened, Withdrawn
+from eventjet.examples.bank.account import AccountEvent, Deposited, Opened, Withdrawn
 
 metadata = MetaData()
 

@@ -15,7 +15,7 @@ from eventjet.dev.nats import NatsServer
 from tests import forked
 from tests.logs import fresh_name
 
-BANK = Path(__file__).parents[2] / "src" / "eventjet" / "dev" / "demo_app" / "demo_bank.py"
+BANK = Path(__file__).parents[2] / "examples" / "demo_bank.py"
 
 
 @dataclass(frozen=True, slots=True)

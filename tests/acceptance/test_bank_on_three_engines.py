@@ -21,10 +21,10 @@ from sqlalchemy import create_engine, select
 
 from eventjet import Imported
 from eventjet.dev.nats import NatsServer
+from eventjet.examples.bank.account import Account, Deposited, Opened, Withdrawn
+from eventjet.examples.bank.read_models import balances_table, postings_table
 from eventjet.sql.database import Database
-from examples.bank.account import Account, Deposited, Opened, Withdrawn
 from examples.bank.app import bank
-from examples.bank.read_models import balances_table, postings_table
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -15,7 +15,7 @@ KEEPS_OUT = {
     "import eventjet.dev": HEAVY,
     "import eventjet.testing.plugin": HEAVY,
     "from eventjet import aggregate, event": HEAVY - {"pydantic"},
-    "from examples.bank.app import bank": {"pyspark", "pyarrow", "pandas"},
+    "from eventjet.examples.bank.app import bank": {"pyspark", "pyarrow", "pandas"},
 }
 """Statement → packages that it must not import."""
 

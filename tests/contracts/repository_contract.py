@@ -12,9 +12,9 @@ import pytest
 from eventjet.codec.catalog import Catalog, EncodedEvent
 from eventjet.domain.ids import new_event_id
 from eventjet.errors import ConcurrencyConflict, HistoryBroken, Refused, UnknownEvent, UsageError
+from eventjet.examples.bank.account import Account, AccountEvent, Deposited, InsufficientFunds, Opened, Withdrawn
 from eventjet.repository import Repository
 from eventjet.store.store import EventStore, NewEvent
-from examples.bank.account import Account, AccountEvent, Deposited, InsufficientFunds, Opened, Withdrawn
 from tests.contracts.store_contract import write
 
 Accounts = Repository[Account, AccountEvent]

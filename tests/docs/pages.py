@@ -112,7 +112,9 @@ class Running:
                 if inspect.iscoroutine(made):
                     asyncio.run(made)
             for name in [name for name in vars(self.module) if name.startswith("test_") and name not in known]:
-                vars(self.module)[name]()
+                tested = vars(self.module)[name]()
+                if inspect.iscoroutine(tested):
+                    asyncio.run(tested)
         finally:
             sys.path.remove(str(self.folder))
             os.environ.clear()

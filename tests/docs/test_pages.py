@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from eventjet import errors
 from eventjet.cli.main import app
 from eventjet.dev.nats import NatsServer
 from tests.docs.pages import Running, blocks_of
@@ -67,15 +66,7 @@ def test_what_a_page_takes_from_a_file_is_in_that_file(page: Path) -> None:
 
 def test_the_readme_and_the_demo_have_one_bank() -> None:
     (shown,) = [block.text for block in blocks_of(ROOT / "README.md") if block.path == "bank.py"]
-    assert shown == (ROOT / "src/eventjet/dev/demo_app/demo_bank.py").read_text(encoding="utf-8")
-
-
-def test_the_reference_names_every_error() -> None:
-    page = (ROOT / "docs/reference/errors.md").read_text(encoding="utf-8")
-    found = [
-        name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__
-    ]
-    assert [name for name in found if f"`{name}`" not in page] == []
+    assert shown == (ROOT / "examples/demo_bank.py").read_text(encoding="utf-8")
 
 
 def test_the_reference_names_every_command_and_option() -> None:

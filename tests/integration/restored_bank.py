@@ -8,9 +8,9 @@ from datetime import datetime
 from sqlalchemy import Column, DateTime, MetaData, String, Table
 
 from eventjet import App, Recorded, projection
-from examples.bank.account import Account, AccountEvent
-from examples.bank.app import withdrawn_has_a_reason
-from examples.bank.read_models import balances, postings
+from eventjet.examples.bank.account import Account, AccountEvent
+from eventjet.examples.bank.app import withdrawn_has_a_reason
+from eventjet.examples.bank.read_models import balances, postings
 
 seen_table = Table(
     "seen",

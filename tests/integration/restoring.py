@@ -16,9 +16,9 @@ from eventjet import App, Imported, Metadata
 from eventjet.archive.batches import Past
 from eventjet.archive.manifest import ArchivedFile, Segment, dump_segment
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
+from eventjet.examples.bank.account import Account, Deposited, Opened
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from examples.bank.account import Account, Deposited, Opened
 from tests import logs
 
 NAME = "bank"

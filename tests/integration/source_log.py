@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from eventjet.dev.nats import NatsServer
+from eventjet.examples.bank.account import Deposited, Opened, Withdrawn
+from eventjet.examples.bank.app import bank
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
-from examples.bank.account import Deposited, Opened, Withdrawn
-from examples.bank.app import bank
 from tests.integration.ledger_log import Ledger
 
 

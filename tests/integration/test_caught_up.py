@@ -21,6 +21,9 @@ from eventjet import App, Jet
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
 from eventjet.errors import NotCaughtUp, Unreachable, UsageError
+from eventjet.examples.bank.account import Account
+from eventjet.examples.bank.app import withdrawn_has_a_reason
+from eventjet.examples.bank.read_models import balances
 from eventjet.nats.client import connect
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
@@ -28,9 +31,6 @@ from eventjet.sql.location_assignment import create_tables
 from eventjet.sql.waiting import Checkpoints, Standing, Waiting
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.supervisor import run_workers
-from examples.bank.account import Account
-from examples.bank.app import withdrawn_has_a_reason
-from examples.bank.read_models import balances
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, made
 from tests.logs import fresh_name

@@ -25,6 +25,8 @@ from eventjet.errors import (
     StoreUnavailable,
     Unreachable,
 )
+from eventjet.examples.bank.account import Account, Deposited
+from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.nats.client import Client, connect
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
@@ -32,8 +34,6 @@ from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.long_reads import LongReads
 from eventjet.store.store import Append, NewEvent
 from eventjet.store.topology import declare
-from examples.bank.account import Account, Deposited
-from examples.bank.app import withdrawn_has_a_reason
 from tests.logs import fresh_name
 
 EVENTS = 300

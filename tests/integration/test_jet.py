@@ -14,8 +14,8 @@ from eventjet.codec.envelope import RawRecord
 from eventjet.codec.subjects import snapshot_bucket
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ApiRefused, Unreachable, UsageError
-from examples.bank.account import Account, Deposited, InsufficientFunds, Opened, Withdrawn
-from examples.bank.app import withdrawn_has_a_reason
+from eventjet.examples.bank.account import Account, Deposited, InsufficientFunds, Opened, Withdrawn
+from eventjet.examples.bank.app import withdrawn_has_a_reason
 from tests.logs import fresh_name
 
 

@@ -12,12 +12,12 @@ import pytest
 from eventjet import App, Imported
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Forbidden, StoreUnavailable
+from eventjet.examples.bank.account import Account, Deposited
+from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.nats.client import Client
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.store.long_reads import LongReads
-from examples.bank.account import Account, Deposited
-from examples.bank.app import withdrawn_has_a_reason
 from tests.integration.wire_secrets import certificates, tls_config
 from tests.logs import fresh_name
 

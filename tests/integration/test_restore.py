@@ -15,12 +15,12 @@ from eventjet.archive.republish import WINDOW_NS, Restored, restore
 from eventjet.codec.envelope import RawRecord, recorded_at
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, Refused
+from eventjet.examples.bank.account import Account
+from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.nats.api import stream_info
 from eventjet.nats.connection import NatsConnection, ask_once
 from eventjet.nats.protocol import Frame
 from eventjet.store.topology import IDENTITY, stream_config
-from examples.bank.account import Account
-from examples.bank.app import withdrawn_has_a_reason
 from tests.faults.proxy import PASS, Fate, NatsProxy, Publish
 from tests.integration.restoring import (
     NAME,

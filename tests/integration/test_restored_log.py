@@ -15,6 +15,7 @@ from eventjet.app import App
 from eventjet.codec.envelope import recorded_at
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, Refused, UsageError
+from eventjet.examples.bank.account import Account
 from eventjet.nats.api import stream_info
 from eventjet.nats.connection import NatsConnection, ask_once
 from eventjet.rebuild import AppRef, rebuild, restore, verify
@@ -23,7 +24,6 @@ from eventjet.sql.checkpoint import Checkpoint, read
 from eventjet.sql.database import READ_ONLY, Database
 from eventjet.sql.location_assignment import create_tables
 from eventjet.store.topology import IDENTITY
-from examples.bank.account import Account
 from tests.integration.ledger_log import Ledger, eventually
 from tests.integration.restored_bank import bank
 from tests.integration.restoring import delete, endpoint, fill, records_of, seal

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from eventjet.dev.nats import NatsServer
+from eventjet.examples.bank.account import Deposited
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.spark.options import connection_options
 from eventjet.spark.sealed import seal
 from eventjet.spark.session import Started
-from examples.bank.account import Deposited
 from tests.integration.shared_spark import configured
 from tests.integration.source_log import api, bank_log, frame_of, positions_of, run_stream
 from tests.integration.wire_log import make_log

@@ -14,9 +14,9 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 
 from eventjet.dev.nats import NatsServer
+from eventjet.examples.bank import turnover_sink
 from eventjet.nats.endpoint import Endpoint
 from eventjet.spark.session import Started
-from examples.bank import turnover_sink
 from tests.integration.shared_spark import configured
 from tests.integration.source_log import api, bank_log, fill, frame_of, positions_of, run_stream, turnover
 from tests.integration.wire_log import append, make_log
@@ -142,7 +142,7 @@ import os, signal, sys
 from pathlib import Path
 from sqlalchemy import create_engine
 from eventjet.spark.session import spark_session
-from examples.bank import turnover_sink
+from eventjet.examples.bank import turnover_sink
 from tests.integration.source_log import run_stream
 
 database, stream, checkpoint = sys.argv[1:]

@@ -10,8 +10,8 @@ from sqlalchemy import Column, Integer, MetaData, String, Table
 
 from eventjet import App, DefinitionError, Recorded, aggregate, event, load_app, projection
 from eventjet.errors import UsageError
+from eventjet.examples.bank.account import Account, Opened
 from eventjet.settings import Settings
-from examples.bank.account import Account, Opened
 
 
 @event("x.happened", schema=2)
@@ -104,8 +104,8 @@ def test_an_annotation_that_cannot_be_resolved_says_where_to_put_the_class() -> 
     [
         ("bank", "module:name"),
         ("no_such_module_here:app", "There is no module"),
-        ("examples.bank.account:bank", "is not an App. It holds no App"),
-        ("examples.bank.app:account", "It holds bank"),
+        ("eventjet.examples.bank.account:bank", "is not an App. It holds no App"),
+        ("eventjet.examples.bank.app:account", "It holds bank"),
     ],
 )
 def test_a_wrong_app_path_says_what_is_there(reference: str, says: str) -> None:

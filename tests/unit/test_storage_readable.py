@@ -10,13 +10,13 @@ from sqlalchemy import JSON, Column, DateTime, MetaData, Numeric, String, Table,
 
 from eventjet import Recorded, projection
 from eventjet.codec.catalog import Catalog
+from eventjet.examples.bank.account import Opened
 from eventjet.projections.resolve import resolve
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.locations import located
 from eventjet.sql.sqlite import SQLITE
 from eventjet.sql.sqlite_types import make_readable
-from examples.bank.account import Opened
 
 table = Table(
     "kinds",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from decimal import Decimal
 
+from eventjet.examples.bank.account import Account, Deposited, InsufficientFunds, Opened, Withdrawn
+from eventjet.examples.bank.read_models import Balance, Posting, balances, postings
 from eventjet.testing import on, projected, scenario
-from examples.bank.account import Account, Deposited, InsufficientFunds, Opened, Withdrawn
-from examples.bank.read_models import Balance, Posting, balances, postings
 
 
 def test_a_withdrawal_takes_from_the_balance() -> None:

@@ -7,27 +7,24 @@ process of its own.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from importlib.resources import files
-from typing import Any
 
 import psycopg
 
-from eventjet.app import load_app
 from eventjet.dev.demo_load import Tally, Traffic, old_account_id, old_accounts
 from eventjet.dev.demo_process import Command, Finished
 from eventjet.dev.demo_teller import DemoReport, Figures, Sizes, Teller, Verified
 from eventjet.dev.stack import Stack
 from eventjet.errors import DemoFailed, NotCaughtUp
+from eventjet.examples import demo_bank
 from eventjet.jet import Jet
 from eventjet.sql.checkpoint import FAILED
 
-_MODULE = "demo_bank"
-_PROJECTION = "balances"
+_APP = f"{demo_bank.__name__}:bank"
+_PROJECTION = demo_bank.balances.name
 _COMMAND_S = 120.0
 _CATCH_UP_S = 150.0
 
@@ -36,8 +33,6 @@ def run_demo(sizes: Sizes, teller: Teller) -> DemoReport:
     """Run it all; raises `Unreachable` when a server cannot start and `DemoFailed` when a promise is not kept."""
     began = time.monotonic()
     with Stack(postgres=True) as stack:
-        source = files("eventjet.dev").joinpath("demo_app", f"{_MODULE}.py").read_text(encoding="utf-8")
-        (stack.folder / f"{_MODULE}.py").write_text(source, encoding="utf-8")
         report = asyncio.run(_Demo(stack, sizes, teller).run())
     report.seconds = time.monotonic() - began
     return report
@@ -53,8 +48,6 @@ class _Demo:
         self._report = DemoReport()
         self._commands = 0
         self._steps: dict[str, int] = {"rebuild": 0, "verify": 0}
-        self._app = load_app(f"{_MODULE}:bank", stack.folder)
-        self._bank: Any = importlib.import_module(_MODULE)
 
     async def run(self) -> DemoReport:
         """From an empty log to a verified read model, twice, while commands keep arriving."""
@@ -64,7 +57,7 @@ class _Demo:
             raise DemoFailed("init", finished.output)
         async with AsyncExitStack() as stack:
             jets = [await stack.enter_async_context(self._connect()) for _ in range(2)]
-            traffic = Traffic(self._bank, jets, self._sizes.accounts)
+            traffic = Traffic(jets, self._sizes.accounts)
             last = await self._fill(traffic, jets[0])
             worker = self._command("worker", _PROJECTION)
             stack.callback(worker.kill)
@@ -100,7 +93,7 @@ class _Demo:
         )
         began = time.monotonic()
         imported = await jet.append_many(
-            old_accounts(self._bank, sizes.imported),
+            old_accounts(sizes.imported),
             source="old-bank",
             progress=self._counting("import", sizes.imported),
         )
@@ -175,7 +168,7 @@ class _Demo:
         environ = {
             "EVENTJET_SERVERS": self._stack.servers,
             "EVENTJET_DATABASE": self._stack.database,
-            "EVENTJET_APP": f"{_MODULE}:bank",
+            "EVENTJET_APP": _APP,
             # What a command that is killed leaves behind goes with the folder.
             "TMPDIR": str(self._stack.folder),
         }
@@ -183,7 +176,7 @@ class _Demo:
         return Command([*arguments, "--app-dir", str(self._stack.folder)], environ, log)
 
     def _connect(self) -> AbstractAsyncContextManager[Jet]:
-        return self._app.connect(servers=self._stack.servers, database=self._stack.database)
+        return demo_bank.bank.connect(servers=self._stack.servers, database=self._stack.database)
 
     def _counting(self, phase: str, total: int) -> Callable[[int], None]:
         return lambda done: self._teller.progress(phase, done, total)

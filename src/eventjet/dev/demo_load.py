@@ -1,7 +1,4 @@
-"""The demo's traffic: commands from concurrent tasks on two connections, and an import of old accounts.
-
-The bank is a module that the demo has written down as its user would and imported, so its names are not known here.
-"""
+"""The demo's traffic: commands from concurrent tasks on two connections, and an import of old accounts."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from eventjet.examples.demo_bank import Account, Deposited, InsufficientFunds, Opened
 from eventjet.jet import Jet
 from eventjet.repository import Imported
 
@@ -59,15 +57,14 @@ class Traffic:
     Each account has its connection, except that commands on the hot ones come by either.
     """
 
-    def __init__(self, bank: Any, jets: Sequence[Jet], accounts: int) -> None:
-        self._bank = bank
-        self._repositories = [jet.repository(bank.Account) for jet in jets]
+    def __init__(self, jets: Sequence[Jet], accounts: int) -> None:
+        self._repositories = [jet.repository(Account) for jet in jets]
         self._accounts = accounts
         self._random = random.Random(0)  # noqa: S311  traffic, the same in every run
 
     async def open_accounts(self, told: Callable[[int], None]) -> Tally:
         """Open every account."""
-        decide = self._bank.Account.open
+        decide = Account.open
         orders = (_Order(number, decide, f"owner {number}", number) for number in range(self._accounts))
         return await self._send(orders, told)
 
@@ -85,7 +82,7 @@ class Traffic:
         chance = self._random
         hot = chance.random() < 0.05
         number = chance.randrange(min(_HOT, self._accounts) if hot else self._accounts)
-        decide = self._bank.Account.deposit if chance.random() < 0.6 else self._bank.Account.withdraw
+        decide = Account.deposit if chance.random() < 0.6 else Account.withdraw
         by = chance.randrange(len(self._repositories)) if hot else number
         return _Order(number, decide, Decimal(chance.randrange(100, 30_000)) / 100, by)
 
@@ -112,7 +109,7 @@ class Traffic:
 
         try:
             done = await repository.execute(account_id(order.account), decision)
-        except self._bank.InsufficientFunds:
+        except InsufficientFunds:
             tally.refused += 1
         else:
             tally.recorded += len(done.events)
@@ -130,7 +127,7 @@ def old_account_id(number: int) -> str:
     return f"old-{number:05d}"
 
 
-def old_accounts(bank: Any, events: int) -> Iterator[Imported]:
+def old_accounts(events: int) -> Iterator[Imported]:
     """So many events of accounts from elsewhere, each account's in order, a block's mixed."""
     chance = random.Random(1)  # noqa: S311  amounts, the same in every run
     made = 0
@@ -142,6 +139,6 @@ def old_accounts(bank: Any, events: int) -> Iterator[Imported]:
                     return
                 made += 1
                 amount = Decimal(chance.randrange(100, 10_000)) / 100
-                event = bank.Deposited(amount=amount) if number else bank.Opened(owner=f"owner {account}")
-                yield Imported(bank.Account, old_account_id(account), event)
+                event = Deposited(amount=amount) if number else Opened(owner=f"owner {account}")
+                yield Imported(Account, old_account_id(account), event)
         first += _BLOCK
