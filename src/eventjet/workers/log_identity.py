@@ -11,10 +11,10 @@ from eventjet.sql.checkpoint import Checkpoint
 from eventjet.store.topology import identity_of, missing
 
 
-def state_of_log(link: NatsConnection, stream: str) -> tuple[str, StreamState]:
+def state_of_log(connection: NatsConnection, stream: str) -> tuple[str, StreamState]:
     """(identity, state) of an app's stream; raises `Unreachable` when `init` has not made it."""
     try:
-        state = link.ask(stream_info(stream))
+        state = connection.ask(stream_info(stream))
     except StreamMissing:
         raise missing(stream) from None
     return identity_of(state), state
@@ -25,15 +25,15 @@ def check_log(endpoint: Endpoint, stream: str, held: Checkpoint) -> str:
 
     A log restored from an old backup and grown again has a longer tail but another past: hence the event's id.
     """
-    with NatsConnection.open(endpoint) as link:
-        identity, state = state_of_log(link, stream)
+    with NatsConnection.open(endpoint) as connection:
+        identity, state = state_of_log(connection, stream)
         if held.position == 0:
             return identity
         if held.log != identity:
             raise _rolled_back(held, f"it was made from the log {held.log} and the stream {stream!r} is {identity}")
         if state.last < held.position:
             raise _rolled_back(held, f"the log ends at position {state.last}")
-        record = link.ask(message_at(stream, held.position))
+        record = connection.ask(message_at(stream, held.position))
         if record is None:
             raise _rolled_back(held, "the log has no event there any more")
         event_id = header(record[3], MSG_ID) or ""
