@@ -88,5 +88,5 @@ class WorkerContext:
         return FoldWriter(resolved, dialect, lease_s=self.options.lease_s, table=table, blocked=blocked)
 
     def turn(self) -> AbstractAsyncContextManager[Any]:
-        """BlockedAggregates while writing: SQLite has one writer, and its own way of queueing is to poll."""
+        """Held while writing: where one writer excludes all others, queueing here is cheaper than polling there."""
         return nullcontext() if self.database.dialect.is_concurrent else self._turn
