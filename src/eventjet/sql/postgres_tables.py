@@ -23,8 +23,6 @@ _LOCKED_OUT = ("55P03", "40P01", "57014")
 _FORBIDDEN = "42501"
 _NOT_EMPTY = "2BP01"
 
-lets_others_write = True
-
 
 def find(connection: Connection, name: TableName, location: str) -> TableRef | None:
     """The search path says where declared tables without a schema are."""

@@ -82,7 +82,7 @@ def promote(database: Database, resolved: AnyResolved, *, patience_s: float = 60
     while True:
         try:
             with engine.begin() as connection:
-                if tables_of(connection).lets_others_write:
+                if database.dialect.is_concurrent:
                     _await_worker(connection, resolved, min(TAIL_S, patience_s))
                 return attempt(connection, resolved)
         except NotNow as later:

@@ -26,8 +26,6 @@ _INDEXES = text(
     "where type = 'index' and sql is not null and lower(tbl_name) = lower(:name) order by 1"
 )
 
-lets_others_write = False
-
 
 def find(connection: Connection, name: TableName, location: str) -> TableRef | None:
     """SQLite does not tell capitals from small letters in names."""

@@ -34,9 +34,6 @@ class TableRef:
 class Tables(Protocol):
     """Everything happens within the caller's transaction."""
 
-    lets_others_write: bool
-    """Whether other connections can write to what this transaction has not locked."""
-
     def find(self, connection: Connection, name: TableName, location: str) -> TableRef | None:
         """The table declared under this name, in a location."""
         ...
