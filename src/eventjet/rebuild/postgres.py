@@ -60,8 +60,18 @@ class PostgresSpace:
 
     @staticmethod
     def names(connection: Connection, database: Database) -> list[str]:  # noqa: ARG004 - as SQLite's
-        """See `RunSpace`."""
         return [str(name) for name in connection.scalars(text("select nspname from pg_namespace"))]
+
+    @staticmethod
+    def described(database: Database) -> str:  # noqa: ARG004 - as SQLite's
+        return "a schema ej_<run>"
+
+    @staticmethod
+    @contextmanager
+    def read_only(database: Database) -> Generator[Connection]:
+        engine = database.sync_engine(f"{_PURPOSE} --dry-run").execution_options(postgresql_readonly=True)
+        with engine.connect() as connection:
+            yield connection
 
     @contextmanager
     def claimed(self) -> Generator[None]:
@@ -72,7 +82,6 @@ class PostgresSpace:
             yield
 
     def is_claimed(self, connection: Connection) -> bool:
-        """See `RunSpace`."""
         return not connection.scalar(text("select pg_try_advisory_xact_lock(hashtextextended(:claim, 0))"), self._claim)
 
     def engine(self) -> Engine:
@@ -99,7 +108,6 @@ class PostgresSpace:
                 connection.execute(text(f"create unlogged table {name} (like {own} including all)"))
 
     def finish(self, projection: str, tables: Sequence[Table], *, bare: bool) -> None:
-        """See `RunSpace`."""
         if bare:
             with self.live.begin() as connection:
                 for table in tables:
@@ -112,13 +120,11 @@ class PostgresSpace:
 
     @contextmanager
     def snapshot(self) -> Generator[Connection]:
-        """See `RunSpace`."""
         with self.live.execution_options(isolation_level="REPEATABLE READ").begin() as connection:
             yield connection
 
     @contextmanager
     def swapping(self) -> Generator[Connection]:
-        """See `RunSpace`."""
         with self.live.begin() as connection, bounded(connection):
             yield connection
 
@@ -126,11 +132,9 @@ class PostgresSpace:
         """It is the same database."""
 
     def copy(self, connection: Connection, query: str, name: str) -> None:
-        """See `RunSpace`."""
         connection.execute(text(f"create unlogged table {qualified(connection, self.schema, name)} as {query}"))
 
     def exchange(self, connection: Connection, resolved: AnyResolved, location: str) -> Exchange:
-        """See `RunSpace`."""
         names = names_of(recorded(resolved))
         leaving = [Move(name, location, self._replaced) for name in names]
         return Exchange(connection, leaving, [Move(name, self.schema, location) for name in names])
@@ -140,11 +144,9 @@ class PostgresSpace:
         exchange.carry_out()
 
     def strange_writes(self, connection: Connection) -> list[str]:
-        """See `RunSpace`."""
         return list(map(str, connection.scalars(_STRANGE_WRITES, {"schema": self.schema})))
 
     def numbered(self, tables: Sequence[Table]) -> set[Column[Any]]:
-        """See `RunSpace`."""
         with self.live.begin() as connection:
             return {
                 column
@@ -157,7 +159,6 @@ class PostgresSpace:
             }
 
     def interrupt(self) -> None:
-        """See `RunSpace`."""
         with suppress(SQLAlchemyError), self.database.sync_engine(_PURPOSE).begin() as connection:
             self._end_sessions(connection)
 

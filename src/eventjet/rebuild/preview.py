@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from urllib.parse import quote
 
-from sqlalchemy import Connection, create_engine, make_url
-from sqlalchemy.pool import NullPool
+from sqlalchemy import Connection
 
 from eventjet.errors import RebuildError
 from eventjet.projections.app_ref import AppRef, loaded
@@ -21,13 +17,13 @@ from eventjet.rebuild.job import Job, open_job
 from eventjet.rebuild.orphaned_runs import orphaned
 from eventjet.rebuild.plan import EngineName, Plan, Route, route_of
 from eventjet.rebuild.progress import Watch
+from eventjet.rebuild.run_space import described, read_only
 from eventjet.rebuild.runner import projections_of
 from eventjet.rebuild.runs import new_run
 from eventjet.rebuild.shadow import Shadow, check_kept
 from eventjet.settings import Settings
 from eventjet.sql import checkpoint, migrations
-from eventjet.sql.database import READ_ONLY, Database
-from eventjet.sql.postgres import POSTGRES
+from eventjet.sql.database import Database
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +87,7 @@ def _preview(job: Job, resolved: Sequence[AnyResolved]) -> Preview:
     database = job.database
     runs = [new_run() for _ in resolved]
     plan = job.plan(resolved, runs, job.log.last)
-    with database.reaching_sync(), _read_only(database) as connection:
+    with database.reaching_sync(), read_only(database) as connection:
         current = connection is not None and migrations.version(connection) == migrations.HEAD
         known = connection if current else None
         candidates = tuple(_candidate(database, one, run, known) for one, run in zip(resolved, runs, strict=True))
@@ -100,9 +96,7 @@ def _preview(job: Job, resolved: Sequence[AnyResolved]) -> Preview:
         plan=plan,
         master=job.engine.location(),
         database=database.shown,
-        location="a schema ej_<run> each"
-        if database.dialect.name == POSTGRES.name
-        else f"a file {_file(database)}.ej_<run> each",
+        location=f"{described(database)} each",
         candidates=candidates,
         upgrades=not current,
         remains=left,
@@ -122,24 +116,3 @@ def _candidate(database: Database, resolved: AnyResolved, run: str, connection: 
             refusal = str(error)
     position, state = (held.position, held.state) if held is not None else (None, None)
     return Candidate(resolved.name, resolved.revision, route_of(resolved), position, state, refusal)
-
-
-@contextmanager
-def _read_only(database: Database) -> Generator[Connection | None]:
-    """A connection that cannot write; None for a file that is not there and must not come to be."""
-    if database.dialect.name == POSTGRES.name:
-        engine = database.sync_engine("eventjet rebuild --dry-run").execution_options(postgresql_readonly=True)
-    else:
-        file = _file(database)
-        if not file.exists() or not file.stat().st_size:
-            yield None
-            return
-        # A reader would leave its own -wal and -shm beside a file that nobody has open: that one is as it stands.
-        mode = "mode=ro" if file.with_name(f"{file.name}-wal").exists() else "immutable=1"
-        engine = create_engine(f"sqlite:///file:{quote(str(file))}?{mode}&uri=true", poolclass=NullPool)
-    with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
-        yield connection
-
-
-def _file(database: Database) -> Path:
-    return Path(str(make_url(database.url).database))

@@ -59,6 +59,16 @@ class RunSpace(Protocol):
         """Of everything that may be a run's, in a database."""
         ...
 
+    @staticmethod
+    def described(database: Database) -> str:
+        """Where a run's tables would be, in words."""
+        ...
+
+    @staticmethod
+    def read_only(database: Database) -> AbstractContextManager[Connection | None]:
+        """A connection that cannot write and leaves nothing behind; None where there is no database yet."""
+        ...
+
     def claimed(self) -> AbstractContextManager[None]:
         """Hold what tells other processes that this run's process lives; it goes with the process."""
         ...
@@ -141,3 +151,13 @@ def found_spaces(connection: Connection, database: Database) -> list[tuple[str, 
     kind = _KINDS[database.dialect.name]
     name_of_run = re.compile(rf"ej_({RUN.pattern})(?:{'|'.join(map(re.escape, kind.suffixes))})")
     return [(name, found[1]) for name in kind.names(connection, database) if (found := name_of_run.fullmatch(name))]
+
+
+def described(database: Database) -> str:
+    """Where the tables of a run would be, in words."""
+    return _KINDS[database.dialect.name].described(database)
+
+
+def read_only(database: Database) -> AbstractContextManager[Connection | None]:
+    """A connection that cannot write and leaves nothing behind; None where there is no database yet."""
+    return _KINDS[database.dialect.name].read_only(database)

@@ -14,10 +14,12 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import quote
 
-from sqlalchemy import Column, Connection, Engine, Table, make_url, text
+from sqlalchemy import Column, Connection, Engine, Table, create_engine, make_url, text
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from eventjet.errors import LeaseEnded
@@ -70,6 +72,24 @@ class SqliteSpace:
         found = live.parent.glob(f"{glob.escape(live.name)}.ej_*")
         return [path.name.removeprefix(f"{live.name}.") for path in found]
 
+    @staticmethod
+    def described(database: Database) -> str:
+        return f"a file {_file(database)}.ej_<run>"
+
+    @staticmethod
+    @contextmanager
+    def read_only(database: Database) -> Generator[Connection | None]:
+        """A file that is not there must not come to be."""
+        file = _file(database)
+        if not file.exists() or not file.stat().st_size:
+            yield None
+            return
+        # A reader would leave its own -wal and -shm beside a file that nobody has open: that one is as it stands.
+        mode = "mode=ro" if file.with_name(f"{file.name}-wal").exists() else "immutable=1"
+        engine = create_engine(f"sqlite:///file:{quote(str(file))}?{mode}&uri=true", poolclass=NullPool)
+        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
+            yield connection
+
     @contextmanager
     def claimed(self) -> Generator[None]:
         """A lock on a file, which goes with the process."""
@@ -80,7 +100,6 @@ class SqliteSpace:
                 self._lock.unlink(missing_ok=True)
 
     def is_claimed(self, connection: Connection) -> bool:  # noqa: ARG002 - as PostgreSQL's
-        """See `RunSpace`."""
         try:
             with self._lock.open("r+b") as file:
                 return not _try_lock(file)
@@ -135,7 +154,6 @@ class SqliteSpace:
         connection.exec_driver_sql(f"attach database ? as {self.attached}", (str(self.path),))
 
     def copy(self, connection: Connection, query: str, name: str) -> None:
-        """See `RunSpace`."""
         connection.execute(text(f"create table {qualified(connection, self.attached, name)} as {query}"))
 
     def exchange(self, connection: Connection, resolved: AnyResolved, location: str) -> Exchange:
@@ -174,17 +192,14 @@ class SqliteSpace:
         return set()
 
     def interrupt(self) -> None:
-        """See `RunSpace`."""
         self._stopped.set()
 
     def drop(self) -> None:
-        """See `RunSpace`."""
         self._remove()
         with suppress(SQLAlchemyError), self.live.begin() as connection:
             runs.close_run(connection, self.run)
 
     def clear(self, connection: Connection) -> None:  # noqa: ARG002 - as PostgreSQL's
-        """See `RunSpace`."""
         self._remove()
 
     def _remove(self) -> None:

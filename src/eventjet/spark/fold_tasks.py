@@ -15,7 +15,8 @@ from eventjet.errors import CodecError, ProjectionError, RowsRefused
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.row_codec import ColumnValues
 from eventjet.rebuild.folding import Folding, Foldings, Tokens, fold_of, uncollected
-from eventjet.rebuild.load import SQLITE_CHUNK, Target, load_part
+from eventjet.rebuild.load import Target, load_part
+from eventjet.rebuild.sqlite_load import CHUNK
 from eventjet.spark.columns import pyarrow, records_of
 from eventjet.spark.sealed import is_sealed, unseal
 from eventjet.spark.session import partition_id
@@ -136,7 +137,7 @@ class _Outlet:
             return
         total = 0
         remaining = iter(rows)
-        while chunk := list(islice(remaining, SQLITE_CHUNK)):
+        while chunk := list(islice(remaining, CHUNK)):
             total += len(chunk)
             yield _result(name, number, payload=pack_rows(chunk))
         yield _result(name, number, events, total)

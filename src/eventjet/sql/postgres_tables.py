@@ -54,12 +54,10 @@ def lock(connection: Connection, tables: Iterable[TableRef], *, readers: bool) -
 
 
 def is_locked_out(error: Exception) -> bool:
-    """See `Tables`."""
     return _sqlstate(error) in _LOCKED_OUT
 
 
 def is_forbidden(error: Exception) -> bool:
-    """See `Tables`."""
     return _sqlstate(error) == _FORBIDDEN
 
 
@@ -108,13 +106,11 @@ def inherit(connection: Connection, old: TableRef, heir: TableRef) -> None:
 
 
 def obstacles(connection: Connection, table: TableRef, along: Sequence[TableRef]) -> list[str]:
-    """See `Tables`."""
     query = _OBSTACLES.bindparams(along=[one.oid for one in along])
     return [str(one) for one in connection.scalars(query, {"oid": table.oid})]
 
 
 def indexes(connection: Connection, table: TableRef) -> list[str]:
-    """See `Tables`."""
     return [str(one) for one in connection.scalars(_INDEXES, {"oid": table.oid})]
 
 

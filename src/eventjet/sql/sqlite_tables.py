@@ -100,7 +100,6 @@ def obstacles(connection: Connection, table: TableRef, along: Sequence[TableRef]
 
 
 def indexes(connection: Connection, table: TableRef) -> list[str]:
-    """See `Tables`."""
     return [str(one) for one in connection.scalars(_INDEXES, {"name": table.name})]
 
 
