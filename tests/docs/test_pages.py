@@ -16,7 +16,7 @@ from tests.docs.pages import Running, blocks_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-ON_SPARK = {"README.md", "archive.md", "dataframes.md", "spark-cluster.md", "spark-source.md"}
+ON_SPARK = {"README.md", "archive.md", "dataframes.md", "restore.md", "spark-cluster.md", "spark-source.md"}
 """Pages that start Spark."""
 
 
