@@ -49,10 +49,10 @@ def checkpoint(log: Ledger) -> Checkpoint:
 
 
 async def test_tables_made_again_equal_the_computation_and_a_worker_goes_on_from_there(log: Ledger) -> None:
-    last = log.append(history(2_500))
+    last = log.append(history(1_200))
     # Spark is not asked for what goes in order, so none is needed here.
     report = await again(log, engine="spark")
-    assert (report.position, report.events, report.projections[0].sequential) == (last, 2_500, True)
+    assert (report.position, report.events, report.projections[0].sequential) == (last, 1_200, True)
     rows = expected(log.recorded(last))
     assert found(where(log)) == rows
     assert report.rows == sum(map(len, rows.values()))
