@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 from sqlalchemy import Engine, event, text
 
-from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.database import Database
+from tests.tables import reading
 
 _POSTGRES = (
     (
@@ -93,13 +94,9 @@ class Audit:
     @classmethod
     def read(cls, database: str) -> Audit:
         """What the database has noted."""
-        engine = Database(database).sync_engine("fault tests")
-        try:
-            with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
-                query = text("select name, worker, owner, epoch, before, after from audit order by id")
-                return cls([Commit(*row) for row in connection.execute(query)])
-        finally:
-            engine.dispose()
+        with reading(database) as connection:
+            query = text("select name, worker, owner, epoch, before, after from audit order by id")
+            return cls([Commit(*row) for row in connection.execute(query)])
 
     @property
     def zombies(self) -> int:

@@ -27,6 +27,7 @@ from tests.faults.tally import Total
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import made
 from tests.logs import fresh_name
+from tests.tables import reading
 
 BAD = int(os.environ.get("EVENTJET_TEST_BAD", "200"))
 EVENTS = 100 * BAD
@@ -49,12 +50,8 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ledger, M
 
 
 def position(database: str) -> int:
-    engine = Database(database).sync_engine()
-    try:
-        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
-            row = connection.execute(text("select position, state, reason from eventjet_projection")).one_or_none()
-    finally:
-        engine.dispose()
+    with reading(database) as connection:
+        row = connection.execute(text("select position, state, reason from eventjet_projection")).one_or_none()
     assert row is None or row[1] != "failed", row
     return 0 if row is None else int(row[0])
 

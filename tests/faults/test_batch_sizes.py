@@ -17,11 +17,11 @@ from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
 from eventjet.errors import Unreachable
 from eventjet.settings import Settings
-from eventjet.sql.database import READ_ONLY, Database
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.status import status
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Opened, folded, made, rows_of
+from tests.tables import reading
 
 SIZES = (1, 7, 1_000)
 LARGEST = Decimal("9999999999.99")
@@ -70,12 +70,8 @@ async def worked(ledger: Ledger, size: int, last: int) -> tuple[Any, ...]:
 
 
 def rows(ledger: Ledger) -> list[Any]:
-    engine = Database(ledger.settings.database).sync_engine()
-    try:
-        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
-            return rows_of(connection, BALANCES)
-    finally:
-        engine.dispose()
+    with reading(ledger.settings.database) as connection:
+        return rows_of(connection, BALANCES)
 
 
 @pytest.mark.parametrize("misfit", MISFITS)

@@ -9,11 +9,12 @@ from decimal import Decimal
 import pytest
 from sqlalchemy import text
 
-from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.database import Database
 from tests.faults.naive import DURABLE, TABLES
 from tests.faults.processes import Fault, WorkerProcess, await_it
 from tests.faults.scene import Scene
 from tests.faults.tally import Line, Seen, Truth, judge, snapshot
+from tests.tables import reading
 
 KILLS = int(os.environ.get("EVENTJET_TEST_CONTROL_KILLS", "4"))
 STEPS = ("worker.batch_taken", "worker.before_commit", "worker.rows_written", "worker.after_commit")
@@ -22,14 +23,10 @@ EVENTS = 150
 
 
 def naively_seen(database: str) -> Seen:
-    engine = Database(database).sync_engine()
-    try:
-        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
-            position = connection.scalar(text("select position from naive_checkpoint")) or 0
-            found = connection.execute(text("select * from naive_journal order by position"))
-            lines = [Line(row[0], row[1], row[2], Decimal(row[3])) for row in found]
-    finally:
-        engine.dispose()
+    with reading(database) as connection:
+        position = connection.scalar(text("select position from naive_checkpoint")) or 0
+        found = connection.execute(text("select * from naive_journal order by position"))
+        lines = [Line(row[0], row[1], row[2], Decimal(row[3])) for row in found]
     return Seen(position, snapshot(database).totals, position, lines, len(lines))
 
 

@@ -26,7 +26,6 @@ from sqlalchemy import (
     delete,
     insert,
     select,
-    text,
     update,
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -37,8 +36,7 @@ from eventjet.projections.sql_projection import ResolvedSql, resolve_sql
 from eventjet.settings import Settings
 from eventjet.sql.database import READ_ONLY, Database
 from eventjet.workers.context import WorkerOptions
-from eventjet.workers.status import ProjectionStatus, status
-from tests.integration.ledger_log import Ledger, eventually
+from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import CATALOG, Added, Closed, Opened, made
 
 metadata = MetaData()
@@ -193,30 +191,6 @@ def log_of(nats: NatsServer, database: str, resolved: ResolvedSql = LEDGER) -> L
     return log
 
 
-def where(log: Ledger) -> Database:
-    return Database(log.settings.database)
-
-
 def changed(log: Ledger, resolved: ResolvedSql) -> Ledger:
     """The same log, with other handlers."""
     return Ledger(log.settings, log.name, projections={"ledger": resolved})
-
-
-def execute(log: Ledger, *statements: str) -> None:
-    engine = where(log).sync_engine()
-    with engine.begin() as connection:
-        for statement in statements:
-            connection.execute(text(statement))
-    engine.dispose()
-
-
-async def state(log: Ledger) -> ProjectionStatus:
-    return next(one for one in await status(log, log.settings) if one.name == "ledger")
-
-
-async def failed(log: Ledger) -> ProjectionStatus:
-    async def is_failed() -> bool:
-        return (await state(log)).state == "failed"
-
-    await eventually(is_failed, "the projection to fail")
-    return await state(log)

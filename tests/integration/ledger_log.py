@@ -21,13 +21,18 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.ranges import read_range
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.settings import Settings
+from eventjet.sql.database import Database
+from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.sqlite_types import make_readable
 from eventjet.store.topology import IDENTITY
 from eventjet.workers.context import WorkerOptions
+from eventjet.workers.status import ProjectionStatus, status
 from eventjet.workers.supervisor import run_workers
 from tests import logs
 from tests.caught_up import wait_caught_up
 from tests.integration.projecting import BALANCES, CATALOG, MOVEMENTS, Added, Closed, Noted, Opened
 from tests.logs import block, fresh_name
+from tests.tables import execute
 
 
 @dataclass
@@ -41,9 +46,18 @@ class Ledger:
         default_factory=lambda: {"balances": BALANCES, "movements": MOVEMENTS}
     )
 
+    def __post_init__(self) -> None:
+        for resolved in self.projections.values():
+            for table in resolved.tables:
+                make_readable(table)
+
     @property
     def endpoint(self) -> Endpoint:
         return Endpoint.of(self.settings)
+
+    @property
+    def where(self) -> Database:
+        return Database(self.settings.database)
 
     def create(self, identity: str | None = None) -> None:
         """Its stream, with an identity."""
@@ -70,6 +84,28 @@ class Ledger:
         decode = Decoder(self.catalog)
         found = [decode(record) for batch in read_range(self.endpoint, self.name, 1, last + 1) for record in batch]
         return [one for one in found if one is not None]
+
+    def init(self) -> list[str]:
+        """The tables, as `eventjet init` makes them; what it made."""
+        return create_tables(self.where.sync_engine(), self.projections.values())
+
+    def execute(self, *statements: str) -> list[Any]:
+        """Statements in one transaction on the database; the rows of the last one."""
+        return execute(self.settings.database, *statements)
+
+    async def status(self, name: str | None = None) -> ProjectionStatus:
+        """Of a projection, the first one unless it is named."""
+        wanted = name or next(iter(self.projections))
+        return next(one for one in await status(self, self.settings) if one.name == wanted)
+
+    async def failed(self) -> ProjectionStatus:
+        """The status of the first projection, once it has failed."""
+
+        async def is_failed() -> bool:
+            return (await self.status()).state == "failed"
+
+        await eventually(is_failed, "the projection to fail")
+        return await self.status()
 
     async def caught_up(self, position: int, resolved: ResolvedProjection = BALANCES, timeout_s: float = 30) -> None:
         await wait_caught_up(self.settings.database, resolved, position, timeout_s)

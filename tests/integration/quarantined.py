@@ -17,12 +17,12 @@ from eventjet.errors import CodecError, RowRefused
 from eventjet.nats.ranges import read_range
 from eventjet.projections.resolve import resolve
 from eventjet.projections.row_codec import RowCodec
-from eventjet.sql.database import READ_ONLY, Database
 from eventjet.sql.own_tables import quarantine
 from eventjet.sql.postgres import POSTGRES
 from tests.integration.ledger_log import Ledger, history
 from tests.integration.projecting import CATALOG, Added, Balance, Opened, balances, rows_of
 from tests.logs import block
+from tests.tables import reading
 
 BAD = Decimal(666)
 
@@ -130,12 +130,8 @@ def kept_of(connection: Connection, name: str = "balances", revision: int = 1) -
 
 def state_of(ledger: Ledger) -> tuple[list[Any], list[Kept]]:
     """(live rows, quarantine)."""
-    engine = Database(ledger.settings.database).sync_engine()
-    try:
-        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
-            return rows_of(connection, PARKING), kept_of(connection)
-    finally:
-        engine.dispose()
+    with reading(ledger.settings.database) as connection:
+        return rows_of(connection, PARKING), kept_of(connection)
 
 
 def resolutions(kept: Iterable[Kept]) -> dict[int, str]:

@@ -18,11 +18,11 @@ from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import DECLARED, Checkpoint, read
-from eventjet.sql.database import READ_ONLY, Database
-from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.database import Database
 from eventjet.sql.locations import located
 from tests.integration.ledger_log import Ledger
 from tests.logs import fresh_name
+from tests.tables import reading
 
 APP = string.Template('''
 """The app $name."""
@@ -195,14 +195,6 @@ class Book(Ledger):
         super().__init__(settings, name, wired.catalog, dict(wired.projections))
         self.create()
 
-    @property
-    def where(self) -> Database:
-        return Database(self.settings.database)
-
-    def init(self) -> None:
-        """The tables, as `init` makes them."""
-        create_tables(self.where.sync_engine(), self.projections.values())
-
     def fill(self, count: int, accounts: int = 500, seed: int = 1) -> int:
         """Random histories; returns the last position."""
         return self.append(self._history(count, accounts, seed))
@@ -211,17 +203,17 @@ class Book(Ledger):
         """The live rows, by key."""
         resolved = self.projections[name]
         table = located(resolved.table, DECLARED, self.where.dialect)
-        with self.where.sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
+        with reading(self.settings.database) as connection:
             query = select(table).order_by(*table.primary_key.columns)
             return sorted((resolved.row_type(*row) for row in connection.execute(query)), key=key_of(resolved))
 
     def count(self, name: str = "balances") -> int:
         table = located(self.projections[name].table, DECLARED, self.where.dialect)
-        with self.where.sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
+        with reading(self.settings.database) as connection:
             return connection.scalar(select(func.count()).select_from(table)) or 0
 
     def checkpoint(self, name: str = "balances") -> Checkpoint | None:
-        with self.where.sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
+        with reading(self.settings.database) as connection:
             return read(connection, name, self.projections[name].revision)
 
     def folded(self, last: int, name: str = "balances") -> list[Any]:

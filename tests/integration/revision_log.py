@@ -6,17 +6,17 @@ import asyncio
 from dataclasses import astuple
 from typing import Any
 
-from sqlalchemy import select, text
+from sqlalchemy import select
 
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint, read_all
-from eventjet.sql.database import READ_ONLY, Database
 from eventjet.sql.location_assignment import create_tables
 from eventjet.sql.locations import located
 from tests.integration.deploys import DEPLOYS, FOLDS, NewerAdded, deployed
 from tests.integration.ledger_log import Ledger, eventually
 from tests.integration.projecting import Added, Closed, Opened
+from tests.tables import reading
 
 
 def old_deploy(server: str, database: str) -> Ledger:
@@ -29,43 +29,20 @@ def old_deploy(server: str, database: str) -> Ledger:
 
 def init(ledger: Ledger, deploy: str) -> list[str]:
     """What `eventjet init` of this deploy makes."""
-    engine = Database(ledger.settings.database).sync_engine()
-    try:
-        return create_tables(engine, DEPLOYS[deploy][1])
-    finally:
-        engine.dispose()
-
-
-def execute(ledger: Ledger, *statements: str) -> list[Any]:
-    engine = Database(ledger.settings.database).sync_engine()
-    try:
-        with engine.begin() as connection:
-            results = [connection.execute(text(one)) for one in statements]
-            return list(results[-1]) if results[-1].returns_rows else []
-    finally:
-        engine.dispose()
+    return create_tables(ledger.where.sync_engine(), DEPLOYS[deploy][1])
 
 
 def checkpoints(ledger: Ledger) -> dict[tuple[str, int], Checkpoint]:
-    engine = Database(ledger.settings.database).sync_engine()
-    try:
-        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
-            return {(one.name, one.revision): one for one, _ in read_all(connection)}
-    finally:
-        engine.dispose()
+    with reading(ledger.settings.database) as connection:
+        return {(one.name, one.revision): one for one, _ in read_all(connection)}
 
 
 def rows(ledger: Ledger, resolved: ResolvedProjection) -> list[tuple[Any, ...]]:
     """The rows of a revision, wherever they are, by key."""
     location = checkpoints(ledger)[resolved.name, resolved.revision].location
-    where = Database(ledger.settings.database)
-    engine = where.sync_engine()
-    try:
-        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
-            table = located(resolved.table, location, where.dialect)
-            return sorted(tuple(row) for row in connection.execute(select(table)))
-    finally:
-        engine.dispose()
+    with reading(ledger.settings.database) as connection:
+        table = located(resolved.table, location, ledger.where.dialect)
+        return sorted(tuple(row) for row in connection.execute(select(table)))
 
 
 def folded(ledger: Ledger, revision: int, last: int, deploy: str = "old") -> list[tuple[Any, ...]]:

@@ -32,7 +32,7 @@ from eventjet.sql.retired_tables import retire
 from eventjet.workers.session import Session
 from tests.caught_up import wait_caught_up
 from tests.integration import by_hand
-from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, expected, failed, found, log_of, state, where
+from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, expected, found, log_of
 from tests.integration.deploys import DEPLOYS, NEWER, OPTIONS, deployed
 from tests.integration.ledger_log import Ledger, history
 from tests.integration.projecting import BALANCES, Added, Opened
@@ -102,18 +102,18 @@ async def test_a_transaction_ended_underneath_is_not_gone_on_from_by_another_pro
 
     last = log.append([("a-1", Added(amount=Decimal(1)))] * 3)
     async with changed(log, bound_with(by_hand.opened, added, by_hand.closed)).working(options=QUICK):
-        await failed(log)
+        await log.failed()
     async with log.working(options=QUICK):
         log.append([("a-1", Added(amount=Decimal(1)))])
         await asyncio.sleep(1)
-        assert (await state(log)).state == "failed"
-        assert (await state(log)).position == last
+        assert (await log.status()).state == "failed"
+        assert (await log.status()).position == last
     # A rebuild makes it whole, and lets it go on.
     await rebuild(log, ["ledger"], log.settings, engine="local")
     last = log.append([("a-1", Added(amount=Decimal(1)))])
     async with log.working(options=QUICK):
         await wait_caught_up(log.settings.database, LEDGER, last, 30)
-    assert found(where(log)) == expected(log.recorded(last))
+    assert found(log.where) == expected(log.recorded(last))
 
 
 async def test_a_revision_dropped_while_it_is_rebuilt_does_not_come_back_over_another(ledger: Ledger) -> None:

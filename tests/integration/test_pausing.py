@@ -18,7 +18,6 @@ from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.pausing import Paused, pause, resume
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.session import Session
-from eventjet.workers.status import ProjectionStatus, status
 from tests.integration.ledger_log import eventually
 from tests.integration.rebuild_log import Book
 
@@ -36,10 +35,6 @@ def book(request: pytest.FixtureRequest, eventjet_nats: NatsServer, tmp_path: Pa
     return book
 
 
-async def state(book: Book) -> ProjectionStatus:
-    return next(one for one in await status(book, book.settings) if one.name == "balances")
-
-
 def at(book: Book) -> Checkpoint:
     found = book.checkpoint()
     assert found is not None
@@ -51,11 +46,11 @@ async def caught_up(book: Book, position: int, timeout_s: float = 30) -> None:
 
 
 async def is_owned(book: Book) -> bool:
-    return (await state(book)).owner is not None
+    return (await book.status()).owner is not None
 
 
 async def is_active(book: Book) -> bool:
-    return (await state(book)).state == "active"
+    return (await book.status()).state == "active"
 
 
 @asynccontextmanager

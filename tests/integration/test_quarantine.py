@@ -22,16 +22,16 @@ from eventjet.quarantine import resolutions as verdict
 from eventjet.quarantine.fold import Offering
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint, ensure, read
-from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.database import Database
 from eventjet.sql.transitions import take
 from eventjet.workers.context import WorkerOptions
-from eventjet.workers.status import ProjectionStatus, status
 from eventjet.writers.batch import Batch
 from eventjet.writers.fold_writer import FoldWriter
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, CATALOG, MOVEMENTS, Added, Balance, Closed, Noted, Opened, made
 from tests.integration.quarantined import BAD, MENDED, PARKING, bad_records, expected, mixed, resolutions, state_of
 from tests.logs import block, stored
+from tests.tables import reading
 
 QUICK = WorkerOptions(lease_s=1.5, poll_s=0.1)
 T = TypeVar("T")
@@ -72,15 +72,10 @@ def drop(ledger: Ledger, *positions: int) -> list[int]:
 
 
 def epoch_of(ledger: Ledger) -> int:
-    engine = Database(ledger.settings.database).sync_engine()
-    with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
+    with reading(ledger.settings.database) as connection:
         found = read(connection, "balances", 1)
     assert found is not None
     return found.epoch
-
-
-async def state(ledger: Ledger) -> ProjectionStatus:
-    return next(one for one in await status(ledger, ledger.settings) if one.name == "balances")
 
 
 async def settled(ledger: Ledger) -> None:
@@ -105,7 +100,7 @@ async def test_bad_events_of_every_kind_are_parked_and_the_others_go_on(ledger: 
     async with ledger.working(options=QUICK):
         await ledger.caught_up(last)
         assert_as_by_hand(ledger, last)
-        now = await state(ledger)
+        now = await ledger.status()
         assert now.reason is None
         assert now.state in ("active", "building")
         assert now.parked == sum(one.resolution == "parked" for one in state_of(ledger)[1]) > 10
@@ -186,11 +181,11 @@ async def test_a_newer_schema_is_left_to_a_newer_deploy_and_not_parked(ledger: L
     ledger.append_raw([("a-1", block("ledger.added", schema=2), b"{}")])
 
     async def waits() -> bool:
-        return (await state(ledger)).reason is not None
+        return (await ledger.status()).reason is not None
 
     async with ledger.working(options=replace(QUICK, backoff_s=(0.1, 60.0))):
         await eventually(waits, "a reason")
-    now = await state(ledger)
+    now = await ledger.status()
     assert (now.position, now.owner, now.parked) == (1, None, 0)
     assert now.state in ("building", "active")
     assert "schema 2" in str(now.reason)
@@ -348,12 +343,12 @@ async def test_a_projection_that_stops_does_not_build_upon_one_that_held_back(le
     stopping = with_(ledger, BALANCES)
 
     async def is_failed() -> bool:
-        return (await state(ledger)).state == "failed"
+        return (await ledger.status()).state == "failed"
 
     async with stopping.working(options=QUICK):
         await eventually(is_failed, "the projection to fail")
-    assert "held back in its quarantine" in str((await state(ledger)).reason)
-    assert (await state(ledger)).position == last
+    assert "held back in its quarantine" in str((await ledger.status()).reason)
+    assert (await ledger.status()).position == last
 
 
 def offered(*events: Any) -> list[Any]:

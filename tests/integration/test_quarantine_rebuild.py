@@ -17,11 +17,11 @@ from eventjet.quarantine import resolutions as verdict
 from eventjet.rebuild import AppRef, Progress, rebuild, verify
 from eventjet.settings import Settings
 from eventjet.spark.session import Started
-from eventjet.sql.database import READ_ONLY
 from tests.integration.ledger_log import eventually
 from tests.integration.quarantined import Kept, kept_of, resolutions
 from tests.integration.rebuild_log import Book, remains
 from tests.logs import block
+from tests.tables import reading
 
 T = TypeVar("T")
 PARKS = (
@@ -77,7 +77,7 @@ def changed(book: Book, change: Callable[[Connection], T]) -> T:
 
 
 def kept(book: Book) -> list[Kept]:
-    with book.where.sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
+    with reading(book.settings.database) as connection:
         return kept_of(connection)
 
 

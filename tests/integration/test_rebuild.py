@@ -26,9 +26,9 @@ from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.runs import new_run
 from eventjet.rebuild.shadow import shadow_of
 from eventjet.settings import Settings
-from eventjet.sql.database import READ_ONLY
 from eventjet.sql.promotion import Promoted, promote
 from tests.integration.rebuild_log import ALL, Book, remains, sessions
+from tests.tables import reading
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ async def test_an_unreachable_database_is_said_in_one_paragraph(nats: NatsServer
 async def test_hand_made_changes_are_gone_after_a_rebuild(book: Book) -> None:
     last = book.fill(1_000)
     await made(book)
-    execute(book, "update balances set owner = 'nobody'")
+    book.execute("update balances set owner = 'nobody'")
     await made(book)
     assert book.rows() == book.folded(last)
 
@@ -229,7 +229,7 @@ async def test_hand_made_changes_are_gone_after_a_rebuild(book: Book) -> None:
 async def test_what_a_swap_would_lose_is_refused_by_name(postgres_book: Book, statement: str, named: str) -> None:
     postgres_book.fill(100)
     await made(postgres_book)
-    execute(postgres_book, statement)
+    postgres_book.execute(statement)
     with pytest.raises(RebuildRefused, match=named):
         await made(postgres_book)
     assert remains(postgres_book.where) == []
@@ -239,13 +239,13 @@ async def test_rights_owners_and_names_are_the_same_after_a_swap(postgres_book: 
     postgres_book.fill(100)
     await made(postgres_book)
     role = f"reader_{os.getpid()}"
-    execute(postgres_book, f"create role {role}")
-    execute(postgres_book, f"grant select, update (owner) on balances to {role}")
-    execute(postgres_book, "alter table balances set (fillfactor = 70)")
+    postgres_book.execute(f"create role {role}")
+    postgres_book.execute(f"grant select, update (owner) on balances to {role}")
+    postgres_book.execute("alter table balances set (fillfactor = 70)")
     before = described(postgres_book)
     await made(postgres_book)
     assert described(postgres_book) == before
-    execute(postgres_book, f"drop owned by {role}; drop role {role}")
+    postgres_book.execute(f"drop owned by {role}; drop role {role}")
 
 
 async def test_a_reader_idle_in_a_transaction_delays_the_swap_and_nobody_else(postgres_book: Book) -> None:
@@ -275,22 +275,22 @@ async def test_a_new_revision_is_rebuilt_beside_the_old_one_and_promoted(book: B
     report = await rebuild(newer, ["balances"], book.settings, engine="local")
     states = "select revision, state, position, location from eventjet_projection where name = 'balances' order by 1"
     (place,) = [one.location for one in report.projections]
-    assert execute(book, states) == [(1, "active", last, ""), (2, "building", last, place)]
+    assert book.execute(states) == [(1, "active", last, ""), (2, "building", last, place)]
     assert book.rows() == book.folded(last)
     wired: Any = newer.load()
     assert promote(book.where, wired.projections["balances"]) == Promoted((1,), last)
     was = place.replace("r2", "r1")
-    assert execute(book, states) == [(1, "active", last, was), (2, "active", last, "")]
-    assert {row[0] for row in execute(book, "select more from balances")} == {7}
+    assert book.execute(states) == [(1, "active", last, was), (2, "active", last, "")]
+    assert {row[0] for row in book.execute("select more from balances")} == {7}
     # Each is still rebuilt and verified where it is, under the names that it declares.
     for ref, revision in ((newer, 2), (book.ref, 1), (newer, 2)):
         await rebuild(ref, ["balances"], book.settings, engine="local")
         assert (await verify(ref, "balances", book.settings)).differences == 0
-        assert execute(book, states)[revision - 1] == (revision, "active", last, was if revision == 1 else "")
+        assert book.execute(states)[revision - 1] == (revision, "active", last, was if revision == 1 else "")
     assert promote(book.where, book.projections["balances"]) == Promoted((2,), last)
     assert book.rows() == book.folded(last)
     await rebuild(book.ref, ["balances"], book.settings, engine="local")
-    assert execute(book, states) == [(1, "active", last, ""), (2, "active", last, place)]
+    assert book.execute(states) == [(1, "active", last, ""), (2, "active", last, place)]
 
 
 async def test_a_read_model_of_another_log_is_replaced_though_it_was_further(book: Book) -> None:
@@ -338,10 +338,8 @@ async def test_what_was_loaded_and_lost_again_is_not_swapped_in(postgres_book: B
 
 def lose_rows(book: Book) -> None:
     """As a crash of the server does to a table that is not logged."""
-    ((schema,),) = execute(
-        book, "select schemaname from pg_tables where schemaname like 'ej%' and tablename='balances'"
-    )
-    execute(book, f"truncate {schema}.balances, {schema}.eventjet_rebuild")
+    ((schema,),) = book.execute("select schemaname from pg_tables where schemaname like 'ej%' and tablename='balances'")
+    book.execute(f"truncate {schema}.balances, {schema}.eventjet_rebuild")
 
 
 def at_read(one: Progress, loop: asyncio.AbstractEventLoop, reading: asyncio.Event) -> None:
@@ -351,13 +349,13 @@ def at_read(one: Progress, loop: asyncio.AbstractEventLoop, reading: asyncio.Eve
 
 
 def end_leases(book: Book) -> None:
-    execute(book, "delete from eventjet_rebuild")
+    book.execute("delete from eventjet_rebuild")
 
 
 def read_on(book: Book, stop: threading.Event, seen: list[tuple[int, int]]) -> None:
     """Read position and number of events together, as one statement sees them."""
     query = text("select (select position from eventjet_projection where name = 'balances'), sum(events) from balances")
-    with book.where.sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
+    with reading(book.settings.database) as connection:
         while not stop.is_set():
             with connection.begin():
                 position, events = connection.execute(query).one()
@@ -373,16 +371,9 @@ def append_on(book: Book, stop: threading.Event) -> None:
         time.sleep(0.01)
 
 
-def execute(book: Book, statement: str) -> list[tuple[Any, ...]]:
-    with book.where.sync_engine().begin() as connection:
-        found = connection.execute(text(statement))
-        return [tuple(row) for row in found] if found.returns_rows else []
-
-
 def described(book: Book) -> list[tuple[Any, ...]]:
     """Everything PostgreSQL keeps of the table under a name."""
-    return execute(
-        book,
+    return book.execute(
         "select 'index', indexname, indexdef from pg_indexes where tablename = 'balances' union all "
         "select 'constraint', conname, pg_get_constraintdef(oid) from pg_constraint "
         "where conrelid = 'balances'::regclass union all "

@@ -21,12 +21,13 @@ from eventjet.nats.connection import NatsConnection, ask_once
 from eventjet.rebuild import AppRef, rebuild, restore, verify
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint, read
-from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.database import Database
 from eventjet.sql.location_assignment import create_tables
 from eventjet.store.topology import IDENTITY
 from tests.integration.ledger_log import Ledger, eventually
 from tests.integration.restored_bank import bank
 from tests.integration.restoring import delete, endpoint, fill, records_of, seal
+from tests.tables import reading
 
 ROOT = Path(__file__).parents[2]
 REF = AppRef.parse("tests.integration.restored_bank:bank", ROOT)
@@ -74,14 +75,13 @@ async def project(url: str, database: str) -> int:
 
 
 def checkpoints(database: str) -> dict[str, Checkpoint]:
-    with Database(database).sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
+    with reading(database) as connection:
         found = {name: read(connection, name, 1) for name in NAMES}
     return {name: one for name, one in found.items() if one is not None}
 
 
 def rows(database: str) -> list[list[object]]:
-    engine = Database(database).sync_engine()
-    with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
+    with reading(database) as connection:
         tables = [resolved.table for resolved in bank.projections.values()]  # type: ignore[union-attr]
         return [list(connection.execute(select(one).order_by(*one.primary_key.columns))) for one in tables]
 

@@ -25,7 +25,7 @@ from tests.caught_up import wait_caught_up
 from tests.integration.deploys import DEPLOYS, NEWER, OPTIONS, Worker, deployed
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS
-from tests.integration.revision_log import checkpoints, execute, folded, init, is_past, old_deploy, rows, stands
+from tests.integration.revision_log import checkpoints, folded, init, is_past, old_deploy, rows, stands
 
 
 @pytest.fixture
@@ -92,9 +92,9 @@ async def test_a_worker_killed_within_a_takeover_leaves_all_of_it_or_nothing(
 async def test_what_hangs_on_the_old_table_leaves_the_new_one_building_and_is_said(ledger: Ledger) -> None:
     last = await built(ledger)
     if is_postgres(ledger):
-        execute(ledger, "create view seen as select * from balances")
+        ledger.execute("create view seen as select * from balances")
     else:
-        execute(ledger, "create trigger seen after insert on balances begin select 1; end")
+        ledger.execute("create trigger seen after insert on balances begin select 1; end")
 
     async def said() -> bool:
         return "seen" in (checkpoints(ledger)["balances", 2].reason or "")
@@ -105,7 +105,7 @@ async def test_what_hangs_on_the_old_table_leaves_the_new_one_building_and_is_sa
         await stands(ledger, 2, position=last)
     assert state_of(ledger, 2) == ("building", own_location(ledger, 2), True)
     assert rows(ledger, NEWER) == folded(ledger, 2, last)
-    execute(ledger, "drop view seen" if is_postgres(ledger) else "drop trigger seen")
+    ledger.execute("drop view seen" if is_postgres(ledger) else "drop trigger seen")
     async with newer(ledger).working(options=OPTIONS):
         # Revision 1 has no worker any more: it is not waited for.
         await stands(ledger, 2, location="")
@@ -117,19 +117,18 @@ async def test_a_view_of_sqlite_goes_on_naming_what_it_names(eventjet_nats: Nats
     ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=f"sqlite:///{tmp_path}/read.db"))
     ledger.create()
     init(ledger, "old")
-    execute(ledger, "create view seen as select sum(events) as events from balances")
+    ledger.execute("create view seen as select sum(events) as events from balances")
     last = await built(ledger)
     async with newer(ledger).working(options=OPTIONS):
         await stands(ledger, 2, location="")
-    assert execute(ledger, "select events from seen") == [(sum(row[3] for row in folded(ledger, 2, last)),)]
+    assert ledger.execute("select events from seen") == [(sum(row[3] for row in folded(ledger, 2, last)),)]
 
 
 async def test_a_worker_that_may_not_move_tables_says_so_and_a_person_who_may_does(postgres: Ledger) -> None:
     await built(postgres)
     url = make_url(postgres.settings.database)
     role = f"worker_{url.database}"
-    execute(
-        postgres,
+    postgres.execute(
         f"create role {role} login password 'worker'",
         f"grant usage on schema public, ej_balances_r1, ej_balances_r2 to {role}",
         f"grant select, insert, update, delete on all tables in schema public, ej_balances_r2 to {role}",
@@ -150,13 +149,13 @@ async def test_a_worker_that_may_not_move_tables_says_so_and_a_person_who_may_do
         # The rights on the old table are the new one's now.
         assert rows(postgres, NEWER) == folded(postgres, 2, last)
     finally:
-        execute(postgres, f"drop owned by {role}", f"drop role {role}")
+        postgres.execute(f"drop owned by {role}", f"drop role {role}")
 
 
 async def test_rights_and_names_are_the_declared_ones_after_a_takeover(ledger: Ledger) -> None:
     last = await built(ledger)
     if is_postgres(ledger):
-        execute(ledger, "grant select on balances to public", "alter table balances set (fillfactor = 70)")
+        ledger.execute("grant select on balances to public", "alter table balances set (fillfactor = 70)")
     async with newer(ledger).working(options=OPTIONS):
         await stands(ledger, 2, location="")
     if is_postgres(ledger):
@@ -166,15 +165,15 @@ async def test_rights_and_names_are_the_declared_ones_after_a_takeover(ledger: L
         )
         own, old = query.format("public"), query.format("ej_balances_r1")
         names = ["balances.balances_pkey", "balances.ix_balances_last", "balances.ix_balances_owner"]
-        assert [row[0] for row in execute(ledger, own)] == names
-        assert [row[0] for row in execute(ledger, old)] == [names[0], names[2]]
+        assert [row[0] for row in ledger.execute(own)] == names
+        assert [row[0] for row in ledger.execute(old)] == [names[0], names[2]]
         rights = "select relacl::text, reloptions from pg_class where oid = 'balances'::regclass"
-        ((acl, options),) = execute(ledger, rights)
+        ((acl, options),) = ledger.execute(rights)
         assert "=r/" in acl
         assert options == ["fillfactor=70"]
     else:
-        found = execute(
-            ledger, "select tbl_name, name from sqlite_master where type = 'index' and sql is not null order by 1, 2"
+        found = ledger.execute(
+            "select tbl_name, name from sqlite_master where type = 'index' and sql is not null order by 1, 2"
         )
         assert [tuple(row) for row in found if row[0].startswith("balances")] == [
             ("balances", "ix_balances_last"),
@@ -200,7 +199,7 @@ async def test_a_reader_that_stays_in_its_transaction_delays_the_takeover_and_no
             await stands(postgres, 2, position=last)
             await stands(postgres, 1, position=last)
             assert state_of(postgres, 2) == ("building", "ej_balances_r2", True)
-            assert execute(postgres, "select count(*) > 0 from balances") == [(True,)]
+            assert postgres.execute("select count(*) > 0 from balances") == [(True,)]
             reader.rollback()
             await stands(postgres, 2, location="")
     engine.dispose()
@@ -263,7 +262,7 @@ async def test_of_several_that_build_the_newest_one_stays(ledger: Ledger) -> Non
 
 async def test_a_revision_with_a_table_of_its_own_name_moves_nothing(ledger: Ledger) -> None:
     last = await built(ledger)
-    execute(ledger, "delete from eventjet_projection where revision = 2")
+    ledger.execute("delete from eventjet_projection where revision = 2")
     other = replace(BALANCES, revision=2, table=another_table())
     app = Ledger(ledger.settings, ledger.name, projections={"balances": other})
     assert create_tables(Database(ledger.settings.database).sync_engine(), [other]) == ["balances_2"]
@@ -322,7 +321,7 @@ async def test_unused_tables_are_listed_and_dropped_only_on_request_and_begin_an
     where = "select nspname from pg_namespace where nspname like 'ej_%r1'"
     if not is_postgres(ledger):
         where = "select name from sqlite_master where name like '%!_!_r1' escape '!'"
-    assert execute(ledger, where) == []
+    assert ledger.execute(where) == []
     with pytest.raises(Unreachable, match="revision 1 of projection 'balances' was retired"):
         async with ledger.working(options=OPTIONS):
             pass
@@ -336,8 +335,7 @@ async def test_unused_tables_are_listed_and_dropped_only_on_request_and_begin_an
 
 
 def test_tables_of_another_app_are_not_this_ones_to_drop(ledger: Ledger) -> None:
-    execute(
-        ledger,
+    ledger.execute(
         "update eventjet_projection set log = 'ours', position = 1",
         "insert into eventjet_projection (name, revision, log, position) values ('theirs', 1, 'another', 5)",
         "insert into eventjet_projection (name, revision, log, position) values ('gone', 1, 'ours', 5)",
@@ -352,8 +350,8 @@ def test_what_killed_rebuilds_left_is_listed_and_removed_on_request(ledger: Ledg
     assert orphans(where) == []
     run = "0123456789abcdef"
     if is_postgres(ledger):
-        execute(ledger, f"create schema ej_{run}", f"create schema ej_{run}_old")
-        execute(ledger, f"create table ej_{run}.balances (id integer)")
+        ledger.execute(f"create schema ej_{run}", f"create schema ej_{run}_old")
+        ledger.execute(f"create table ej_{run}.balances (id integer)")
     else:
         (tmp_path / f"read.db.ej_{run}").write_bytes(b"")
     left = orphans(where)
@@ -368,7 +366,7 @@ def orphans(database: Database) -> list[str]:
 
 
 def test_two_that_come_at_once_do_not_get_the_same_place(ledger: Ledger) -> None:
-    execute(ledger, "delete from eventjet_projection", "drop table balances")
+    ledger.execute("delete from eventjet_projection", "drop table balances")
     table = Table("balances", MetaData(), Column("account_id", Integer, primary_key=True))
     both = [replace(BALANCES, revision=number, table=table) for number in (1, 2)]
     threads = [

@@ -18,14 +18,11 @@ from tests.integration.by_hand import (
     QUICK,
     bound_with,
     changed,
-    execute,
     expected,
-    failed,
     found,
     kinds_table,
     lines_table,
     totals_table,
-    where,
 )
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import Added, Opened
@@ -115,11 +112,11 @@ async def test_a_handler_may_not_end_the_transaction_it_is_given(
     bad = log.append([("a-1", Added(amount=Decimal(1)))])
     log.append([("a-2", Added(amount=Decimal(1)))])
     async with changed(log, bound_with(by_hand.opened, handler, by_hand.closed)).working(options=QUICK):
-        stopped = await failed(log)
+        stopped = await log.failed()
     assert said in str(stopped.reason), stopped.reason
     assert f"position {bad} of 'a-1'" in str(stopped.reason)
     assert stopped.position == bad - 1
-    assert found(where(log)) == expected(log.recorded(bad - 1))
+    assert found(log.where) == expected(log.recorded(bad - 1))
 
 
 async def test_a_transaction_ended_underneath_stops_the_projection_and_says_that_it_may_be_half_written(
@@ -131,7 +128,7 @@ async def test_a_transaction_ended_underneath_stops_the_projection_and_says_that
 
     log.append([("a-1", Added(amount=Decimal(1)))] * 3)
     async with changed(log, bound_with(by_hand.opened, added, by_hand.closed)).working(options=QUICK):
-        stopped = await failed(log)
+        stopped = await log.failed()
     assert "may hold half of a batch" in str(stopped.reason)
     assert "eventjet rebuild ledger" in str(stopped.reason)
 
@@ -147,7 +144,7 @@ async def test_savepoints_of_a_handler_may_fail_and_be_passed_over(log: Ledger) 
     last = log.append([("a", Opened(owner="ada")), ("b", Opened(owner="ada")), ("c", Opened(owner="carl"))])
     async with changed(log, bound_with(opened, by_hand.added, by_hand.closed)).working(options=QUICK):
         await log.caught_up(last, LEDGER)
-    rows = found(where(log))
+    rows = found(log.where)
     assert [row[0] for row in rows["accounts"]] == ["a", "c"]
     assert rows["totals"] == [("opened", 2), ("refused", 1)]
 
@@ -165,10 +162,10 @@ async def test_a_handler_that_goes_on_after_an_error_without_a_savepoint_is_name
             # There a statement that fails undoes itself alone, and the transaction goes on.
             await log.caught_up(3, LEDGER)
             return
-        stopped = await failed(log)
+        stopped = await log.failed()
     assert stopped.position == 1
     assert "begin_nested" in str(stopped.reason)
-    assert found(where(log)) == expected(log.recorded(1))
+    assert found(log.where) == expected(log.recorded(1))
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -198,15 +195,14 @@ async def test_a_fault_of_the_connection_is_tried_again_whatever_the_handler_mak
     async with changed(log, bound_with(by_hand.opened, added, by_hand.closed)).working(options=QUICK):
         await log.caught_up(last, LEDGER)
     assert left == 0
-    assert found(where(log)) == expected(log.recorded(last))
+    assert found(log.where) == expected(log.recorded(last))
 
 
 async def test_a_constraint_checked_at_commit_is_bisected_to_its_event(log: Ledger) -> None:
     if not log.settings.database.startswith("postgresql"):
         pytest.skip("SQLite checks its constraints at once, unless foreign keys are deferred")
-    execute(log, "alter table lines add constraint positive check (amount > 0) not valid")
-    execute(
-        log,
+    log.execute("alter table lines add constraint positive check (amount > 0) not valid")
+    log.execute(
         "alter table lines drop constraint positive",
         "create function positive() returns trigger language plpgsql as "
         "$$ begin if new.amount < 0 then raise check_violation; end if; return null; end $$",
@@ -217,10 +213,10 @@ async def test_a_constraint_checked_at_commit_is_bisected_to_its_event(log: Ledg
     bad = log.append([("a-2", Added(amount=Decimal(-1)))])
     log.append([("a-1", Added(amount=Decimal(1)))] * 30)
     async with log.working(options=QUICK):
-        stopped = await failed(log)
+        stopped = await log.failed()
     assert f"position {bad} of 'a-2'" in str(stopped.reason)
     assert stopped.position == bad - 1
-    assert found(where(log)) == expected(log.recorded(bad - 1))
+    assert found(log.where) == expected(log.recorded(bad - 1))
 
 
 async def test_foreign_keys_are_enforced_on_both_databases(log: Ledger) -> None:
@@ -230,5 +226,5 @@ async def test_foreign_keys_are_enforced_on_both_databases(log: Ledger) -> None:
 
     log.append([("a-1", Added(amount=Decimal(1)))])
     async with changed(log, bound_with(by_hand.opened, added, by_hand.closed)).working(options=QUICK):
-        stopped = await failed(log)
+        stopped = await log.failed()
     assert "IntegrityError" in str(stopped.reason) or "ForeignKeyViolation" in str(stopped.reason)

@@ -15,18 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import Recorded
 from tests.integration import by_hand
-from tests.integration.by_hand import (
-    LEDGER,
-    QUICK,
-    bound_with,
-    changed,
-    execute,
-    expected,
-    failed,
-    found,
-    state,
-    where,
-)
+from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, expected, found
 from tests.integration.ledger_log import Ledger, history
 from tests.integration.projecting import Added, Noted
 
@@ -35,11 +24,11 @@ async def test_tables_equal_an_independent_computation_when_caught_up_and_while_
     last = log.append(history(600))
     async with log.working():
         await log.caught_up(last, LEDGER)
-        assert found(where(log)) == expected(log.recorded(last))
+        assert found(log.where) == expected(log.recorded(last))
         last = log.append(history(200, seed=8))
         await log.caught_up(last, LEDGER)
-    assert found(where(log)) == expected(log.recorded(last))
-    assert (await state(log)).state == "active"
+    assert found(log.where) == expected(log.recorded(last))
+    assert (await log.status()).state == "active"
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
@@ -48,9 +37,9 @@ async def test_batches_of_any_size_give_identical_tables_and_stop_at_the_same_ev
     bad = log.append([("a-1", Added(amount=Decimal(99999999999)))])
     log.append(history(20))
     async with log.working(options=replace(QUICK, batch_max=size)):
-        found_state = await failed(log)
+        found_state = await log.failed()
     before = log.recorded(bad - 1)
-    assert found(where(log)) == expected(before)
+    assert found(log.where) == expected(before)
     assert f"position {bad} of 'a-1'" in str(found_state.reason)
     assert max(one.position for one in before if not isinstance(one.data, Noted)) <= found_state.position < bad
 
@@ -65,13 +54,13 @@ async def test_a_handler_that_fails_leaves_what_precedes_its_event_and_goes_on_o
     bad = log.append([("a-2", Added(amount=Decimal("13.13")))])
     last = log.append([("a-1", Added(amount=Decimal(number))) for number in range(40)])
     async with changed(log, bound_with(by_hand.opened, added, by_hand.closed)).working(options=QUICK):
-        stopped = await failed(log)
+        stopped = await log.failed()
     assert stopped.position == bad - 1
     assert f"position {bad} of 'a-2': RuntimeError: the thirteenth" in str(stopped.reason)
-    assert found(where(log)) == expected(log.recorded(bad - 1))
+    assert found(log.where) == expected(log.recorded(bad - 1))
     async with log.working(options=QUICK):
         await log.caught_up(last, LEDGER)
-    assert found(where(log)) == expected(log.recorded(last))
+    assert found(log.where) == expected(log.recorded(last))
 
 
 async def test_two_workers_and_a_lease_shorter_than_a_batch_take_every_event_once(log: Ledger) -> None:
@@ -84,7 +73,7 @@ async def test_two_workers_and_a_lease_shorter_than_a_batch_take_every_event_onc
     options = replace(QUICK, lease_s=0.4, batch_max=50)
     async with slow.working(options=options), slow.working(options=options):
         await log.caught_up(last, LEDGER, timeout_s=100)
-    assert found(where(log)) == expected(log.recorded(last))
+    assert found(log.where) == expected(log.recorded(last))
 
 
 async def test_a_worker_cut_off_in_the_midst_of_a_batch_leaves_nothing_of_it(log: Ledger) -> None:
@@ -100,24 +89,24 @@ async def test_a_worker_cut_off_in_the_midst_of_a_batch_leaves_nothing_of_it(log
     stuck = changed(log, bound_with(by_hand.opened, added, by_hand.closed))
     async with stuck.working(options=replace(QUICK, drain_s=0.1)):
         assert await asyncio.to_thread(reached.wait, 20)
-    assert (await state(log)).position < 25
-    assert found(where(log)) == expected(log.recorded((await state(log)).position))
+    assert (await log.status()).position < 25
+    assert found(log.where) == expected(log.recorded((await log.status()).position))
     async with log.working(options=QUICK):
         await log.caught_up(last, LEDGER)
-    assert found(where(log)) == expected(log.recorded(last))
+    assert found(log.where) == expected(log.recorded(last))
 
 
 async def test_a_table_that_already_holds_rows_is_not_built_upon(log: Ledger) -> None:
-    execute(log, "insert into totals (name, n) values ('x', 1)")
+    log.execute("insert into totals (name, n) values ('x', 1)")
     log.append(history(3))
     async with log.working(options=QUICK):
-        stopped = await failed(log)
+        stopped = await log.failed()
     assert "totals holds rows that no checkpoint knows of" in str(stopped.reason)
 
 
 async def test_tables_are_made_with_their_keys_and_constraints(log: Ledger) -> None:
     assert [table.name for table in LEDGER.tables] == ["totals", "accounts", "lines"]
-    engine = where(log).sync_engine()
+    engine = log.where.sync_engine()
     there = inspect(engine)
     assert [key["referred_table"] for key in there.get_foreign_keys("lines")] == ["accounts"]
     assert [one["column_names"] for one in there.get_unique_constraints("accounts")] == [["owner"]]
@@ -140,11 +129,11 @@ async def test_a_worker_killed_around_a_commit_takes_every_event_once(log: Ledge
     )
     if action == "kill":
         assert await asyncio.wait_for(process.wait(), 30) < 0
-        assert (await state(log)).position > 0
+        assert (await log.status()).position > 0
         async with log.working(options=QUICK):
             await log.caught_up(last, LEDGER)
     else:
         await log.caught_up(last, LEDGER)
         process.terminate()
         await asyncio.wait_for(process.wait(), 30)
-    assert found(where(log)) == expected(log.recorded(last))
+    assert found(log.where) == expected(log.recorded(last))

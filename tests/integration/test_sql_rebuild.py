@@ -20,12 +20,12 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import HandlerFailed, RebuildError, RebuildRefused
 from eventjet.rebuild import Progress, RebuildReport, VerifyReport, rebuild, verify
 from eventjet.sql.checkpoint import Checkpoint, read
-from eventjet.sql.database import READ_ONLY
 from tests.integration import by_hand
-from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, execute, expected, found, log_of, where
+from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, expected, found, log_of
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, Added, Opened, folded, made, rows_of
 from tests.integration.rebuild_log import remains
+from tests.tables import reading
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ async def verified(log: Ledger) -> VerifyReport:
 
 
 def checkpoint(log: Ledger) -> Checkpoint:
-    with where(log).sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
+    with reading(log.settings.database) as connection:
         at = read(connection, "ledger", 1)
     assert at is not None
     return at
@@ -54,14 +54,14 @@ async def test_tables_made_again_equal_the_computation_and_a_worker_goes_on_from
     report = await again(log, engine="spark")
     assert (report.position, report.events, report.projections[0].sequential) == (last, 1_200, True)
     rows = expected(log.recorded(last))
-    assert found(where(log)) == rows
+    assert found(log.where) == rows
     assert report.rows == sum(map(len, rows.values()))
     assert (checkpoint(log).position, checkpoint(log).state, checkpoint(log).generation) == (last, "active", 2)
     last = log.append(history(300, seed=2))
     async with log.working(options=QUICK):
         await log.caught_up(last, LEDGER)
-    assert found(where(log)) == expected(log.recorded(last))
-    assert remains(where(log)) == []
+    assert found(log.where) == expected(log.recorded(last))
+    assert remains(log.where) == []
 
 
 async def test_keys_indexes_and_numbers_are_as_before(log: Ledger) -> None:
@@ -71,11 +71,11 @@ async def test_keys_indexes_and_numbers_are_as_before(log: Ledger) -> None:
     await again(log)
     assert described(log) == before
     with pytest.raises(IntegrityError):
-        execute(log, "insert into accounts select 'other', owner, amount, last_at, notes from accounts")
+        log.execute("insert into accounts select 'other', owner, amount, last_at, notes from accounts")
 
 
 def described(log: Ledger) -> Any:
-    engine = where(log).sync_engine()
+    engine = log.where.sync_engine()
     there = inspect(engine)
     tables = sorted(there.get_table_names())
     seen = {
@@ -119,12 +119,12 @@ async def test_it_is_made_again_while_a_worker_and_commands_go_on(postgres_log: 
                 await asyncio.to_thread(thread.join)
         last = log.append([("a-1", Added(amount=Decimal(1)))])
         await log.caught_up(last, LEDGER)
-    assert found(where(log)) == expected(log.recorded(last))
+    assert found(log.where) == expected(log.recorded(last))
     assert checkpoint(log).generation == 3
     # Every event of these kinds counts: a table that was empty, partial or older would show fewer.
     assert seen == sorted(seen)
     assert seen[0][1] > 0
-    assert remains(where(log)) == []
+    assert remains(log.where) == []
 
 
 def append_on(log: Ledger, stop: threading.Event) -> None:
@@ -140,7 +140,7 @@ def append_on(log: Ledger, stop: threading.Event) -> None:
 
 def read_on(log: Ledger, stop: threading.Event, seen: list[tuple[int, int]]) -> None:
     query = text("select (select position from eventjet_projection where name = 'ledger'), (select sum(n) from totals)")
-    engine = where(log).sync_engine()
+    engine = log.where.sync_engine()
     with engine.connect() as connection:
         while not stop.wait(0.01):
             with connection.begin():
@@ -156,8 +156,8 @@ async def test_folds_and_sql_by_hand_are_made_again_in_one_run(log: Ledger) -> N
     told: list[Progress] = []
     report = await again(log, "ledger", "balances", progress=told.append)
     assert [(one.projection, one.sequential) for one in report.projections] == [("ledger", True), ("balances", False)]
-    assert found(where(log)) == expected(log.recorded(last))
-    with where(log).sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
+    assert found(log.where) == expected(log.recorded(last))
+    with reading(log.settings.database) as connection:
         assert rows_of(connection, BALANCES) == folded(log.recorded(last))
     assert {"read", "sequential", "swap"} <= {one.phase for one in told}
     done = [one.done for one in told if one.phase == "sequential"]
@@ -168,13 +168,13 @@ async def test_folds_and_sql_by_hand_are_made_again_in_one_run(log: Ledger) -> N
 async def test_an_event_that_a_handler_cannot_take_stops_it_by_name_and_leaves_the_live_tables(log: Ledger) -> None:
     last = log.append(history(50))
     await again(log)
-    before = found(where(log)), checkpoint(log)
+    before = found(log.where), checkpoint(log)
     bad = log.append([("a-1", Added(amount=Decimal(99999999999)))])
     with pytest.raises(HandlerFailed, match=rf"position {bad} of 'a-1'"):
         await again(log)
-    assert (found(where(log)), checkpoint(log)) == before
-    assert found(where(log)) == expected(log.recorded(last))
-    assert remains(where(log)) == []
+    assert (found(log.where), checkpoint(log)) == before
+    assert found(log.where) == expected(log.recorded(last))
+    assert remains(log.where) == []
 
 
 async def names_its_schema(event: Recorded[Opened], connection: AsyncConnection) -> None:
@@ -194,13 +194,13 @@ async def test_handlers_that_reach_beyond_the_shadow_are_undone_and_refused(
     postgres_log: Ledger, handler: Callable[..., Any], named: str
 ) -> None:
     log = postgres_log
-    execute(log, "create table strangers (n integer)")
+    log.execute("create table strangers (n integer)")
     last = log.append([("a", Opened(owner="ada")), ("b", Opened(owner="bob"))])
     await again(log)
     with pytest.raises(RebuildRefused, match=rf"write to {named}, which it does not declare"):
         await again(changed(log, bound_with(handler, by_hand.added, by_hand.closed)))
-    assert found(where(log)) == expected(log.recorded(last))
-    assert remains(where(log)) == []
+    assert found(log.where) == expected(log.recorded(last))
+    assert remains(log.where) == []
 
 
 @pytest.mark.parametrize(
@@ -214,10 +214,10 @@ async def test_handlers_that_reach_beyond_the_shadow_are_undone_and_refused(
 async def test_what_a_swap_would_lose_is_refused_by_name(postgres_log: Ledger, statement: str, named: str) -> None:
     postgres_log.append(history(20))
     await again(postgres_log)
-    execute(postgres_log, statement)
+    postgres_log.execute(statement)
     with pytest.raises(RebuildRefused, match=named):
         await again(postgres_log)
-    assert remains(where(postgres_log)) == []
+    assert remains(postgres_log.where) == []
 
 
 async def test_rights_are_the_same_after_a_swap(postgres_log: Ledger) -> None:
@@ -225,17 +225,17 @@ async def test_rights_are_the_same_after_a_swap(postgres_log: Ledger) -> None:
     log.append(history(20))
     await again(log)
     role = f"writer_{log.name[-8:]}"
-    execute(log, f"create role {role}", f"grant select, insert on lines to {role}", "create sequence other")
-    execute(log, f"grant usage on sequence lines_id_seq to {role}")
+    log.execute(f"create role {role}", f"grant select, insert on lines to {role}", "create sequence other")
+    log.execute(f"grant usage on sequence lines_id_seq to {role}")
     before = rights(log)
     assert role in before
     await again(log)
     assert rights(log) == before
-    execute(log, f"drop owned by {role}", f"drop role {role}")
+    log.execute(f"drop owned by {role}", f"drop role {role}")
 
 
 def rights(log: Ledger) -> str:
-    engine = where(log).sync_engine()
+    engine = log.where.sync_engine()
     with engine.connect() as connection:
         query = text(
             "select string_agg(relname || relnamespace::regnamespace || relacl::text, ';' order by relname) "
@@ -263,8 +263,8 @@ async def test_what_a_worker_made_has_no_differences_though_batches_were_rolled_
     assert left < 5
     report = await verified(log)
     assert (report.differences, report.position, report.events) == (0, last, 200)
-    assert report.rows == sum(map(len, found(where(log)).values()))
-    assert remains(where(log)) == []
+    assert report.rows == sum(map(len, found(log.where).values()))
+    assert remains(log.where) == []
 
 
 def raise_transient(connection: AsyncConnection) -> None:
@@ -279,10 +279,9 @@ async def test_rows_altered_added_and_removed_by_hand_are_found(log: Ledger) -> 
     log.append(history(300))
     await again(log)
     assert (await verified(log)).differences == 0
-    before = found(where(log))
+    before = found(log.where)
     line, account = before["lines"][3], next(row for row in before["accounts"] if row[1] is not None)
-    execute(
-        log,
+    log.execute(
         f"update lines set amount = '9999.00' where position = {line[0]}",
         f"update accounts set owner = null where account_id = '{account[0]}'",
         "insert into totals (name, n) values ('stranger', 1)",
@@ -298,20 +297,20 @@ async def test_rows_altered_added_and_removed_by_hand_are_found(log: Ledger) -> 
     assert totals["added"] == (None, {"name": "added", "n": dict(before["totals"])["added"]})
     await again(log)
     assert (await verified(log)).differences == 0
-    assert found(where(log)) == before
+    assert found(log.where) == before
 
 
 async def test_a_projection_that_never_ran_cannot_be_verified(log: Ledger) -> None:
     log.append(history(10))
     with pytest.raises(RebuildError, match="no live read model yet"):
         await verified(log)
-    assert remains(where(log)) == []
+    assert remains(log.where) == []
 
 
 async def test_a_cancelled_rebuild_leaves_the_live_tables_and_nothing_else(log: Ledger) -> None:
     log.append(history(300))
     await again(log)
-    before = found(where(log)), checkpoint(log)
+    before = found(log.where), checkpoint(log)
     log.append(history(5_000, seed=2))
     begun = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -325,11 +324,11 @@ async def test_a_cancelled_rebuild_leaves_the_live_tables_and_nothing_else(log: 
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (found(where(log)), checkpoint(log)) == before
-    assert remains(where(log)) == []
+    assert (found(log.where), checkpoint(log)) == before
+    assert remains(log.where) == []
 
 
 async def test_an_empty_log_gives_empty_tables(log: Ledger) -> None:
     report = await again(log)
     assert (report.events, report.rows) == (0, 0)
-    assert found(where(log)) == {"accounts": [], "lines": [], "totals": []}
+    assert found(log.where) == {"accounts": [], "lines": [], "totals": []}

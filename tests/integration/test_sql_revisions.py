@@ -26,10 +26,11 @@ from eventjet.sql.location_assignment import create_tables
 from eventjet.sql.locations import located_tables
 from eventjet.sql.retired_tables import retire, unused
 from tests.integration import by_hand
-from tests.integration.by_hand import LEDGER, QUICK, Found, changed, execute, expected, found, log_of, where
+from tests.integration.by_hand import LEDGER, QUICK, Found, changed, expected, found, log_of
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import CATALOG, Added, Closed, Opened
 from tests.integration.revision_log import checkpoints
+from tests.tables import reading
 
 HOME = "ej_ledger_r1"
 
@@ -61,7 +62,7 @@ def revised(events: list[Recorded[Any]]) -> Found:
 
 
 def init(log: Ledger, resolved: ResolvedSql) -> list[str]:
-    engine = where(log).sync_engine()
+    engine = log.where.sync_engine()
     try:
         return create_tables(engine, [resolved])
     finally:
@@ -75,7 +76,7 @@ def checkpoint(log: Ledger, revision: int) -> Checkpoint:
 def rows(log: Ledger, resolved: ResolvedSql) -> Found:
     """The rows of a revision, wherever they are."""
     place = checkpoint(log, resolved.revision).location
-    return found(where(log), tables=located_tables(resolved, place, where(log).dialect))
+    return found(log.where, tables=located_tables(resolved, place, log.where.dialect))
 
 
 async def took_over(log: Ledger) -> None:
@@ -106,7 +107,7 @@ class Reader:
 
     def __init__(self, log: Ledger) -> None:
         self.seen: list[tuple[int, int, str, int]] = []
-        self._engine = where(log).sync_engine()
+        self._engine = log.where.sync_engine()
         self._stop = threading.Event()
         self._fault: Exception | None = None
 
@@ -156,7 +157,7 @@ async def test_a_revision_builds_in_a_schema_of_its_own_and_takes_over_from_the_
     log, newer = postgres_log, changed(postgres_log, REVISED)
     events = history(1_200)
     log.append(events[:600])
-    execute(log, "grant select on accounts to public", "grant usage on sequence lines_id_seq to public")
+    log.execute("grant select on accounts to public", "grant usage on sequence lines_id_seq to public")
     reader = Reader(log)
     async with log.working(options=QUICK):
         await log.caught_up(log.append(events[600:650]), LEDGER)
@@ -180,14 +181,14 @@ async def test_a_revision_builds_in_a_schema_of_its_own_and_takes_over_from_the_
     assert reader.check(log) == {1, 2}
     assert (checkpoint(log, 1).location, checkpoint(log, 2).location) == (HOME, "")
     assert (checkpoint(log, 1).reason, checkpoint(log, 2).reason) == (None, None)
-    assert found(where(log)) == rows(log, REVISED) == revised(log.recorded(last))
+    assert found(log.where) == rows(log, REVISED) == revised(log.recorded(last))
     assert rows(log, LEDGER) == expected(log.recorded(checkpoint(log, 1).position))
     granted = "select has_table_privilege('public', 'public.accounts', 'select'), has_sequence_privilege('public', "
     assert asked(log, granted + "'public.lines_id_seq', 'usage')") == [(True, True)]
 
 
 def asked(log: Ledger, query: str) -> list[Any]:
-    engine = where(log).sync_engine()
+    engine = log.where.sync_engine()
     try:
         with engine.begin() as connection:
             return [tuple(row) for row in connection.execute(text(query))]
@@ -211,7 +212,7 @@ async def test_each_revision_is_made_again_and_verified_where_it_is_and_dropped_
     log, last = postgres_log, await both_built(postgres_log)
     for revision, resolved in ((1, LEDGER), (2, REVISED)):
         place = HOME if revision == 1 else ""
-        execute(log, f"update {place or 'public'}.totals set n = n + 1 where name = 'added'")
+        log.execute(f"update {place or 'public'}.totals set n = n + 1 where name = 'added'")
         there = changed(log, resolved)
         assert (await verify(there, "ledger", log.settings)).differences == 1
         report = await rebuild(there, ["ledger"], log.settings, engine="local")
@@ -219,7 +220,7 @@ async def test_each_revision_is_made_again_and_verified_where_it_is_and_dropped_
         assert (await verify(there, "ledger", log.settings)).differences == 0
     assert rows(log, REVISED) == revised(log.recorded(last))
     assert rows(log, LEDGER) == expected(log.recorded(last))
-    engine = where(log).sync_engine()
+    engine = log.where.sync_engine()
     with engine.begin() as connection:
         assert [(one.revision, len(one.tables)) for one in unused(connection, [REVISED])] == [(1, 3)]
         retire(connection, "ledger", 1, [REVISED])
@@ -249,7 +250,7 @@ async def test_a_session_that_was_replaced_goes_on_in_the_revisions_own_schema(p
     at = checkpoint(log, 2).position
     assert 140 < at < 160
     assert rows(log, wrong) == revised(log.recorded(at))
-    assert found(where(log)) == expected(log.recorded(last))
+    assert found(log.where) == expected(log.recorded(last))
 
 
 async def test_on_sqlite_a_revision_with_the_same_tables_is_refused_in_words(sqlite_log: Ledger) -> None:
@@ -265,7 +266,7 @@ async def test_on_sqlite_a_revision_with_the_same_tables_is_refused_in_words(sql
             pass
     with pytest.raises(NamedByHandlers, match=words):
         await rebuild(newer, ["ledger"], log.settings, engine="local")
-    assert found(where(log)) == expected(log.recorded(last))
+    assert found(log.where) == expected(log.recorded(last))
     assert list(checkpoints(log)) == [("ledger", 1)]
 
 
@@ -298,8 +299,6 @@ async def test_a_revision_with_tables_of_other_names_needs_no_other_place(
         await log.caught_up(last, LEDGER)
     assert [checkpoint(log, revision).location for revision in (1, 2)] == ["", ""]
     due = expected(log.recorded(last))
-    assert found(where(log)) == due
-    engine = where(log).sync_engine()
-    with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
+    assert found(log.where) == due
+    with reading(log.settings.database) as connection:
         assert sorted(tuple(row) for row in connection.execute(select(counts_table))) == due["totals"]
-    engine.dispose()

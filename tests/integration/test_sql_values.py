@@ -15,16 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from eventjet import Recorded
 from eventjet.dev.nats import NatsServer
 from tests.integration import by_hand
-from tests.integration.by_hand import (
-    QUICK,
-    accounts_table,
-    bound_with,
-    failed,
-    found,
-    kinds_table,
-    log_of,
-    where,
-)
+from tests.integration.by_hand import QUICK, accounts_table, bound_with, found, kinds_table, log_of
 from tests.integration.projecting import Added, Opened
 
 
@@ -55,7 +46,7 @@ async def test_values_of_every_kind_come_back_equal_through_the_declared_table(
     last = log.append([("a", Opened(owner="ada"))] * 2)
     async with log.working(options=QUICK):
         await log.caught_up(last, resolved)
-    rows = found(where(log), tables=[kinds_table])["kinds"]
+    rows = found(log.where, tables=[kinds_table])["kinds"]
     assert len(rows) == 4
     nothing = (None,) * (len(values) - 1)  # `found` leaves ids out
     seen = {one.position: one.recorded_at for one in log.recorded(last)}
@@ -79,7 +70,7 @@ async def test_a_value_that_sqlite_would_not_keep_exactly_is_refused(
     log = log_of(eventjet_nats, f"sqlite:///{tmp_path}/read.db", resolved)
     log.append([("a", Opened(owner="ada"))])
     async with log.working(options=QUICK):
-        stopped = await failed(log)
+        stopped = await log.failed()
     assert "position 1 of 'a': ValueError" in str(stopped.reason)
 
 
@@ -96,6 +87,6 @@ async def test_sums_that_sqlite_makes_of_text_are_refused_and_never_rounded(
     amounts = [Decimal("0.11"), Decimal("0.22"), Decimal("0.07")]
     log.append([("a", Opened(owner="ada")), *[("a", Added(amount=amount)) for amount in amounts]])
     async with log.working(options=QUICK):
-        stopped = await failed(log)
+        stopped = await log.failed()
     assert "position 4 of 'a': IntegrityError: CHECK constraint failed" in str(stopped.reason)
-    assert found(where(log))["accounts"][0][2] == Decimal("0.33")
+    assert found(log.where)["accounts"][0][2] == Decimal("0.33")

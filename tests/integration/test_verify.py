@@ -6,7 +6,6 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from eventjet.errors import LogRolledBack, RebuildError
 from eventjet.rebuild import rebuild, verify
@@ -15,12 +14,6 @@ from tests.integration.rebuild_log import ALL, Book, remains
 
 async def made(book: Book, *names: str) -> None:
     await rebuild(book.ref, names or ["balances"], book.settings, engine="local")
-
-
-def execute(book: Book, *statements: str) -> None:
-    with book.where.sync_engine().begin() as connection:
-        for statement in statements:
-            connection.execute(text(statement))
 
 
 async def test_a_read_model_kept_by_a_worker_has_no_differences(book: Book) -> None:
@@ -49,8 +42,7 @@ async def test_rows_altered_added_and_removed_by_hand_are_each_named(book: Book)
     await made(book)
     before = book.rows()
     altered, removed = before[3], before[7]
-    execute(
-        book,
+    book.execute(
         f"update balances set amount = '{altered.amount + 1}' where account_id = '{altered.account_id}'",
         f"delete from balances where account_id = '{removed.account_id}'",
         "insert into balances (account_id, owner, amount, kind, opened, notes, events) "
@@ -76,8 +68,7 @@ async def test_an_event_that_never_arrived_is_named(book: Book) -> None:
     position = book.append([("a", names["Deposited"](amount=Decimal(5)))])
     last = book.append([("b", names["Deposited"](amount=Decimal(1)))])
     # As a worker would leave it that had skipped one event.
-    execute(
-        book,
+    book.execute(
         "update balances set amount = '1.00', events = 2 where account_id = 'b'",
         f"update eventjet_projection set position = {last}, event_id = '{event_id(book, last)}'",
     )
@@ -93,7 +84,7 @@ async def test_keys_of_every_kind_are_looked_into(book: Book, name: str) -> None
     first = book.rows(name)[0]
     key = getattr(first, resolved.key_columns[0])
     literal = str(key).replace("'", "''")
-    execute(book, f"delete from {name} where {resolved.key_columns[0]} = '{literal}'")
+    book.execute(f"delete from {name} where {resolved.key_columns[0]} = '{literal}'")
     report = await verify(book.ref, name, book.settings)
     assert [one.key for one in report.examples] == [(key,)]
     assert report.examples[0].since.startswith("missed since ")
@@ -103,7 +94,7 @@ async def test_keys_of_every_kind_are_looked_into(book: Book, name: str) -> None
 async def test_only_the_first_twenty_of_many_differences_are_looked_into(book: Book) -> None:
     book.fill(2_000)
     await made(book)
-    execute(book, "update balances set owner = 'nobody'")
+    book.execute("update balances set owner = 'nobody'")
     report = await verify(book.ref, "balances", book.settings)
     assert (report.differences, len(report.examples)) == (book.count(), 20)
 
@@ -111,7 +102,7 @@ async def test_only_the_first_twenty_of_many_differences_are_looked_into(book: B
 async def test_what_a_swap_could_not_carry_does_not_hinder_a_verification(book: Book) -> None:
     book.fill(100)
     await made(book)
-    execute(book, "create index by_hand on balances (events)")
+    book.execute("create index by_hand on balances (events)")
     assert (await verify(book.ref, "balances", book.settings)).differences == 0
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from eventjet.codec.catalog import Catalog
 from eventjet.dev.nats import NatsServer
@@ -17,52 +16,33 @@ from eventjet.errors import Unreachable, UsageError
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint, read
-from eventjet.sql.database import READ_ONLY, Database
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.session import Session
-from eventjet.workers.status import ProjectionStatus, status
+from eventjet.workers.status import status
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Movement, Noted, Opened, folded, made, rows_of
 from tests.logs import block
+from tests.tables import reading
 
 QUICK = WorkerOptions(lease_s=1.5, poll_s=0.1)
 
 
 def rows(ledger: Ledger, resolved: ResolvedProjection = BALANCES) -> list[Any]:
-    engine = Database(ledger.settings.database).sync_engine()
-    try:
-        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
-            return rows_of(connection, resolved)
-    finally:
-        engine.dispose()
-
-
-def execute(ledger: Ledger, statement: str) -> None:
-    engine = Database(ledger.settings.database).sync_engine()
-    with engine.begin() as connection:
-        connection.execute(text(statement))
-    engine.dispose()
-
-
-async def state(ledger: Ledger, name: str = "balances") -> ProjectionStatus:
-    return next(one for one in await status(ledger, ledger.settings) if one.name == name)
+    with reading(ledger.settings.database) as connection:
+        return rows_of(connection, resolved)
 
 
 async def is_failed(ledger: Ledger) -> bool:
-    return (await state(ledger)).state == "failed"
+    return (await ledger.status()).state == "failed"
 
 
 async def is_free(ledger: Ledger) -> bool:
-    return (await state(ledger)).owner is None
+    return (await ledger.status()).owner is None
 
 
 def checkpoint_of(ledger: Ledger) -> Checkpoint:
-    engine = Database(ledger.settings.database).sync_engine()
-    try:
-        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
-            found = read(connection, "balances", 1)
-    finally:
-        engine.dispose()
+    with reading(ledger.settings.database) as connection:
+        found = read(connection, "balances", 1)
     assert found is not None
     return found
 
@@ -101,7 +81,7 @@ async def test_batches_of_any_size_give_identical_rows_and_stop_at_the_same_even
     ledger.append(history(20))
     async with ledger.working("balances", options=replace(QUICK, batch_max=size)):
         await eventually(lambda: is_failed(ledger), "the projection to fail")
-    found = await state(ledger)
+    found = await ledger.status()
     before = ledger.recorded(bad - 1)
     assert rows(ledger) == folded(before)
     assert max(one.position for one in before if not isinstance(one.data, Noted)) <= found.position < bad
@@ -131,7 +111,7 @@ async def test_a_stopped_projection_is_tried_by_every_worker_once(ledger: Ledger
             async with newer.working(options=replace(QUICK, lease_s=30.0)):
                 await ledger.caught_up(last)
                 assert await asyncio.to_thread(epoch_of, ledger) <= epoch + 3
-    assert (await state(ledger)).reason is None
+    assert (await ledger.status()).reason is None
 
 
 @pytest.mark.parametrize(
@@ -151,7 +131,7 @@ async def test_an_event_that_cannot_be_read_stops_the_projection_before_it(
     ledger.append_raw([("a-1", headers, body)])
     async with ledger.working("balances", options=QUICK):
         await eventually(lambda: is_failed(ledger), "the projection to fail")
-    found = await state(ledger)
+    found = await ledger.status()
     assert found.position == 1
     assert reason in str(found.reason)
 
@@ -161,11 +141,11 @@ async def test_a_newer_schema_is_left_to_a_newer_deploy(ledger: Ledger) -> None:
     ledger.append_raw([("a-1", block("ledger.added", schema=2), b"{}")])
 
     async def waits() -> bool:
-        return (await state(ledger)).reason is not None
+        return (await ledger.status()).reason is not None
 
     async with ledger.working("balances", options=replace(QUICK, backoff_s=(0.1, 60.0))):
         await eventually(waits, "a reason")
-    found = await state(ledger)
+    found = await ledger.status()
     assert found.state in ("building", "active")
     assert found.owner is None
     assert "schema 2" in str(found.reason)
@@ -180,7 +160,7 @@ async def test_a_log_that_is_not_the_one_it_was_made_from_stops_the_projection(l
         ledger.append(history(50))
 
         await eventually(lambda: is_failed(ledger), "the projection to fail")
-    assert "was made from the log" in str((await state(ledger)).reason)
+    assert "was made from the log" in str((await ledger.status()).reason)
 
 
 async def test_an_empty_read_model_may_begin_with_another_log(ledger: Ledger) -> None:
@@ -222,40 +202,40 @@ async def test_a_log_restored_from_an_older_backup_stops_the_projection(
     ledger.append(history(regrown))
     async with ledger.working("balances", options=QUICK):
         await eventually(lambda: is_failed(ledger), "the projection to fail")
-    assert reason in str((await state(ledger)).reason)
+    assert reason in str((await ledger.status()).reason)
 
 
 async def test_a_worker_that_a_rebuild_deposed_goes_on_by_itself_over_the_new_table(ledger: Ledger) -> None:
     last = ledger.append(history(300))
     async with ledger.working("balances", options=QUICK):
         await ledger.caught_up(last)
-        execute(ledger, "update eventjet_projection set generation = generation + 1, epoch = epoch + 1, owner = null")
+        ledger.execute("update eventjet_projection set generation = generation + 1, epoch = epoch + 1, owner = null")
         if ledger.settings.database.startswith("postgresql"):
             # A statement prepared by the old connection would fail now: its plan has another result.
-            execute(ledger, "alter table balances alter column events type bigint")
+            ledger.execute("alter table balances alter column events type bigint")
         last = ledger.append(history(300, seed=9))
         await ledger.caught_up(last)
     assert rows(ledger) == folded(ledger.recorded(last))
-    assert (await state(ledger)).generation == 2
+    assert (await ledger.status()).generation == 2
 
 
 async def test_a_table_that_already_holds_rows_is_not_built_upon(ledger: Ledger) -> None:
-    execute(ledger, "insert into balances (account_id, amount, events, last) values ('x', '1.00', 1, 1)")
+    ledger.execute("insert into balances (account_id, amount, events, last) values ('x', '1.00', 1, 1)")
     ledger.append(history(3))
     async with ledger.working("balances", options=QUICK):
         await eventually(lambda: is_failed(ledger), "the projection to fail")
-    assert "holds rows that no checkpoint knows of" in str((await state(ledger)).reason)
+    assert "holds rows that no checkpoint knows of" in str((await ledger.status()).reason)
 
 
 async def test_a_complaint_of_the_database_names_its_event(ledger: Ledger) -> None:
     rule = "create unique index one_owner on balances (owner)"
-    execute(ledger, rule)
+    ledger.execute(rule)
     ledger.append([(f"a-{number}", Opened(owner=f"o-{number}")) for number in range(100)])
     bad = ledger.append([("a-7", Opened(owner="o-9"))])
     ledger.append([(f"b-{number}", Opened(owner=f"p-{number}")) for number in range(100)])
     async with ledger.working("balances", options=QUICK):
         await eventually(lambda: is_failed(ledger), "the projection to fail")
-    found = await state(ledger)
+    found = await ledger.status()
     assert f"position {bad} of 'a-7'" in str(found.reason)
     assert found.position == bad - 1
     assert rows(ledger) == folded(ledger.recorded(bad - 1))
@@ -263,21 +243,21 @@ async def test_a_complaint_of_the_database_names_its_event(ledger: Ledger) -> No
 
 async def test_status_tells_state_position_and_lag(ledger: Ledger) -> None:
     last = ledger.append(history(30))
-    before = await state(ledger)
+    before = await ledger.status()
     assert (before.state, before.position, before.lag_events, before.owner) == ("new", 0, 30, None)
     assert before.lag_s is not None
     async with ledger.working(options=QUICK):
         await ledger.caught_up(last)
 
         async def is_active() -> bool:
-            return (await state(ledger)).state == "active"
+            return (await ledger.status()).state == "active"
 
         await eventually(is_active, "the projection to be active")
-        now = await state(ledger)
+        now = await ledger.status()
         assert (now.position, now.log_position, now.lag_events, now.lag_s) == (30, 30, 0, 0.0)
         assert now.owner is not None
         assert now.declared
-    assert (await state(ledger)).owner is None
+    assert (await ledger.status()).owner is None
 
 
 async def test_a_server_that_falls_silent_midway_does_not_make_a_projection_active(
@@ -299,7 +279,7 @@ async def test_a_server_that_falls_silent_midway_does_not_make_a_projection_acti
         return position_of(ledger) == before
 
     async def is_active() -> bool:
-        return (await state(ledger)).state == "active"
+        return (await ledger.status()).state == "active"
 
     with NatsServer(sync_interval="1m") as server:
         ledger = Ledger(Settings(servers=(server.url,), database=database))

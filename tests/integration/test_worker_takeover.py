@@ -16,11 +16,11 @@ from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint, read
-from eventjet.sql.database import READ_ONLY, Database
 from eventjet.workers.status import status
 from tests.forked import ForkedWorker
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, folded, made, rows_of
+from tests.tables import reading
 
 TAKEOVER_S = float(os.environ.get("EVENTJET_TEST_TAKEOVER_S", "15"))
 """A lease and a half, and what a busy machine adds; pulls that nobody takes back would last half a minute."""
@@ -43,12 +43,8 @@ class Worker(ForkedWorker):
 
 
 def stored(ledger: Ledger) -> tuple[Checkpoint | None, list[object]]:
-    engine = Database(ledger.settings.database).sync_engine()
-    try:
-        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
-            return read(connection, "balances", 1), rows_of(connection, BALANCES)
-    finally:
-        engine.dispose()
+    with reading(ledger.settings.database) as connection:
+        return read(connection, "balances", 1), rows_of(connection, BALANCES)
 
 
 async def owner(ledger: Ledger) -> str | None:
