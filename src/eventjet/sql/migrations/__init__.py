@@ -50,10 +50,7 @@ def version(connection: Connection) -> str | None:
 
 
 def upgrade(connection: Connection) -> Upgraded:
-    """Bring eventjet's tables to the newest revision, within the caller's transaction; raises `Unreachable`.
-
-    Tables that were made before there were revisions are adopted as they are, with what they lack.
-    """
+    """Bring eventjet's tables to the newest revision, within the caller's transaction; raises `Unreachable`."""
     if version(connection) == HEAD:
         lock(connection)
         return Upgraded(HEAD, HEAD)
@@ -101,9 +98,9 @@ def check(connection: Connection) -> None:
     if found is not None and found > HEAD:
         raise newer(connection, found)
     shown = shown_of(connection)
-    if not _shape(connection):
+    if found is None:
         raise Unreachable(f"The database {shown}", "eventjet's tables are not in it", "Run `eventjet init` once.")
-    reason = f"eventjet's tables in it are at revision {found or 'none'}, and this version needs {HEAD}"
+    reason = f"eventjet's tables in it are at revision {found}, and this version needs {HEAD}"
     raise Unreachable(f"The database {shown}", reason, "Run `eventjet db upgrade`.")
 
 

@@ -1,4 +1,4 @@
-"""eventjet's own tables, made or adopted as an eventjet before revisions left them.
+"""eventjet's own tables.
 
 They are written down here again on purpose: a revision makes what it made on its day, whatever `own_tables` says since.
 """
@@ -19,7 +19,6 @@ from sqlalchemy import (
     Table,
     Text,
     false,
-    inspect,
 )
 
 revision = "0001"
@@ -27,25 +26,8 @@ down_revision = None
 
 
 def upgrade(op: Operations) -> None:
-    """Create the tables that are missing, and add the columns that are missing to the others."""
-    connection = op.get_bind()
-    found = inspect(connection)
-    there = set(found.get_table_names())
-    for table in _tables().sorted_tables:
-        if table.name not in there:
-            table.create(connection)
-            continue
-        present = {column["name"] for column in found.get_columns(table.name)}
-        for column in table.columns:
-            if column.name not in present:
-                default = column.server_default
-                op.add_column(
-                    table.name, Column(column.name, column.type, nullable=column.nullable, server_default=default)
-                )
-        indexes = {index["name"] for index in found.get_indexes(table.name)}
-        for index in table.indexes:
-            if index.name not in indexes:
-                index.create(connection)
+    """Create the tables."""
+    _tables().create_all(op.get_bind())
 
 
 def _tables() -> MetaData:
