@@ -35,6 +35,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.projections.sql_projection import ResolvedSql, resolve_sql
 from eventjet.settings import Settings
 from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.sqlite_types import make_readable
 from eventjet.workers.context import WorkerOptions
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import CATALOG, Added, Closed, Opened, made
@@ -110,7 +111,15 @@ async def _count(connection: AsyncConnection, name: str) -> None:
         await connection.execute(insert(totals_table).values(name=name, n=1))
 
 
-LEDGER = resolve_sql(ledger, CATALOG)
+def resolved(declared: SqlProjection) -> ResolvedSql:
+    """As an `App` resolves it."""
+    found = resolve_sql(declared, CATALOG)
+    for table in found.tables:
+        make_readable(table)
+    return found
+
+
+LEDGER = resolved(ledger)
 
 Found = dict[str, list[tuple[Any, ...]]]
 
@@ -160,7 +169,7 @@ def bound_with(*handlers: Any, tables: Sequence[Table] = ledger.tables, name: st
     made = SqlProjection(name, tables=tables)
     for one in handlers:
         made.handler(one)
-    return resolve_sql(made, CATALOG)
+    return resolved(made)
 
 
 kinds_table = Table(

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from eventjet import Recorded, SqlProjection
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import NamedByHandlers
-from eventjet.projections.sql_projection import ResolvedSql, resolve_sql
+from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.rebuild import rebuild, verify
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import READ_ONLY
@@ -28,7 +28,7 @@ from eventjet.sql.retired_tables import retire, unused
 from tests.integration import by_hand
 from tests.integration.by_hand import LEDGER, QUICK, Found, changed, expected, found, log_of
 from tests.integration.ledger_log import Ledger, eventually, history
-from tests.integration.projecting import CATALOG, Added, Closed, Opened
+from tests.integration.projecting import Added, Closed, Opened
 from tests.integration.revision_log import checkpoints
 from tests.tables import reading
 
@@ -48,7 +48,7 @@ def _revised(*, tables: Sequence[Table] = by_hand.ledger.tables, handlers: Seque
     made = SqlProjection("ledger", tables=tables, revision=2)
     for one in handlers:
         made.handler(one)
-    return resolve_sql(made, CATALOG)
+    return by_hand.resolved(made)
 
 
 REVISED = _revised()

@@ -14,6 +14,7 @@ from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.sql import checkpoint
 from eventjet.sql.database import Database
 from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.sqlite_types import make_readable
 from eventjet.writers.batch import Batch
 from eventjet.writers.sql_writer import SqlWriter
 
@@ -23,6 +24,8 @@ TableRows: TypeAlias = dict[str, list[dict[str, Any]]]
 
 async def rows_after(resolved: ResolvedSql, events: Sequence[Recorded[Any]]) -> TableRows:
     """The rows of all tables after these events, which are of the subscription and have rising positions."""
+    for table in resolved.tables:
+        make_readable(table)
     with tempfile.TemporaryDirectory(prefix="eventjet-") as folder:
         database = Database(f"sqlite:///{Path(folder) / 'trial.db'}")
         engine = database.engine()
