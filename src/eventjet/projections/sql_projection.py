@@ -1,7 +1,7 @@
 """`SqlProjection`: a read model of any tables, written by hand within the checkpoint's transaction.
 
-A declaration only keeps what it was told. Annotations and tables are resolved and checked by `resolve_sql`, when an `App`
-is built.
+A declaration only keeps what it was told. Annotations and tables are resolved and checked by `resolve_sql`, when an
+`App` is built.
 """
 
 from __future__ import annotations

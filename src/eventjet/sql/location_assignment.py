@@ -1,7 +1,7 @@
 """Which location a revision gets, and its tables there. Nothing here moves a table that exists.
 
-A revision that finds the declared location held by another one gets a location of its own, to take the declared one over when
-it has caught up. All choices are made under `migrations.lock`, so that two revisions never choose the same.
+A revision that finds the declared location held by another one gets a location of its own, and takes the declared one
+over once it has caught up. All choices are made under `migrations.lock`, so that two revisions never choose the same.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check_tables(connection: Connection, resolved: Iterable[AnyResolved]) -> Non
 
 
 def prepare(connection: Connection, resolved: AnyResolved) -> list[str]:
-    """Give a revision its checkpoint, its location and its tables where they are missing; return the names of tables made.
+    """Give a revision its checkpoint, location and tables where they are missing; return the names of the tables made.
 
     The caller holds `migrations.lock`.
     """

@@ -42,9 +42,10 @@ projections = Table(
 )
 """One row for each (name, revision).
 
-`generation` counts the rebuilds swapped in; `epoch` the changes of owner. `location` is where its tables are: empty where
-they are declared, else a schema on PostgreSQL and a suffix of their names on SQLite. `tables` names them, as JSON.
-`takes_over` is true while a revision built beside another one is to have the declared location once it has caught up.
+`generation` counts the rebuilds swapped in; `epoch` rises whenever an owner is deposed. `location` is where its tables
+are: empty where they are declared, else a schema on PostgreSQL and a suffix of their names on SQLite. `tables` names
+them, as JSON. `takes_over` is true while a revision built beside another one is to have the declared location once it has
+caught up.
 """
 
 rebuilds = Table(
@@ -79,7 +80,7 @@ quarantine = Table(
 )
 """One row for each event that a projection did not take, or that somebody gave a verdict on.
 
-`resolution` is `parked` (it failed), `blocked` (a parked event of its aggregate precedes it), `retry` (somebody asked to
-try it again), `retried` (it was taken after all) or `dropped` (it never will be). The first three block their aggregate.
-Times are seconds since 1970 by the database's clock.
+`resolution` is `parked` (it failed), `blocked` (a parked event of its aggregate precedes it), `retry` (somebody asked
+to try it again), `retried` (it was taken after all) or `dropped` (it never will be). The first three block their
+aggregate. Times are seconds since 1970 by the database's clock.
 """
