@@ -2,20 +2,25 @@
 
 `rebuild` plans at one pinned position, folds on Spark or locally into a shadow, checks it, catches it up and swaps it
 in; `verify` compares a live read model with such a shadow; `build_snapshots` folds aggregates instead; `archive` seals
-the log's past and `restore` publishes it again.
+the log's past and `restore` publishes it again. Names are imported when they are first used: a Spark task needs few.
 """
 
-from eventjet.archive.republish import Restored
-from eventjet.projections.app_ref import AppRef
-from eventjet.rebuild.archiving import ArchiveReport, archive
-from eventjet.rebuild.engine import EngineOptions
-from eventjet.rebuild.plan import ENGINES, EngineName
-from eventjet.rebuild.preview import Candidate, Preview, preview
-from eventjet.rebuild.progress import Progress
-from eventjet.rebuild.restoring import restore
-from eventjet.rebuild.runner import RebuildReport, Rebuilt, rebuild
-from eventjet.rebuild.snapshots import SnapshotReport, build_snapshots
-from eventjet.rebuild.verify import Difference, VerifyReport, verify
+from typing import TYPE_CHECKING
+
+from eventjet.lazy import lazy
+
+if TYPE_CHECKING:
+    from eventjet.archive.republish import Restored
+    from eventjet.projections.app_ref import AppRef
+    from eventjet.rebuild.archiving import ArchiveReport, archive
+    from eventjet.rebuild.engine import EngineOptions
+    from eventjet.rebuild.plan import ENGINES, EngineName
+    from eventjet.rebuild.previewing import Candidate, Preview, preview
+    from eventjet.rebuild.progress import Progress
+    from eventjet.rebuild.restoring import restore
+    from eventjet.rebuild.runner import RebuildReport, Rebuilt, rebuild
+    from eventjet.rebuild.snapshots import SnapshotReport, build_snapshots
+    from eventjet.rebuild.verifying import Difference, VerifyReport, verify
 
 __all__ = [
     "ENGINES",
@@ -39,3 +44,20 @@ __all__ = [
     "restore",
     "verify",
 ]
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "eventjet.archive.republish": ("Restored",),
+        "eventjet.projections.app_ref": ("AppRef",),
+        "eventjet.rebuild.archiving": ("ArchiveReport", "archive"),
+        "eventjet.rebuild.engine": ("EngineOptions",),
+        "eventjet.rebuild.plan": ("ENGINES", "EngineName"),
+        "eventjet.rebuild.previewing": ("Candidate", "Preview", "preview"),
+        "eventjet.rebuild.progress": ("Progress",),
+        "eventjet.rebuild.restoring": ("restore",),
+        "eventjet.rebuild.runner": ("RebuildReport", "Rebuilt", "rebuild"),
+        "eventjet.rebuild.snapshots": ("SnapshotReport", "build_snapshots"),
+        "eventjet.rebuild.verifying": ("Difference", "VerifyReport", "verify"),
+    },
+)

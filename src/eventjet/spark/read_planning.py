@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,23 +31,16 @@ class RangePartition(InputPartition):
     end: int
 
 
-def look(options: LogOptions, link: NatsConnection) -> StreamState:
+def log_state(options: LogOptions, connection: NatsConnection) -> StreamState:
     """The stream as its leader sees it; raises `Unreachable` when there is none."""
     try:
-        return link.ask(stream_info(options.stream))
+        return connection.ask(stream_info(options.stream))
     except StreamMissing:
         raise Unreachable(
             f"The stream {options.stream!r}",
             "it does not exist on this server",
             "Name the app as `stream`, and its server as `servers`.",
         ) from None
-
-
-@contextmanager
-def looking(options: LogOptions) -> Generator[NatsConnection]:
-    """A link for the length of a `with`."""
-    with NatsConnection.open(options.endpoint()) as link:
-        yield link
 
 
 def asked_for(options: LogOptions, state: StreamState) -> tuple[int, int]:
@@ -65,16 +57,16 @@ def asked_for(options: LogOptions, state: StreamState) -> tuple[int, int]:
 
 
 def ranges(
-    options: LogOptions, state: StreamState, link: NatsConnection, first: int, last: int, at_least: int
+    options: LogOptions, state: StreamState, connection: NatsConnection, first: int, last: int, at_least: int
 ) -> list[RangePartition]:
     """Cut `first` to `last` into what tasks read; raises `HistoryBroken` for what a filtered read would not notice."""
     events = last - first + 1
     if options.subject is not None and events > 0:
         if state.deleted:
-            _raise_for_holes(options, link, first, last)
+            _raise_for_holes(options, connection, first, last)
         if not options.subject.endswith("*"):
             # One aggregate is a few events in a log of many: not worth a task for every range of the log.
-            events, at_least = min(events, link.ask(messages_of(options.stream, options.subject))), 1
+            events, at_least = min(events, connection.ask(messages_of(options.stream, options.subject))), 1
     count = options.partitions or range_count(events, at_least)
     return [RangePartition(part.start, part.end) for part in split(first, last, count)]
 
@@ -118,7 +110,7 @@ def log_frame(spark: SparkSession, options: Mapping[str, str], ranges: Sequence[
     return numbers.mapInArrow(ReadTask(LogOptions.parse(options), tuple(ranges)), SCHEMA)
 
 
-def _raise_for_holes(options: LogOptions, link: NatsConnection, first: int, last: int) -> None:
-    for hole in link.ask(deleted_positions(options.stream)):
+def _raise_for_holes(options: LogOptions, connection: NatsConnection, first: int, last: int) -> None:
+    for hole in connection.ask(deleted_positions(options.stream)):
         if first <= hole <= last:
             raise HistoryBroken(options.stream, hole, "it is missing")

@@ -30,9 +30,10 @@ from typing import Any
 from pyspark.sql import datasource as spark
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
+from eventjet.nats.connection import NatsConnection
 from eventjet.spark.columns import columns_in, schema_of
 from eventjet.spark.options import LogOptions, connection_options
-from eventjet.spark.read_planning import RangePartition, asked_for, look, looking, ranges, read_records
+from eventjet.spark.read_planning import RangePartition, asked_for, log_state, ranges, read_records
 from eventjet.spark.streaming import JetStreamStreamReader
 
 __all__ = ["JetStreamReader", "JetStreamSource", "LogOptions", "connection_options"]
@@ -72,11 +73,11 @@ class JetStreamReader(DataSourceReader):
         self._columns = columns
 
     def partitions(self) -> list[RangePartition]:
-        with looking(self.options) as link:
-            state = look(self.options, link)
+        with NatsConnection.open(self.options.endpoint()) as connection:
+            state = log_state(self.options, connection)
             first, last = asked_for(self.options, state)
             first, last = max(first, self.at_least), min(last, self.at_most)
-            return ranges(self.options, state, link, first, last, at_least=2) or [RangePartition(1, 1)]
+            return ranges(self.options, state, connection, first, last, at_least=2) or [RangePartition(1, 1)]
 
     def read(self, partition: Any) -> Iterator[Any]:
         return read_records(self.options, partition, self._columns)
