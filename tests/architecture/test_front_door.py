@@ -12,6 +12,7 @@ import eventjet
 HEAVY = {"nats", "pandas", "psycopg", "pyarrow", "pydantic", "pyspark", "sqlalchemy"}
 KEEPS_OUT = {
     "import eventjet": HEAVY,
+    "import eventjet.cli.main": HEAVY,
     "import eventjet.dev": HEAVY,
     "import eventjet.testing.plugin": HEAVY,
     "from eventjet import aggregate, event": HEAVY - {"pydantic"},

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from eventjet.cli.interrupts import finished
 from eventjet.cli.rebuild import MasterOption
-from eventjet.cli.target import AppDirOption, AppOption, JsonOption, ServersOption, Target, target
+from eventjet.cli.target import JsonOption, Target, on_app
+from eventjet.cli.terminal import counted, print_json, say
 
 if TYPE_CHECKING:
     from eventjet.rebuild import ArchiveReport
 
 
+@on_app(database=False)
 def archive(
+    at: Target,
     url: Annotated[str, typer.Argument(metavar="URL", help="A folder, or the URL of any Hadoop file system.")],
     to: Annotated[
         int | None, typer.Option("--to", metavar="POSITION", min=1, help="The last to archive; default: all there is.")
@@ -24,40 +27,30 @@ def archive(
     ] = 1_000_000,
     master: MasterOption = None,
     json: JsonOption = False,
-    app: AppOption = None,
-    app_dir: AppDirOption = None,
-    servers: ServersOption = None,
 ) -> None:
     """Seal what the archive at URL does not have yet into Parquet files, each read back before it counts.
 
     Stopped at any moment, the next run goes on after the last sealed segment. One run at a time.
     """
-    from eventjet.cli.interrupts import terminable, told_when_stopping
-    from eventjet.cli.terminal import print_json
+    from eventjet.rebuild import EngineOptions
+    from eventjet.rebuild import archive as write
 
-    at = target(app, app_dir, servers, None)
-    with terminable("What was sealed stays sealed; the next run goes on after it."):
-        report = asyncio.run(told_when_stopping(_archive(at, url, to, segment_events, master)))
-    if json:
-        print_json(_as_json(report))
-    else:
-        _print(report)
-
-
-async def _archive(at: Target, url: str, to: int | None, segment_events: int, master: str | None) -> ArchiveReport:
-    from eventjet.cli.progress import progress
-    from eventjet.rebuild import AppRef, EngineOptions, archive
-
-    with progress() as shown:
-        return await archive(
-            AppRef.parse(at.reference, at.folder),
+    report = finished(
+        "What was sealed stays sealed; the next run goes on after it.",
+        lambda progress: write(
+            at.ref,
             url,
             at.settings,
             to=to,
             segment_events=segment_events,
             engine=EngineOptions(master=master),
-            progress=lambda step: shown(step.phase, step.done, step.total or None),
-        )
+            progress=progress,
+        ),
+    )
+    if json:
+        print_json(_as_json(report))
+    else:
+        _print(report)
 
 
 def _as_json(report: ArchiveReport) -> dict[str, object]:
@@ -76,8 +69,6 @@ def _as_json(report: ArchiveReport) -> dict[str, object]:
 
 
 def _print(report: ArchiveReport) -> None:
-    from eventjet.cli.terminal import counted, say
-
     if not report.events:
         say(f"The log {report.stream} has no events, so there is nothing to archive.")
         return

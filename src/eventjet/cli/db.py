@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eventjet.cli.target import (
-    AppDirOption,
-    AppOption,
-    DatabaseOption,
-    JsonOption,
-    ServersOption,
-    Target,
-    safe_settings,
-    target,
-)
+from eventjet.cli.target import DatabaseOption, JsonOption, Target, on_app, safe_settings
+from eventjet.cli.terminal import note, print_json, print_table, say
 from eventjet.errors import EventjetError, UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +30,6 @@ DropRunsOption = Annotated[bool, typer.Option("--drop-runs", help="Remove what k
 @db.command()
 def upgrade(json: JsonOption = False, database: DatabaseOption = None) -> None:
     """Bring eventjet's own tables to what this version needs; an application's tables are not looked at."""
-    from eventjet.cli.terminal import print_json, say
     from eventjet.sql.database import Database
     from eventjet.sql.migrations import upgrade as migrate
 
@@ -57,23 +48,19 @@ def upgrade(json: JsonOption = False, database: DatabaseOption = None) -> None:
 
 
 @db.command()
+@on_app()
 def promote(
+    at: Target,
     projection: Annotated[str, typer.Argument(help="Which one.")],
     json: JsonOption = False,
-    app: AppOption = None,
-    app_dir: AppDirOption = None,
-    servers: ServersOption = None,
-    database: DatabaseOption = None,
 ) -> None:
     """Give the revision that the app declares the declared table, for readers to see: to go back to an older one.
 
     The other revision's table goes aside and is kept. Refused while the app's revision lacks events the other has.
     """
-    from eventjet.cli.terminal import print_json, say
     from eventjet.sql.database import Database
     from eventjet.sql.promotion import promote as exchange
 
-    at = target(app, app_dir, servers, database)
     (name,) = at.chosen([projection])
     resolved = at.app().projections[name]
     where = Database(at.settings.database)
@@ -93,25 +80,21 @@ def promote(
 
 
 @db.command()
+@on_app()
 def unused(
+    at: Target,
     drop: DropOption = None,
     drop_runs: DropRunsOption = False,
     json: JsonOption = False,
-    app: AppOption = None,
-    app_dir: AppDirOption = None,
-    servers: ServersOption = None,
-    database: DatabaseOption = None,
 ) -> None:
     """List the tables of revisions that the app no longer declares, and what killed rebuilds left; drop what is named.
 
     Nothing that a worker keeps or that readers see is dropped.
     """
-    from eventjet.cli.terminal import print_json
     from eventjet.rebuild.orphaned_runs import orphaned, remove_orphaned
     from eventjet.sql.database import Database
     from eventjet.sql.retired_tables import unused as look
 
-    at = target(app, app_dir, servers, database)
     wanted = [_named(one) for one in drop or []]
     where = Database(at.settings.database)
     with where.reaching_sync():
@@ -135,7 +118,6 @@ def _named(given: str) -> tuple[str, int]:
 
 
 def _drop(at: Target, where: Database, name: str, revision: int) -> Unused:
-    from eventjet.cli.terminal import note
     from eventjet.nats.api import delete_consumer
     from eventjet.nats.connection import NatsConnection
     from eventjet.nats.endpoint import Endpoint
@@ -152,8 +134,6 @@ def _drop(at: Target, where: Database, name: str, revision: int) -> Unused:
 
 
 def _print(dropped: list[Unused], cleared: list[str], found: list[Unused], left: list[str]) -> None:
-    from eventjet.cli.terminal import print_table, say
-
     for one in dropped:
         say(f"dropped  {one.projection}:{one.revision}: {', '.join(one.tables) or 'it had no table'}")
     for name in cleared:

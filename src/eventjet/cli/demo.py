@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from eventjet.cli.interrupts import interruptible
 from eventjet.cli.progress import Progress, progress
 from eventjet.cli.terminal import print_table, say
 
@@ -23,7 +24,6 @@ def demo(
 
     Takes one to three minutes and leaves nothing behind.
     """
-    from eventjet.cli.interrupts import interruptible
     from eventjet.dev.demo import run_demo
     from eventjet.dev.demo_teller import Sizes
 

@@ -9,27 +9,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eventjet.cli.target import AppDirOption, AppOption, Target, target
+from eventjet.cli.init import prepare
+from eventjet.cli.interrupts import interruptible
+from eventjet.cli.running import run_until_stopped
+from eventjet.cli.target import Target, on_app
+from eventjet.cli.terminal import note, say
 
 if TYPE_CHECKING:
     from eventjet.dev.stack import Stack
 
 
+@on_app(servers=False, database=False)
 def dev(
+    at: Target,
     postgres: Annotated[bool, typer.Option("--postgres", help="An embedded PostgreSQL instead of SQLite.")] = False,
     temporary: Annotated[bool, typer.Option("--temporary", help="Keep nothing; else it stays in ./.eventjet.")] = False,
-    app: AppOption = None,
-    app_dir: AppDirOption = None,
 ) -> None:
     """Run NATS, a database and the app's workers here, until Ctrl-C.
 
     Prints what another shell needs to reach them.
     """
-    from eventjet.cli.interrupts import interruptible
-    from eventjet.cli.terminal import note
     from eventjet.dev.stack import Stack
 
-    at = target(app, app_dir, None, None)
     at.app()  # a fault in it is told before anything is started
     folder = None if temporary else Path.cwd() / ".eventjet"
     with interruptible() as calm, Stack(folder, postgres=postgres) as stack:
@@ -42,10 +43,6 @@ def dev(
 
 
 async def _work(at: Target, stack: Stack) -> None:
-    from eventjet.cli.init import prepare
-    from eventjet.cli.running import run_until_stopped
-    from eventjet.cli.terminal import note, say
-
     await prepare(at)
     shown = at.settings.shown()
     note(f"NATS at {shown['servers']}, {shown['database']}")

@@ -88,7 +88,7 @@ def printable(text: str) -> str:
 
 def _message(error: BaseException) -> str:
     if isinstance(error, DefinitionError):
-        return f"{error}\nMend them and try again."
+        return f"{error}\nFix them and try again."
     if isinstance(error, EventjetError):
         return " ".join(str(error).split())
     if _is_usage(error):

@@ -8,26 +8,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eventjet.cli.failure import ANSWER_IS_NO
-from eventjet.cli.target import AppDirOption, AppOption, DatabaseOption, JsonOption, ServersOption, Target, target
+from eventjet.cli.target import JsonOption, Target, on_app
+from eventjet.cli.terminal import note, print_events, print_json
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
     from eventjet.cli.events import ShownEvent
 
 
+@on_app()
 def history(
+    at: Target,
     aggregate: Annotated[str, typer.Argument(help="The aggregate's name, for instance account.")],
     aggregate_id: Annotated[str, typer.Argument(metavar="ID", help="Which one.")],
     json: JsonOption = False,
-    app: AppOption = None,
-    app_dir: AppDirOption = None,
-    servers: ServersOption = None,
-    database: DatabaseOption = None,
 ) -> None:
     """Show what happened to one aggregate; exit status 1 when it has no events."""
-    from eventjet.cli.terminal import note, print_events, print_json
-
-    found = asyncio.run(_read(target(app, app_dir, servers, database), aggregate, aggregate_id))
+    found = asyncio.run(_read(at, aggregate, aggregate_id))
     if json:
         print_json([one.as_json() for one in found])
     else:

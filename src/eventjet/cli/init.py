@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from eventjet.cli.failure import ANSWER_IS_NO
-from eventjet.cli.target import AppDirOption, AppOption, DatabaseOption, JsonOption, ServersOption, Target, target
+from eventjet.cli.target import JsonOption, Target, on_app
+from eventjet.cli.terminal import print_json, say
 
 if TYPE_CHECKING:
     from eventjet.store.topology import Topology
@@ -25,20 +26,15 @@ class Prepared:
     """Tables it created."""
 
 
+@on_app()
 def init(
+    at: Target,
     json: JsonOption = False,
-    app: AppOption = None,
-    app_dir: AppDirOption = None,
-    servers: ServersOption = None,
-    database: DatabaseOption = None,
 ) -> None:
     """Create or check the app's stream, bucket and tables; nothing that exists is changed.
 
     Exit status 1 when something exists and is not as it should be.
     """
-    from eventjet.cli.terminal import print_json, say
-
-    at = target(app, app_dir, servers, database)
     done = asyncio.run(prepare(at))
     drifts = done.topology.drifts
     if json:

@@ -7,7 +7,13 @@ import signal
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from eventjet.cli.progress import progress
+from eventjet.cli.terminal import note
+
+if TYPE_CHECKING:
+    from eventjet.rebuild.progress import Report
 
 T = TypeVar("T")
 
@@ -41,7 +47,6 @@ def interruptible() -> Generator[Callable[[], None]]:
 @contextmanager
 def terminable(consolation: str) -> Generator[None]:
     """SIGTERM does as Ctrl-C does within the block, and after either is said what became of things."""
-    from eventjet.cli.terminal import note
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -56,10 +61,14 @@ def terminable(consolation: str) -> Generator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-async def told_when_stopping(work: Coroutine[Any, Any, T]) -> T:
-    """Run it; when it is cancelled, say at once that it is ending, which may take a while."""
-    from eventjet.cli.terminal import note
+def finished(consolation: str, work: Callable[[Report], Coroutine[Any, Any, T]]) -> T:
+    """Run bulk work and show its progress; Ctrl-C and SIGTERM end it in good order, and then `consolation` is said."""
+    with terminable(consolation), progress() as shown:
+        return asyncio.run(_told_when_stopping(work(lambda step: shown(step.phase, step.done, step.total or None))))
 
+
+async def _told_when_stopping(work: Coroutine[Any, Any, T]) -> T:
+    """Run it; when it is cancelled, say at once that it is ending, which may take a while."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

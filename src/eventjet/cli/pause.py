@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eventjet.cli.target import AppDirOption, AppOption, DatabaseOption, JsonOption, Target, target
+from eventjet.cli.target import JsonOption, Target, on_app
+from eventjet.cli.terminal import print_json, say
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,22 +22,19 @@ RevisionOption = Annotated[
 ]
 
 
+@on_app(servers=False)
 def pause(
+    at: Target,
     projections: NamesArgument,
     revision: RevisionOption = None,
     json: JsonOption = False,
-    app: AppOption = None,
-    app_dir: AppDirOption = None,
-    database: DatabaseOption = None,
 ) -> None:
     """Let projections stand still, all of them or none, until `eventjet resume`.
 
     Their workers stop before the next commit and stand by. A rebuild may go on; what it swaps in stays paused.
     """
-    from eventjet.cli.terminal import print_json, say
     from eventjet.sql.pausing import pause
 
-    at = target(app, app_dir, None, database)
     chosen = _chosen(at, projections, revision)
     done = asyncio.run(pause(at.settings.database, chosen, declared=revision is None))
     if json:
@@ -46,19 +44,16 @@ def pause(
         say(f"{_name(one)} {'is paused' if one.changed else 'was paused already'} at position {one.position:,}")
 
 
+@on_app(servers=False)
 def resume(
+    at: Target,
     projections: NamesArgument,
     revision: RevisionOption = None,
     json: JsonOption = False,
-    app: AppOption = None,
-    app_dir: AppDirOption = None,
-    database: DatabaseOption = None,
 ) -> None:
     """Let paused projections go on, all of them or none; a worker that stands by takes them at its next look."""
-    from eventjet.cli.terminal import print_json, say
     from eventjet.sql.pausing import resume
 
-    at = target(app, app_dir, None, database)
     chosen = _chosen(at, projections, revision)
     done = asyncio.run(resume(at.settings.database, chosen, declared=revision is None))
     if json:

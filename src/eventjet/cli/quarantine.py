@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from eventjet.cli.failure import ANSWER_IS_NO, printable
-from eventjet.cli.target import AppDirOption, AppOption, DatabaseOption, JsonOption, ServersOption, Target, target
+from eventjet.cli.target import JsonOption, Target, on_app
+from eventjet.cli.terminal import note, print_json, print_table, say
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,20 +48,16 @@ class _Quarantine:
 
 
 @commands.command("list")
+@on_app()
 def list_(
+    at: Target,
     projection: Annotated[str | None, typer.Argument(metavar="PROJECTION", help="Default: all of the app.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Also those that were retried or dropped.")] = False,
     json: JsonOption = False,
-    app: AppOption = None,
-    app_dir: AppDirOption = None,
-    servers: ServersOption = None,
-    database: DatabaseOption = None,
 ) -> None:
     """List parked events, with the number of events that each blocks."""
-    from eventjet.cli.terminal import print_json, print_table, say
     from eventjet.quarantine.resolutions import listed
 
-    at = target(app, app_dir, servers, database)
     names = at.chosen([projection] if projection else [])
     found = asyncio.run(_run(at, lambda connection: listed(connection, names, resolved=everything), read_only=True))
     if json:
@@ -73,26 +70,21 @@ def list_(
         rows = [_row(one, declared[one.projection], everything) for one in found]
         print_table((*columns, "resolution") if everything else columns, rows)
         if any(one.revision != declared[one.projection] for one in found):
-            say(
-                "Of revisions that the app does not declare: with their own code they can be shown, retried and dropped."
-            )
+            say("A revision that the app does not declare is shown, retried and dropped with its own code.")
 
 
 @commands.command()
+@on_app()
 def show(
+    at: Target,
     projection: ProjectionArgument,
     position: Annotated[int, typer.Argument(help="Of the event.")],
     json: JsonOption = False,
-    app: AppOption = None,
-    app_dir: AppDirOption = None,
-    servers: ServersOption = None,
-    database: DatabaseOption = None,
 ) -> None:
     """Show one event of the quarantine: its reason, the traceback, and what is stored of it."""
-    from eventjet.cli.terminal import print_json
     from eventjet.quarantine.resolutions import shown
 
-    of = _quarantine(target(app, app_dir, servers, database), projection)
+    of = _quarantine(at, projection)
     found = of.read(lambda connection: shown(connection, of.name, of.revision, position))
     if found is None:
         raise UsageError(
@@ -108,44 +100,39 @@ def show(
 
 
 @commands.command()
+@on_app()
 def retry(
+    at: Target,
     projection: ProjectionArgument,
     positions: Annotated[list[int] | None, typer.Argument(metavar="[POSITION]...", help="Parked events.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All parked events.")] = False,
     timeout_s: TimeoutOption = 10.0,
     json: JsonOption = False,
-    app: AppOption = None,
-    app_dir: AppDirOption = None,
-    servers: ServersOption = None,
-    database: DatabaseOption = None,
 ) -> None:
     """Have a worker try parked events again, and those they block; exit status 1 when one fails again."""
     from eventjet.quarantine import resolutions
 
     if bool(positions) == everything:
         raise UsageError("Name the positions of the events to try again, or give --all for every parked one.")
-    of = _quarantine(target(app, app_dir, servers, database), projection)
+    of = _quarantine(at, projection)
     chosen = of.change(lambda sync: resolutions.retry(sync, of.name, of.revision, None if everything else positions))
     _tell(_awaited(of, chosen, timeout_s), of, json=json)
 
 
 @commands.command()
+@on_app()
 def drop(
+    at: Target,
     projection: ProjectionArgument,
     positions: Annotated[list[int], typer.Argument(metavar="POSITION...", help="Parked events.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     timeout_s: TimeoutOption = 10.0,
     json: JsonOption = False,
-    app: AppOption = None,
-    app_dir: AppDirOption = None,
-    servers: ServersOption = None,
-    database: DatabaseOption = None,
 ) -> None:
     """Give parked events up for good: no engine will take them, and a worker goes on with those they blocked."""
-    from eventjet.cli.terminal import note
     from eventjet.quarantine import resolutions
 
-    of = _quarantine(target(app, app_dir, servers, database), projection)
+    of = _quarantine(at, projection)
     listed = ", ".join(map(str, positions))
     if not yes:
         question = f"Never show position {listed} in {projection}? A rebuild will leave it out too."
@@ -189,8 +176,6 @@ def _awaited(of: _Quarantine, chosen: Sequence[int], timeout_s: float) -> list[O
 
 
 def _tell(found: Sequence[Outcome], of: _Quarantine, *, json: bool) -> None:
-    from eventjet.cli.terminal import print_json, say
-
     if json:
         print_json([asdict(one) for one in found])
     elif not found:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eventjet.cli.failure import ANSWER_IS_NO
-from eventjet.cli.target import AppDirOption, AppOption, DatabaseOption, JsonOption, ServersOption, Target, target
+from eventjet.cli.interrupts import finished
+from eventjet.cli.target import JsonOption, Target, on_app
+from eventjet.cli.terminal import counted, print_json, say, where
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +33,9 @@ NoShipOption = Annotated[
 ]
 
 
+@on_app()
 def rebuild(
+    at: Target,
     projections: Annotated[list[str], typer.Argument(metavar="PROJECTION", help="Which ones.")],
     engine: EngineOption = "spark",
     master: MasterOption = None,
@@ -41,25 +45,23 @@ def rebuild(
         bool, typer.Option("--dry-run", help="Show the plan and what would refuse it; change nothing.")
     ] = False,
     json: JsonOption = False,
-    app: AppOption = None,
-    app_dir: AppDirOption = None,
-    servers: ServersOption = None,
-    database: DatabaseOption = None,
 ) -> None:
     """Make read models again from the log while the live ones serve, and swap them in.
 
     Ctrl-C, or a fault anywhere, leaves the live ones as they are.
     """
-    from eventjet.cli.interrupts import terminable, told_when_stopping
-    from eventjet.cli.terminal import print_json
+    from eventjet.rebuild import rebuild as make_again
 
-    at = target(app, app_dir, servers, database)
     chosen, names = engine_options(engine, master, no_ship), at.chosen(projections)
     if dry_run:
         _preview(at, names, chosen, from_archive, json=json)
         return
-    with terminable("No live read model was changed but by a swap that was complete."):
-        report = asyncio.run(told_when_stopping(_rebuild(at, names, chosen, from_archive)))
+    report = finished(
+        "No live read model was changed but by a swap that was complete.",
+        lambda progress: make_again(
+            at.ref, names, at.settings, engine=chosen, from_archive=from_archive, progress=progress
+        ),
+    )
     if json:
         print_json({**asdict(report), "seconds": dict(report.seconds)})
     else:
@@ -75,32 +77,15 @@ def engine_options(name: str, master: str | None, no_ship: bool = False) -> Engi
     return EngineOptions(name, master, ship=not no_ship)
 
 
-async def _rebuild(at: Target, names: list[str], engine: EngineOptions, from_archive: str | None) -> RebuildReport:
-    from eventjet.cli.progress import progress
-    from eventjet.rebuild import AppRef, rebuild
-
-    with progress() as shown:
-        return await rebuild(
-            AppRef.parse(at.reference, at.folder),
-            names,
-            at.settings,
-            engine=engine,
-            from_archive=from_archive,
-            progress=lambda step: shown(step.phase, step.done, step.total or None),
-        )
-
-
 def _print(report: RebuildReport) -> None:
-    from eventjet.cli.terminal import counted, say, where
-
     for one in report.projections:
         made = f"{counted(one.rows, 'row')} from {counted(report.events, 'event')}"
         how = ", sequentially" if one.sequential else ""
         say(f"{one.projection} revision {one.revision}: {made}{how}, swapped in at position {one.position:,}")
         if one.location:
             say(
-                f"It is {where(one.location)}, beside the revision that readers see. If it is newer, its worker lets it "
-                f"take over; `eventjet db promote {one.projection}` does so at once."
+                f"It is {where(one.location)}, beside the revision that readers see. If it is newer, its worker lets "
+                f"it take over; `eventjet db promote {one.projection}` does so at once."
             )
     spent = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in report.seconds.items())
     say(f"{report.engine} engine: {spent}")
@@ -114,10 +99,9 @@ def _print(report: RebuildReport) -> None:
 
 
 def _preview(at: Target, names: list[str], engine: EngineOptions, from_archive: str | None, *, json: bool) -> None:
-    from eventjet.cli.terminal import print_json
-    from eventjet.rebuild import AppRef, preview
+    from eventjet.rebuild import preview
 
-    app = AppRef.parse(at.reference, at.folder)
+    app = at.ref
     planned = preview(app, names, at.settings, engine=engine, from_archive=from_archive)
     found = asyncio.run(planned)
     if json:
@@ -129,8 +113,6 @@ def _preview(at: Target, names: list[str], engine: EngineOptions, from_archive: 
 
 
 def _print_preview(found: Preview) -> None:
-    from eventjet.cli.terminal import counted, say
-
     plan = found.plan
     for one in found.candidates:
         say(f"{one.projection} revision {one.revision}: {one.route.value}; {_live(one)}")

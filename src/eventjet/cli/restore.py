@@ -8,29 +8,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from eventjet.cli.interrupts import terminable
+from eventjet.cli.progress import progress
 from eventjet.cli.rebuild import MasterOption
-from eventjet.cli.target import AppDirOption, AppOption, JsonOption, ServersOption, Target, target
+from eventjet.cli.target import JsonOption, Target, on_app
+from eventjet.cli.terminal import counted, print_json, say
 
 if TYPE_CHECKING:
     from eventjet.rebuild import Restored
 
 
+@on_app(database=False)
 def restore(
+    at: Target,
     url: Annotated[str, typer.Argument(metavar="URL", help="A folder, or the URL of any Hadoop file system.")],
     master: MasterOption = None,
     json: JsonOption = False,
-    app: AppOption = None,
-    app_dir: AppDirOption = None,
-    servers: ServersOption = None,
 ) -> None:
     """Publish an archive into an empty stream: the same events at the same positions, so that read models go on.
 
     Stop what works on the app's log first. Run it again after Ctrl-C or a fault, and it goes on where it ended.
     """
-    from eventjet.cli.interrupts import terminable
-    from eventjet.cli.terminal import print_json
-
-    at = target(app, app_dir, servers, None)
     at.app()  # Told best before anything starts, if it cannot be imported.
     with terminable("What was restored stays; run it again and it goes on there."):
         report = asyncio.run(_restore(at, url, master))
@@ -41,12 +39,11 @@ def restore(
 
 
 async def _restore(at: Target, url: str, master: str | None) -> Restored:
-    from eventjet.cli.progress import progress
-    from eventjet.rebuild import AppRef, EngineOptions, restore
+    from eventjet.rebuild import EngineOptions, restore
 
     with progress() as shown:
         return await restore(
-            AppRef.parse(at.reference, at.folder),
+            at.ref,
             url,
             at.settings,
             engine=EngineOptions(master=master),
@@ -55,8 +52,6 @@ async def _restore(at: Target, url: str, master: str | None) -> Restored:
 
 
 def _print(report: Restored) -> None:
-    from eventjet.cli.terminal import counted, say
-
     say(
         f"{report.stream} is restored: {counted(report.events, 'event')} at positions {report.first:,} to "
         f"{report.last:,}, log {report.log}"

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from eventjet.cli.failure import ANSWER_IS_NO
+from eventjet.cli.interrupts import finished
 from eventjet.cli.rebuild import EngineOption, MasterOption, engine_options
-from eventjet.cli.target import AppDirOption, AppOption, JsonOption, ServersOption, Target, target
+from eventjet.cli.target import JsonOption, Target, on_app
+from eventjet.cli.terminal import counted, print_json, say
 
 if TYPE_CHECKING:
-    from eventjet.rebuild import EngineOptions, SnapshotReport
+    from eventjet.rebuild import SnapshotReport
 
 snapshots = typer.Typer(name="snapshots", help="Folded states that are kept beside the log.", no_args_is_help=True)
 
 
 @snapshots.command()
+@on_app(database=False)
 def build(
+    at: Target,
     aggregate: Annotated[str, typer.Argument(help="Which type.")],
     min_events: Annotated[
         int | None,
@@ -28,21 +31,20 @@ def build(
     engine: EngineOption = "spark",
     master: MasterOption = None,
     json: JsonOption = False,
-    app: AppOption = None,
-    app_dir: AppDirOption = None,
-    servers: ServersOption = None,
 ) -> None:
     """Write the snapshots of all aggregates of a type from one reading of the log.
 
     Commands go on meanwhile, and no snapshot takes the place of a newer one. Exit status 1 when a history is broken.
     """
-    from eventjet.cli.interrupts import terminable, told_when_stopping
-    from eventjet.cli.terminal import print_json
+    from eventjet.rebuild import build_snapshots
 
-    at = target(app, app_dir, servers, None)
     chosen = engine_options(engine, master)
-    with terminable("Snapshots written so far are kept; run it again for the others."):
-        report = asyncio.run(told_when_stopping(_build(at, aggregate, min_events, chosen)))
+    report = finished(
+        "Snapshots written so far are kept; run it again for the others.",
+        lambda progress: build_snapshots(
+            at.ref, aggregate, at.settings, engine=chosen, min_events=min_events, progress=progress
+        ),
+    )
     if json:
         told = asdict(report)
         print_json({**told, **told.pop("tally"), "seconds": dict(report.seconds)})
@@ -52,24 +54,7 @@ def build(
         raise typer.Exit(ANSWER_IS_NO)
 
 
-async def _build(at: Target, aggregate: str, min_events: int | None, engine: EngineOptions) -> SnapshotReport:
-    from eventjet.cli.progress import progress
-    from eventjet.rebuild import AppRef, build_snapshots
-
-    with progress() as shown:
-        return await build_snapshots(
-            AppRef.parse(at.reference, at.folder),
-            aggregate,
-            at.settings,
-            engine=engine,
-            min_events=min_events,
-            progress=lambda step: shown(step.phase, step.done, step.total or None),
-        )
-
-
 def _print(report: SnapshotReport) -> None:
-    from eventjet.cli.terminal import counted, say
-
     tally = report.tally
     read = f"{counted(tally.events, 'event')} of {counted(tally.aggregates, 'aggregate')}"
     say(

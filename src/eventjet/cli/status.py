@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eventjet.cli.target import AppDirOption, AppOption, DatabaseOption, JsonOption, ServersOption, Target, target
+from eventjet.cli.failure import printable
+from eventjet.cli.target import JsonOption, Target, on_app
+from eventjet.cli.terminal import counted, note, print_json, print_json_line, say, where
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,26 +29,22 @@ _YEAR_S = 365 * 86_400
 _UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
 
 
+@on_app()
 def status(
+    at: Target,
     json: JsonOption = False,
     watch: Annotated[bool, typer.Option("--watch", help="Go on looking until Ctrl-C.")] = False,
     interval: Annotated[
         float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Between two looks of --watch.")
     ] = 2.0,
-    app: AppOption = None,
-    app_dir: AppDirOption = None,
-    servers: ServersOption = None,
-    database: DatabaseOption = None,
 ) -> None:
     """Show each projection's state, position, lag, pace, time left, and the worker that keeps it.
 
     Where one lags, its pace is measured for a second. With --watch the table stays and is kept current; where the
     output is no terminal, a line is printed for each change instead.
     """
-    from eventjet.cli.terminal import print_json
     from eventjet.workers.status import status as read_status
 
-    at = target(app, app_dir, servers, database)
     if watch:
         asyncio.run(_watch(at, interval, as_json=json))
         return
@@ -58,7 +56,6 @@ def status(
 
 
 async def _watch(at: Target, interval_s: float, *, as_json: bool) -> None:
-    from eventjet.cli.terminal import note
     from eventjet.errors import EventjetError
     from eventjet.workers.status import watched
 
@@ -106,8 +103,6 @@ class _Lines:
         self._told: dict[tuple[str, int], dict[str, Any]] = {}
 
     def show(self, found: Sequence[ProjectionStatus]) -> None:
-        from eventjet.cli.terminal import print_json_line
-
         for one in found:
             told = asdict(one)
             kept = {key: value for key, value in told.items() if key not in _FLOWING}
@@ -146,8 +141,6 @@ def _line(told: dict[str, Any]) -> str:
 def _print(found: Sequence[ProjectionStatus]) -> None:
     from rich.console import Console
 
-    from eventjet.cli.terminal import say
-
     if not found:
         say("The app declares no projections.")
         return
@@ -159,8 +152,6 @@ def _print(found: Sequence[ProjectionStatus]) -> None:
 
 def remarks_on(found: Sequence[ProjectionStatus]) -> list[str]:
     """What the table has no column for, a line each."""
-    from eventjet.cli.terminal import counted, where
-
     said: list[str] = []
     revisions = Counter(one.name for one in found)
     for one in found:
@@ -181,8 +172,6 @@ def table_of(found: Sequence[ProjectionStatus], width: int) -> Table:
     """Fits the width: the worker is cut first, then the name goes over several lines."""
     from rich.table import Table
     from rich.text import Text
-
-    from eventjet.cli.failure import printable
 
     rows = [[printable(cell) for cell in _cells(one)] for one in found]
     widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]

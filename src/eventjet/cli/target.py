@@ -6,19 +6,23 @@ The app is named by `--app`, else `EVENTJET_APP`, else `[tool.eventjet] app = "â
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, cast
 from urllib.parse import parse_qs, urlsplit
 
 import typer
 
 from eventjet.errors import UsageError
+from eventjet.projections.app_ref import AppRef
 from eventjet.settings import Settings, redacted
 
 if TYPE_CHECKING:
     from eventjet.app import App
+
+P = ParamSpec("P")
 
 AppOption = Annotated[
     str | None,
@@ -52,6 +56,11 @@ class Target:
     folder: Path
     settings: Settings
 
+    @property
+    def ref(self) -> AppRef:
+        """The app's reference, for what imports it elsewhere too."""
+        return AppRef.parse(self.reference, self.folder)
+
     def chosen(self, names: Sequence[str]) -> list[str]:
         """The named projections of the app, all when none is named; raises `UsageError` for one it does not have."""
         app = self.app()
@@ -72,6 +81,36 @@ class Target:
                 f"The module of {self.reference!r} ended the program when it was imported (exit {error.code}). "
                 'Move what it runs under `if __name__ == "__main__":`.'
             ) from error
+
+
+def on_app(
+    *, servers: bool = True, database: bool = True
+) -> Callable[[Callable[Concatenate[Target, P], None]], Callable[..., None]]:
+    """Make a command of a function of a `Target`, which gets the options that say which app, and where."""
+    wanted = {"app": AppOption, "app_dir": AppDirOption}
+    wanted |= {"servers": ServersOption} if servers else {}
+    wanted |= {"database": DatabaseOption} if database else {}
+
+    def declare(run: Callable[Concatenate[Target, P], None]) -> Callable[..., None]:
+        _, *own = signature(run, eval_str=True).parameters.values()
+        added = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in wanted.items()
+        ]
+        parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in own] + added
+
+        def command(**given: Any) -> None:
+            app, app_dir, at_servers, at_database = (given.pop(name, None) for name in _OPTIONS)
+            cast("Callable[..., None]", run)(target(app, app_dir, at_servers, at_database), **given)
+
+        command.__name__, command.__doc__ = run.__name__, run.__doc__
+        command.__annotations__ = {one.name: one.annotation for one in parameters}
+        setattr(command, "__signature__", Signature(parameters))  # noqa: B010 - a function declares no such attribute
+        return command
+
+    return declare
+
+
+_OPTIONS = ("app", "app_dir", "servers", "database")
 
 
 def target(app: str | None, app_dir: Path | None, servers: str | None, database: str | None) -> Target:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -10,38 +9,40 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from eventjet.cli.failure import ANSWER_IS_NO
+from eventjet.cli.interrupts import finished
 from eventjet.cli.rebuild import EngineOption, FromArchiveOption, MasterOption, NoShipOption, engine_options
-from eventjet.cli.target import AppDirOption, AppOption, DatabaseOption, JsonOption, ServersOption, Target, target
+from eventjet.cli.target import JsonOption, Target, on_app
+from eventjet.cli.terminal import counted, print_json, say
 
 if TYPE_CHECKING:
-    from eventjet.rebuild import Difference, EngineOptions, VerifyReport
+    from eventjet.rebuild import Difference, VerifyReport
 
 
+@on_app()
 def verify(
+    at: Target,
     projection: Annotated[str, typer.Argument(help="Which one.")],
     engine: EngineOption = "local",
     master: MasterOption = None,
     from_archive: FromArchiveOption = None,
     no_ship: NoShipOption = False,
     json: JsonOption = False,
-    app: AppOption = None,
-    app_dir: AppDirOption = None,
-    servers: ServersOption = None,
-    database: DatabaseOption = None,
 ) -> None:
     """Compare a read model with the log, row by row; exit status 1 when they differ.
 
     Workers, commands and readers go on meanwhile. The first differences are named, with the position since which
     the row is not what the log says.
     """
-    from eventjet.cli.interrupts import terminable, told_when_stopping
-    from eventjet.cli.terminal import print_json
+    from eventjet.rebuild import verify as compare
 
-    at = target(app, app_dir, servers, database)
     chosen = engine_options(engine, master, no_ship)
     (name,) = at.chosen([projection])
-    with terminable("Nothing was changed."):
-        report = asyncio.run(told_when_stopping(_verify(at, name, chosen, from_archive)))
+    report = finished(
+        "Nothing was changed.",
+        lambda progress: compare(
+            at.ref, name, at.settings, engine=chosen, from_archive=from_archive, progress=progress
+        ),
+    )
     if json:
         examples = [{**asdict(one), "key": shown_key(one.key)} for one in report.examples]
         print_json({**asdict(report), "seconds": dict(report.seconds), "examples": examples})
@@ -51,24 +52,7 @@ def verify(
         raise typer.Exit(ANSWER_IS_NO)
 
 
-async def _verify(at: Target, name: str, engine: EngineOptions, from_archive: str | None) -> VerifyReport:
-    from eventjet.cli.progress import progress
-    from eventjet.rebuild import AppRef, verify
-
-    with progress() as shown:
-        return await verify(
-            AppRef.parse(at.reference, at.folder),
-            name,
-            at.settings,
-            engine=engine,
-            from_archive=from_archive,
-            progress=lambda step: shown(step.phase, step.done, step.total or None),
-        )
-
-
 def _print(report: VerifyReport) -> None:
-    from eventjet.cli.terminal import counted, say
-
     found = counted(report.differences, "difference")
     say(f"{found}: {report.projection} at position {report.position:,}, {counted(report.rows, 'row')}")
     for one in report.examples:

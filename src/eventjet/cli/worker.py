@@ -7,11 +7,15 @@ from typing import Annotated
 
 import typer
 
-from eventjet.cli.target import AppDirOption, AppOption, DatabaseOption, ServersOption, target
+from eventjet.cli.running import run_until_stopped
+from eventjet.cli.target import Target, on_app
+from eventjet.cli.terminal import note
 from eventjet.errors import UsageError
 
 
+@on_app()
 def worker(
+    at: Target,
     projections: Annotated[
         list[str] | None, typer.Argument(metavar="PROJECTION", help="Which ones; default: all of the app.")
     ] = None,
@@ -24,21 +28,14 @@ def worker(
             help="Tell /healthz and /metrics there; else nowhere.",
         ),
     ] = None,
-    app: AppOption = None,
-    app_dir: AppDirOption = None,
-    servers: ServersOption = None,
-    database: DatabaseOption = None,
 ) -> None:
     """Keep read models up to date until SIGTERM or Ctrl-C, which finish the batch in hand.
 
     Any number may run: each projection is kept by one of them, and the others stand by.
     """
-    from eventjet.cli.running import run_until_stopped
-    from eventjet.cli.terminal import note
     from eventjet.workers.http import address_of
 
     address = None if http is None else address_of(http)
-    at = target(app, app_dir, servers, database)
     names = at.chosen(projections or [])
     if not names:
         raise UsageError("The app declares no projections, so there is nothing to work on. List one in its App.")

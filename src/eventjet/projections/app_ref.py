@@ -14,10 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eventjet.errors import EventjetError, UsageError
-from eventjet.projections.application import Application
+
+if TYPE_CHECKING:
+    # Only for checkers: a command line is parsed without SQLAlchemy.
+    from eventjet.projections.application import Application
 
 _MAIN = "__eventjet_main__"
 
