@@ -75,7 +75,7 @@ class Session:
                 raise
 
     async def commit_by_statement(self) -> None:
-        """From here on each `write` is one statement, which a database that is concurrent commits without being asked."""
+        """From here on each `write` is one statement, which a concurrent database commits without being asked."""
         if self._is_concurrent:
             await self._connection.execution_options(isolation_level="AUTOCOMMIT")
 
