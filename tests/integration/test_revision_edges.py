@@ -233,12 +233,12 @@ async def test_a_read_is_caught_up_where_readers_read(ledger: Ledger) -> None:
     ahead = ledger.append(history(20, seed=3))
     url = ledger.settings.database
     # Revision 2 has nothing yet, and its readers see the rows of revision 1.
-    await wait_caught_up(url, NEWER, last, 1)
+    await wait_caught_up(url, NEWER, last, 60)
     with pytest.raises(NotCaughtUp):
         await wait_caught_up(url, NEWER, ahead, 0.1)
     async with newer(ledger).working(options=OPTIONS):
-        await wait_caught_up(url, NEWER, ahead, 30)
-        await wait_caught_up(url, BALANCES, ahead, 1)
+        await wait_caught_up(url, NEWER, ahead, 120)
+        await wait_caught_up(url, BALANCES, ahead, 60)
     assert state_of(ledger, 2)[1] == ""
 
 
