@@ -15,8 +15,8 @@ from benchmarks.subjects.clock import Clock
 from eventjet.codec.envelope import Decoder, RawRecord
 from eventjet.nats.api import create_consumer
 from eventjet.nats.connection import NatsConnection
+from eventjet.nats.consumer import Pulls
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.pulls import Pulls
 from eventjet.nats.ranges import read_range
 from eventjet.projections.fold import Fold
 from eventjet.projections.row_codec import RowCodec

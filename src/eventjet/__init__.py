@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from eventjet.app import App, load_app
     from eventjet.codec.upcasting import Upcaster, upcaster
     from eventjet.domain.aggregate import aggregate
-    from eventjet.domain.context import with_metadata
     from eventjet.domain.event import event
-    from eventjet.domain.recorded import Metadata, Recorded
+    from eventjet.domain.recorded import Metadata, Recorded, with_metadata
     from eventjet.errors import (
         ConcurrencyConflict,
         DefinitionError,
@@ -83,9 +82,8 @@ __getattr__ = lazy(
         "eventjet.app": ("App", "load_app"),
         "eventjet.codec.upcasting": ("Upcaster", "upcaster"),
         "eventjet.domain.aggregate": ("aggregate",),
-        "eventjet.domain.context": ("with_metadata",),
         "eventjet.domain.event": ("event",),
-        "eventjet.domain.recorded": ("Metadata", "Recorded"),
+        "eventjet.domain.recorded": ("Metadata", "Recorded", "with_metadata"),
         "eventjet.errors": (
             "ConcurrencyConflict",
             "DefinitionError",

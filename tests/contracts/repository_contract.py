@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from eventjet.codec.catalog import Catalog, EncodedEvent
-from eventjet.domain.ids import new_event_id
+from eventjet.domain.identity import new_event_id
 from eventjet.errors import ConcurrencyConflict, HistoryBroken, Refused, UnknownEvent, UsageError
 from eventjet.examples.bank.account import Account, AccountEvent, Deposited, InsufficientFunds, Opened, Withdrawn
 from eventjet.repository import Repository

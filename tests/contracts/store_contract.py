@@ -8,7 +8,7 @@ import pytest
 
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.envelope import EXPECTED, MSG_ID, SCHEMA, TYPE, VERSION, header
-from eventjet.domain.ids import new_event_id
+from eventjet.domain.identity import new_event_id
 from eventjet.errors import ConcurrencyConflict, Refused
 from eventjet.store.store import Append, EventStore, NewEvent
 

@@ -16,7 +16,7 @@ import pytest
 from eventjet import App, Imported
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.dev.nats import NatsServer
-from eventjet.domain.ids import new_event_id
+from eventjet.domain.identity import new_event_id
 from eventjet.errors import (
     ConnectionClosed,
     ConnectionLost,

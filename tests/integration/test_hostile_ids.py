@@ -7,8 +7,7 @@ import os
 
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.dev.nats import NatsServer
-from eventjet.domain.identity import encode_id
-from eventjet.domain.ids import new_event_id
+from eventjet.domain.identity import encode_id, new_event_id
 from eventjet.errors import Refused
 from eventjet.nats.client import connect
 from eventjet.settings import Settings

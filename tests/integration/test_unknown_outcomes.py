@@ -15,7 +15,7 @@ import pytest
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.envelope import MSG_ID, header
 from eventjet.dev.nats import NatsServer
-from eventjet.domain.ids import new_event_id
+from eventjet.domain.identity import new_event_id
 from eventjet.errors import ConcurrencyConflict, OutcomeUnknown
 from eventjet.nats.client import connect
 from eventjet.settings import Settings

@@ -113,7 +113,7 @@ def test_a_workers_durable_reads_by_replies_of_form_2(place: Place) -> None:
     name = make_log(place.endpoint, [b"{}"] * 500)
     with overhearing(place.endpoint, name) as heard:
         read: list[int] = []
-        with DurablePull.open(place.endpoint, name, "p_balances", position=100) as pull:
+        with DurablePull(place.endpoint, name, "p_balances", position=100) as pull:
             while len(read) < 400:
                 read += positions([pull.next_batch()])
             assert pull.pending == 0
@@ -138,7 +138,7 @@ def test_a_wrong_proof_is_refused_at_once_and_not_tried_again(place: Place) -> N
     with pytest.raises(place.way.refused) as raised:
         next(read_range(place.wrong, place.log, 1, 2, options=patient))
     with pytest.raises(place.way.refused):
-        DurablePull.open(place.wrong, place.log, "p", position=0, timeout_s=60.0)
+        DurablePull(place.wrong, place.log, "p", position=0, timeout_s=60.0)
     assert time.monotonic() - started < 30.0
     assert SECRET not in str(raised.value)
 

@@ -22,7 +22,7 @@ from eventjet.nats.connection import NatsConnection
 from eventjet.nats.durable_pull import DurablePull
 from eventjet.nats.endpoint import Endpoint
 from tests.integration.wire_fake import FakeServer, delivery, jetstream, status
-from tests.integration.wire_log import append, consumers, make_log, positions
+from tests.integration.wire_log import append, consumers, flush, make_log, positions
 
 
 def take(pull: DurablePull, count: int) -> list[RawRecord]:
@@ -36,7 +36,7 @@ def take(pull: DurablePull, count: int) -> list[RawRecord]:
 
 def test_a_worker_starts_after_its_position_and_follows_the_tail(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 5_000)
-    with DurablePull.open(endpoint, name, "p_balances", position=1_234, batch_max=100) as pull:
+    with DurablePull(endpoint, name, "p_balances", position=1_234, batch_max=100) as pull:
         records = take(pull, 3_766)
         assert positions([records]) == list(range(1_235, 5_001))
         assert (pull.position, pull.pending) == (5_000, 0)
@@ -47,21 +47,21 @@ def test_a_worker_starts_after_its_position_and_follows_the_tail(endpoint: Endpo
 
 def test_an_empty_read_model_starts_wherever_the_log_begins(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 10, first_seq=1_001)
-    with DurablePull.open(endpoint, name, "p", position=0) as pull:
+    with DurablePull(endpoint, name, "p", position=0) as pull:
         assert positions([take(pull, 10)]) == list(range(1_001, 1_011))
 
 
 def test_last_events_that_a_rival_was_given_are_missed_though_nothing_follows(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 10)
     with (
-        DurablePull.open(endpoint, name, "p", position=0, heartbeat_s=4.0) as pull,
+        DurablePull(endpoint, name, "p", position=0, heartbeat_s=4.0) as pull,
         NatsConnection.open(endpoint) as rival,
     ):
         assert positions([take(pull, 10)]) == list(range(1, 11))
         # It was stopped with a pull in hand, which reaches the durable of its successor.
         rival.subscribe(f"{rival.inbox}.p")
         rival.publish(f"$JS.API.CONSUMER.MSG.NEXT.{name}.p", b'{"batch":5}', reply=f"{rival.inbox}.p")
-        rival.flush()
+        flush(rival)
 
         def follow() -> None:
             # The server gives waiting pulls one message each in turn; nothing follows the one that goes astray.
@@ -75,7 +75,7 @@ def test_last_events_that_a_rival_was_given_are_missed_though_nothing_follows(en
 
 def test_batches_are_bounded_and_not_waited_for_to_fill(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 1_000)
-    with DurablePull.open(endpoint, name, "p", position=0, batch_max=64, linger_s=60) as pull:
+    with DurablePull(endpoint, name, "p", position=0, batch_max=64, linger_s=60) as pull:
         sizes: list[int] = []
         while sum(sizes) < 1_000:
             sizes.append(len(pull.next_batch()))
@@ -88,7 +88,7 @@ def test_batches_are_bounded_and_not_waited_for_to_fill(endpoint: Endpoint) -> N
 
 def test_silence_gives_an_empty_batch_after_the_linger(endpoint: Endpoint) -> None:
     name = make_log(endpoint)
-    with DurablePull.open(endpoint, name, "p", position=0, linger_s=3.0, heartbeat_s=2.0) as pull:
+    with DurablePull(endpoint, name, "p", position=0, linger_s=3.0, heartbeat_s=2.0) as pull:
         for _ in range(2):
             started = time.monotonic()
             assert pull.next_batch() == []
@@ -98,7 +98,7 @@ def test_silence_gives_an_empty_batch_after_the_linger(endpoint: Endpoint) -> No
 
 def test_a_position_ahead_of_the_log_waits_for_it(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 3)
-    with DurablePull.open(endpoint, name, "p", position=3, linger_s=0.1) as pull:
+    with DurablePull(endpoint, name, "p", position=3, linger_s=0.1) as pull:
         assert pull.next_batch() == []
         append(endpoint, name, [b"{}"])
         assert positions([take(pull, 1)]) == [4]
@@ -110,7 +110,7 @@ def test_pulls_that_expire_are_asked_for_again() -> None:
         limits = {"name": "limited", "subjects": ["limited.*.*"]}
         with NatsConnection.open(endpoint) as link:
             link.api("STREAM.CREATE.limited", limits)
-        with DurablePull.open(endpoint, "limited", "p", position=0, batch_max=10, linger_s=0.1, expires_s=0.5) as pull:
+        with DurablePull(endpoint, "limited", "p", position=0, batch_max=10, linger_s=0.1, expires_s=0.5) as pull:
             until = time.monotonic() + 1.6
             while time.monotonic() < until:
                 assert pull.next_batch() == []
@@ -120,9 +120,9 @@ def test_pulls_that_expire_are_asked_for_again() -> None:
 
 def test_a_takeover_turns_the_deposed_worker_away_at_once(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 100)
-    with DurablePull.open(endpoint, name, "p", position=0, linger_s=60.0) as deposed:
+    with DurablePull(endpoint, name, "p", position=0, linger_s=60.0) as deposed:
         assert len(take(deposed, 100)) == 100
-        with DurablePull.open(endpoint, name, "p", position=50) as owner:
+        with DurablePull(endpoint, name, "p", position=50) as owner:
             started = time.monotonic()
             with pytest.raises(Evicted, match="Consumer Deleted"):
                 deposed.next_batch()
@@ -133,12 +133,12 @@ def test_a_takeover_turns_the_deposed_worker_away_at_once(endpoint: Endpoint) ->
 
 def test_a_rival_that_pulls_from_the_same_durable_is_noticed(endpoint: Endpoint) -> None:
     name = make_log(endpoint)
-    with DurablePull.open(endpoint, name, "p", position=0, batch_max=5) as pull, NatsConnection.open(endpoint) as rival:
+    with DurablePull(endpoint, name, "p", position=0, batch_max=5) as pull, NatsConnection.open(endpoint) as rival:
         append(endpoint, name, [b"{}"] * 5)
         assert len(take(pull, 5)) == 5
         rival.subscribe("stolen")
         rival.publish(f"$JS.API.CONSUMER.MSG.NEXT.{name}.p", b'{"batch": 3, "expires": 5000000000}', reply="stolen")
-        rival.flush()
+        flush(rival)
         append(endpoint, name, [b"{}"] * 40)
         with pytest.raises(DeliveryGap, match="as delivery"):
             take(pull, 40)
@@ -160,7 +160,7 @@ def test_a_rival_that_pulls_from_the_same_durable_is_noticed(endpoint: Endpoint)
 def test_a_pull_that_is_turned_away_ends_the_reader(line: bytes, kind: type[Exception]) -> None:
     with (
         FakeServer(jetstream(lambda consumer, number: status(line))) as fake,
-        DurablePull.open(fake.endpoint, "bank", "p", position=0) as pull,
+        DurablePull(fake.endpoint, "bank", "p", position=0) as pull,
         pytest.raises(kind),
     ):
         pull.next_batch()
@@ -181,7 +181,7 @@ def test_a_pull_that_merely_ended_is_asked_for_again(line: bytes) -> None:
 
     with (
         FakeServer(jetstream(on_pull)) as fake,
-        DurablePull.open(fake.endpoint, "bank", "p", position=0, linger_s=0.1) as pull,
+        DurablePull(fake.endpoint, "bank", "p", position=0, linger_s=0.1) as pull,
     ):
         assert positions([take(pull, 1)]) == [1]
         assert pull.next_batch() == []
@@ -191,7 +191,7 @@ def test_heartbeats_alone_are_neither_records_nor_silence() -> None:
     beats = status(b"100 Idle Heartbeat") * 3
     with (
         FakeServer(jetstream(lambda consumer, number: beats)) as fake,
-        DurablePull.open(fake.endpoint, "bank", "p", position=0, linger_s=0.1) as pull,
+        DurablePull(fake.endpoint, "bank", "p", position=0, linger_s=0.1) as pull,
     ):
         assert pull.next_batch() == []
 
@@ -202,17 +202,15 @@ def test_a_hole_is_told_or_raised(endpoint: Endpoint) -> None:
         for position in (3, 6, 7):
             link.api(f"STREAM.MSG.DELETE.{name}", {"seq": position})
     holes: list[tuple[int, int]] = []
-    with DurablePull.open(
-        endpoint, name, "p", position=2, on_hole=lambda first, last: holes.append((first, last))
-    ) as pull:
+    with DurablePull(endpoint, name, "p", position=2, on_hole=lambda first, last: holes.append((first, last))) as pull:
         assert positions([take(pull, 5)]) == [4, 5, 8, 9, 10]
     assert holes == [(3, 3), (6, 7)]
-    with DurablePull.open(endpoint, name, "p", position=2) as pull, pytest.raises(HistoryBroken, match="position 3"):
+    with DurablePull(endpoint, name, "p", position=2) as pull, pytest.raises(HistoryBroken, match="position 3"):
         pull.next_batch()
 
 
 def test_closing_from_another_thread_ends_the_reader_promptly(endpoint: Endpoint) -> None:
-    pull = DurablePull.open(endpoint, make_log(endpoint), "p", position=0, linger_s=60.0)
+    pull = DurablePull(endpoint, make_log(endpoint), "p", position=0, linger_s=60.0)
     ended: list[float] = []
 
     def read() -> None:
@@ -235,7 +233,7 @@ def test_a_server_that_dies_or_stops_answering_ends_the_pull() -> None:
     with NatsServer(sync_interval="1m") as server:
         endpoint = Endpoint((server.url,))
         name = make_log(endpoint)
-        with DurablePull.open(endpoint, name, "p", position=0, linger_s=0.1, heartbeat_s=2.0) as pull:
+        with DurablePull(endpoint, name, "p", position=0, linger_s=0.1, heartbeat_s=2.0) as pull:
             assert pull.next_batch() == []
             server.pause()
             started = time.monotonic()
@@ -243,7 +241,7 @@ def test_a_server_that_dies_or_stops_answering_ends_the_pull() -> None:
                 take(pull, 1)
             assert time.monotonic() - started < 30.0
             server.resume()
-        with DurablePull.open(endpoint, name, "p", position=0) as pull:
+        with DurablePull(endpoint, name, "p", position=0) as pull:
             server.kill()
             with pytest.raises(StoreUnavailable):
                 take(pull, 1)
@@ -251,7 +249,7 @@ def test_a_server_that_dies_or_stops_answering_ends_the_pull() -> None:
 
 def test_a_worker_that_takes_its_time_is_not_called_silence(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 300)
-    with DurablePull.open(endpoint, name, "p", position=0, batch_max=100, linger_s=0.05, heartbeat_s=2.0) as pull:
+    with DurablePull(endpoint, name, "p", position=0, batch_max=100, linger_s=0.05, heartbeat_s=2.0) as pull:
         records: list[RawRecord] = []
         pause_s = 5.0  # longer than silence may last
         while len(records) < 300:
@@ -268,7 +266,7 @@ def test_a_worker_that_takes_its_time_is_not_called_silence(endpoint: Endpoint) 
 
 def test_large_events_do_not_break_the_count_of_pulls(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"x" * 900_000] * 30)
-    with DurablePull.open(endpoint, name, "p", position=0, batch_max=1_000) as pull:
+    with DurablePull(endpoint, name, "p", position=0, batch_max=1_000) as pull:
         assert positions([take(pull, 30)]) == list(range(1, 31))
         append(endpoint, name, [b"{}"] * 3_000)
         assert len(take(pull, 3_000)) == 3_000
@@ -278,10 +276,10 @@ def test_the_second_form_of_replies_is_read() -> None:
     with NatsServer(sync_interval="1m", config="feature_flags { js_ack_fc_v2: true }") as server:
         endpoint = Endpoint((server.url,))
         name = make_log(endpoint, [b"{}"] * 100)
-        with DurablePull.open(endpoint, name, "p", position=40) as pull:
+        with DurablePull(endpoint, name, "p", position=40) as pull:
             assert positions([take(pull, 60)]) == list(range(41, 101))
 
 
 def test_a_stream_that_is_not_there_leaves_no_link_behind(endpoint: Endpoint) -> None:
     with pytest.raises(ApiRefused, match="stream not found"):
-        DurablePull.open(endpoint, "nothing", "p", position=0)
+        DurablePull(endpoint, "nothing", "p", position=0)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 
+import pytest
+
 from eventjet.codec.envelope import RawRecord
+from eventjet.errors import NoResponders
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from tests import logs
@@ -29,17 +32,23 @@ def append(endpoint: Endpoint, name: str, bodies: Iterable[bytes]) -> int:
     return logs.append(endpoint, name, records)
 
 
+def flush(link: NatsConnection) -> None:
+    """Return once the server has taken in all that was sent: it answers in order."""
+    with pytest.raises(NoResponders):
+        link.request(f"{link.inbox}.nobody", timeout_s=60.0)
+
+
 @contextmanager
 def overhearing(endpoint: Endpoint, log: str) -> Generator[Callable[[], list[bytes]]]:
     """The reply subjects of what a log's consumers deliver to anybody meanwhile, as another client of it hears them."""
     with NatsConnection.open(endpoint) as link:
         link.subscribe("_INBOX.>")
-        link.flush()
+        flush(link)
 
         def heard() -> list[bytes]:
-            link.flush()
-            found = [reply for _, _, reply, _, _ in link.frames(0.2) if reply.startswith(b"$JS.ACK.")]
-            return [reply for reply in found if log.encode() in reply.split(b".")]
+            flush(link)
+            found = [frame[2] for batch in iter(lambda: link.receive(0.2), []) for frame in batch]
+            return [reply for reply in found if reply.startswith(b"$JS.ACK.") and log.encode() in reply.split(b".")]
 
         yield heard
 

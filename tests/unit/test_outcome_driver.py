@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from eventjet.codec.catalog import EncodedEvent
-from eventjet.domain.ids import new_event_id
+from eventjet.domain.identity import new_event_id
 from eventjet.errors import ConcurrencyConflict, Forbidden, OutcomeUnknown, Refused, StoreUnavailable
 from eventjet.nats.api import Request
 from eventjet.nats.protocol import Frame

@@ -16,8 +16,7 @@ from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.envelope import RawRecord, header, header_block, recorded_at
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
 from eventjet.errors import ArchiveBroken, Refused
-from eventjet.store.limits import check_save, message_size
-from eventjet.store.store import Append, NewEvent, event_headers
+from eventjet.store.store import Append, NewEvent, check_save, event_headers, message_size
 
 NS = 1_700_000_000_123_456_789
 ID = "Nats-Msg-Id: "

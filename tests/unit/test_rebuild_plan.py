@@ -15,7 +15,7 @@ from eventjet.codec.catalog import Catalog
 from eventjet.domain.event import event
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import UsageError
-from eventjet.nats.position_ranges import EVENTS_PER_RANGE, range_count, split
+from eventjet.nats.ranges import EVENTS_PER_RANGE, range_count, split
 from eventjet.projections.projection import projection
 from eventjet.projections.resolve import resolve
 from eventjet.rebuild.engine import open_engine

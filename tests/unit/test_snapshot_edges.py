@@ -21,7 +21,6 @@ from eventjet.errors import StoreUnavailable
 from eventjet.repository import Repository
 from eventjet.repository.histories import Snapshots
 from eventjet.snapshots.keeper import SnapshotKeeper
-from eventjet.snapshots.memory import MemorySnapshots
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.store.memory import MemoryStore
 
@@ -45,6 +44,17 @@ class Tally:
 
     def evolve(self, happened: Added) -> Tally:
         return replace(self, total=self.total + happened.n)
+
+
+class MemorySnapshots:
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, str], bytes] = {}
+
+    async def get(self, aggregate: str, aggregate_id: str) -> bytes | None:
+        return self.values.get((aggregate, aggregate_id))
+
+    async def put(self, aggregate: str, aggregate_id: str, value: bytes) -> None:
+        self.values[(aggregate, aggregate_id)] = value
 
 
 def repository(store: Any, kept: MemorySnapshots) -> tuple[Repository[Tally, Added], SnapshotKeeper]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from eventjet.codec.notices import notice, notice_subject, read_notice
+from eventjet.codec.subjects import notice, notice_subject, read_notice
 from eventjet.errors import NotCaughtUp, Unreachable, UsageError
 from eventjet.repository.token import position_in, token_at
 from eventjet.sql.waiting import Standing, Waiting, serving

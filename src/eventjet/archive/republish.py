@@ -109,9 +109,11 @@ class _Restore:
                 failpoints.reach("restore.batch_stored")
                 self.progress("publish", batch.last - past.first + 1, past.events)
             self.seconds["publish"] = round(time.monotonic() - began, 3)
-            self._insist(self._check_end)
+            # What is stored should not be in vain because of an election at the end.
+            end = f"The end of the restore into {past.stream}"
+            self._insist(end, self._check_end)
             self._compare()
-            self._insist(self._finish)
+            self._insist(end, self._finish)
         finally:
             self._drop()
         published = past.last - start + 1
@@ -192,27 +194,34 @@ class _Restore:
 
     def _store(self, batch: Batch) -> None:
         """Have it stored, once; raises what is final, and `StoreUnavailable` when it takes too long."""
+        contradicted_at: float | None = None
+
+        def attempt(answer: Exception | None) -> Exception | None:
+            nonlocal contradicted_at
+            if answer is not None and self._holds(batch):
+                return None
+            contradicted_at = self._check_answer(batch, answer, contradicted_at)
+            return self._send(batch)
+
+        self._insist(f"Storing positions {batch.first:,} to {batch.last:,} of {self.past.stream}", attempt)
+
+    def _insist(self, what: str, attempt: Callable[[Exception | None], Exception | None]) -> None:
+        """Repeat `attempt`, given the fault of the try before, until it returns none or patience ends."""
         deadline = time.monotonic() + self.patience_s
         pause_s = _BACKOFF_S[0]
-        contradicted_at: float | None = None
-        answer: Exception | None = None
-        while time.monotonic() < deadline:
+        fault: Exception | None = None
+        while True:
             try:
-                if answer is not None and self._holds(batch):
-                    return
-                contradicted_at = self._check_answer(batch, answer, contradicted_at)
-                answer = self._send(batch)
-                if answer is None:
+                fault = attempt(fault)
+                if fault is None:
                     return
             except (StoreUnavailable, Unreachable) as error:
-                answer = error
+                fault = error
                 self._drop()
+            if time.monotonic() > deadline:
+                raise StoreUnavailable(what, f"for {self.patience_s:g} s; at last: {fault}") from fault
             self.wait(pause_s)
             pause_s = min(2 * pause_s, _BACKOFF_S[1])
-        raise StoreUnavailable(
-            f"Storing positions {batch.first:,} to {batch.last:,} of {self.past.stream}",
-            f"for {self.patience_s:g} s; at last: {answer}",
-        )
 
     def _send(self, batch: Batch) -> Exception | None:
         """One try; None when the server says that it is stored where it belongs."""
@@ -282,7 +291,7 @@ class _Restore:
 
     # After.
 
-    def _check_end(self) -> None:
+    def _check_end(self, _: object) -> None:
         past = self.past
         state = self._state()
         found = (state.metadata.get(IDENTITY), state.first, state.last, state.messages)
@@ -304,25 +313,10 @@ class _Restore:
                 self.progress("compare", count, past.events)
         self.seconds["compare"] = round(time.monotonic() - began, 3)
 
-    def _finish(self) -> None:
+    def _finish(self, _: object) -> None:
         self._configure(self._state(), finished=True)
 
     # Helpers.
-
-    def _insist(self, step: Callable[[], object]) -> None:
-        """Take a step that may be repeated: what is stored is not to be in vain for an election at the end."""
-        deadline = time.monotonic() + self.patience_s
-        pause_s = _BACKOFF_S[0]
-        while True:
-            try:
-                step()
-                return
-            except (StoreUnavailable, Unreachable):
-                self._drop()
-                if time.monotonic() > deadline:
-                    raise
-            self.wait(pause_s)
-            pause_s = min(2 * pause_s, _BACKOFF_S[1])
 
     def _refused(self, reason: str) -> Refused:
         return Refused(

@@ -1,4 +1,8 @@
-"""PURE: names on the server: one stream per app, one subject per entity, one bucket for snapshots."""
+"""PURE: names on the server: one stream per app, one subject per entity, one bucket for snapshots; and notices.
+
+A notice is what a worker tells after a commit, over core NATS: how far a projection is true. Nobody may rely on it,
+since core NATS loses messages: it only says when looking at the checkpoint is worth while.
+"""
 
 from __future__ import annotations
 
@@ -52,3 +56,21 @@ def entity_shown(subject: bytes) -> tuple[str | None, str | None]:
 def snapshot_bucket(app: str) -> str:
     """The key-value bucket that holds an app's snapshots."""
     return f"{app}_snapshots"
+
+
+def notice_subject(app: str, projection: str) -> str:
+    """Where the notices of one projection go; outside the app's stream."""
+    return f"_EJ.{app}.projected.{projection}"
+
+
+def notice(revision: int, position: int) -> bytes:
+    """A revision is true up to a position."""
+    return b"%d %d" % (revision, position)
+
+
+def read_notice(payload: bytes) -> tuple[int, int] | None:
+    """(revision, position); None for anything else. What a later version may append is passed over."""
+    parts = payload.split(b" ", 2)
+    if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()) or len(payload) > 200:
+        return None
+    return int(parts[0]), int(parts[1])

@@ -2,11 +2,15 @@
 
 `[A-Za-z0-9_-]` stand for themselves; every other byte of the UTF-8 form is `=XX`. The server stores `bank.account.*`
 as a literal subject and then reads it back as a wildcard, hence no id goes on the wire as it is.
+
+Event ids are UUIDv7 (RFC 9562, section 5.7): random, and ordered by the millisecond they were made in.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from functools import lru_cache
 
 from eventjet.errors import Refused
@@ -18,6 +22,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 _TOKEN = re.compile(r"(?:[A-Za-z0-9_-]|=[0-9A-F]{2})+")
 _ESCAPE = re.compile(rb"=([0-9A-F]{2})")
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_-]")
+_VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 
 
 @lru_cache(maxsize=65_536)
@@ -60,3 +65,11 @@ def decode_id(token: str) -> str:
     if encode_id(aggregate_id) != token:
         raise ValueError(f"{token[:60]!r} is not the encoding of {aggregate_id[:60]!r}")
     return aggregate_id
+
+
+def new_event_id() -> str:
+    """A fresh UUIDv7; never derived from data, since message ids are shared by all writers of a stream."""
+    time_ms = f"{time.time_ns() // 1_000_000:012x}"
+    random = os.urandom(10).hex()
+    variant = _VARIANT[random[3]]
+    return f"{time_ms[:8]}-{time_ms[8:]}-7{random[:3]}-{variant}{random[4:7]}-{random[7:19]}"

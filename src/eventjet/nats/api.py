@@ -15,9 +15,9 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import orjson
 
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.envelope import RawRecord, number_of
 from eventjet.errors import ApiRefused, StoreUnavailable, StreamMissing, Unreachable
-from eventjet.nats.protocol import Frame, number_in, status_of
+from eventjet.nats.protocol import Frame, status_of
 
 T = TypeVar("T")
 
@@ -290,7 +290,7 @@ def end_of_page(frame: Frame, what: str) -> tuple[int, int] | None:
     """
     if _check_status(frame, what, 204, 404) == 404:
         return None
-    return number_in(frame[3], b"Nats-Last-Sequence") or 0, number_in(frame[3], b"Nats-Num-Pending") or 0
+    return number_of(frame[3], "Nats-Last-Sequence") or 0, number_of(frame[3], "Nats-Num-Pending") or 0
 
 
 def _check_status(frame: Frame, what: str, *ends: int) -> int:

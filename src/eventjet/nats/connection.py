@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
@@ -20,27 +20,20 @@ from eventjet.errors import ConnectionClosed, ConnectionLost, Forbidden, NoRespo
 from eventjet.nats.api import Request, call
 from eventjet.nats.dial import Dialled, dial
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.protocol import (
-    Control,
-    Frame,
-    nobody_listens,
-    publish_frame,
-    server_fault,
-    subscribe_frame,
-    unsubscribe_frame,
-)
+from eventjet.nats.protocol import Control, Frame, nobody_listens, publish_frame, server_fault, subscribe_frame
 
 T = TypeVar("T")
 
 _CHUNK = 131_072
 _REPLIES = b"1"
 _KEPT_MAX = 200_000
+_SEND_TIMEOUT_S = 10.0
 
 
 class NatsConnection:
     """See the module. Made by `open`."""
 
-    def __init__(self, dialled: Dialled, endpoint: Endpoint, ping_interval_s: float, send_timeout_s: float) -> None:
+    def __init__(self, dialled: Dialled, endpoint: Endpoint, ping_interval_s: float) -> None:
         self.info = dialled.info
         """The server's INFO, as it was at the greeting."""
         self.peer = dialled.peer
@@ -50,11 +43,8 @@ class NatsConnection:
         self._parser = dialled.parser
         self._early = dialled.controls
         self._ping_interval_s = ping_interval_s
-        self._send_timeout_s = send_timeout_s
         self._heard_at = time.monotonic()
         self._pinged_at: float | None = None
-        self._pings = 0
-        self._pongs = 0
         self._kept: list[Frame] = []
         self._sids = 1
         self._requests = 0
@@ -64,20 +54,13 @@ class NatsConnection:
         self.max_payload = int(self.info.get("max_payload", 1024 * 1024))
 
     @classmethod
-    def open(
-        cls,
-        endpoint: Endpoint,
-        *,
-        timeout_s: float = 5.0,
-        ping_interval_s: float = 5.0,
-        send_timeout_s: float = 10.0,
-    ) -> Self:
+    def open(cls, endpoint: Endpoint, *, timeout_s: float = 5.0, ping_interval_s: float = 5.0) -> Self:
         """Connect to the first server that answers.
 
         Raises `Unreachable` when none does, `Unauthorized` when one refuses the credentials, `UsageError` for
         credentials that cannot be read. A server silent for two `ping_interval_s` counts as lost.
         """
-        return cls(dial(endpoint, timeout_s), endpoint, ping_interval_s, send_timeout_s)
+        return cls(dial(endpoint, timeout_s), endpoint, ping_interval_s)
 
     def __enter__(self) -> Self:
         return self
@@ -87,17 +70,9 @@ class NatsConnection:
 
     # What is sent.
 
-    def publish(
-        self, subject: str | bytes, payload: bytes = b"", *, reply: str | bytes = b"", headers: bytes = b""
-    ) -> None:
-        """Send one message and do not wait; raises `UsageError` for what the server would drop the connection over."""
-        if len(payload) + len(headers) > self.max_payload:
-            raise UsageError(
-                f"A message of {len(payload) + len(headers)} bytes exceeds the server's limit of {self.max_payload}. "
-                "Send less, or raise max_payload."
-            )
-        answer_to = reply.encode() if isinstance(reply, str) else reply
-        self.send(publish_frame(subject, payload, reply=answer_to, headers=headers))
+    def publish(self, subject: str, payload: bytes = b"", *, headers: bytes = b"", reply: str = "") -> None:
+        """Send one message and do not wait; raises `UsageError` where the server would drop the connection over it."""
+        self.send(self._message(subject, payload, headers, reply.encode()))
 
     def subscribe(self, subject: str) -> bytes:
         """Ask for the messages of a subject; returns the subscription id that its frames carry."""
@@ -106,56 +81,29 @@ class NatsConnection:
         self.send(subscribe_frame(subject, sid))
         return sid
 
-    def unsubscribe(self, sid: bytes) -> None:
-        """End a subscription; frames already on their way still come."""
-        self.send(unsubscribe_frame(sid))
-
     def send(self, data: bytes) -> None:
         """Send whole frames as they are."""
         if self._closed:
             raise ConnectionClosed
         try:
             with self._busy:
-                self._sock.settimeout(self._send_timeout_s)
+                self._sock.settimeout(_SEND_TIMEOUT_S)
                 self._sock.sendall(data)
         except OSError as error:
             raise self._lost(error) from error
-
-    def flush(self, *, timeout_s: float = 5.0) -> None:
-        """Return once the server has taken in all that was sent; raises `Forbidden` for what it refused of that."""
-        self._ping()
-        pong = self._pings
-        deadline = time.monotonic() + timeout_s
-        others, self._kept = self._kept, []
-        try:
-            while self._pongs < pong:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise StoreUnavailable(f"NATS at {self.peer}", f"no PONG within {timeout_s:g} s")
-                others += self._await(left, pong)
-        finally:
-            self._kept = others + self._kept
 
     # What is received.
 
     def receive(self, timeout_s: float) -> list[Frame]:
         """The messages that are there, or the first to come; empty when none came in time.
 
-        0 takes only what has arrived. Raises `ConnectionLost`, `ConnectionClosed`, and `Forbidden` for a permissions violation,
-        which leaves the connection usable.
+        0 takes only what has arrived. Raises `ConnectionLost`, `ConnectionClosed`, and `Forbidden` for a permissions
+        violation, which leaves the connection usable.
         """
         if self._kept:
             kept, self._kept = self._kept, []
             return kept
-        return self._await(timeout_s, None)
 
-    def frames(self, timeout_s: float) -> Iterator[Frame]:
-        """Messages one by one, until none has come for `timeout_s`."""
-        while batch := self.receive(timeout_s):
-            yield from batch
-
-    def _await(self, timeout_s: float, pong: int | None) -> list[Frame]:
-        """As `receive`, of what was not kept; returns without messages, too, at the PONG of this number."""
         deadline = time.monotonic() + timeout_s
         if self._early:
             early, self._early = self._early, []
@@ -171,7 +119,7 @@ class NatsConnection:
                     raise ConnectionLost(f"NATS at {self.peer}", f"it sent {error}") from error
                 if controls:
                     self._answer(controls, frames)
-                if frames or (pong is not None and self._pongs >= pong):
+                if frames:
                     return frames
             elif left > 0:
                 self._keep_alive()
@@ -180,38 +128,51 @@ class NatsConnection:
 
     def request(self, subject: str, payload: bytes = b"", *, headers: bytes = b"", timeout_s: float = 5.0) -> Frame:
         """Send and wait for the answer; raises `NoResponders` at once, `StoreUnavailable` after `timeout_s`."""
+        return self._answers([(subject, payload, headers)], timeout_s)[0]
+
+    def ask(self, request: Request[T], *, timeout_s: float = 5.0) -> T:
+        """The answer to a request; raises what it means, and as `request` does."""
+        return self.ask_all([request], timeout_s=timeout_s)[0]
+
+    def ask_all(self, requests: Sequence[Request[T]], *, timeout_s: float = 5.0) -> list[T]:
+        """The answers, in order, to requests that are sent together; one deadline for all, and raises as `ask` does."""
+        frames = self._answers([(each.subject, each.payload, each.headers) for each in requests], timeout_s)
+        return [each.parse(frame) for each, frame in zip(requests, frames, strict=True)]
+
+    def api(self, subject: str, body: object = None, *, timeout_s: float = 5.0) -> dict[str, Any]:
+        """A JetStream request in JSON, `subject` without `$JS.API.`; raises `ApiRefused` for its `error`."""
+        return self.ask(call(subject, body), timeout_s=timeout_s)
+
+    def _answers(self, messages: Sequence[tuple[str, bytes, bytes]], timeout_s: float) -> list[Frame]:
+        """Send (subject, payload, headers) of each message, and return their answers in order."""
         if not self._requests:
             self.send(subscribe_frame(f"{self.inbox}.r.*", _REPLIES))
-        self._requests += 1
-        answer_to = f"{self.inbox}.r.{self._requests}".encode()
-        self.publish(subject, payload, reply=answer_to, headers=headers)
+        replies = [f"{self.inbox}.r.{self._requests + number}".encode() for number in range(1, len(messages) + 1)]
+        self._requests += len(messages)
+        waiting = {reply: message[0] for reply, message in zip(replies, messages, strict=True)}
+        self.send(b"".join([self._message(*message, reply) for reply, message in zip(replies, messages, strict=True)]))
+        answers: dict[bytes, Frame] = {}
         deadline = time.monotonic() + timeout_s
         others, self._kept = self._kept, []
         try:
-            while (left := deadline - time.monotonic()) > 0:
+            while waiting and (left := deadline - time.monotonic()) > 0:
                 frames = self.receive(left)
                 others += [frame for frame in frames if frame[0] != _REPLIES]
                 for frame in frames:
-                    if frame[0] == _REPLIES and frame[1] == answer_to:
+                    if frame[0] == _REPLIES and frame[1] in waiting:  # else a late answer to an earlier request
+                        subject = waiting.pop(frame[1])
                         if nobody_listens(frame):
                             raise NoResponders(subject)
-                        return frame
-                if len(others) > _KEPT_MAX:
+                        answers[frame[1]] = frame
+                if waiting and len(others) > _KEPT_MAX:
                     raise ConnectionLost(
                         f"NATS at {self.peer}", f"more than {_KEPT_MAX} messages came before an answer"
                     )
         finally:
             self._kept = others + self._kept
-        raise StoreUnavailable(subject, f"none within {timeout_s:g} s")
-
-    def ask(self, request: Request[T], *, timeout_s: float = 5.0) -> T:
-        """The answer to a request; raises what it means, and as `request` does."""
-        answer = self.request(request.subject, request.payload, headers=request.headers, timeout_s=timeout_s)
-        return request.parse(answer)
-
-    def api(self, subject: str, body: object = None, *, timeout_s: float = 5.0) -> dict[str, Any]:
-        """A JetStream request in JSON, `subject` without `$JS.API.`; raises `ApiRefused` for its `error`."""
-        return self.ask(call(subject, body), timeout_s=timeout_s)
+        if waiting:
+            raise StoreUnavailable(next(iter(waiting.values())), f"none within {timeout_s:g} s")
+        return [answers[reply] for reply in replies]
 
     # The end.
 
@@ -234,6 +195,14 @@ class NatsConnection:
         return not (self._closed or self._broken)
 
     # Helpers.
+
+    def _message(self, subject: str, payload: bytes, headers: bytes, reply: bytes) -> bytes:
+        if len(payload) + len(headers) > self.max_payload:
+            raise UsageError(
+                f"A message of {len(payload) + len(headers)} bytes exceeds the server's limit of {self.max_payload}. "
+                "Send less, or raise max_payload."
+            )
+        return publish_frame(subject, payload, reply=reply, headers=headers)
 
     def _read(self, timeout_s: float) -> bytes:
         """What has come; empty after the timeout."""
@@ -260,21 +229,15 @@ class NatsConnection:
                 self._broken = True
                 raise ConnectionLost(f"NATS at {self.peer}", f"it has been silent for {now - self._heard_at:.1f} s")
         elif now - self._heard_at >= self._ping_interval_s:
-            self._ping()
+            self.send(b"PING\r\n")
             self._pinged_at = now
 
-    def _ping(self) -> None:
-        self.send(b"PING\r\n")
-        self._pings += 1
-
     def _answer(self, controls: list[Control], frames: list[Frame]) -> None:
-        """Answer pings and count pongs; raises the first `-ERR`, keeping `frames` for later."""
+        """Answer pings; raises the first `-ERR`, keeping `frames` for later."""
         fault: Exception | None = None
         for verb, argument in controls:
             if verb == b"PING":
                 self.send(b"PONG\r\n")
-            elif verb == b"PONG":
-                self._pongs += 1
             elif verb == b"-ERR" and fault is None:
                 fault = server_fault(argument.decode("utf-8", "replace"), self.peer)
         if fault is not None:

@@ -6,7 +6,7 @@ import json
 import socket
 import ssl
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from eventjet.errors import StoreError, StoreUnavailable, Unauthorized, Unreachable, UsageError
@@ -18,17 +18,17 @@ _CLIENT_CERTIFICATE = ("certificate required", "bad certificate", "unknown ca")
 _CHUNK = 65_536
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Dialled:
-    """A connection the server has let in."""
+    """A connection that the server has let in, once `dial` returns it."""
 
     sock: socket.socket
-    parser: FrameParser
-    controls: list[Control]
-    """What the server said right after the greeting, for whoever goes on."""
-    info: dict[str, Any]
     peer: str
     """host:port, for errors."""
+    parser: FrameParser = field(default_factory=FrameParser)
+    controls: list[Control] = field(default_factory=list[Control])
+    """What the server said that is not used up yet: after the greeting, for whoever goes on."""
+    info: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 def dial(endpoint: Endpoint, timeout_s: float) -> Dialled:
@@ -58,68 +58,55 @@ def _dial_one(endpoint: Endpoint, address: Address, deadline: float) -> Dialled:
     sock = socket.create_connection((address.host, address.port), timeout=_left(deadline))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    greeting = _Greeting(sock, address, deadline)
+    dialled = Dialled(sock, address.peer)
     try:
-        return _greet(endpoint, greeting, address.tls)
+        _greet(dialled, endpoint, address, deadline)
     except BaseException:
-        greeting.sock.close()
+        dialled.sock.close()
         raise
+    return dialled
 
 
-def _greet(endpoint: Endpoint, greeting: _Greeting, tls: bool) -> Dialled:
+def _greet(dialled: Dialled, endpoint: Endpoint, address: Address, deadline: float) -> None:
     encrypted = endpoint.tls_first
     if encrypted:
-        greeting.encrypt(endpoint)
-    info = cast("dict[str, Any]", json.loads(greeting.await_control(b"INFO")))
-    if not encrypted and (tls or info.get("tls_required")):
+        _encrypt(dialled, endpoint, address, deadline)
+    info = dialled.info = cast("dict[str, Any]", json.loads(_await_control(dialled, b"INFO", deadline)))
+    if not encrypted and (address.tls or info.get("tls_required")):
         if not (info.get("tls_required") or info.get("tls_available")):
             raise ValueError("it does not offer TLS, which this endpoint demands")
-        greeting.encrypt(endpoint)
+        _encrypt(dialled, endpoint, address, deadline)
         encrypted = True
     if not info.get("headers"):
         raise ValueError("it does not know headers, so it is older than NATS 2.2")
     options = connect_options(endpoint, info, encrypted=encrypted)
-    greeting.send(b"CONNECT " + json.dumps(options).encode() + b"\r\nPING\r\n")
-    greeting.await_control(b"PONG")
-    return Dialled(greeting.sock, greeting.parser, greeting.controls, info, greeting.peer)
+    dialled.sock.settimeout(_left(deadline))
+    dialled.sock.sendall(b"CONNECT " + json.dumps(options).encode() + b"\r\nPING\r\n")
+    _await_control(dialled, b"PONG", deadline)
 
 
-class _Greeting:
-    """The conversation before the first message."""
+def _encrypt(dialled: Dialled, endpoint: Endpoint, address: Address, deadline: float) -> None:
+    """Go on over TLS, and forget what came in the clear: nobody vouches for it."""
+    dialled.sock.settimeout(_left(deadline))
+    dialled.sock = tls_context(endpoint).wrap_socket(dialled.sock, server_hostname=address.name)
+    dialled.parser = FrameParser()
+    dialled.controls.clear()
 
-    def __init__(self, sock: socket.socket, address: Address, deadline: float) -> None:
-        self.sock = sock
-        self.parser = FrameParser()
-        self.controls: list[Control] = []
-        self.peer = address.peer
-        self._name = address.name
-        self._deadline = deadline
 
-    def encrypt(self, endpoint: Endpoint) -> None:
-        """Go on over TLS, and forget what came in the clear: nobody vouches for it."""
-        self.sock.settimeout(_left(self._deadline))
-        self.sock = tls_context(endpoint).wrap_socket(self.sock, server_hostname=self._name)
-        self.parser = FrameParser()
-        self.controls.clear()
-
-    def send(self, data: bytes) -> None:
-        self.sock.settimeout(_left(self._deadline))
-        self.sock.sendall(data)
-
-    def await_control(self, verb: bytes) -> bytes:
-        """The argument of the first `verb`; raises what an `-ERR` before it means."""
-        while True:
-            while self.controls:
-                found, argument = self.controls.pop(0)
-                if found == b"-ERR":
-                    raise server_fault(argument.decode("utf-8", "replace"), self.peer)
-                if found == verb:
-                    return argument
-            self.sock.settimeout(_left(self._deadline))
-            data = self.sock.recv(_CHUNK)
-            if not data:
-                raise ConnectionResetError("closed the connection during the greeting")
-            self.controls += self.parser.feed(data)[1]
+def _await_control(dialled: Dialled, verb: bytes, deadline: float) -> bytes:
+    """The argument of the first `verb`; raises what an `-ERR` before it means."""
+    while True:
+        while dialled.controls:
+            found, argument = dialled.controls.pop(0)
+            if found == b"-ERR":
+                raise server_fault(argument.decode("utf-8", "replace"), dialled.peer)
+            if found == verb:
+                return argument
+        dialled.sock.settimeout(_left(deadline))
+        data = dialled.sock.recv(_CHUNK)
+        if not data:
+            raise ConnectionResetError("closed the connection during the greeting")
+        dialled.controls += dialled.parser.feed(data)[1]
 
 
 def tls_context(endpoint: Endpoint) -> ssl.SSLContext:

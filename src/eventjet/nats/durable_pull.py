@@ -11,50 +11,25 @@ from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 from eventjet import failpoints
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.envelope import RawRecord, number_of
 from eventjet.errors import ConnectionClosed, ConnectionLost, DeliveryGap, HistoryBroken
 from eventjet.nats.api import create_consumer, delete_consumer
 from eventjet.nats.connection import NatsConnection
-from eventjet.nats.delivery import Delivery
+from eventjet.nats.consumer import Delivery, Pulls
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.protocol import number_in
-from eventjet.nats.pulls import Pulls
 
 
 class DurablePull:
-    """Made by `DurablePull.open`; read by one thread, closed from any.
+    """Read by one thread, closed from any.
 
-    Any error ends it: the worker checks its lease and opens another. Raises from `next_batch`: `DeliveryGap` when a
-    delivery does not follow the one before, `Evicted` when the durable was deleted or moved, `HistoryBroken` for a hole
-    in the positions unless `on_hole` takes it, `ConnectionLost` when the server is gone or silent, and `ConnectionClosed` after
-    `close`.
+    Any error ends it: the worker checks its lease and opens another. `next_batch` raises `DeliveryGap` when a delivery
+    does not follow the one before, `Evicted` when the durable was deleted or moved, `HistoryBroken` for a hole in the
+    positions unless `on_hole` takes it, `ConnectionLost` when the server is gone or silent, and `ConnectionClosed`
+    after `close`.
     """
 
     def __init__(
         self,
-        link: NatsConnection,
-        pulls: Pulls,
-        delivery: Delivery,
-        *,
-        batch_max: int,
-        linger_s: float,
-        silence_s: float,
-        on_hole: Callable[[int, int], None] | None,
-    ) -> None:
-        self._link = link
-        self._pulls = pulls
-        self._delivery = delivery
-        self._batch_max = batch_max
-        self._linger_s = linger_s
-        self._silence_s = silence_s
-        self._on_hole = on_hole
-        self._ready: list[RawRecord] = []
-        self._quiet_s = 0.0
-        self._pulls.ask()
-
-    @classmethod
-    def open(
-        cls,
         endpoint: Endpoint,
         stream: str,
         durable: str,
@@ -66,34 +41,27 @@ class DurablePull:
         heartbeat_s: float = 5.0,
         expires_s: float = 30.0,
         on_hole: Callable[[int, int], None] | None = None,
-    ) -> Self:
+    ) -> None:
         """Take the durable over; its first record is the one after `position`, or for 0 wherever the log begins."""
-        link = NatsConnection.open(endpoint, timeout_s=timeout_s, ping_interval_s=heartbeat_s)
+        self._batch_max = batch_max
+        self._linger_s = linger_s
+        self._silence_s = 2 * heartbeat_s
+        self._on_hole = on_hole
+        self._ready: list[RawRecord] = []
+        self._quiet_s = 0.0
+        self._link = link = NatsConnection.open(endpoint, timeout_s=timeout_s, ping_interval_s=heartbeat_s)
         try:
             link.ask(delete_consumer(stream, durable), timeout_s=timeout_s)
             failpoints.reach("worker.durable_deleted")
             consumer = link.ask(create_consumer(stream, durable, _config(durable, position)), timeout_s=timeout_s)
             failpoints.reach("worker.durable_created")
-            pulls = Pulls(
-                link,
-                consumer,
-                batch=batch_max,
-                window=2 * batch_max,
-                heartbeat_s=heartbeat_s,
-                expires_s=expires_s,
+            self._pulls = Pulls(
+                link, consumer, batch=batch_max, window=2 * batch_max, heartbeat_s=heartbeat_s, expires_s=expires_s
             )
-            delivery = Delivery(
-                stream, durable, pulls.sid, position, consumer.pending, watch_holes=True, anywhere=position == 0
+            self._delivery = Delivery(
+                stream, durable, self._pulls.sid, position, consumer.pending, watch_holes=True, anywhere=position == 0
             )
-            return cls(
-                link,
-                pulls,
-                delivery,
-                batch_max=batch_max,
-                linger_s=linger_s,
-                silence_s=2 * heartbeat_s,
-                on_hole=on_hole,
-            )
+            self._pulls.ask()
         except BaseException:
             link.close()
             raise
@@ -168,9 +136,9 @@ class DurablePull:
         A deposed worker that resumes with a pull in hand may be given the last events of a log that then rests, and no
         later delivery would show the gap.
         """
-        last = number_in(status, b"Nats-Last-Consumer")
+        last = number_of(status, "Nats-Last-Consumer")
         if last is not None and last > self._delivery.sequence:
-            at = number_in(status, b"Nats-Last-Stream") or 0
+            at = number_of(status, "Nats-Last-Stream") or 0
             raise DeliveryGap(self._delivery.consumer, at, f"to another reader: delivery {last} never came here")
 
     def _tell_holes(self) -> None:

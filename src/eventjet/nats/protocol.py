@@ -135,11 +135,6 @@ def subscribe_frame(subject: str | bytes, sid: bytes) -> bytes:
     return b"SUB %b %b\r\n" % (checked_subject(subject), sid)
 
 
-def unsubscribe_frame(sid: bytes) -> bytes:
-    """One UNSUB, at once."""
-    return b"UNSUB %b\r\n" % sid
-
-
 def checked_subject(subject: str | bytes) -> bytes:
     """The subject's bytes, if nothing in them could end its field of the control line."""
     text = subject if isinstance(subject, str) else subject.decode("utf-8", "replace")
@@ -158,16 +153,6 @@ def status_of(headers: bytes) -> tuple[int, str]:
 def nobody_listens(frame: Frame) -> bool:
     """Whether the frame says that no one takes requests there. A stored message of such a status has a position."""
     return not frame[4] and frame[3].startswith(b"NATS/1.0 503") and b"\r\nNats-Sequence: " not in frame[3]
-
-
-def number_in(headers: bytes, name: bytes) -> int | None:
-    """The number that header `name` carries; None when it is absent or is no number."""
-    start = headers.find(b"\r\n" + name + b":")
-    if start < 0:
-        return None
-    start += len(name) + 3
-    digits = headers[start : headers.find(b"\r\n", start)].strip()
-    return int(digits) if digits.isdigit() else None
 
 
 def server_fault(text: str, peer: str) -> Exception:

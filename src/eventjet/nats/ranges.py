@@ -1,4 +1,4 @@
-"""`read_range`: a range of the log as batches of raw records, unbroken, or an error.
+"""`read_range`: a range of the log as batches of raw records, unbroken, or an error; `split`: one range into parts.
 
 Reads through an ephemeral pull consumer with overlapped pulls, and ends by position: never by a timeout or by a status
 that says there is nothing. A connection or a consumer lost on the way is made again after the last record.
@@ -12,20 +12,48 @@ import time
 from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
 
 from eventjet.codec.envelope import RawRecord
 from eventjet.errors import ConnectionLost, Evicted, HistoryBroken, StoreError, StoreUnavailable, Unreachable
 from eventjet.nats.api import create_consumer, delete_consumer, next_message
 from eventjet.nats.connection import NatsConnection
-from eventjet.nats.delivery import Delivery
+from eventjet.nats.consumer import Delivery, Pulls
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.pulls import Pulls
 
 _AHEAD = 4
 _PULL = 5_000
 _BACKOFF_S = (0.05, 1.0)
 _FORGET_S = 2.0
 _ABANDONED_NS = 60_000_000_000
+EVENTS_PER_RANGE = 100_000
+"""Small enough that progress shows and a retry is cheap, large enough that opening a consumer does not."""
+
+
+class Range(NamedTuple):
+    """Positions `start` <= position < `end`."""
+
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return max(0, self.end - self.start)
+
+
+def split(first: int, last: int, count: int) -> tuple[Range, ...]:
+    """`count` ranges at most, of nearly the same size, that hold every position from `first` to `last`."""
+    total = last - first + 1
+    if total <= 0:
+        return ()
+    parts = max(1, min(count, total))
+    edges = [first + total * number // parts for number in range(parts + 1)]
+    return tuple(Range(start, end) for start, end in pairwise(edges))
+
+
+def range_count(events: int, at_least: int = 1) -> int:
+    """How many ranges so many events are worth."""
+    return max(at_least, -(-events // EVENTS_PER_RANGE))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal, TypeAlias
 
-from eventjet.nats.position_ranges import Range, range_count, split
+from eventjet.nats.ranges import Range, range_count, split
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
 

@@ -15,13 +15,12 @@ from typing import Any
 from eventjet.codec.catalog import Catalog, EncodedEvent
 from eventjet.codec.envelope import COMMAND, VERSION, context_headers, header
 from eventjet.domain.aggregate import aggregate_info
-from eventjet.domain.ids import new_event_id
+from eventjet.domain.identity import new_event_id
 from eventjet.domain.recorded import NO_METADATA
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import ConcurrencyConflict, Refused, UsageError
 from eventjet.repository.conflicts import CONFLICTS_MAX, retried
-from eventjet.store.limits import BATCH_MAX
-from eventjet.store.store import Append, EventStore, NewEvent
+from eventjet.store.store import BATCH_MAX, Append, EventStore, NewEvent
 
 _Item = tuple[tuple[str, str], int, EncodedEvent]
 """(aggregate and id, ordinal within it, event)."""

@@ -15,10 +15,9 @@ from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import context_headers
 from eventjet.codec.subjects import subject_of
 from eventjet.domain.aggregate import aggregate_info
-from eventjet.domain.context import current_metadata, merge
 from eventjet.domain.history import FoldedState
-from eventjet.domain.ids import new_event_id
-from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
+from eventjet.domain.identity import new_event_id
+from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, current_metadata, merge
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import ConcurrencyConflict, UsageError
 from eventjet.observability.tracing import current_traceparent

@@ -10,15 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from eventjet.codec.envelope import MSG_ID, header
 from eventjet.domain.history import FoldedState
-from eventjet.errors import NoResponders, StoreUnavailable, Unreachable
-from eventjet.nats.api import Request, message_at
+from eventjet.errors import StoreUnavailable, Unreachable
+from eventjet.nats.api import message_at
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.protocol import nobody_listens, publish_frame
 from eventjet.snapshots.kv import Bucket
 
 WINDOW = 64
@@ -28,8 +27,6 @@ WINDOW_BYTES = 8_000_000
 _PATIENCE_S = 30.0
 _TIMEOUT_S = 10.0
 _PAUSE_S = 0.2
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,6 @@ class BulkSnapshots:
         self._decode = decode
         self._bucket = Bucket(bucket)
         self._link: NatsConnection | None = None
-        self._asked = 0
         self.written = 0
         self.newer = 0
         """How many had a snapshot of the same or of a later event."""
@@ -97,14 +93,14 @@ class BulkSnapshots:
         self._link = link
         # A replica that was asked may be behind the write that came in between.
         look = self._bucket.entry_from_leader if through_leader else self._bucket.entry
-        entries = self._ask(link, [look(offer.key) for offer in offers])
+        entries = link.ask_all([look(offer.key) for offer in offers], timeout_s=_TIMEOUT_S)
         due: list[tuple[Offer, int]] = []
         for offer, entry in zip(offers, entries, strict=True):
             held = None if entry is None else self._decode(entry[4])
             if held is None or not self._stands(link, offer, held):
                 due.append((offer, 0 if entry is None else entry[0]))
         writes = [self._bucket.write(offer.key, offer.value, expected) for offer, expected in due]
-        stored = self._ask(link, writes)
+        stored = link.ask_all(writes, timeout_s=_TIMEOUT_S) if writes else []
         self.newer += len(offers) - len(due)
         self.written += sum(stored)
         return [offer for (offer, _), done in zip(due, stored, strict=True) if not done]
@@ -118,34 +114,6 @@ class BulkSnapshots:
         record = link.ask(message_at(self._app, held.position))
         named = f"{self._app}.{offer.key}".encode()
         return record is not None and record[2] == named and header(record[3], MSG_ID) == held.event_id
-
-    def _ask(self, link: NatsConnection, requests: Sequence[Request[T]]) -> list[T]:
-        """Send all requests and read their answers, in the order of the requests."""
-        if not requests:
-            return []
-        self._asked += 1
-        inbox = f"{link.inbox}.s{self._asked}"
-        sid = link.subscribe(f"{inbox}.*")
-        link.send(
-            b"".join(
-                publish_frame(each.subject, each.payload, reply=f"{inbox}.{number}".encode(), headers=each.headers)
-                for number, each in enumerate(requests)
-            )
-        )
-        answers: dict[int, T] = {}
-        deadline = time.monotonic() + _TIMEOUT_S
-        while len(answers) < len(requests):
-            frames = link.receive(max(0.0, deadline - time.monotonic()))
-            if not frames:
-                raise StoreUnavailable(f"The bucket {self._bucket.name}", f"none within {_TIMEOUT_S:g} s")
-            for frame in frames:
-                if frame[0] == sid:
-                    number = int(frame[1].rpartition(b".")[2])
-                    if nobody_listens(frame):
-                        raise NoResponders(requests[number].subject)
-                    answers[number] = requests[number].parse(frame)
-        link.unsubscribe(sid)
-        return [answers[number] for number in range(len(requests))]
 
     def _hang_up(self) -> None:
         link, self._link = self._link, None

@@ -11,8 +11,7 @@ from pyspark.sql.datasource import InputPartition
 from eventjet.errors import HistoryBroken, StreamMissing, Unreachable
 from eventjet.nats.api import StreamState, deleted_positions, messages_of, stream_info
 from eventjet.nats.connection import NatsConnection
-from eventjet.nats.position_ranges import Range, range_count, split
-from eventjet.nats.ranges import read_range
+from eventjet.nats.ranges import Range, range_count, read_range, split
 from eventjet.spark.columns import SCHEMA, arrow_batch
 from eventjet.spark.options import LogOptions
 

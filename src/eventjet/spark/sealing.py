@@ -19,7 +19,7 @@ from eventjet.archive.manifest import ArchivedFile, Segment, dump_segment, load_
 from eventjet.archive.reading import COLUMNS, EVENTS, MANIFEST, ArchiveFiles, ArchiveReader
 from eventjet.codec.envelope import MSG_ID, header
 from eventjet.errors import ArchiveBroken
-from eventjet.nats.position_ranges import range_count
+from eventjet.nats.ranges import range_count
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.replay_source import Log
 from eventjet.spark.archive_frames import SparkFiles, reading, url_for_spark

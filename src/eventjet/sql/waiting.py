@@ -19,7 +19,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from eventjet.codec.notices import notice_subject, read_notice
+from eventjet.codec.subjects import notice_subject, read_notice
 from eventjet.errors import NotCaughtUp, StoreError, Unreachable
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.checkpoint import FAILED, PAUSED, RETIRED

@@ -26,9 +26,8 @@ from eventjet.errors import (
 from eventjet.nats.api import Request, direct_last, direct_since, last_message, next_message
 from eventjet.nats.client import Client
 from eventjet.store import outcome
-from eventjet.store.limits import check_save
 from eventjet.store.long_reads import LongReads
-from eventjet.store.store import Append, LogState, event_headers
+from eventjet.store.store import Append, LogState, check_save, event_headers
 from eventjet.store.topology import identity_of, info
 
 _GRACE_S = 0.05

@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from uuid import uuid4
 
-from eventjet.codec.envelope import MSG_ID, RawRecord, header, header_block, recorded_at
+from eventjet.codec.envelope import RawRecord, header_block, recorded_at
 from eventjet.codec.subjects import subject_of
 from eventjet.errors import ConcurrencyConflict, Refused
-from eventjet.store.limits import check_save
-from eventjet.store.store import Append, LogState, event_headers
+from eventjet.store.store import Append, LogState, check_save, event_headers
 
 
 class MemoryStore:
@@ -87,7 +86,3 @@ class MemoryStore:
                 return
             async with self._grown:
                 await self._grown.wait_for(lambda: len(self._records) >= position)  # noqa: B023  called within the turn
-
-    def event_ids(self) -> list[str | None]:
-        """The ids in the log, in order."""
-        return [header(record[3], MSG_ID) for record in self._records]

@@ -38,27 +38,32 @@ class Topology:
     drifts: tuple[Drift, ...]
 
 
+_COMMON = {
+    "storage": "file",
+    "retention": "limits",
+    "discard": "new",
+    "max_consumers": -1,
+    "max_msgs": -1,
+    "max_bytes": -1,
+    "max_age": 0,
+    "max_msg_size": SERVER_MESSAGE_MAX,
+    "duplicate_window": 120_000_000_000,
+    "deny_delete": True,
+    "allow_direct": True,
+}
+
+
 def stream_config(app: str, replicas: int) -> dict[str, Any]:
     """The stream of an app, as the JetStream API takes it."""
     return {
         "name": app,
         "subjects": [stream_subjects(app)],
-        "storage": "file",
-        "retention": "limits",
-        "discard": "new",
-        "max_consumers": -1,
-        "max_msgs": -1,
-        "max_msgs_per_subject": -1,
-        "max_bytes": -1,
-        "max_age": 0,
-        "max_msg_size": SERVER_MESSAGE_MAX,
         "num_replicas": replicas,
-        "duplicate_window": 120_000_000_000,
-        "deny_delete": True,
+        **_COMMON,
+        "max_msgs_per_subject": -1,
         "deny_purge": True,
         "allow_rollup_hdrs": False,
         "allow_msg_ttl": False,
-        "allow_direct": True,
         "allow_atomic": True,
     }
 
@@ -69,21 +74,11 @@ def bucket_config(app: str, replicas: int) -> dict[str, Any]:
     return {
         "name": f"KV_{bucket}",
         "subjects": [f"$KV.{bucket}.>"],
-        "storage": "file",
-        "retention": "limits",
-        "discard": "new",
-        "max_msgs_per_subject": 1,
-        "max_msgs": -1,
-        "max_bytes": -1,
-        "max_age": 0,
-        "max_consumers": -1,
-        "max_msg_size": SERVER_MESSAGE_MAX,
         "num_replicas": replicas,
-        "duplicate_window": 120_000_000_000,
-        "deny_delete": True,
+        **_COMMON,
+        "max_msgs_per_subject": 1,
         "deny_purge": False,
         "allow_rollup_hdrs": True,
-        "allow_direct": True,
     }
 
 

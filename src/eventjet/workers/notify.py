@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Mapping
 
-from eventjet.codec.notices import notice, notice_subject
+from eventjet.codec.subjects import notice, notice_subject
 from eventjet.errors import EventjetError, Forbidden, Unauthorized
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint

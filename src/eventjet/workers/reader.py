@@ -42,7 +42,7 @@ class EventReader:
     async def open(cls, context: WorkerContext, resolved: AnyResolved, position: int) -> EventReader:
         """Take the projection's durable over, so that it goes on after `position`; `start` begins to read."""
         pull = await asyncio.to_thread(
-            DurablePull.open,
+            DurablePull,
             context.endpoint.with_name(f"eventjet worker {resolved.durable}"),
             context.stream,
             resolved.durable,

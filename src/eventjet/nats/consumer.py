@@ -1,0 +1,211 @@
+"""Reading a pull consumer: `Pulls` asks for messages, `Delivery` takes only what follows the record before.
+
+A delivery's reply subject says what JetStream knows of it: form 1 has 9 tokens, form 2 inserts a domain and an account
+hash and has 11 or more (ADR-15; servers write form 2 with `feature_flags { js_ack_fc_v2: true }`, from 2.16 on by
+default).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from eventjet.codec.envelope import RawRecord, number_of
+from eventjet.errors import ApiRefused, DeliveryGap, Evicted
+from eventjet.nats.api import Consumer
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.protocol import Frame, publish_frame, status_of
+
+_BYTES_MAX = 4 * 1024 * 1024
+_ENDED_FULL = ("message size exceeds maxbytes", "batch completed")
+_UNKNOWN = b"\x00"
+
+
+class Ack(NamedTuple):
+    """One delivery, as its reply subject tells it."""
+
+    prefix: bytes
+    """All before the delivery count: the same for all messages of a consumer from one server."""
+    stream: str
+    consumer: str
+    delivered: int
+    """1 on the first delivery of this message."""
+    position: int
+    """The stream sequence."""
+    sequence: int
+    """The consumer sequence: 1, 2, 3 … of this consumer's deliveries."""
+
+
+def parse_ack(reply: bytes) -> Ack:
+    """Take a `$JS.ACK` reply subject apart; raises `ValueError` when it is not one."""
+    tokens = reply.split(b".")
+    if tokens[:2] != [b"$JS", b"ACK"] or not (len(tokens) == 9 or len(tokens) >= 11):
+        raise ValueError(f"{reply[:200]!r} is not a $JS.ACK subject")
+    at = 4 if len(tokens) == 9 else 6
+    delivered, position, sequence, _, _ = map(int, tokens[at : at + 5])
+    stream, consumer = tokens[at - 2].decode(), tokens[at - 1].decode()
+    return Ack(b".".join(tokens[:at]), stream, consumer, delivered, position, sequence)
+
+
+class Delivery:
+    """The deliveries of one consumer from its first one on.
+
+    A record is accepted when it is a first delivery, its consumer sequence is the previous one plus 1, and its position
+    is greater than the previous one. Anything else raises `DeliveryGap`, after which the instance is of no use.
+    """
+
+    def __init__(
+        self,
+        stream: str,
+        consumer: str,
+        sid: bytes,
+        position: int,
+        pending: int,
+        *,
+        watch_holes: bool,
+        anywhere: bool = False,
+    ) -> None:
+        self.position = position
+        """Of the last record accepted; at first, what came before the consumer's start."""
+        self.sequence = 0
+        """Consumer sequence of the last record accepted."""
+        self.pending = pending
+        """Messages after the last record, as the consumer's server knew them when it sent it."""
+        self.holes: list[tuple[int, int]] = []
+        """(first, last) position of each run that was skipped, when `watch_holes`; emptied by the owner."""
+        self.stream = stream
+        self.consumer = consumer
+        self._sid = sid
+        self._watch = watch_holes
+        self._anywhere = anywhere
+        self._prefix = _UNKNOWN
+        self._fields = 1
+
+    def take(self, frames: list[Frame], records: list[RawRecord]) -> list[bytes]:
+        """Append the records among `frames`; return the status blocks among them. Ignores other subscriptions."""
+        statuses: list[bytes] = []
+        append = records.append
+        prefix, fields = self._prefix, self._fields
+        position, sequence = self.position, self.sequence
+        tokens: list[bytes] = []
+        for sid, subject, reply, headers, body in frames:
+            found = reply.rsplit(b".", fields)  # prefix, delivered, position, sequence, time, pending, maybe more
+            if found[0] != prefix:
+                if sid != self._sid:
+                    continue
+                if not reply:
+                    statuses.append(headers)
+                    continue
+                prefix, fields, position = self._learn(reply, position, first=sequence == 0)
+                found = reply.rsplit(b".", fields)
+            tokens = found
+            position += 1
+            sequence += 1
+            at = int(tokens[2])
+            if at < position or int(tokens[3]) != sequence or tokens[1] != b"1":
+                raise self._gap(reply, position - 1, sequence - 1)
+            if at != position:
+                if self._watch:
+                    self.holes.append((position, at - 1))
+                position = at
+            append((at, int(tokens[4]), subject, headers, body))
+        self._prefix, self._fields = prefix, fields
+        self.position, self.sequence = position, sequence
+        if tokens:
+            self.pending = int(tokens[5])
+        return statuses
+
+    def _learn(self, reply: bytes, position: int, *, first: bool) -> tuple[bytes, int, int]:
+        """(prefix, fields after it, previous position) from a first reply, or the first by another server."""
+        try:
+            ack = parse_ack(reply)
+        except ValueError as error:
+            raise DeliveryGap(self.consumer, position + 1, f"as something else: {error}") from None
+        if (ack.stream, ack.consumer) != (self.stream, self.consumer):
+            raise DeliveryGap(self.consumer, ack.position, f"it comes from {ack.consumer!r} of {ack.stream!r}")
+        if first and self._anywhere:
+            position = ack.position - 1
+        return ack.prefix, reply.count(b".") - ack.prefix.count(b"."), position
+
+    def _gap(self, reply: bytes, position: int, sequence: int) -> DeliveryGap:
+        ack = parse_ack(reply)
+        if ack.delivered != 1:
+            reason = f"as try {ack.delivered}"
+        elif ack.sequence != sequence + 1:
+            reason = f"as delivery {ack.sequence} after delivery {sequence}"
+        else:
+            reason = f"after position {position}"
+        return DeliveryGap(self.consumer, ack.position, reason)
+
+
+class Pulls:
+    """Keeps up to `window` messages asked for, in pulls of up to `batch`, overlapped.
+
+    Counts by ADR-37: what was asked, less what arrived, less what a pull that ended early says it left.
+    """
+
+    def __init__(
+        self,
+        link: NatsConnection,
+        consumer: Consumer,
+        *,
+        batch: int,
+        window: int,
+        heartbeat_s: float,
+        expires_s: float = 30.0,
+    ) -> None:
+        limits = consumer.config
+        batch = min(batch, limits.get("max_batch") or batch)
+        self.outstanding = 0
+        """Messages asked for that neither came nor were given up."""
+        self.sid = link.subscribe(f"{link.inbox}.p")
+        self._link = link
+        self._consumer = consumer
+        self._reply = f"{link.inbox}.p".encode()
+        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.name}"
+        self._batch = batch
+        self._window = max(batch, min(window, batch * (limits.get("max_waiting") or 512)))
+        expires_ns = int(expires_s * 1e9)
+        expires_ns = min(expires_ns, limits.get("max_expires") or expires_ns)
+        room = max(_BYTES_MAX, link.max_payload + 65_536)
+        self._request = {
+            "expires": expires_ns,
+            "idle_heartbeat": min(int(heartbeat_s * 1e9), expires_ns // 2),
+            "max_bytes": min(room, limits.get("max_bytes") or room),
+        }
+
+    def ask(self, limit: int | None = None) -> None:
+        """Top up; `limit` is how many messages are wanted in all beyond those already asked for."""
+        frames: list[bytes] = []
+        while (count := self._batch if limit is None else min(self._batch, limit)) > 0:
+            if self.outstanding and self.outstanding + count > self._window:
+                break
+            request = json.dumps({"batch": count, **self._request}).encode()
+            frames.append(publish_frame(self._subject, request, reply=self._reply))
+            self.outstanding += count
+            limit = None if limit is None else limit - count
+        if frames:
+            self._link.send(b"".join(frames))
+
+    def arrived(self, count: int) -> None:
+        """Take note of messages that came."""
+        self.outstanding = max(0, self.outstanding - count)
+
+    def ended(self, status: bytes) -> None:
+        """Take note of a status: a heartbeat is nothing, an expired or full pull is asked for again by `ask`.
+
+        Raises `Evicted` when the consumer is not there for us any more, `ApiRefused` when the server will not take
+        such pulls.
+        """
+        code, description = status_of(status)
+        if code == 100:
+            return
+        self.arrived(number_of(status, "Nats-Pending-Messages") or 0)
+        lowered = description.lower()
+        if code in (404, 408) or (code == 409 and lowered.startswith(_ENDED_FULL)):
+            return
+        if code == 503:
+            raise Evicted(self._consumer.name, "nobody answers for it")
+        if code == 409 and not lowered.startswith(("exceeded maxrequest", "consumer is push")):
+            raise Evicted(self._consumer.name, description)
+        raise ApiRefused(self._subject, code, 0, description or "no description")
