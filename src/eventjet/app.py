@@ -174,7 +174,7 @@ def _quarantine_faults(aggregates: Mapping[Any, AggregateInfo], resolved: Iterab
         if one.quarantines and len(of) > 1:
             found.append(
                 f'projection {one.name!r}: on_error="quarantine" takes events of one aggregate, and it takes those of '
-                f"{', '.join(of)}: order behind a parked event can only be kept by aggregate"
+                f"{', '.join(of)}: the order after a parked event can only be kept by aggregate"
             )
     return found
 

@@ -1,6 +1,6 @@
 """`@projection`: a read model as a fold of one row; `@entries`: rows out of one event.
 
-Both only keep what they were told. Annotations are resolved and checked by `bind`, when an `App` is built.
+Both only keep what they were told. Annotations are resolved and checked by `resolve`, when an `App` is built.
 """
 
 from __future__ import annotations

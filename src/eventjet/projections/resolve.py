@@ -35,7 +35,7 @@ _KEY_TYPES = ((sa.String, str), (sa.Integer, int), (sa.Uuid, UUID), (sa.Date, da
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResolvedProjection:
-    """A projection as engines use it. Not to be pickled: executors find the app by reference and bind it again."""
+    """A projection as engines use it. Not to be pickled: executors find the app by reference and resolve it again."""
 
     name: str
     revision: int
@@ -92,7 +92,7 @@ class ResolvedProjection:
 
 def resolve(declared: Projection[Any, Any] | Entries[Any, Any], catalog: Catalog) -> ResolvedProjection:
     """Resolve and check one projection; raises `DefinitionError` with all its faults."""
-    check = _Binding(declared, catalog)
+    check = _Resolving(declared, catalog)
     resolved = check.resolved()
     if resolved is None or check.faults:
         where = f"projection {declared.name!r}"
@@ -100,7 +100,7 @@ def resolve(declared: Projection[Any, Any] | Entries[Any, Any], catalog: Catalog
     return resolved
 
 
-class _Binding:
+class _Resolving:
     """One declaration being checked; collects `faults`."""
 
     def __init__(self, declared: Projection[Any, Any] | Entries[Any, Any], catalog: Catalog) -> None:
@@ -145,12 +145,12 @@ class _Binding:
 
     def _events(self) -> tuple[type, ...]:
         names = list(inspect.signature(self.function).parameters)
-        place = 1 if isinstance(self.declared, Projection) else 0
-        if len(names) <= place:
+        index = 1 if isinstance(self.declared, Projection) else 0
+        if len(names) <= index:
             self.faults.append(f"{_name(self.function)} takes no event")
             return ()
         try:
-            found = events_of(self.function, names[place])
+            found = events_of(self.function, names[index])
         except DefinitionError as error:
             self.faults.extend(error.faults)
             return ()
@@ -220,7 +220,7 @@ class _Binding:
         ):
             what = "entries" if isinstance(declared, Entries) else "a key of its own"
             self.faults.append(
-                f'on_error="quarantine" does not go with {what}: order behind a parked event can only be kept by '
+                f'on_error="quarantine" does not go with {what}: the order after a parked event can only be kept by '
                 "aggregate, so the key must be the aggregate id"
             )
 

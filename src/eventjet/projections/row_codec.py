@@ -93,7 +93,8 @@ def _normaliser_of(
 ) -> Normalise:
     """The check of a whole row, written out for its columns as `dataclasses` does: the hottest code of a fold.
 
-    `columns` are (attribute of the row, name in SQL, check). With `shares`, a value that is the very object of the row before is not checked again.
+    `columns` are (attribute of the row, name in SQL, check). With `shares`, a value that is the very object of the row
+    before is not checked again.
     """
 
     def stray(row: Any) -> NoReturn:

@@ -38,7 +38,7 @@ class SqlProjection:
     declared tables alone, through the connection they are given, and never commit or roll back.
     """
 
-    __slots__ = ("_handlers", "_is_bound", "name", "revision", "tables")
+    __slots__ = ("_handlers", "_is_sealed", "name", "revision", "tables")
 
     def __init__(self, name: str, /, *, tables: Sequence[Table], revision: int = 1) -> None:
         self.name = name
@@ -46,13 +46,13 @@ class SqlProjection:
         self.revision = revision
         """Raised when the same events should give other rows."""
         self._handlers: list[Handler] = []
-        self._is_bound = False
+        self._is_sealed = False
 
     def handler(
         self, function: Callable[[Recorded[E], AsyncConnection], Coroutine[Any, Any, None]], /
     ) -> Callable[[Recorded[E], AsyncConnection], Coroutine[Any, Any, None]]:
         """Declare what happens to the tables on the events that `function` is annotated with; returns it as it is."""
-        if self._is_bound:
+        if self._is_sealed:
             late = f"{_name(function)} is declared after the App was built, so it would never run"
             raise DefinitionError([f"projection {self.name!r}: {late}"])
         self._handlers.append(function)
@@ -63,7 +63,7 @@ class SqlProjection:
 
     def seal(self) -> tuple[Handler, ...]:
         """The handlers; none can be added from here on."""
-        self._is_bound = True
+        self._is_sealed = True
         return tuple(self._handlers)
 
 

@@ -44,8 +44,8 @@ projections = Table(
 
 `generation` counts the rebuilds swapped in; `epoch` rises whenever an owner is deposed. `location` is where its tables
 are: empty where they are declared, else a schema on PostgreSQL and a suffix of their names on SQLite. `tables` names
-them, as JSON. `takes_over` is true while a revision built beside another one is to have the declared location once it has
-caught up.
+them, as JSON. `takes_over` is true while a revision built beside another one is to have the declared location once it
+has caught up.
 """
 
 rebuilds = Table(
