@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from eventjet.dev import PostgresServer
-from eventjet.dev import programs as wheel
+from eventjet.dev import postgres as wheel
 from eventjet.errors import ComponentFailed, ComponentMissing, Unreachable
 
 

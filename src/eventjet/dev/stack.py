@@ -15,9 +15,9 @@ import socket
 from pathlib import Path
 from typing import Any, Self, cast
 
-from eventjet.dev.home import Home
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
+from eventjet.dev.server import Home
 from eventjet.errors import UsageError
 
 _PORTS = "ports.json"
