@@ -127,6 +127,12 @@ def test_an_engine_that_does_not_exist_is_refused() -> None:
         open_engine(flink, Watch())
 
 
+def test_the_local_engine_writes_no_archive() -> None:
+    job: Any = None
+    with open_engine("local", Watch()) as engine, pytest.raises(UsageError, match="Only Spark writes archives"):
+        engine.seal(job, "past", [(1, 10)])
+
+
 def test_every_engine_is_found_by_its_name() -> None:
     for name in ENGINES:
         with open_engine(name, Watch()) as engine:

@@ -64,7 +64,7 @@ def swap_in(shadow: Shadow[AnyResolved], follower: Follower, job: Job) -> Swappe
     log, watch = job.log, job.watch
     deadline = time.monotonic() + PATIENCE_S
     backoff_s = _BACKOFF_S[0]
-    same_past = is_our_past(job, shadow.live_checkpoint())
+    same_past = is_of_this_log(job, shadow.live_checkpoint())
     while True:
         with watch.phase("catch up"):
             state = ask_once(log.endpoint, stream_info(log.stream))
@@ -84,7 +84,7 @@ def swap_in(shadow: Shadow[AnyResolved], follower: Follower, job: Job) -> Swappe
         backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
 
 
-def is_our_past(job: Job, live: Checkpoint | None) -> bool:
+def is_of_this_log(job: Job, live: Checkpoint | None) -> bool:
     """Whether the live read model was made from this log, so that its position may not be fallen short of."""
     try:
         if live is not None:

@@ -17,6 +17,9 @@ from eventjet.projections.row_codec import ColumnValues, RowCodec
 from eventjet.quarantine.fold import BlockedAggregates, Offered, Offering, ParkingFold, reader
 from eventjet.sql.quarantine_rows import Parked
 
+ENTRIES_HELD_MAX = 50_000
+"""Rows of entries that wait for the next load."""
+
 
 class Folding:
     """One projection over the events of one partition, in the order of the log. Holds the partition's rows.
@@ -64,6 +67,10 @@ class Folding:
         made = list(self.rows())
         self._rows.clear()
         return made
+
+    def is_due(self) -> bool:
+        """Whether so many entries wait that they should be drained."""
+        return not self.resolved.reads and len(self._rows) >= ENTRIES_HELD_MAX
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -24,8 +24,6 @@ from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.snapshot_folding import SnapshotFold, Tally, by_subject
 
 BATCH = 2_000
-ENTRIES_HELD_MAX = 50_000
-"""Rows of entries that wait for the next load."""
 
 _TOLD_EVERY = 2_000
 
@@ -101,7 +99,7 @@ class _Loads:
         self._events += len(records)
         self._foldings.take(records)
         for index, folding in enumerate(self._foldings.each):
-            if not folding.resolved.reads and len(folding) >= ENTRIES_HELD_MAX:
+            if folding.is_due():
                 self._load(index, folding, events=0)
 
     def finish(self) -> list[Part]:

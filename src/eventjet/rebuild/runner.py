@@ -12,7 +12,7 @@ from eventjet.projections.app_ref import AppRef, loaded
 from eventjet.projections.application import Application
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.rebuild.cutover import check_loaded, cut_over, is_our_past, swap_in
+from eventjet.rebuild.cutover import check_loaded, cut_over, is_of_this_log, swap_in
 from eventjet.rebuild.engine import EngineOptions
 from eventjet.rebuild.job import Job, in_thread, open_job
 from eventjet.rebuild.load import Part
@@ -121,8 +121,8 @@ def _rebuild(job: Job, resolved: Sequence[AnyResolved]) -> RebuildReport:
                 if isinstance(one, ResolvedSql)
             ]
             for shadow in shadows:
-                # What was decided about another past says nothing about this one.
-                if shadow.resolved.quarantines and is_our_past(job, shadow.live_checkpoint()):
+                # What was decided about another log says nothing about this one.
+                if shadow.resolved.quarantines and is_of_this_log(job, shadow.live_checkpoint()):
                     shadow.take_over_quarantine()
         parts = load(job, plan, shadows)
         failpoints.reach("rebuild.loaded")

@@ -31,7 +31,6 @@ RESULT = "projection string, part int, events bigint, rows bigint, payload binar
 
 PARTS_STRIDE = 100_000
 """A task that loads entries in several transactions numbers them this far apart."""
-ENTRIES_HELD_MAX = 50_000
 PARKED_CHUNK = 500
 """Parked events in one message to the driver."""
 
@@ -119,7 +118,7 @@ class _Outlet:
 
     def flush(self) -> Iterator[Any]:
         """Let entries go when there are many: no later event changes them."""
-        if not self._folding.resolved.reads and len(self._folding) >= ENTRIES_HELD_MAX:
+        if self._folding.is_due():
             yield from self._load(self._folding.drain(), 0)
 
     def finish(self, events: int) -> Iterator[Any]:
