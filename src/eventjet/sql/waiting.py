@@ -31,6 +31,8 @@ FIRST_LOOK_S = 5.0
 _LOOK_MAX_S = 10.0
 _SILENT_S = 2.0
 """A look that takes longer when the time is up is the database's fault."""
+_LAST_LOOK_S = 2.0
+"""How long `close` lets a look end by itself."""
 _POLL_S = (0.01, 0.2)
 
 Listen = Callable[[str, Callable[[bytes], object]], Awaitable[object]]
@@ -147,13 +149,17 @@ class Waiting:
     async def close(self) -> None:
         """Whoever still waits gets `Unreachable`."""
         self._closed = True
+        for waiter in self._waiters:
+            waiter.fail(_closed())
+        self._waiters = set()
+        self._due.set()
         task, self._task = self._task, None
         if task is not None:
+            # A look that is cancelled while it connects leaves a connection behind that nobody closes.
+            await asyncio.wait({task}, timeout=_LAST_LOOK_S)
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-        for waiter in self._waiters:
-            waiter.fail(_closed())
 
     async def _wait(self, waiter: _Waiter) -> None:
         began = time.monotonic()
