@@ -21,9 +21,8 @@ from eventjet.repository.importing import Importer
 from eventjet.repository.token import position_in
 from eventjet.repository.transaction import transact
 from eventjet.settings import Settings
-from eventjet.snapshots.keeper import SnapshotKeeper
 from eventjet.snapshots.kv import KeyValueSnapshots
-from eventjet.snapshots.snapshot import SnapshotCodec
+from eventjet.snapshots.snapshot import SnapshotCodec, SnapshotKeeper
 from eventjet.sql.waiting import Checkpoints, Listen, Waiting
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.store import EventStore, LogState

@@ -30,8 +30,7 @@ from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.nats.client import Client, connect
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
-from eventjet.store.jetstream import JetStreamStore
-from eventjet.store.long_reads import LongReads
+from eventjet.store.jetstream import JetStreamStore, LongReads
 from eventjet.store.store import Append, NewEvent
 from eventjet.store.topology import declare
 from tests.logs import fresh_name

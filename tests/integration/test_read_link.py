@@ -17,7 +17,7 @@ from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.nats.client import Client
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
-from eventjet.store.long_reads import LongReads
+from eventjet.store.jetstream import LongReads
 from tests.integration.wire_secrets import certificates, tls_config
 from tests.logs import fresh_name
 

@@ -11,7 +11,7 @@ import pytest
 
 from eventjet import App
 from eventjet.archive.batches import BATCH_MAX, lasting
-from eventjet.archive.republish import WINDOW_NS, Restored, restore
+from eventjet.archive.republish import WINDOW_NS, Restore, Restored
 from eventjet.codec.envelope import RawRecord, recorded_at
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, Refused
@@ -82,7 +82,7 @@ def interrupt_after(events: int) -> object:
 
 def restored(url: str, records: Sequence[RawRecord], progress: object = None) -> Restored:
     told = {} if progress is None else {"progress": progress}
-    return restore(endpoint(url), past_of(records, LOG), timeout_s=20.0, **told)  # type: ignore[arg-type]
+    return Restore(endpoint(url), past_of(records, LOG), timeout_s=20.0, **told).run()  # type: ignore[arg-type]
 
 
 async def test_the_restored_log_is_the_same_and_init_finds_nothing_amiss(url: str, records: list[RawRecord]) -> None:
@@ -214,7 +214,7 @@ async def test_an_answer_that_is_lost_is_found_out_by_reading(
 
     async with NatsProxy(url, choose) as proxy:
         past = past_of(records, LOG)
-        report = await asyncio.to_thread(restore, endpoint(proxy.url), past, timeout_s=20.0)
+        report = await asyncio.to_thread(Restore(endpoint(proxy.url), past, timeout_s=20.0).run)
     assert report.events == len(records)
     assert same(url, records)
     assert len(commits) >= 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eventjet.archive.batches import BATCH_MAX, lasting
-from eventjet.archive.republish import restore
+from eventjet.archive.republish import Restore
 from eventjet.codec.envelope import RawRecord
 from eventjet.dev.nats_cluster import NatsCluster
 from eventjet.nats.connection import NatsConnection
@@ -39,7 +39,7 @@ def test_the_leader_may_be_killed_on_the_way() -> None:
                 next(one for one in cluster.servers if one.name == killed[0]).kill()
 
         endpoint = Endpoint(tuple(cluster.urls))
-        report = restore(endpoint, past_of(records), replicas=3, progress=told, timeout_s=2.0)
+        report = Restore(endpoint, past_of(records), replicas=3, progress=told, timeout_s=2.0).run()
         assert len(killed) == 1
         assert (report.published, report.events) == (EVENTS, EVENTS)
         alive = next(one.url for one in cluster.servers if one.running)

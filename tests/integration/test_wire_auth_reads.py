@@ -13,7 +13,7 @@ import pytest
 
 from eventjet.dev import NatsServer
 from eventjet.errors import StoreUnavailable, Unauthorized, Unreachable
-from eventjet.nats.durable_pull import DurablePull
+from eventjet.nats.consumer import DurablePull
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.ranges import ReadOptions, read_range
 from tests.integration.wire_log import FORM_2, assert_form_2, make_log, overhearing, positions

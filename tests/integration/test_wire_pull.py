@@ -19,7 +19,7 @@ from eventjet.errors import (
     StoreUnavailable,
 )
 from eventjet.nats.connection import NatsConnection
-from eventjet.nats.durable_pull import DurablePull
+from eventjet.nats.consumer import DurablePull
 from eventjet.nats.endpoint import Endpoint
 from tests.integration.wire_fake import FakeServer, delivery, jetstream, status
 from tests.integration.wire_log import append, consumers, flush, make_log, positions

@@ -116,7 +116,7 @@ class Client:
             parts.append(Part(tuple(message.event_id or "" for message in part), offset))
             offset += len(part)
         self._save = self._world.rules.save(parts, deadline=attempt.deadline, jitter=self._world.random)
-        self._go(self._save.resume() if resume else self._save.begin())
+        self._go(self._save.resume() if resume else Send())
 
     def _go(self, step: Step) -> None:
         world = self._world

@@ -16,8 +16,7 @@ from eventjet.nats.client import Client
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
 from eventjet.settings import Settings
-from eventjet.store.jetstream import JetStreamStore
-from eventjet.store.long_reads import LongReads
+from eventjet.store.jetstream import JetStreamStore, LongReads
 from eventjet.store.topology import IDENTITY
 from tests.simulation.stream import Stream
 from tests.simulation.wire import Wire, stored_at

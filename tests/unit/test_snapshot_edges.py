@@ -20,8 +20,7 @@ from eventjet.domain.history import Commands, FoldedState
 from eventjet.errors import StoreUnavailable
 from eventjet.repository import Repository
 from eventjet.repository.histories import Snapshots
-from eventjet.snapshots.keeper import SnapshotKeeper
-from eventjet.snapshots.snapshot import SnapshotCodec
+from eventjet.snapshots.snapshot import SnapshotCodec, SnapshotKeeper
 from eventjet.store.memory import MemoryStore
 
 

@@ -90,14 +90,9 @@ class Batch:
         """
         before: list[bytes] = []
         expected = b"Nats-Expected-Last-Sequence: %d\r\n" % (self.first - 1)
-        headers = b""
+        name, headers = batch_id.encode(), b""
         for number, (record, block) in enumerate(zip(self.records, self.blocks, strict=True), 1):
-            headers = b"%bNats-Batch-Id: %b\r\nNats-Batch-Sequence: %d\r\n%b" % (
-                block[:-2],
-                batch_id.encode(),
-                number,
-                expected,
-            )
+            headers = b"%bNats-Batch-Id: %b\r\nNats-Batch-Sequence: %d\r\n%b" % (block[:-2], name, number, expected)
             expected = b""
             if number < len(self.records):
                 before.append(publish_frame(record[2], record[4], headers=headers + b"\r\n"))

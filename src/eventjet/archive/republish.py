@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -41,6 +40,7 @@ WINDOW_NS = 100_000_000
 after one another, is not to be taken for a repetition, and millions of ids need not lie in the server's memory. A
 stream that still has it was not restored to its end."""
 _BACKOFF_S = (0.05, 1.0)
+_PATIENCE_S = 60.0
 _MENDED = frozenset({"duplicate_window", "max_msg_size", "num_replicas"})
 """Settings of an existing stream that a restore sets itself, or can do with."""
 
@@ -68,38 +68,26 @@ class Restored:
     """By phase."""
 
 
-def restore(
-    endpoint: Endpoint,
-    past: Past,
-    *,
-    replicas: int = 1,
-    progress: Tell = silent,
-    wait: Callable[[float], object] = time.sleep,
-    timeout_s: float = 5.0,
-    patience_s: float = 60.0,
-) -> Restored:
-    """Make the stream, or go on where an interrupted restore ended, and compare all that it holds. Blocks.
-
-    Raises `Refused` for a stream that holds anything else and when somebody else writes, `ArchiveBroken` for a past
-    that does not follow from itself, `HistoryBroken` when what was stored is not what was read, and
-    `StoreUnavailable` when the server stores nothing for `patience_s`. What `progress` and `wait` raise ends it.
-    """
-    return _Restore(endpoint, past, replicas, progress, wait, timeout_s, patience_s).run()
-
-
 @dataclass(slots=True)
-class _Restore:
+class Restore:
+    """Makes the stream, or goes on where an interrupted restore ended, and compares all that it holds. Blocks.
+
+    `run` raises `Refused` for a stream that holds anything else and when somebody else writes, `ArchiveBroken` for a
+    past that does not follow from itself, `HistoryBroken` when what was stored is not what was read, and
+    `StoreUnavailable` when the server stores nothing for a minute. What `progress` and `wait` raise ends it.
+    """
+
     endpoint: Endpoint
     past: Past
-    replicas: int
-    progress: Tell
-    wait: Callable[[float], object]
-    timeout_s: float
-    patience_s: float
+    replicas: int = 1
+    progress: Tell = silent
+    wait: Callable[[float], object] = time.sleep
+    timeout_s: float = 5.0
     held: NatsConnection | None = None
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     def run(self) -> Restored:
+        """See the class; once."""
         past = self.past
         try:
             start = self._prepare()
@@ -207,7 +195,7 @@ class _Restore:
 
     def _insist(self, what: str, attempt: Callable[[Exception | None], Exception | None]) -> None:
         """Repeat `attempt`, given the fault of the try before, until it returns none or patience ends."""
-        deadline = time.monotonic() + self.patience_s
+        deadline = time.monotonic() + _PATIENCE_S
         pause_s = _BACKOFF_S[0]
         fault: Exception | None = None
         while True:
@@ -219,7 +207,7 @@ class _Restore:
                 fault = error
                 self._drop()
             if time.monotonic() > deadline:
-                raise StoreUnavailable(what, f"for {self.patience_s:g} s; at last: {fault}") from fault
+                raise StoreUnavailable(what, f"for {_PATIENCE_S:g} s; at last: {fault}") from fault
             self.wait(pause_s)
             pause_s = min(2 * pause_s, _BACKOFF_S[1])
 
@@ -338,8 +326,7 @@ class _Restore:
 
     def _drop(self) -> None:
         if self.held is not None:
-            with suppress(OSError):
-                self.held.close()
+            self.held.close()
             self.held = None
 
 

@@ -27,15 +27,13 @@ class EncodedEvent:
     """The event as it will be read back: equal to the one given, in the profile's zones and containers."""
 
 
+@dataclass(frozen=True, slots=True)
 class EventType:
     """One declared event: its class and its wire form."""
 
-    __slots__ = ("codec", "event_type", "info")
-
-    def __init__(self, event_type: type, info: EventInfo) -> None:
-        self.event_type = event_type
-        self.info = info
-        self.codec = BodyCodec(event_type)
+    event_type: type
+    info: EventInfo
+    codec: BodyCodec
 
     def encode(self, event: Any) -> EncodedEvent:
         """Checked by reading it back; raises `UnencodableEvent`."""
@@ -67,7 +65,7 @@ class Catalog:
     def __init__(
         self, event_types: Sequence[type], upcasters: Sequence[Upcaster] = (), retired: Sequence[str] = ()
     ) -> None:
-        self._types = {one: EventType(one, event_info(one)) for one in dict.fromkeys(event_types)}
+        self._types = {one: EventType(one, event_info(one), BodyCodec(one)) for one in dict.fromkeys(event_types)}
         self._upcasters = Upcasters(upcasters)
         self._retired = frozenset(retired)
         self._names: dict[str, EventType] = {}

@@ -152,7 +152,7 @@ class Decoder:
             data = resolved.decode(body)
             event_id = told_id[13:].decode()
         except Exception as error:
-            raise _undecodable(resolved, record, error) from error
+            raise _undecodable(resolved.event.info.name, record, error) from error
         return recorded(data, aggregate_id, version, position, self._time(time_ns), event_id, aggregate)
 
     def _of_any_block(self, record: RawRecord) -> Recorded[Any] | None:
@@ -172,7 +172,7 @@ class Decoder:
             start = block.find(b"\r\nNats-Msg-Id: ")
             event_id = block[start + 15 : block.index(b"\r\n", start + 15)].decode() if start >= 0 else ""
         except Exception as error:
-            raise _undecodable(resolved, record, error) from error
+            raise _undecodable(resolved.event.info.name, record, error) from error
         recorded_at = self._time(time_ns)
         if end + 4 >= len(block) or (block.find(b"\r\nEj-", end) < 0 and block.find(b"\r\ntraceparent", end) < 0):
             return recorded(data, aggregate_id, version, position, recorded_at, event_id, aggregate)
@@ -199,8 +199,7 @@ class Decoder:
             version = int(number)
             data = None if resolved is None else resolved.decode(body)
         except Exception as error:
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            raise UndecodableEvent(header(block, TYPE) or "?", position, body, reason) from error
+            raise _undecodable(header(block, TYPE) or "?", record, error) from error
         start = block.find(b"\r\nEj-Command: ", end)
         command_id = None if start < 0 else _unescaped(block[start + 14 : block.index(b"\r\n", start + 14)])
         return Link(version, position, number_of(block, EXPECTED), command_id, data)
@@ -230,9 +229,9 @@ class Decoder:
         return resolved
 
 
-def _undecodable(resolved: Resolved, record: RawRecord, error: Exception) -> UndecodableEvent:
+def _undecodable(name: str, record: RawRecord, error: Exception) -> UndecodableEvent:
     reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    return UndecodableEvent(resolved.event.info.name, record[0], record[4], reason)
+    return UndecodableEvent(name, record[0], record[4], reason)
 
 
 def _unescaped(value: bytes) -> str:

@@ -17,13 +17,7 @@ from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from pydantic_core import (
-    PydanticSerializationError,
-    SchemaSerializer,
-    SchemaValidator,
-    ValidationError,
-    core_schema,
-)
+from pydantic_core import PydanticSerializationError, SchemaSerializer, SchemaValidator, ValidationError, core_schema
 
 from eventjet.errors import UnencodableEvent
 
@@ -34,11 +28,10 @@ SAFE_INTEGER = 2**53
 class BodyCodec:
     """Encodes and decodes the fields of one class: an event's, or a state's by its own core schema."""
 
-    __slots__ = ("_serializer", "_validator", "decode", "event_type")
+    __slots__ = ("_serializer", "_validator", "decode")
 
     def __init__(self, event_type: type, core: core_schema.CoreSchema | None = None) -> None:
         schema = _wired(core or event_type.__pydantic_core_schema__)  # type: ignore[attr-defined]  pydantic gives it
-        self.event_type = event_type
         self._validator = SchemaValidator(schema, _use_prebuilt=False)
         self.decode: Callable[[bytes], Any] = self._validator.validate_json
         """The object of a body; raises `ValueError` (pydantic's `ValidationError` is one)."""
@@ -85,14 +78,11 @@ def _wired(node: Any) -> Any:
         return node
     schema = cast("dict[str, Any]", node)
     copied = {key: value if key in _OPAQUE else _wired(value) for key, value in schema.items()}
-    if _is_kind(schema.get("keys_schema"), "datetime"):
-        copied["keys_schema"] = _datetime(schema["keys_schema"])
+    keys = schema.get("keys_schema")
+    if isinstance(keys, dict) and cast("dict[str, Any]", keys).get("type") == "datetime":
+        copied["keys_schema"] = _datetime(cast("dict[str, Any]", keys))
     leaf = _LEAVES.get(schema.get("type", "")) if isinstance(schema.get("type"), str) else None
     return leaf(copied) if leaf is not None else copied
-
-
-def _is_kind(node: Any, kind: str) -> bool:
-    return isinstance(node, dict) and cast("dict[str, Any]", node).get("type") == kind
 
 
 _OPAQUE = frozenset({"default", "metadata", "expected", "serialization", "keys_schema", "cls", "config", "members"})
@@ -102,38 +92,17 @@ def _decimal(schema: dict[str, Any]) -> Any:
     return core_schema.no_info_before_validator_function(_only_text, {**schema, "strict": False})  # type: ignore[typeddict-item]  of any kind
 
 
-def _integer(schema: dict[str, Any]) -> Any:
-    return core_schema.no_info_before_validator_function(
-        _integer_from_json,
-        cast("core_schema.IntSchema", schema),
-        serialization=core_schema.plain_serializer_function_ser_schema(_integer_to_json, when_used="json"),
+def _converted(read: Callable[[Any], Any], write: Callable[[Any], Any]) -> Callable[[dict[str, Any]], Any]:
+    """A leaf that `read` takes from JSON before it is validated, and `write` turns into JSON."""
+    serialization = core_schema.plain_serializer_function_ser_schema(write, when_used="json")
+    return lambda schema: core_schema.no_info_before_validator_function(
+        read, cast("core_schema.AnySchema", schema), serialization=serialization
     )
-
-
-def _float(schema: dict[str, Any]) -> Any:
-    return {**schema, "allow_inf_nan": False}
 
 
 def _datetime(schema: dict[str, Any]) -> Any:
     serialization = core_schema.plain_serializer_function_ser_schema(_datetime_to_json, when_used="json")
     return {"serialization": serialization, **schema, "tz_constraint": "aware"}
-
-
-def _bytes(schema: dict[str, Any]) -> Any:
-    return core_schema.no_info_before_validator_function(
-        _bytes_from_json,
-        cast("core_schema.BytesSchema", schema),
-        serialization=core_schema.plain_serializer_function_ser_schema(_bytes_to_json, when_used="json"),
-    )
-
-
-_LEAVES: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "decimal": _decimal,
-    "int": _integer,
-    "float": _float,
-    "datetime": _datetime,
-    "bytes": _bytes,
-}
 
 
 def _only_text(value: Any) -> Any:
@@ -172,8 +141,13 @@ def _bytes_from_json(value: Any) -> Any:
         raise ValueError(f"bytes travel as base64: {error}") from None
 
 
-def _bytes_to_json(value: bytes) -> str:
-    return base64.b64encode(value).decode()
+_LEAVES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "decimal": _decimal,
+    "int": _converted(_integer_from_json, _integer_to_json),
+    "float": lambda schema: {**schema, "allow_inf_nan": False},
+    "datetime": _datetime,
+    "bytes": _converted(_bytes_from_json, lambda value: base64.b64encode(value).decode()),
+}
 
 
 def _reason(error: Exception) -> str:

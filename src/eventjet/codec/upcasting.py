@@ -39,9 +39,10 @@ class Upcasters:
 
     def chain(self, name: str, schema: int, current: int) -> tuple[Upcaster, ...] | None:
         """The steps from `schema` to `current`; None when one is missing."""
-        steps = [self._steps.get((name, number)) for number in range(schema, current)]
-        found = tuple(step for step in steps if step is not None)
-        return found if len(found) == len(steps) else None
+        try:
+            return tuple(self._steps[name, number] for number in range(schema, current))
+        except KeyError:
+            return None
 
     def faults(self, current: Mapping[str, int]) -> list[str]:
         """Gaps, strays and doubles, each as a sentence; `current` maps wire names to their schemas."""

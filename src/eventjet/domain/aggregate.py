@@ -53,6 +53,7 @@ def aggregate_info(cls: Any) -> AggregateInfo:
     """What `@aggregate` was told; raises `DefinitionError` for a class that is not an aggregate."""
     info = vars(cls).get(_MARK) if isinstance(cls, type) else None
     if not isinstance(info, AggregateInfo):
-        shown = getattr(cls, "__qualname__", cls)
-        raise DefinitionError([f"{shown!s} is not an aggregate: decorate it with @aggregate(…)"])
+        raise DefinitionError(
+            [f"{getattr(cls, '__qualname__', cls)!s} is not an aggregate: decorate it with @aggregate(…)"]
+        )
     return info

@@ -19,7 +19,7 @@ ENCODED_MAX = 200
 """The longest encoded id, in bytes: a control line of the server holds 4,096."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
-_TOKEN = re.compile(r"(?:[A-Za-z0-9_-]|=[0-9A-F]{2})+")
+_TOKEN = re.compile(r"(?:[A-Za-z0-9_-]++|=[0-9A-F]{2})+")
 _ESCAPE = re.compile(rb"=([0-9A-F]{2})")
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_-]")
 _VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
@@ -54,12 +54,10 @@ def encode_id(aggregate_id: str) -> str:
 
 def decode_id(token: str) -> str:
     """The id of a token; raises `ValueError` for a token that `encode_id` cannot have made."""
-    if "=" not in token:
-        if not _PLAIN.fullmatch(token) or len(token) > ENCODED_MAX:
-            raise ValueError(f"{token[:60]!r} is not an encoded id")
-        return token
     if not _TOKEN.fullmatch(token) or len(token) > ENCODED_MAX:
         raise ValueError(f"{token[:60]!r} is not an encoded id")
+    if "=" not in token:
+        return token
     raw = _ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), token.encode())
     aggregate_id = raw.decode()  # UnicodeDecodeError is a ValueError
     if encode_id(aggregate_id) != token:

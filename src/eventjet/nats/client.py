@@ -52,16 +52,12 @@ async def connect(settings: Settings) -> Client:
     try:
         _check_server(where, await client.connect())
         await _check_jetstream(where, client)
-    except Unauthorized:
+    except BaseException as error:
         await client.close()
-        raise Unreachable(
-            where,
-            "it refused the credentials",
-            "Set EVENTJET_CREDENTIALS, EVENTJET_NKEY, EVENTJET_USER and EVENTJET_PASSWORD, or EVENTJET_TOKEN.",
-        ) from None
-    except BaseException:
-        await client.close()
-        raise
+        if not isinstance(error, Unauthorized):
+            raise
+        remedy = "Set EVENTJET_CREDENTIALS, EVENTJET_NKEY, EVENTJET_USER and EVENTJET_PASSWORD, or EVENTJET_TOKEN."
+        raise Unreachable(where, "it refused the credentials", remedy) from None
     return client
 
 
@@ -211,13 +207,12 @@ class Client:
             connection = self._connection
             if connection is not None and connection.has_room:
                 return connection
+            is_full = connection is not None and connection.usable
             left_s = until - loop.time()
             if left_s <= 0:
-                reason = (
-                    "the connection takes nothing" if connection and connection.usable else "there is no connection"
-                )
+                reason = "the connection takes nothing" if is_full else "there is no connection"
                 raise StoreUnavailable(what, f"{reason}{f' ({self._fault})' if self._fault else ''}")
-            if connection is not None and connection.usable:
+            if is_full:
                 await asyncio.sleep(_ROOM_PAUSE_S)
             else:
                 # Not `wait_for`: whoever gives up must not end the opening, which others wait for too.
@@ -234,12 +229,11 @@ class Client:
         while True:
             try:
                 await self.connect()
+                self._fault = None
+                return
             except (StoreError, Unreachable, UsageError) as error:
                 self._fault = error
                 await asyncio.sleep(_PAUSE_S)
-            else:
-                self._fault = None
-                return
 
     def _ended(self, connection: LoopConnection) -> None:
         self.endpoint = self.endpoint.with_discovered(connection.info.get("connect_urls") or ())

@@ -186,7 +186,7 @@ class NatsConnection:
     def close(self) -> None:
         """From any thread, any number of times. A thread that waits on it is woken first."""
         self.wake()
-        with self._busy:
+        with self._busy, suppress(OSError):
             self._sock.close()
 
     @property

@@ -1,21 +1,30 @@
-"""Open one connection to NATS: TCP, INFO, TLS, CONNECT, PONG. Blocking, and bounded by one deadline."""
+"""Open one connection to NATS: TCP, INFO, TLS, CONNECT, PONG. Blocking, and bounded by one deadline.
+
+Seeds are never sent: they sign the server's nonce. Secrets are read, used and dropped here.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import socket
 import ssl
 import time
 from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
 from typing import Any, cast
 
 from eventjet.errors import StoreError, StoreUnavailable, Unauthorized, Unreachable, UsageError
-from eventjet.nats.auth import connect_options
 from eventjet.nats.endpoint import Address, Endpoint
 from eventjet.nats.protocol import Control, FrameParser, server_fault
 
 _CLIENT_CERTIFICATE = ("certificate required", "bad certificate", "unknown ca")
 _CHUNK = 65_536
+_JWT = re.compile(rb"-+BEGIN NATS USER JWT-+\s+([A-Za-z0-9._=-]+)\s+-+END")
+_SEED = re.compile(rb"-+BEGIN USER NKEY SEED-+\s+(SU[A-Z2-7]+)\s+-+END")
+_BARE_SEED = re.compile(rb"^\s*(SU[A-Z2-7]+)\s*$", re.MULTILINE)
 
 
 @dataclass(slots=True)
@@ -79,7 +88,7 @@ def _greet(dialled: Dialled, endpoint: Endpoint, address: Address, deadline: flo
         encrypted = True
     if not info.get("headers"):
         raise ValueError("it does not know headers, so it is older than NATS 2.2")
-    options = connect_options(endpoint, info, encrypted=encrypted)
+    options = _connect_options(endpoint, info, encrypted=encrypted)
     dialled.sock.settimeout(_left(deadline))
     dialled.sock.sendall(b"CONNECT " + json.dumps(options).encode() + b"\r\nPING\r\n")
     _await_control(dialled, b"PONG", deadline)
@@ -107,6 +116,64 @@ def _await_control(dialled: Dialled, verb: bytes, deadline: float) -> bytes:
         if not data:
             raise ConnectionResetError("closed the connection during the greeting")
         dialled.controls += dialled.parser.feed(data)[1]
+
+
+def _connect_options(endpoint: Endpoint, info: dict[str, Any], *, encrypted: bool) -> dict[str, Any]:
+    """The object to send after CONNECT; raises `UsageError` for a credentials file that cannot be used."""
+    options: dict[str, Any] = {
+        "verbose": False,
+        "pedantic": False,
+        "headers": True,
+        "no_responders": True,
+        "protocol": 1,
+        "lang": "python-eventjet",
+        "version": "1",
+        "name": endpoint.name,
+        "tls_required": encrypted,
+    }
+    nonce = str(info.get("nonce", "")).encode()
+    if endpoint.credentials is not None:
+        content = _read(endpoint.credentials)
+        jwt = _found(_JWT, content, endpoint.credentials, "user JWT")
+        seed = _found(_SEED, content, endpoint.credentials, "seed")
+        options |= {"jwt": jwt.decode(), "sig": _signed(seed, nonce, endpoint.credentials)[1]}
+    elif endpoint.nkey is not None:
+        seed = _found(_BARE_SEED, _read(endpoint.nkey), endpoint.nkey, "seed of a user (SU…)")
+        public, signature = _signed(seed, nonce, endpoint.nkey)
+        options |= {"nkey": public, "sig": signature}
+    if endpoint.user is not None:
+        options |= {"user": endpoint.user, "pass": endpoint.password or ""}
+    if endpoint.token is not None:
+        options["auth_token"] = endpoint.token
+    return options
+
+
+def _signed(seed: bytes, nonce: bytes, path: Path) -> tuple[str, str]:
+    """(public key, signature of the nonce); the key pair is wiped."""
+    # Untyped, and slow to import: only who signs pays for it.
+    nkeys: Any = import_module("nkeys")
+    try:
+        pair = nkeys.from_seed(bytearray(seed))
+        public = bytes(pair.public_key).decode()
+        signature = base64.urlsafe_b64encode(pair.sign(nonce)).rstrip(b"=").decode()
+        pair.wipe()
+    except (nkeys.NkeysError, ValueError, TypeError) as error:
+        raise UsageError(f"The seed in {path} cannot sign ({type(error).__name__}). Create the key again.") from None
+    return public, signature
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}. Give a readable credentials file.") from None
+
+
+def _found(pattern: re.Pattern[bytes], content: bytes, path: Path, what: str) -> bytes:
+    match = pattern.search(content)
+    if match is None:
+        raise UsageError(f"{path} holds no {what}. Give the file that `nsc` or `nk` wrote.")
+    return match[1]
 
 
 def tls_context(endpoint: Endpoint) -> ssl.SSLContext:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 import ssl
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -35,7 +34,7 @@ _subject_of = itemgetter(1)
 class Exchange:
     """One request, and what has come of it."""
 
-    __slots__ = ("_fault", "_frames", "_wake", "patience_s", "reply", "subjects", "until")
+    __slots__ = ("_frames", "_wake", "fault", "patience_s", "reply", "subjects", "until")
 
     def __init__(self, reply: bytes, subjects: Collection[str], patience_s: float, until: float) -> None:
         self.reply = reply
@@ -46,35 +45,31 @@ class Exchange:
         self.until = until
         """When that time is over, by the loop's clock."""
         self._frames: list[Frame] = []
-        self._fault: Exception | None = None
+        self.fault: Exception | None = None
+        """What ended it."""
         self._wake: asyncio.Future[None] | None = None
 
     async def came(self) -> list[Frame]:
         """The next frames of the answer, at least one; raises what ended the exchange."""
-        if not self._frames and self._fault is None:
+        if not self._frames and self.fault is None:
             self._wake = asyncio.get_running_loop().create_future()
             await self._wake
-        if not self._frames and self._fault is not None:
-            raise self._fault
+        if not self._frames and self.fault is not None:
+            raise self.fault
         frames, self._frames = self._frames, []
         return frames
 
     def arrived(self, frames: list[Frame], now: float) -> None:
         """Take a part of the answer; what comes after the end is not one."""
-        if self._fault is None:
+        if self.fault is None:
             self._frames += frames
             self.until = now + self.patience_s
             self._wake_up()
 
     def end(self, fault: Exception) -> None:
         """There will be no more."""
-        self._fault = fault
+        self.fault = fault
         self._wake_up()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether nothing has ended it."""
-        return self._fault is None
 
     def _wake_up(self) -> None:
         if self._wake is not None and not self._wake.done():
@@ -213,7 +208,10 @@ class LoopConnection:
     def _took(self, frames: list[Frame], controls: list[Control]) -> None:
         now = self._heard_at = self._loop.time()
         # A violation comes before the answer to what was let through of the same batch.
-        ends = [fault for fault in map(self._fault_in, controls) if fault is not None and not self._denied(fault)]
+        faults = [
+            server_fault(said.decode("utf-8", "replace"), self._peer) for verb, said in controls if verb == b"-ERR"
+        ]
+        ends = [fault for fault in faults if not self._denied(fault)]
         for subject, each in groupby(frames, _subject_of):
             exchange = self._exchanges.get(subject)
             if exchange is not None:
@@ -236,7 +234,8 @@ class LoopConnection:
                 if not chunk:
                     raise ConnectionResetError("the server closed it")
                 chunks.append(chunk)
-                if not _held_back(self._sock):
+                # What TLS has read and not handed out wakes nobody.
+                if not isinstance(self._sock, ssl.SSLSocket) or not self._sock.pending():
                     break
         except _WOULD_BLOCK:
             pass
@@ -249,9 +248,6 @@ class LoopConnection:
             elif verb == b"INFO":
                 with suppress(ValueError):
                     self.info |= orjson.loads(argument)
-
-    def _fault_in(self, control: Control) -> Exception | None:
-        return server_fault(control[1].decode("utf-8", "replace"), self._peer) if control[0] == b"-ERR" else None
 
     def _denied(self, fault: Exception) -> bool:
         """Whether it is a violation, which ends what was published on its subject; all else ends the connection."""
@@ -274,14 +270,13 @@ class LoopConnection:
         self._timer = None
         now = self._loop.time()
         for exchange in self._exchanges.values():
-            if not exchange.is_open:
+            if exchange.fault is not None:
                 continue
-            if exchange.until <= now:
-                exchange.end(
-                    StoreUnavailable(next(iter(exchange.subjects)), f"no answer within {exchange.patience_s:g} s")
-                )
-            else:
+            if exchange.until > now:
                 self._watch(exchange.until)
+                continue
+            reason = f"no answer within {exchange.patience_s:g} s"
+            exchange.end(StoreUnavailable(next(iter(exchange.subjects)), reason))
 
     def _check_alive(self) -> None:
         now = self._loop.time()
@@ -292,11 +287,6 @@ class LoopConnection:
             self.send(b"PING\r\n")
             self._pinged_at = now
         self._pinging = self._loop.call_later(PING_S, self._check_alive)
-
-
-def _held_back(sock: socket.socket) -> int:
-    """Bytes that TLS has read and not handed out, which wake nobody."""
-    return sock.pending() if isinstance(sock, ssl.SSLSocket) else 0
 
 
 def _hang_up(dialling: asyncio.Future[Dialled]) -> None:

@@ -117,17 +117,10 @@ def _needed(length: int) -> int:
 
 def publish_frame(subject: str | bytes, body: bytes = b"", *, reply: bytes = b"", headers: bytes = b"") -> bytes:
     """One PUB or HPUB; `headers` is a whole block, `NATS/1.0␍␊…␍␊␍␊`. Raises `UsageError` on an unfit subject."""
-    name = checked_subject(subject)
+    name, to = checked_subject(subject), reply + b" " if reply else b""
     if headers:
-        return b"HPUB %b %b%d %d\r\n%b%b\r\n" % (
-            name,
-            reply + b" " if reply else b"",
-            len(headers),
-            len(headers) + len(body),
-            headers,
-            body,
-        )
-    return b"PUB %b %b%d\r\n%b\r\n" % (name, reply + b" " if reply else b"", len(body), body)
+        return b"HPUB %b %b%d %d\r\n%b%b\r\n" % (name, to, len(headers), len(headers) + len(body), headers, body)
+    return b"PUB %b %b%d\r\n%b\r\n" % (name, to, len(body), body)
 
 
 def subscribe_frame(subject: str | bytes, sid: bytes) -> bytes:

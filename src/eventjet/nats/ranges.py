@@ -119,7 +119,12 @@ class _Range:
             except (StoreUnavailable, Unreachable, Evicted) as error:
                 if self.position > before:
                     backoff_s = _BACKOFF_S[0]
-                self._raise_if_out_of_patience(error)
+                waited_s = time.monotonic() - self.progress_at
+                if not self.reached:
+                    raise
+                if waited_s > self.options.patience_s:
+                    what = f"Reading {self.stream} from position {self.position}"
+                    raise StoreUnavailable(what, f"for {waited_s:.0f} s; at last {error}") from error
                 time.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter is no secret
                 backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
         if self.records:
@@ -152,7 +157,9 @@ class _Range:
                 delivery = Delivery(self.stream, name, pulls.sid, self.position - 1, waiting, watch_holes=self.dense)
                 yield from self._drain(link, pulls, delivery)
             finally:
-                _forget(link, self.stream, name)
+                if link.usable:  # else the server drops it by itself
+                    with suppress(StoreError):
+                        link.ask(delete_consumer(self.stream, name), timeout_s=_FORGET_S)
 
     def _drain(self, link: NatsConnection, pulls: Pulls, delivery: Delivery) -> Generator[list[RawRecord]]:
         silence_s = 2 * self.options.heartbeat_s
@@ -198,19 +205,3 @@ class _Range:
             raise HistoryBroken(self.stream, self.position, reason)
         self.position = self.end
         return True
-
-    def _raise_if_out_of_patience(self, error: StoreError | Unreachable) -> None:
-        if not self.reached:
-            raise error
-        waited_s = time.monotonic() - self.progress_at
-        if waited_s > self.options.patience_s:
-            raise StoreUnavailable(
-                f"Reading {self.stream} from position {self.position}", f"for {waited_s:.0f} s; at last {error}"
-            ) from error
-
-
-def _forget(link: NatsConnection, stream: str, name: str) -> None:
-    """Delete the consumer if the connection still serves; the server drops an idle one by itself."""
-    if link.usable:
-        with suppress(StoreError):
-            link.ask(delete_consumer(stream, name), timeout_s=_FORGET_S)

@@ -37,7 +37,7 @@ async def restore(
         stream = loaded(app).name
         with open_engine(engine, watch) as chosen:
             past = _checked(stream, ArchiveReader(chosen.archive_files(url)), watch)
-            return republish.restore(
+            restoring = republish.Restore(
                 Endpoint.of(settings).with_name("eventjet-restore"),
                 past,
                 replicas=settings.replicas,
@@ -45,6 +45,7 @@ async def restore(
                 wait=watch.wait,
                 timeout_s=settings.request_timeout_s,
             )
+            return restoring.run()
 
     return await in_thread(settings, progress, work)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,5 +117,4 @@ class BulkSnapshots:
     def _hang_up(self) -> None:
         link, self._link = self._link, None
         if link is not None:
-            with suppress(OSError):
-                link.close()
+            link.close()

@@ -18,15 +18,24 @@ from eventjet.codec.subjects import stream_subjects, subject_of
 from eventjet.errors import (
     ApiRefused,
     ConcurrencyConflict,
+    ConnectionLost,
     Forbidden,
     OutcomeUnknown,
     Refused,
     StoreUnavailable,
 )
-from eventjet.nats.api import Request, direct_last, direct_since, last_message, next_message
+from eventjet.nats.api import (
+    STATUS,
+    Request,
+    direct_last,
+    direct_page,
+    direct_record,
+    direct_since,
+    last_message,
+    next_message,
+)
 from eventjet.nats.client import Client
 from eventjet.store import outcome
-from eventjet.store.long_reads import LongReads
 from eventjet.store.store import Append, LogState, check_save, event_headers
 from eventjet.store.topology import identity_of, info
 
@@ -34,6 +43,12 @@ _GRACE_S = 0.05
 """A request is given this much, however near the deadline is."""
 _FOLLOW_S = 0.1
 """Between two looks at the end of a log that is followed."""
+REQUEST_MAX = 1_000
+"""Records of one request: there is no flow control inside it."""
+REQUEST_BYTES = 2_000_000
+"""Bytes of one request, so that records of any size fit into memory."""
+REQUESTS_MAX = 24
+"""Requests at once: what all of them bring is less than the server keeps for a slow client (64 MB)."""
 
 
 class JetStreamStore:
@@ -56,15 +71,15 @@ class JetStreamStore:
             timeout_s = min(self._client.timeout_s, self._save_timeout_s)
             first = await self._send(self._subjects(writes), writes, timeout_s)
         except asyncio.CancelledError:
-            self._start(writes, None, deadline, resume=True)
+            self._start(writes, None, deadline)
             raise
         if isinstance(first, outcome.Acked) and not first.duplicate:
             return first.position
-        return await self._start(writes, first, deadline, resume=False)
+        return await self._start(writes, first, deadline)
 
     async def resolve(self, writes: Sequence[Append]) -> int:
         """As `append`, for a save whose deadline passed before: it looks before it sends."""
-        return await self._start(writes, None, time.monotonic() + self._save_timeout_s, resume=True)
+        return await self._start(writes, None, time.monotonic() + self._save_timeout_s)
 
     async def settle(self) -> None:
         """Wait for the saves in flight, at most one save's time; nothing can be read afterwards."""
@@ -74,11 +89,9 @@ class JetStreamStore:
             timeout_s = self._save_timeout_s + self._client.timeout_s + 2 * _GRACE_S
             await asyncio.wait(set(self._in_flight), timeout=timeout_s)
 
-    def _start(
-        self, writes: Sequence[Append], first: outcome.Answer | None, deadline: float, *, resume: bool
-    ) -> asyncio.Future[int]:
+    def _start(self, writes: Sequence[Append], first: outcome.Answer | None, deadline: float) -> asyncio.Future[int]:
         """Go on with a save in a task of its own, which outlives the caller."""
-        task = asyncio.ensure_future(self._save(writes, first, deadline, resume=resume))
+        task = asyncio.ensure_future(self._save(writes, first, deadline))
         self._in_flight.add(task)
         task.add_done_callback(self._landed)
         return asyncio.shield(task)
@@ -88,15 +101,11 @@ class JetStreamStore:
         if not task.cancelled():
             task.exception()  # taken, so that an abandoned caller leaves no warning
 
-    async def _save(
-        self, writes: Sequence[Append], first: outcome.Answer | None, deadline: float, *, resume: bool
-    ) -> int:
-        """A save from its first answer, where that is there already, to its outcome."""
+    async def _save(self, writes: Sequence[Append], first: outcome.Answer | None, deadline: float) -> int:
+        """A save from its first answer to its outcome; with none, it looks first whether it is stored."""
         subjects = self._subjects(writes)
         save = outcome.Save(_parts(writes), deadline=deadline, jitter=random.random)
-        step: outcome.Step = save.resume() if resume else save.begin()
-        if first is not None:
-            step = save.answered(first)
+        step: outcome.Step = save.resume() if first is None else save.answered(first)
         while True:
             match step:
                 case outcome.Send(after_s=pause_s):
@@ -204,6 +213,53 @@ class JetStreamStore:
             return await self._client.ask(request)
         except ApiRefused as refusal:
             raise StoreUnavailable("A read from the leader", str(refusal)) from None
+
+
+class LongReads:
+    """Records of the log in pages, over a client of its own, which opens nothing before it is used. For one loop.
+
+    What a save waits for does not stand behind a long history there, and the pages are folded while they travel.
+    """
+
+    def __init__(self, stream: str, client: Client) -> None:
+        self._stream = stream
+        self._client = client
+        self._room = asyncio.Semaphore(REQUESTS_MAX)
+
+    async def pages(self, subject: str | None, start: int) -> AsyncIterator[list[RawRecord]]:
+        """The records of one subject, or of all, from a position on; raises `StoreUnavailable` and `Forbidden`."""
+        told = subject.encode() if subject is not None else None
+        last, left = start - 1, 1
+        has_been_lost = False
+        while left:
+            request = direct_page(self._stream, last + 1, subject, count=REQUEST_MAX, size=REQUEST_BYTES)
+            came = 0
+            async with self._room:
+                parts = self._client.stream(request)
+                try:
+                    async for frames in parts:
+                        final = frames.pop() if frames[-1][3].startswith(STATUS) else None
+                        if frames:
+                            page = [direct_record(frame, told) for frame in frames]
+                            came = page[-1][0]
+                            yield page
+                        if final is not None:
+                            last, left = request.parse(final) or (0, 0)
+                            break
+                except ConnectionLost:
+                    # The connection was lost since it was used last: once more, over another one.
+                    if came or has_been_lost:
+                        raise
+                    has_been_lost = True
+                    continue
+                finally:
+                    await parts.aclose()
+            if came != last:
+                raise StoreUnavailable(request.what, f"records up to position {last} were lost on the way")
+
+    async def close(self) -> None:
+        """End the connection, and whoever waits for an answer."""
+        await self._client.close()
 
 
 def _parts(writes: Sequence[Append]) -> list[outcome.Part]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from uuid import uuid4
 
@@ -17,9 +17,8 @@ from eventjet.store.store import Append, LogState, check_save, event_headers
 class MemoryStore:
     """Holds everything in one list; atomic because nothing awaits inside `append`."""
 
-    def __init__(self, app: str, *, now_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, app: str) -> None:
         self.app = app
-        self._now_ns = now_ns
         self._records: list[RawRecord] = []
         self._last: dict[str, int] = {}
         self._ids: set[str] = set()
@@ -37,7 +36,7 @@ class MemoryStore:
         if len(set(ids)) < len(ids) or not self._ids.isdisjoint(ids):
             raise Refused("A save", "one of its event ids is in the log already", "Give every event an id of its own.")
         self._ids.update(ids)
-        time_ns = self._now_ns()
+        time_ns = time.time_ns()
         for subject, write in zip(subjects, writes, strict=True):
             for index, new in enumerate(write.events):
                 position = len(self._records) + 1

@@ -33,13 +33,7 @@ REFUSALS = frozenset(
 batches switched off. Any other code leaves the outcome open."""
 STORE_FAILED = 10077
 """The generic code of a failed store: definite only when its text is that of a limit."""
-LIMITS = frozenset(
-    {
-        "maximum bytes exceeded",
-        "maximum messages exceeded",
-        "maximum messages per subject exceeded",
-    }
-)
+LIMITS = frozenset(f"maximum {what} exceeded" for what in ("bytes", "messages", "messages per subject"))
 """Not `disk quota exceeded`: a leader that cannot write does not keep its followers from storing."""
 
 STALE_LEADER_S = 2.0
@@ -181,21 +175,6 @@ class Save:
     It ends at its deadline, plus the one request that is then under way.
     """
 
-    __slots__ = (
-        "_blind",
-        "_cause",
-        "_compared",
-        "_contested",
-        "_count",
-        "_deadline",
-        "_jitter",
-        "_parts",
-        "_pauses",
-        "_sent_at",
-        "_since",
-        "_uncertain",
-    )
-
     def __init__(self, parts: Sequence[Part], *, deadline: float, jitter: Callable[[], float]) -> None:
         self._parts = tuple(parts)
         self._count = sum(len(part.event_ids) for part in parts)
@@ -210,12 +189,11 @@ class Save:
         self._sent_at = 0.0
         self._cause = "nothing was sent"
 
-    def begin(self) -> Step:
-        """The first step."""
-        return Send()
-
     def resume(self) -> Step:
-        """The first step for a save whose deadline passed before: look first, nothing is certain."""
+        """The first step for a save that may have been sent before: look, since nothing is certain.
+
+        Any other save begins with `Send()`.
+        """
         self._uncertain = True
         return Look()
 

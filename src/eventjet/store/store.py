@@ -112,8 +112,10 @@ def check_save(app: str, writes: Sequence[Append]) -> None:
     Checked before anything is sent: one oversize frame closes the whole connection.
     """
     subjects = [subject_of(app, write.aggregate, write.aggregate_id) for write in writes]
-    if len(writes) != 1:
-        _check_members(writes, subjects)
+    if not writes:
+        raise Refused("A save", "it records nothing", "Give it at least one event.")
+    if len(writes) > 1 and len(set(subjects)) < len(subjects):
+        raise Refused("A save", "it names one aggregate twice", "Give each aggregate one list of events.")
     count = sum([len(write.events) for write in writes])
     if count > BATCH_MAX:
         raise Refused(f"A save of {count} events", f"{BATCH_MAX} is the limit", "Record fewer at once.")
@@ -128,13 +130,6 @@ def check_save(app: str, writes: Sequence[Append]) -> None:
                     f"a message holds {SERVER_MESSAGE_MAX:,}, headers included",
                     "Keep large content elsewhere and record where it is.",
                 )
-
-
-def _check_members(writes: Sequence[Append], subjects: Sequence[str]) -> None:
-    if not writes:
-        raise Refused("A save", "it records nothing", "Give it at least one event.")
-    if len(set(subjects)) < len(subjects):
-        raise Refused("A save", "it names one aggregate twice", "Give each aggregate one list of events.")
 
 
 def message_size(new: NewEvent) -> int:

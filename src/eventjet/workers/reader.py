@@ -11,7 +11,7 @@ from typing import Any
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError
-from eventjet.nats.durable_pull import DurablePull
+from eventjet.nats.consumer import DurablePull
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.quarantine.fold import reader
 from eventjet.workers.buffer import Chunk, EventBuffer
