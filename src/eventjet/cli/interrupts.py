@@ -45,7 +45,7 @@ def interruptible() -> Generator[Callable[[], None]]:
 
 
 @contextmanager
-def terminable(consolation: str) -> Generator[None]:
+def _terminable(consolation: str) -> Generator[None]:
     """SIGTERM does as Ctrl-C does within the block, and after either is said what became of things."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -63,7 +63,7 @@ def terminable(consolation: str) -> Generator[None]:
 
 def finished(consolation: str, work: Callable[[Report], Coroutine[Any, Any, T]]) -> T:
     """Run bulk work and show its progress; Ctrl-C and SIGTERM end it in good order, and then `consolation` is said."""
-    with terminable(consolation), progress() as shown:
+    with _terminable(consolation), progress() as shown:
         return asyncio.run(_told_when_stopping(work(lambda step: shown(step.phase, step.done, step.total or None))))
 
 

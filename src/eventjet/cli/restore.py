@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eventjet.cli.interrupts import terminable
-from eventjet.cli.progress import progress
+from eventjet.cli.interrupts import finished
 from eventjet.cli.rebuild import MasterOption
 from eventjet.cli.target import JsonOption, Target, on_app
 from eventjet.cli.terminal import counted, print_json, say
@@ -29,26 +27,18 @@ def restore(
 
     Stop what works on the app's log first. Run it again after Ctrl-C or a fault, and it goes on where it ended.
     """
+    from eventjet.rebuild import EngineOptions
+    from eventjet.rebuild import restore as publish
+
     at.app()  # Told best before anything starts, if it cannot be imported.
-    with terminable("What was restored stays; run it again and it goes on there."):
-        report = asyncio.run(_restore(at, url, master))
+    report = finished(
+        "What was restored stays; run it again and it goes on there.",
+        lambda progress: publish(at.ref, url, at.settings, engine=EngineOptions(master=master), progress=progress),
+    )
     if json:
         print_json({**asdict(report), "seconds": dict(report.seconds)})
     else:
         _print(report)
-
-
-async def _restore(at: Target, url: str, master: str | None) -> Restored:
-    from eventjet.rebuild import EngineOptions, restore
-
-    with progress() as shown:
-        return await restore(
-            at.ref,
-            url,
-            at.settings,
-            engine=EngineOptions(master=master),
-            progress=lambda step: shown(step.phase, step.done, step.total or None),
-        )
 
 
 def _print(report: Restored) -> None:
