@@ -1,8 +1,8 @@
 """Publishing a past into an empty stream: the same positions, ids, versions and times, or an error.
 
 Each batch is atomic and expects the log to end right before it, so it is stored where it belongs or not at all,
-whoever else writes. An answer that is lost is found out by reading what the stream holds. Whatever ends a restore, the
-next one goes on after the last batch that was stored.
+whoever else writes. When an answer is lost, the restore reads what the stream holds. Whatever ends a restore, the next
+one goes on after the last batch that was stored.
 """
 
 from __future__ import annotations
@@ -41,15 +41,11 @@ after one another, is not to be taken for a repetition, and millions of ids need
 stream that still has it was not restored to its end."""
 _BACKOFF_S = (0.05, 1.0)
 _PATIENCE_S = 60.0
-_MENDED = frozenset({"duplicate_window", "max_msg_size", "num_replicas"})
-"""Settings of an existing stream that a restore sets itself, or can do with."""
+_SET_HERE = frozenset({"duplicate_window", "max_msg_size", "num_replicas"})
+"""Settings of an existing stream that a restore sets itself, or can live with."""
 
 Tell: TypeAlias = Callable[[Literal["publish", "compare"], int, int], object]
 """Told (phase, events done, events in all)."""
-
-
-def silent(_phase: str, _done: int, _total: int) -> None:
-    """A progress that nobody sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +76,7 @@ class Restore:
     endpoint: Endpoint
     past: Past
     replicas: int = 1
-    progress: Tell = silent
+    progress: Tell = lambda _phase, _done, _total: None
     wait: Callable[[float], object] = time.sleep
     timeout_s: float = 5.0
     held: NatsConnection | None = None
@@ -110,16 +106,16 @@ class Restore:
     # Before.
 
     def _prepare(self) -> int:
-        """The stream as it must be; returns the position to go on at. Raises `Refused` before it changes anything."""
+        """Make the stream what it must be, and return the position to go on at; raises `Refused` before any change."""
         past = self.past
         try:
             state = self._state()
         except StreamMissing:
             return self._create()
         drifts = compare(stream_config(past.stream, self.replicas), state.config)
-        amiss = [str(one) for one in drifts if one.setting not in _MENDED]
-        if amiss:
-            raise self._refused(f"the stream is not as it should be ({'; '.join(amiss)})")
+        wrong = [str(drift) for drift in drifts if drift.setting not in _SET_HERE]
+        if wrong:
+            raise self._refused(f"the stream is not as it should be ({'; '.join(wrong)})")
         if state.messages == 0 and state.last + 1 == past.first:
             self._check_alone(state)
             start = past.first
@@ -181,7 +177,7 @@ class Restore:
     # Meanwhile.
 
     def _store(self, batch: Batch) -> None:
-        """Have it stored, once; raises what is final, and `StoreUnavailable` when it takes too long."""
+        """Store it exactly once; raises what is final, and `StoreUnavailable` when it takes too long."""
         contradicted_at: float | None = None
 
         def attempt(answer: Exception | None) -> Exception | None:
@@ -289,7 +285,7 @@ class Restore:
             )
 
     def _compare(self) -> None:
-        """Read all of it again, beside the past; raises `HistoryBroken` for the first event that differs."""
+        """Read all of it again and compare it with the past; raises `HistoryBroken` for the first event that differs."""
         past, began = self.past, time.monotonic()
         stored = read_range(self.endpoint, past.stream, past.first, past.last + 1)
         kept = past.records(past.first, past.last + 1)

@@ -129,7 +129,7 @@ class Decoder:
 
     def __call__(self, record: RawRecord) -> Recorded[Any] | None:
         position, time_ns, subject, block, body = record
-        # What nearly every block is: nothing but the chain, each header in its place.
+        # Nearly every block holds nothing but id, expectation, type, schema and version, each in its place.
         lines = block.split(b"\r\n")
         if len(lines) == 8:
             _, told_id, expected, kind, schema, number, more, _ = lines

@@ -23,11 +23,7 @@ class Upcaster:
 
 def upcaster(name: str, /, *, schema: int) -> Callable[[Step], Upcaster]:
     """Declare how schema `schema` of the event `name` becomes the next one; list it in `App(upcasters=[…])`."""
-
-    def declare(step: Step) -> Upcaster:
-        return Upcaster(name, schema, step)
-
-    return declare
+    return lambda step: Upcaster(name, schema, step)
 
 
 class Upcasters:

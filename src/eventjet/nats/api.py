@@ -73,8 +73,7 @@ class StreamState:
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> StreamState:
         """The state in an answer that describes a stream."""
-        state: dict[str, Any] = answer["state"]
-        config: dict[str, Any] = answer["config"]
+        state, config = answer["state"], answer["config"]
         return cls(
             name=config["name"],
             first=state["first_seq"],
@@ -196,11 +195,11 @@ def delete_consumer(stream: str, name: str) -> Request[bool]:
 
 def waiting_consumers(stream: str) -> Request[list[str]]:
     """The names of the consumers at which pulls wait."""
-
-    def names(found: dict[str, Any]) -> list[str]:
-        return [str(one["name"]) for one in found.get("consumers") or () if one.get("num_waiting")]
-
-    return _call(f"CONSUMER.LIST.{stream}", None, names)
+    return _call(
+        f"CONSUMER.LIST.{stream}",
+        None,
+        lambda found: [str(each["name"]) for each in found.get("consumers") or () if each.get("num_waiting")],
+    )
 
 
 # Messages, from the stream's leader.

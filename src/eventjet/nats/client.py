@@ -46,7 +46,7 @@ async def connect(settings: Settings) -> Client:
         if path is not None and not path.is_file():
             raise Unreachable(f"The file {path}", "it does not exist", "Name the file in EVENTJET_* anew.")
     if settings.tls_ca or settings.tls_cert:
-        tls_context(Endpoint.of(settings))  # wrong files are told even where the server has no use for them
+        tls_context(Endpoint.of(settings))  # wrong files are an error even where the server does not need them
     client = Client(replace(Endpoint.of(settings), shuffle=True), settings.request_timeout_s)
     where = f"The NATS server at {', '.join(client.endpoint.servers)}"
     try:
@@ -108,7 +108,7 @@ class Client:
     def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
         self.endpoint = endpoint
         self.timeout_s = timeout_s
-        """How long a request may take that names no time of its own."""
+        """How long a request may take unless it sets a time of its own."""
         self.on_lost: list[Callable[[], object]] = []
         """Called when the connection is lost: what was known of the log may be of another past."""
         self._connection: LoopConnection | None = None

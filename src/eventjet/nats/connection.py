@@ -31,7 +31,7 @@ _SEND_TIMEOUT_S = 10.0
 
 
 class NatsConnection:
-    """See the module. Made by `open`."""
+    """A connection that `open` made."""
 
     def __init__(self, dialled: Dialled, endpoint: Endpoint, ping_interval_s: float) -> None:
         self.info = dialled.info

@@ -32,7 +32,7 @@ _subject_of = itemgetter(1)
 
 
 class Exchange:
-    """One request, and what has come of it."""
+    """One request, and what has come in answer to it."""
 
     __slots__ = ("_frames", "_wake", "fault", "patience_s", "reply", "subjects", "until")
 
@@ -43,7 +43,7 @@ class Exchange:
         self.patience_s = patience_s
         """How long its answer, or the next part of it, may take."""
         self.until = until
-        """When that time is over, by the loop's clock."""
+        """When that time ends, by the loop's clock."""
         self._frames: list[Frame] = []
         self.fault: Exception | None = None
         """What ended it."""
@@ -122,7 +122,7 @@ class LoopConnection:
         return self.usable and len(self._unsent) <= ROOM_BYTES
 
     def exchange(self, subjects: Collection[str], patience_s: float, until: float | None = None) -> Exchange:
-        """Be ready for the answer to what is published on `subjects`; to be given to `forget`."""
+        """Prepare for the answer to what is published on `subjects`; give the exchange to `forget` in the end."""
         until = self._loop.time() + patience_s if until is None else until
         self._count += 1
         reply = b"%b.%d" % (self._inbox.encode(), self._count)
@@ -132,7 +132,7 @@ class LoopConnection:
         return exchange
 
     def forget(self, exchange: Exchange) -> None:
-        """Drop what still comes of it."""
+        """Ignore whatever still comes in answer to it."""
         self._exchanges.pop(exchange.reply, None)
 
     def publish(self, subject: str, payload: bytes, headers: bytes = b"", reply: bytes = b"") -> None:
@@ -159,7 +159,7 @@ class LoopConnection:
             return
         self._flush()
         if not self.usable:
-            return  # it was found lost
+            return  # the flush found it lost
         self.usable = False
         self._pinging.cancel()
         if self._timer is not None:

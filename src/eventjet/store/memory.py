@@ -67,8 +67,7 @@ class MemoryStore:
 
     async def position_at(self, at: datetime) -> int:
         """As `EventStore.position_at`."""
-        found = [record[0] for record in self._records if recorded_at(record) >= at]
-        return found[0] if found else len(self._records) + 1
+        return next((record[0] for record in self._records if recorded_at(record) >= at), len(self._records) + 1)
 
     async def state(self) -> LogState:
         """As `EventStore.state`."""
