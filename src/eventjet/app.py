@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import MISSING, fields
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Protocol, Unpack
 
@@ -22,7 +23,6 @@ from eventjet.projections.resolve import resolve
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql, SqlProjection, resolve_sql
 from eventjet.settings import Settings, SettingsOverrides
 from eventjet.snapshots.snapshot import SnapshotCodec
-from eventjet.sql.sqlite_types import make_readable
 
 NAME_RULE = "[a-z][a-z0-9_]*"
 
@@ -54,7 +54,7 @@ class App:
             _check_snapshots(self.aggregates, faults)
         self.projections: Mapping[str, AnyResolved] = _projections(projections, self.catalog, faults)
         if not faults:
-            faults += _quarantine_faults(self.aggregates, self.projections.values())
+            faults += _quarantine_faults(self.aggregates, self.projections)
         if faults:
             raise DefinitionError(faults)
 
@@ -77,7 +77,7 @@ def load_app(reference: str, folder: Path | None = None) -> App:
 
 
 def _aggregates(declared: Sequence[Any], faults: list[str]) -> dict[Any, AggregateInfo]:
-    found: dict[Any, AggregateInfo] = {}
+    infos: dict[Any, AggregateInfo] = {}
     names: dict[str, Any] = {}
     for cls in declared:
         try:
@@ -90,16 +90,16 @@ def _aggregates(declared: Sequence[Any], faults: list[str]) -> dict[Any, Aggrega
         if names.setdefault(info.name, cls) is not cls:
             faults.append(f"two aggregates are called {info.name!r}")
         faults.extend(_state_faults(cls))
-        found[cls] = info
-    return found
+        infos[cls] = info
+    return infos
 
 
 def _state_faults(cls: Any) -> list[str]:
-    bare = [one.name for one in fields(cls) if one.default is MISSING and one.default_factory is MISSING]
-    found = [f"{cls.__qualname__}.{name} has no default, so there is no initial state" for name in bare]
+    bare = [field.name for field in fields(cls) if field.default is MISSING and field.default_factory is MISSING]
+    faults = [f"{cls.__qualname__}.{name} has no default, so there is no initial state" for name in bare]
     if not callable(getattr(cls, "evolve", None)):
-        found.append(f"{cls.__qualname__} has no `evolve(self, event)`")
-    return found
+        faults.append(f"{cls.__qualname__} has no `evolve(self, event)`")
+    return faults
 
 
 def _catalog(
@@ -108,22 +108,21 @@ def _catalog(
     retired: Sequence[str],
     faults: list[str],
 ) -> Catalog:
-    owner: dict[type, Any] = {}
+    owners: dict[type, Any] = {}
     for cls in aggregates:
         if not callable(getattr(cls, "evolve", None)):
             continue
         try:
-            events = folded_events(cls)
-            for one in events:
-                event_info(one)
-                if owner.setdefault(one, cls) is not cls:
+            for event in folded_events(cls):
+                event_info(event)
+                if owners.setdefault(event, cls) is not cls:
                     faults.append(
-                        f"{one.__qualname__} is folded by {owner[one].__qualname__} and by {cls.__qualname__}; "
+                        f"{event.__qualname__} is folded by {owners[event].__qualname__} and by {cls.__qualname__}; "
                         "an event belongs to one aggregate"
                     )
         except DefinitionError as error:
             faults.extend(error.faults)
-    catalog = Catalog([one for one in owner if _is_event(one)], upcasters, retired)
+    catalog = Catalog(list(owners), upcasters, retired)
     faults.extend(catalog.faults())
     return catalog
 
@@ -140,53 +139,40 @@ def _check_snapshots(aggregates: Mapping[Any, AggregateInfo], faults: list[str])
             faults.extend(error.faults)
 
 
-def _is_event(cls: Any) -> bool:
-    try:
-        event_info(cls)
-    except DefinitionError:
-        return False
-    return True
-
-
 def _projections(declared: Sequence[Declared], catalog: Catalog, faults: list[str]) -> dict[str, AnyResolved]:
-    found: dict[str, AnyResolved] = {}
+    resolved: dict[str, AnyResolved] = {}
     names: set[str] = set()
-    for one in declared:
-        if one.name in names:
-            faults.append(f"two projections are called {one.name!r}")
-        names.add(one.name)
+    for projection in declared:
+        name = projection.name
+        if name in names:
+            faults.append(f"two projections are called {name!r}")
+        names.add(name)
         try:
-            resolved = resolve_sql(one, catalog) if isinstance(one, SqlProjection) else resolve(one, catalog)
-            for table in resolved.tables:
-                make_readable(table)
-            found[one.name] = resolved
+            by_hand = isinstance(projection, SqlProjection)
+            resolved[name] = resolve_sql(projection, catalog) if by_hand else resolve(projection, catalog)
         except DefinitionError as error:
             faults.extend(error.faults)
-    faults.extend(_shared_tables(found))
-    return found
+    faults.extend(_shared_tables(resolved))
+    return resolved
 
 
-def _quarantine_faults(aggregates: Mapping[Any, AggregateInfo], resolved: Iterable[AnyResolved]) -> list[str]:
+def _quarantine_faults(
+    aggregates: Mapping[Any, AggregateInfo], projections: Mapping[str, AnyResolved]
+) -> Iterator[str]:
     """A row of several aggregates would come out otherwise when one of them was held back for a while."""
-    found: list[str] = []
-    for one in resolved:
-        of = sorted({info.name for cls, info in aggregates.items() if set(folded_events(cls)) & set(one.events)})
-        if one.quarantines and len(of) > 1:
-            found.append(
-                f'projection {one.name!r}: on_error="quarantine" takes events of one aggregate, and it takes those of '
-                f"{', '.join(of)}: the order after a parked event can only be kept by aggregate"
+    for name, resolved in projections.items():
+        of = sorted({info.name for cls, info in aggregates.items() if set(folded_events(cls)) & set(resolved.events)})
+        if resolved.quarantines and len(of) > 1:
+            yield (
+                f'projection {name!r}: on_error="quarantine" takes events of one aggregate, and it takes those of '
+                f"{', '.join(of)}: order behind a parked event can only be kept by aggregate"
             )
-    return found
 
 
-def _shared_tables(found: Mapping[str, AnyResolved]) -> list[str]:
+def _shared_tables(projections: Mapping[str, AnyResolved]) -> Iterator[str]:
     """Tables that a projection by hand shares with another one: a rebuild of one would undo the other."""
-    return [
-        f"the table {table.name!r} belongs to the projections {one.name!r} and {other.name!r}; give each its own"
-        for one in found.values()
-        if isinstance(one, ResolvedSql)
-        for other in found.values()
-        if other is not one and not (isinstance(other, ResolvedSql) and other.name < one.name)
-        for table in one.tables
-        if table.name in {its.name for its in other.tables}
-    ]
+    for first, second in combinations(projections.values(), 2):
+        if isinstance(first, ResolvedSql) or isinstance(second, ResolvedSql):
+            for name in sorted({table.name for table in first.tables} & {table.name for table in second.tables}):
+                both = f"the projections {first.name!r} and {second.name!r}"
+                yield f"the table {name!r} belongs to {both}; give each its own"
