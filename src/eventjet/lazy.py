@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used (PEP 562), so that importing it costs next to nothing."""
+"""Names of a package that are imported when they are first used (PEP 562), so that importing it is cheap."""
 
 from __future__ import annotations
 

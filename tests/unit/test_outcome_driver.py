@@ -27,7 +27,7 @@ LATEST_S = SAVE_S + REQUEST_S + SLACK_S
 PATIENT_S = 30.0
 
 Interference = Callable[[str, bytes], bytes | None]
-"""(subject, payload) → what is answered instead; None for the true answer. It may raise `StoreUnavailable` or `Forbidden`."""
+"""(subject, payload) → what is answered, None for the true answer; may raise `StoreUnavailable`, `Forbidden`."""
 
 
 def writes(*counts: int, expected: int = 0) -> list[Append]:

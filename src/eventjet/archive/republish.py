@@ -285,7 +285,7 @@ class Restore:
             )
 
     def _compare(self) -> None:
-        """Read all of it again and compare it with the past; raises `HistoryBroken` for the first event that differs."""
+        """Read all of it again and compare it with the past; raises `HistoryBroken` for the first difference."""
         past, began = self.past, time.monotonic()
         stored = read_range(self.endpoint, past.stream, past.first, past.last + 1)
         kept = past.records(past.first, past.last + 1)

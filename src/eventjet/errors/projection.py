@@ -143,8 +143,8 @@ class StillHeld(ProjectionError):
     def __init__(self, resolved: Revision, count: int) -> None:
         self.projection = resolved.name
         super().__init__(
-            f"Projection {resolved.name!r} stops at events it cannot take, and {count} aggregate(s) are held back in its "
-            f'quarantine. Declare it on_error="quarantine" again, or run `eventjet rebuild {resolved.name}`.'
+            f"Projection {resolved.name!r} stops at events it cannot take, and {count} aggregate(s) are held back in "
+            f'its quarantine. Declare it on_error="quarantine" again, or run `eventjet rebuild {resolved.name}`.'
         )
 
 
@@ -182,9 +182,9 @@ class NamedByHandlers(ProjectionError):
         self.revision = resolved.revision
         names = ", ".join(table.name for table in resolved.tables)
         super().__init__(
-            f"Revision {resolved.revision} of projection {resolved.name!r} is SQL by hand, whose handlers name {names}, and "
-            "another revision has these names; on SQLite there is no second location for them. Declare tables of other "
-            f"names for it, or leave the revision as it was and run `eventjet rebuild {resolved.name}`."
+            f"Revision {resolved.revision} of projection {resolved.name!r} is SQL by hand. Its handlers name {names}, "
+            "and another revision has these names; on SQLite there is no second location for them. Declare tables of "
+            f"other names for it, or leave the revision as it was and run `eventjet rebuild {resolved.name}`."
         )
 
 
@@ -196,6 +196,7 @@ class PromotionRefused(ProjectionError):
         self.revision = resolved.revision
         self.reason = reason
         super().__init__(
-            f"Revision {resolved.revision} of projection {resolved.name!r} cannot take the declared location: {reason}. "
+            f"Revision {resolved.revision} of projection {resolved.name!r} cannot take the declared location: "
+            f"{reason}. "
             f"Fix that; a worker tries again, and `eventjet db promote {resolved.name}` does at once."
         )

@@ -82,7 +82,8 @@ class AppRef:
             raise self._not_found(error) from error
         except Exception as error:
             raise UsageError(
-                f"The module {self.module!r} failed when it was imported: {type(error).__name__}: {error}. Fix it first."
+                f"The module {self.module!r} failed when it was imported: {type(error).__name__}: {error}. "
+                "Fix it first."
             ) from error
         app: Any = getattr(module, self.attribute, None)
         if not _is_app(app):

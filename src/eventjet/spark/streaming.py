@@ -22,7 +22,7 @@ from eventjet.store.topology import IDENTITY
 
 
 class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lives in a process beside the driver for as long as the query, with one connection; tasks have copies without it."""
+    """Lives in a process beside the driver as long as the query, with one connection; tasks have copies without it."""
 
     def __init__(self, options: LogOptions, columns: Sequence[str]) -> None:
         if options.last is not None:
