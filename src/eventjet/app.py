@@ -23,6 +23,7 @@ from eventjet.projections.resolve import resolve
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql, SqlProjection, resolve_sql
 from eventjet.settings import Settings, SettingsOverrides
 from eventjet.snapshots.snapshot import SnapshotCodec
+from eventjet.sql.sqlite_types import make_readable
 
 NAME_RULE = "[a-z][a-z0-9_]*"
 
@@ -150,6 +151,8 @@ def _projections(declared: Sequence[Declared], catalog: Catalog, faults: list[st
         try:
             by_hand = isinstance(projection, SqlProjection)
             resolved[name] = resolve_sql(projection, catalog) if by_hand else resolve(projection, catalog)
+            for table in resolved[name].tables:
+                make_readable(table)
         except DefinitionError as error:
             faults.extend(error.faults)
     faults.extend(_shared_tables(resolved))

@@ -374,7 +374,7 @@ def test_a_writer_that_is_fenced_parks_nothing_and_the_next_one_parks_once(ledge
 
     zombie = changed(ledger, lambda connection: taken(connection, "zombie"))
     prepared = changed(ledger, lambda connection: writers[0].prepare(connection, batch))
-    assert prepared.changes.sorting is not None
+    assert prepared.changes.quarantine is not None
     owner = changed(ledger, lambda connection: taken(connection, "owner"))
     with pytest.raises(CheckpointFenced):
         changed(ledger, lambda connection: writers[0].commit(connection, zombie, prepared))

@@ -8,6 +8,7 @@ makes, and a test compares the two.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,12 +66,14 @@ def upgrade(connection: Connection) -> Upgraded:
     before = version(connection)
     if before == HEAD:
         return Upgraded(before, HEAD)
+    had = _shape(connection)
+    if before is None and had.keys() - {VERSION_TABLE}:
+        raise _unversioned(connection, had)
     try:
         steps = list(scripts.iterate_revisions(HEAD, before or "base"))
     except RevisionError:
         raise newer(connection, before) from None
     context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-    had = _shape(connection)
     for step in reversed(steps):
         step.module.upgrade(Operations(context))
         context.stamp(scripts, step.revision)
@@ -98,10 +101,20 @@ def check(connection: Connection) -> None:
     if found is not None and found > HEAD:
         raise newer(connection, found)
     shown = shown_of(connection)
+    if found is None and (there := _shape(connection)).keys() - {VERSION_TABLE}:
+        raise _unversioned(connection, there)
     if found is None:
         raise Unreachable(f"The database {shown}", "eventjet's tables are not in it", "Run `eventjet init` once.")
     reason = f"eventjet's tables in it are at revision {found}, and this version needs {HEAD}"
     raise Unreachable(f"The database {shown}", reason, "Run `eventjet db upgrade`.")
+
+
+def _unversioned(connection: Connection, there: Mapping[str, object]) -> Unreachable:
+    """The error for tables of eventjet of which nobody noted what they are."""
+    shown = shown_of(connection)
+    reason = f"{VERSION_TABLE!r} is gone or empty, and {', '.join(sorted(there.keys() - {VERSION_TABLE}))} are there"
+    remedy = "Restore it from a backup, or drop these tables and the read models, and run `eventjet init`."
+    return Unreachable(f"The database {shown}", reason, remedy)
 
 
 def _shape(connection: Connection) -> dict[str, set[str]]:
