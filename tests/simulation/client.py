@@ -10,8 +10,8 @@ from eventjet.store.outcome import (
     Answer,
     Look,
     Outcome,
-    Part,
     Save,
+    SavePart,
     Send,
     Silence,
     SlotFound,
@@ -111,9 +111,9 @@ class Client:
     def _begin(self, *, resume: bool) -> None:
         attempt = self._attempt
         offset = 0
-        parts: list[Part] = []
+        parts: list[SavePart] = []
         for part in attempt.parts:
-            parts.append(Part(tuple(message.event_id or "" for message in part), offset))
+            parts.append(SavePart(tuple(message.event_id or "" for message in part), offset))
             offset += len(part)
         self._save = self._world.rules.save(parts, deadline=attempt.deadline, jitter=self._world.random)
         self._go(self._save.resume() if resume else Send())

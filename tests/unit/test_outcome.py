@@ -12,9 +12,9 @@ from eventjet.store.outcome import (
     ErrorReply,
     ForbiddenOutcome,
     Look,
-    Part,
     RefusedOutcome,
     Save,
+    SavePart,
     Send,
     Silence,
     SlotFound,
@@ -31,9 +31,9 @@ RACED = ErrorReply(400, 10164, "wrong last sequence")
 
 def save(*parts: tuple[str, ...], deadline: float = 20.0) -> Save:
     offset = 0
-    made: list[Part] = []
+    made: list[SavePart] = []
     for ids in parts or (("a",),):
-        made.append(Part(ids, offset))
+        made.append(SavePart(ids, offset))
         offset += len(ids)
     return Save(made, deadline=deadline, jitter=lambda: 0.5)
 

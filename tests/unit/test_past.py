@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import eventjet.archive.batches
-from eventjet.archive.batches import BATCH_BYTES, BATCH_MAX, HEADERS_ADDED, Batch, Past, batches, lasting
+from eventjet.archive.batches import BATCH_BYTES, BATCH_MAX, HEADERS_ADDED, Past, RestoreBatch, batches, lasting
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.envelope import RawRecord, header, header_block, recorded_at
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
@@ -35,7 +35,7 @@ def past(*records: RawRecord, last: int | None = None) -> Past:
     return Past("there", "bank", "log", records[0][0], last or records[-1][0], pages)
 
 
-def published(batch: Batch) -> list[RawRecord]:
+def published(batch: RestoreBatch) -> list[RawRecord]:
     """The records as the log holds them after a batch was stored."""
     frames, final = batch.frames("id")
     blocks: list[bytes] = []

@@ -66,7 +66,7 @@ def lasting(record: RawRecord) -> tuple[int, bytes, bytes, bytes]:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class RestoreBatch:
     """Messages that follow one another in the log."""
 
     records: tuple[RawRecord, ...]
@@ -99,7 +99,7 @@ class Batch:
         return b"".join(before), headers + b"Nats-Batch-Commit: 1\r\n\r\n"
 
 
-def batches(past: Past, start: int) -> Iterator[Batch]:
+def batches(past: Past, start: int) -> Iterator[RestoreBatch]:
     """The past from a position on; raises `ArchiveBroken` where its records do not follow one another.
 
     It is cut in the same places whether it was published again before or not.
@@ -166,8 +166,8 @@ class _Making:
         if event_id is not None:
             self.ids.add(event_id)
 
-    def made(self) -> Batch:
-        done = Batch(tuple(self.records), tuple(self.blocks))
+    def made(self) -> RestoreBatch:
+        done = RestoreBatch(tuple(self.records), tuple(self.blocks))
         self.records, self.blocks, self.size = [], [], 0
         self.ids.clear()
         self.lasts.clear()

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from eventjet import failpoints
-from eventjet.archive.batches import HEADERS_ADDED, Batch, Past, batches, lasting
+from eventjet.archive.batches import HEADERS_ADDED, Past, RestoreBatch, batches, lasting
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
 from eventjet.errors import (
     ApiRefused,
@@ -176,7 +176,7 @@ class Restore:
 
     # Meanwhile.
 
-    def _store(self, batch: Batch) -> None:
+    def _store(self, batch: RestoreBatch) -> None:
         """Store it exactly once; raises what is final, and `StoreUnavailable` when it takes too long."""
         contradicted_at: float | None = None
 
@@ -207,7 +207,7 @@ class Restore:
             self.wait(pause_s)
             pause_s = min(2 * pause_s, _BACKOFF_S[1])
 
-    def _send(self, batch: Batch) -> Exception | None:
+    def _send(self, batch: RestoreBatch) -> Exception | None:
         """One try; None when the server says that it is stored where it belongs."""
         link = self._link()
         frames, headers = batch.frames(secrets.token_hex(8))
@@ -232,7 +232,7 @@ class Restore:
             return StoreUnavailable(f"Storing position {batch.last}", f"the server answered {answer}")
         return None
 
-    def _holds(self, batch: Batch) -> bool:
+    def _holds(self, batch: RestoreBatch) -> bool:
         """Whether the log holds it, as its leader says; raises `Refused` when another's event is there."""
         state = self._state()
         if state.last == batch.first - 1:
@@ -250,7 +250,7 @@ class Restore:
             )
         return True
 
-    def _check_answer(self, batch: Batch, answer: Exception | None, since: float | None) -> float | None:
+    def _check_answer(self, batch: RestoreBatch, answer: Exception | None, since: float | None) -> float | None:
         """Raise what is final of an answer after which the log still ends right before the batch.
 
         Returns since when the log has contradicted what the batch expects: a leader that was deposed may do so for a

@@ -8,7 +8,7 @@ import typer
 
 from eventjet.cli.interrupts import finished
 from eventjet.cli.rebuild import MasterOption
-from eventjet.cli.target import JsonOption, Target, on_app
+from eventjet.cli.target import AppTarget, JsonOption, on_app
 from eventjet.cli.terminal import counted, print_json, say
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @on_app(database=False)
 def archive(
-    at: Target,
+    at: AppTarget,
     url: Annotated[str, typer.Argument(metavar="URL", help="A folder, or the URL of any Hadoop file system.")],
     to: Annotated[
         int | None, typer.Option("--to", metavar="POSITION", min=1, help="The last to archive; default: all there is.")

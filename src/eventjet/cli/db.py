@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eventjet.cli.target import DatabaseOption, JsonOption, Target, on_app, safe_settings
+from eventjet.cli.target import AppTarget, DatabaseOption, JsonOption, on_app, safe_settings
 from eventjet.cli.terminal import note, print_json, print_table, say
 from eventjet.errors import EventjetError, UsageError
 
@@ -50,7 +50,7 @@ def upgrade(json: JsonOption = False, database: DatabaseOption = None) -> None:
 @db.command()
 @on_app()
 def promote(
-    at: Target,
+    at: AppTarget,
     projection: Annotated[str, typer.Argument(help="Which one.")],
     json: JsonOption = False,
 ) -> None:
@@ -82,7 +82,7 @@ def promote(
 @db.command()
 @on_app()
 def unused(
-    at: Target,
+    at: AppTarget,
     drop: DropOption = None,
     drop_runs: DropRunsOption = False,
     json: JsonOption = False,
@@ -117,7 +117,7 @@ def _named(given: str) -> tuple[str, int]:
     return found[1], int(found[2])
 
 
-def _drop(at: Target, where: Database, name: str, revision: int) -> Unused:
+def _drop(at: AppTarget, where: Database, name: str, revision: int) -> Unused:
     from eventjet.nats.api import delete_consumer
     from eventjet.nats.connection import NatsConnection
     from eventjet.nats.endpoint import Endpoint

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eventjet.cli.interrupts import interruptible
-from eventjet.cli.progress import Progress, progress
+from eventjet.cli.progress import ProgressView, progress
 from eventjet.cli.terminal import print_table, say
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def demo(
 class _Teller:
     """Bars or lines of progress, and prose between them."""
 
-    def __init__(self, shown: Progress) -> None:
+    def __init__(self, shown: ProgressView) -> None:
         self._shown = shown
 
     def progress(self, phase: str, done: int, total: int | None = None, step: str = "") -> None:

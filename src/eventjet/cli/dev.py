@@ -12,7 +12,7 @@ import typer
 from eventjet.cli.init import prepare
 from eventjet.cli.interrupts import interruptible
 from eventjet.cli.running import run_until_stopped
-from eventjet.cli.target import Target, on_app
+from eventjet.cli.target import AppTarget, on_app
 from eventjet.cli.terminal import note, say
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @on_app(servers=False, database=False)
 def dev(
-    at: Target,
+    at: AppTarget,
     postgres: Annotated[bool, typer.Option("--postgres", help="An embedded PostgreSQL instead of SQLite.")] = False,
     temporary: Annotated[bool, typer.Option("--temporary", help="Keep nothing; else it stays in ./.eventjet.")] = False,
 ) -> None:
@@ -42,7 +42,7 @@ def dev(
         note("stopped")
 
 
-async def _work(at: Target, stack: Stack) -> None:
+async def _work(at: AppTarget, stack: Stack) -> None:
     await prepare(at)
     shown = at.settings.shown()
     note(f"NATS at {shown['servers']}, {shown['database']}")

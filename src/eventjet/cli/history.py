@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eventjet.cli.failure import ANSWER_IS_NO
-from eventjet.cli.target import JsonOption, Target, on_app
+from eventjet.cli.target import AppTarget, JsonOption, on_app
 from eventjet.cli.terminal import note, print_events, print_json
 from eventjet.errors import UsageError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @on_app()
 def history(
-    at: Target,
+    at: AppTarget,
     aggregate: Annotated[str, typer.Argument(help="The aggregate's name, for instance account.")],
     aggregate_id: Annotated[str, typer.Argument(metavar="ID", help="Which one.")],
     json: JsonOption = False,
@@ -35,7 +35,7 @@ def history(
         raise typer.Exit(ANSWER_IS_NO)
 
 
-async def _read(at: Target, aggregate: str, aggregate_id: str) -> list[ShownEvent]:
+async def _read(at: AppTarget, aggregate: str, aggregate_id: str) -> list[ShownEvent]:
     from eventjet.cli.events import shown
 
     app = at.app()

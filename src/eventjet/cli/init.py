@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from eventjet.cli.failure import ANSWER_IS_NO
-from eventjet.cli.target import JsonOption, Target, on_app
+from eventjet.cli.target import AppTarget, JsonOption, on_app
 from eventjet.cli.terminal import print_json, say
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class InitReport:
     """What `init` found and made."""
 
     app: str
@@ -28,7 +28,7 @@ class Prepared:
 
 @on_app()
 def init(
-    at: Target,
+    at: AppTarget,
     json: JsonOption = False,
 ) -> None:
     """Create or check the app's stream, bucket and tables; nothing that exists is changed.
@@ -59,7 +59,7 @@ def init(
         raise typer.Exit(ANSWER_IS_NO)
 
 
-async def prepare(at: Target) -> Prepared:
+async def prepare(at: AppTarget) -> InitReport:
     """Make what is missing; raises `Unreachable`."""
     from eventjet.sql.database import Database
     from eventjet.sql.location_assignment import create_tables
@@ -74,4 +74,4 @@ async def prepare(at: Target) -> Prepared:
             tables = create_tables(engine, app.projections.values())
     finally:
         engine.dispose()
-    return Prepared(app.name, topology, tuple(tables))
+    return InitReport(app.name, topology, tuple(tables))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eventjet.cli.target import JsonOption, Target, on_app
+from eventjet.cli.target import AppTarget, JsonOption, on_app
 from eventjet.cli.terminal import print_json, say
 from eventjet.errors import UsageError
 
@@ -24,7 +24,7 @@ RevisionOption = Annotated[
 
 @on_app(servers=False)
 def pause(
-    at: Target,
+    at: AppTarget,
     projections: NamesArgument,
     revision: RevisionOption = None,
     json: JsonOption = False,
@@ -46,7 +46,7 @@ def pause(
 
 @on_app(servers=False)
 def resume(
-    at: Target,
+    at: AppTarget,
     projections: NamesArgument,
     revision: RevisionOption = None,
     json: JsonOption = False,
@@ -63,7 +63,7 @@ def resume(
         say(f"{_name(one)} goes on from position {one.position:,}")
 
 
-def _chosen(at: Target, names: Sequence[str], revision: int | None) -> list[tuple[str, int]]:
+def _chosen(at: AppTarget, names: Sequence[str], revision: int | None) -> list[tuple[str, int]]:
     chosen = at.chosen(names)
     if revision is not None and len(chosen) > 1:
         raise UsageError("--revision is about one projection. Name one.")

@@ -11,7 +11,7 @@ _WORTH_S = 2.0
 """What is over sooner needs no progress."""
 
 
-class Progress(Protocol):
+class ProgressView(Protocol):
     """Told where a phase stands, as often as one likes; a context manager."""
 
     def __call__(self, phase: str, done: int, total: int | None = None, step: str = "") -> None: ...
@@ -21,7 +21,7 @@ class Progress(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-def progress() -> Progress:
+def progress() -> ProgressView:
     """The one that fits standard error."""
     return Bars() if sys.stderr.isatty() else Lines()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from eventjet.cli.failure import ANSWER_IS_NO, printable
-from eventjet.cli.target import JsonOption, Target, on_app
+from eventjet.cli.target import AppTarget, JsonOption, on_app
 from eventjet.cli.terminal import note, print_json, print_table, say
 from eventjet.errors import UsageError
 
@@ -36,7 +36,7 @@ TimeoutOption = Annotated[
 class _Quarantine:
     """One projection's, in its database."""
 
-    at: Target
+    at: AppTarget
     name: str
     revision: int
 
@@ -50,7 +50,7 @@ class _Quarantine:
 @commands.command("list")
 @on_app()
 def list_(
-    at: Target,
+    at: AppTarget,
     projection: Annotated[str | None, typer.Argument(metavar="PROJECTION", help="Default: all of the app.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Also those that were retried or dropped.")] = False,
     json: JsonOption = False,
@@ -76,7 +76,7 @@ def list_(
 @commands.command()
 @on_app()
 def show(
-    at: Target,
+    at: AppTarget,
     projection: ProjectionArgument,
     position: Annotated[int, typer.Argument(help="Of the event.")],
     json: JsonOption = False,
@@ -102,7 +102,7 @@ def show(
 @commands.command()
 @on_app()
 def retry(
-    at: Target,
+    at: AppTarget,
     projection: ProjectionArgument,
     positions: Annotated[list[int] | None, typer.Argument(metavar="[POSITION]...", help="Parked events.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All parked events.")] = False,
@@ -122,7 +122,7 @@ def retry(
 @commands.command()
 @on_app()
 def drop(
-    at: Target,
+    at: AppTarget,
     projection: ProjectionArgument,
     positions: Annotated[list[int], typer.Argument(metavar="POSITION...", help="Parked events.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -143,12 +143,12 @@ def drop(
     _tell(_awaited(of, chosen, timeout_s), of, json=json)
 
 
-def _quarantine(at: Target, name: str) -> _Quarantine:
+def _quarantine(at: AppTarget, name: str) -> _Quarantine:
     at.chosen([name])
     return _Quarantine(at, name, at.app().projections[name].revision)
 
 
-async def _run(at: Target, work: Callable[[Any], T], *, read_only: bool) -> T:
+async def _run(at: AppTarget, work: Callable[[Any], T], *, read_only: bool) -> T:
     from eventjet.sql.database import READ_ONLY, Database
 
     where = Database(at.settings.database)

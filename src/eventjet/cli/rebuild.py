@@ -10,7 +10,7 @@ import typer
 
 from eventjet.cli.failure import ANSWER_IS_NO
 from eventjet.cli.interrupts import finished
-from eventjet.cli.target import JsonOption, Target, on_app
+from eventjet.cli.target import AppTarget, JsonOption, on_app
 from eventjet.cli.terminal import counted, print_json, say, where
 from eventjet.errors import UsageError
 
@@ -35,7 +35,7 @@ NoShipOption = Annotated[
 
 @on_app()
 def rebuild(
-    at: Target,
+    at: AppTarget,
     projections: Annotated[list[str], typer.Argument(metavar="PROJECTION", help="Which ones.")],
     engine: EngineOption = "spark",
     master: MasterOption = None,
@@ -98,7 +98,7 @@ def _print(report: RebuildReport) -> None:
         )
 
 
-def _preview(at: Target, names: list[str], engine: EngineOptions, from_archive: str | None, *, json: bool) -> None:
+def _preview(at: AppTarget, names: list[str], engine: EngineOptions, from_archive: str | None, *, json: bool) -> None:
     from eventjet.rebuild import preview
 
     app = at.ref

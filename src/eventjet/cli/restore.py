@@ -9,7 +9,7 @@ import typer
 
 from eventjet.cli.interrupts import finished
 from eventjet.cli.rebuild import MasterOption
-from eventjet.cli.target import JsonOption, Target, on_app
+from eventjet.cli.target import AppTarget, JsonOption, on_app
 from eventjet.cli.terminal import counted, print_json, say
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @on_app(database=False)
 def restore(
-    at: Target,
+    at: AppTarget,
     url: Annotated[str, typer.Argument(metavar="URL", help="A folder, or the URL of any Hadoop file system.")],
     master: MasterOption = None,
     json: JsonOption = False,

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from eventjet.cli.target import Target
+from eventjet.cli.target import AppTarget
 from eventjet.cli.terminal import note
 
 DRAIN_S = 20.0
@@ -18,7 +18,7 @@ DRAIN_S = 20.0
 
 
 async def run_until_stopped(
-    at: Target, names: Sequence[str], on_ready: Callable[[], None], *, http: tuple[str, int] | None = None
+    at: AppTarget, names: Sequence[str], on_ready: Callable[[], None], *, http: tuple[str, int] | None = None
 ) -> None:
     """Run workers of the named projections; raises what stops them. Their log goes to standard error."""
     logging.basicConfig(
@@ -46,7 +46,7 @@ async def run_until_stopped(
 
 
 async def _work(
-    at: Target,
+    at: AppTarget,
     names: Sequence[str],
     stop: asyncio.Event,
     on_ready: Callable[[], None],

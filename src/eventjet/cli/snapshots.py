@@ -10,7 +10,7 @@ import typer
 from eventjet.cli.failure import ANSWER_IS_NO
 from eventjet.cli.interrupts import finished
 from eventjet.cli.rebuild import EngineOption, MasterOption, engine_options
-from eventjet.cli.target import JsonOption, Target, on_app
+from eventjet.cli.target import AppTarget, JsonOption, on_app
 from eventjet.cli.terminal import counted, print_json, say
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ snapshots = typer.Typer(name="snapshots", help="Folded states that are kept besi
 @snapshots.command()
 @on_app(database=False)
 def build(
-    at: Target,
+    at: AppTarget,
     aggregate: Annotated[str, typer.Argument(help="Which type.")],
     min_events: Annotated[
         int | None,

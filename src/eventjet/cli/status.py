@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eventjet.cli.failure import printable
-from eventjet.cli.target import JsonOption, Target, on_app
+from eventjet.cli.target import AppTarget, JsonOption, on_app
 from eventjet.cli.terminal import counted, note, print_json, print_json_line, say, where
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
 
 @on_app()
 def status(
-    at: Target,
+    at: AppTarget,
     json: JsonOption = False,
     watch: Annotated[bool, typer.Option("--watch", help="Go on looking until Ctrl-C.")] = False,
     interval: Annotated[
@@ -55,7 +55,7 @@ def status(
         _print(found)
 
 
-async def _watch(at: Target, interval_s: float, *, as_json: bool) -> None:
+async def _watch(at: AppTarget, interval_s: float, *, as_json: bool) -> None:
     from eventjet.errors import EventjetError
     from eventjet.workers.status import watched
 

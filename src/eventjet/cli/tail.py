@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from eventjet.cli.target import Target, on_app
+from eventjet.cli.target import AppTarget, on_app
 from eventjet.cli.terminal import print_events, print_json_line
 
 _LAST = 10
@@ -15,7 +15,7 @@ _LAST = 10
 
 @on_app()
 def tail(
-    at: Target,
+    at: AppTarget,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is recorded from now on.")] = False,
     start: Annotated[
@@ -27,7 +27,7 @@ def tail(
     asyncio.run(_tail(at, start, follow=follow, as_json=json))
 
 
-async def _tail(at: Target, start: int | None, *, follow: bool, as_json: bool) -> None:
+async def _tail(at: AppTarget, start: int | None, *, follow: bool, as_json: bool) -> None:
     from eventjet.cli.events import shown
 
     async with at.app().connect(at.settings) as jet:

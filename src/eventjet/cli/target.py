@@ -49,7 +49,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for program
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AppTarget:
     """Where to find the app; it is imported when asked for."""
 
     reference: str
@@ -85,13 +85,13 @@ class Target:
 
 def on_app(
     *, servers: bool = True, database: bool = True
-) -> Callable[[Callable[Concatenate[Target, P], None]], Callable[..., None]]:
-    """Make a command of a function of a `Target`, which gets the options that say which app, and where."""
+) -> Callable[[Callable[Concatenate[AppTarget, P], None]], Callable[..., None]]:
+    """Make a command of a function of an `AppTarget`, which gets the options that say which app, and where."""
     wanted = {"app": AppOption, "app_dir": AppDirOption}
     wanted |= {"servers": ServersOption} if servers else {}
     wanted |= {"database": DatabaseOption} if database else {}
 
-    def declare(run: Callable[Concatenate[Target, P], None]) -> Callable[..., None]:
+    def declare(run: Callable[Concatenate[AppTarget, P], None]) -> Callable[..., None]:
         _, *own = signature(run, eval_str=True).parameters.values()
         added = [
             Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in wanted.items()
@@ -113,13 +113,13 @@ def on_app(
 _OPTIONS = ("app", "app_dir", "servers", "database")
 
 
-def target(app: str | None, app_dir: Path | None, servers: str | None, database: str | None) -> Target:
+def target(app: str | None, app_dir: Path | None, servers: str | None, database: str | None) -> AppTarget:
     """From a command's options, the environment and pyproject.toml; raises `UsageError`."""
     settings = safe_settings(servers, database)
     folder = (app_dir or Path.cwd()).resolve()
     if not folder.is_dir():
         raise UsageError(f"--app-dir {folder} is not a folder. Name the one that holds the app's module.")
-    return Target(app or _from_pyproject(Path.cwd() / "pyproject.toml"), folder, settings)
+    return AppTarget(app or _from_pyproject(Path.cwd() / "pyproject.toml"), folder, settings)
 
 
 def safe_settings(servers: str | None = None, database: str | None = None) -> Settings:

@@ -11,7 +11,7 @@ import typer
 from eventjet.cli.failure import ANSWER_IS_NO
 from eventjet.cli.interrupts import finished
 from eventjet.cli.rebuild import EngineOption, FromArchiveOption, MasterOption, NoShipOption, engine_options
-from eventjet.cli.target import JsonOption, Target, on_app
+from eventjet.cli.target import AppTarget, JsonOption, on_app
 from eventjet.cli.terminal import counted, print_json, say
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @on_app()
 def verify(
-    at: Target,
+    at: AppTarget,
     projection: Annotated[str, typer.Argument(help="Which one.")],
     engine: EngineOption = "local",
     master: MasterOption = None,

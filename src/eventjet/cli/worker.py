@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from eventjet.cli.running import run_until_stopped
-from eventjet.cli.target import Target, on_app
+from eventjet.cli.target import AppTarget, on_app
 from eventjet.cli.terminal import note
 from eventjet.errors import UsageError
 
 
 @on_app()
 def worker(
-    at: Target,
+    at: AppTarget,
     projections: Annotated[
         list[str] | None, typer.Argument(metavar="PROJECTION", help="Which ones; default: all of the app.")
     ] = None,

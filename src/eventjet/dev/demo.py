@@ -16,8 +16,8 @@ from typing import Protocol
 
 import psycopg
 
-from eventjet.dev.demo_load import Tally, Traffic, old_account_id, old_accounts
-from eventjet.dev.demo_process import Command, Finished
+from eventjet.dev.demo_load import DemoTally, Traffic, old_account_id, old_accounts
+from eventjet.dev.demo_process import DemoCommand, Finished
 from eventjet.dev.stack import Stack
 from eventjet.errors import DemoFailed, NotCaughtUp
 from eventjet.examples import demo_bank
@@ -151,7 +151,7 @@ class _Demo:
         self._add("events imported", imported.stored, began)
         return max(opened.position, tally.position, imported.position)
 
-    async def _catch_up(self, worker: Command, jet: Jet, last: int) -> None:
+    async def _catch_up(self, worker: DemoCommand, jet: Jet, last: int) -> None:
         began = time.monotonic()
         reached = 0
         while reached < last:
@@ -214,7 +214,7 @@ class _Demo:
         running = self._command(command, _PROJECTION, *options, "--json")
         return phase, await running.finished(_COMMAND_S, step)
 
-    def _command(self, *arguments: str) -> Command:
+    def _command(self, *arguments: str) -> DemoCommand:
         self._commands += 1
         environ = {
             "EVENTJET_SERVERS": self._stack.servers,
@@ -224,7 +224,7 @@ class _Demo:
             "TMPDIR": str(self._stack.folder),
         }
         log = self._stack.folder / f"{self._commands}-{arguments[0]}.log"
-        return Command([*arguments, "--app-dir", str(self._stack.folder)], environ, log)
+        return DemoCommand([*arguments, "--app-dir", str(self._stack.folder)], environ, log)
 
     def _connect(self) -> AbstractAsyncContextManager[Jet]:
         return demo_bank.bank.connect(servers=self._stack.servers, database=self._stack.database)
@@ -237,9 +237,9 @@ class _Demo:
 
 
 @asynccontextmanager
-async def _kept_busy(traffic: Traffic) -> AsyncGenerator[Tally]:
+async def _kept_busy(traffic: Traffic) -> AsyncGenerator[DemoTally]:
     """Commands keep arriving during the block; the tally is complete after it."""
-    tally = Tally()
+    tally = DemoTally()
     stop = asyncio.Event()
     arriving = asyncio.create_task(traffic.keep_on(stop, tally))
     try:

@@ -24,7 +24,7 @@ _PAUSE_S = 0.02
 
 
 @dataclass(slots=True)
-class Tally:
+class DemoTally:
     """What became of the commands."""
 
     sent: int = 0
@@ -62,17 +62,17 @@ class Traffic:
         self._accounts = accounts
         self._random = random.Random(0)  # noqa: S311  traffic, the same in every run
 
-    async def open_accounts(self, told: Callable[[int], None]) -> Tally:
+    async def open_accounts(self, told: Callable[[int], None]) -> DemoTally:
         """Open every account."""
         decide = Account.open
         orders = (_Order(number, decide, f"owner {number}", number) for number in range(self._accounts))
         return await self._send(orders, told)
 
-    async def run(self, commands: int, told: Callable[[int], None]) -> Tally:
+    async def run(self, commands: int, told: Callable[[int], None]) -> DemoTally:
         """Deposits and withdrawals, as many as said."""
         return await self._send((self._order() for _ in range(commands)), told)
 
-    async def keep_on(self, stop: asyncio.Event, tally: Tally) -> None:
+    async def keep_on(self, stop: asyncio.Event, tally: DemoTally) -> None:
         """A few dozen commands a second until told to stop."""
         while not stop.is_set():
             await self._one(self._order(), tally)
@@ -86,9 +86,9 @@ class Traffic:
         by = chance.randrange(len(self._repositories)) if hot else number
         return _Order(number, decide, Decimal(chance.randrange(100, 30_000)) / 100, by)
 
-    async def _send(self, orders: Iterator[_Order], told: Callable[[int], None]) -> Tally:
+    async def _send(self, orders: Iterator[_Order], told: Callable[[int], None]) -> DemoTally:
         """`TASKS` tasks that take from one iterator, so each waits for nobody but the log."""
-        tally = Tally()
+        tally = DemoTally()
 
         async def take() -> None:
             for order in orders:
@@ -100,7 +100,7 @@ class Traffic:
                 group.create_task(take())
         return tally
 
-    async def _one(self, order: _Order, tally: Tally) -> None:
+    async def _one(self, order: _Order, tally: DemoTally) -> None:
         repository = self._repositories[order.by % len(self._repositories)]
 
         def decision(state: Any) -> Any:

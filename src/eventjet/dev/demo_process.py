@@ -27,7 +27,7 @@ class Finished:
     output: str
 
 
-class Command:
+class DemoCommand:
     """Started when it is made; `finished` or `stop` ends it."""
 
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], log: Path) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from eventjet.dev.supervisor import Plan
+from eventjet.dev.supervisor import ProgramPlan
 from eventjet.errors import ComponentFailed
 
 _SPAWN_S = 20.0
@@ -190,7 +190,7 @@ def _stands_still(pid: int) -> bool:
 
 def _plan(program: Program) -> str:
     account = program.account
-    plan = Plan(
+    plan = ProgramPlan(
         command=list(program.command),
         parent=os.getpid(),
         stop_signal=program.stop_signal,

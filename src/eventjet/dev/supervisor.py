@@ -28,7 +28,7 @@ _SWEEPS_MAX = 1_500
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ProgramPlan:
     """What to run and how to end it; travels as one JSON argument."""
 
     command: list[str]
@@ -47,7 +47,7 @@ class Plan:
 
 def main(argument: str) -> int:
     """Run the plan; the exit status is the server's, or 128 + the signal that ended it."""
-    plan = Plan(**json.loads(argument))
+    plan = ProgramPlan(**json.loads(argument))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     watch = _Watch(plan.parent)
     child = _spawn(plan)
@@ -119,7 +119,7 @@ class _Watch:
         self.told_to_end = True
 
 
-def _spawn(plan: Plan) -> int:
+def _spawn(plan: ProgramPlan) -> int:
     supervisor = os.getpid()
     child = os.fork()
     if child:
@@ -144,7 +144,7 @@ def _spawn(plan: Plan) -> int:
     os._exit(_EXEC_FAILED)
 
 
-def _end(child: int, plan: Plan, watch: _Watch) -> None:
+def _end(child: int, plan: ProgramPlan, watch: _Watch) -> None:
     """Ask, wait, then kill; a paused server is woken so that it can hear."""
     for number in (plan.stop_signal, signal.SIGCONT):
         with contextlib.suppress(ProcessLookupError):

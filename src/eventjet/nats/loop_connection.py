@@ -31,7 +31,7 @@ _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _subject_of = itemgetter(1)
 
 
-class Exchange:
+class OpenRequest:
     """One request, and what has come in answer to it."""
 
     __slots__ = ("_frames", "_wake", "fault", "patience_s", "reply", "subjects", "until")
@@ -90,7 +90,7 @@ class LoopConnection:
         self._on_end = on_end
         self._inbox = f"{endpoint.inbox_prefix}.{secrets.token_hex(11)}"
         self._loop = asyncio.get_running_loop()
-        self._exchanges: dict[bytes, Exchange] = {}
+        self._exchanges: dict[bytes, OpenRequest] = {}
         self._heard: dict[bytes, Callable[[bytes], object]] = {}
         self._count = 0
         self._unsent = bytearray()
@@ -121,17 +121,17 @@ class LoopConnection:
         """Whether it is usable and takes more at once."""
         return self.usable and len(self._unsent) <= ROOM_BYTES
 
-    def exchange(self, subjects: Collection[str], patience_s: float, until: float | None = None) -> Exchange:
+    def exchange(self, subjects: Collection[str], patience_s: float, until: float | None = None) -> OpenRequest:
         """Prepare for the answer to what is published on `subjects`; give the exchange to `forget` in the end."""
         until = self._loop.time() + patience_s if until is None else until
         self._count += 1
         reply = b"%b.%d" % (self._inbox.encode(), self._count)
-        exchange = Exchange(reply, subjects, patience_s, until)
+        exchange = OpenRequest(reply, subjects, patience_s, until)
         self._exchanges[reply] = exchange
         self._watch(until)
         return exchange
 
-    def forget(self, exchange: Exchange) -> None:
+    def forget(self, exchange: OpenRequest) -> None:
         """Ignore whatever still comes in answer to it."""
         self._exchanges.pop(exchange.reply, None)
 

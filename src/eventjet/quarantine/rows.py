@@ -16,7 +16,7 @@ _PARKED_AT_ONCE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingEvent:
     """One row that blocks its aggregate."""
 
     position: int
@@ -48,7 +48,7 @@ def blocked_aggregates(connection: Connection, name: str, revision: int, last: i
     return {(aggregate, aggregate_id) for aggregate, aggregate_id in connection.execute(query.distinct())}
 
 
-def to_retry(connection: Connection, name: str, revision: int, limit: int) -> list[Waiting]:
+def to_retry(connection: Connection, name: str, revision: int, limit: int) -> list[WaitingEvent]:
     """Rows of aggregates with an event that is to be tried again: aggregate by aggregate, in order."""
     columns = quarantine.c
     asked = (
@@ -69,7 +69,8 @@ def to_retry(connection: Connection, name: str, revision: int, limit: int) -> li
     )
     rows = connection.execute(query)
     return [
-        Waiting(position, resolution, bool(failed), (whose, one)) for position, resolution, failed, whose, one in rows
+        WaitingEvent(position, resolution, bool(failed), (whose, one))
+        for position, resolution, failed, whose, one in rows
     ]
 
 

@@ -262,11 +262,11 @@ class LongReads:
         await self._client.close()
 
 
-def _parts(writes: Sequence[Append]) -> list[outcome.Part]:
-    parts: list[outcome.Part] = []
+def _parts(writes: Sequence[Append]) -> list[outcome.SavePart]:
+    parts: list[outcome.SavePart] = []
     offset = 0
     for write in writes:
-        parts.append(outcome.Part(tuple(new.event_id for new in write.events), offset))
+        parts.append(outcome.SavePart(tuple(new.event_id for new in write.events), offset))
         offset += len(write.events)
     return parts
 

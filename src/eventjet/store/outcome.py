@@ -162,7 +162,7 @@ Step = Send | Look | Outcome
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SavePart:
     """One subject of a save: the ids of its events, and where its first one stands in the whole."""
 
     event_ids: tuple[str, ...]
@@ -175,7 +175,7 @@ class Save:
     It ends at its deadline, plus the one request that is then under way.
     """
 
-    def __init__(self, parts: Sequence[Part], *, deadline: float, jitter: Callable[[], float]) -> None:
+    def __init__(self, parts: Sequence[SavePart], *, deadline: float, jitter: Callable[[], float]) -> None:
         self._parts = tuple(parts)
         self._count = sum(len(part.event_ids) for part in parts)
         self._deadline = deadline

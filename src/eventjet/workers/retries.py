@@ -19,7 +19,7 @@ from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine import rows
 from eventjet.quarantine.fold import AggregateKey, BlockedAggregates, Offered, Offering
-from eventjet.quarantine.rows import Waiting
+from eventjet.quarantine.rows import WaitingEvent
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.quarantine_rows import PARKED, RETRIED, RETRY, Parked, QuarantineChanges
 from eventjet.workers.context import WorkerContext
@@ -91,7 +91,7 @@ class _Retries:
                     self._size = min(2 * self._size, self._size_max)
                     break  # what waits is another now
 
-    async def waiting(self) -> list[Waiting]:
+    async def waiting(self) -> list[WaitingEvent]:
         """What is next, and one more."""
         name, revision, limit = self._resolved.name, self._resolved.revision, self._size + 1
         return await self._session.read(lambda sync: rows.to_retry(sync, name, revision, limit))
@@ -100,7 +100,7 @@ class _Retries:
         """A batch that leaves the checkpoint where it is."""
         return Batch(self._held.position, self._held.position, self._held.event_id, offers)
 
-    async def _try(self, waiting: Sequence[Waiting], offers: Sequence[Offered]) -> None:
+    async def _try(self, waiting: Sequence[WaitingEvent], offers: Sequence[Offered]) -> None:
         found = await self._session.read(lambda connection: self._writer.sort(connection, offers))
         failed = {(parked.aggregate, parked.aggregate_id): parked for parked in reversed(found.parked)}
         changes = changes_of(found.changed, _sorting(waiting, len(offers), failed))
@@ -108,7 +108,7 @@ class _Retries:
         await self._session.write(lambda connection: self._writer.commit(connection, self._held, prepared))
         log_parked(self._resolved.name, changes.quarantine, "is parked again")
 
-    def _offers(self, waiting: Sequence[Waiting]) -> list[Offered]:
+    def _offers(self, waiting: Sequence[WaitingEvent]) -> list[Offered]:
         """Read them from the log; blocks. Fewer when they are large."""
         stream = self._context.stream
         offer = Offering(self._context.catalog, self._resolved.events, [event.position for event in waiting])
@@ -129,7 +129,7 @@ class _Retries:
         return found
 
 
-def _sorting(waiting: Sequence[Waiting], tried: int, failed: Mapping[AggregateKey, Parked]) -> QuarantineChanges:
+def _sorting(waiting: Sequence[WaitingEvent], tried: int, failed: Mapping[AggregateKey, Parked]) -> QuarantineChanges:
     """Of so many tried: what was parked and is taken stays as history, what was blocked by it is forgotten.
 
     `failed` is the first of each aggregate that was not taken; the rest of that stays blocked. Where an aggregate has
