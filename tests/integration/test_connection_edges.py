@@ -129,7 +129,7 @@ async def test_a_connection_that_takes_nothing_holds_no_save_and_no_read_longer_
                 await store.last("thing", "a")
         server.resume()
         client.timeout_s = 60
-        assert await store.resolve(save) == 1
+        assert await JetStreamStore(app.name, client, save_timeout_s=60).resolve(save) == 1
         await client.close()
 
 
@@ -147,9 +147,11 @@ async def test_what_is_asked_and_heard_goes_on_over_the_next_connection() -> Non
                 await client.api("INFO")
             await client.api("INFO")
             assert len(lost) == number
-            with suppress(StoreUnavailable):  # nobody answers there
-                await client.request("news.today", b"%d" % number, timeout_s=1)
-            assert heard[-1:] == [b"%d" % number]
+            news = b"%d" % number
+            async with asyncio.timeout(60):
+                while heard[-1:] != [news]:
+                    with suppress(StoreUnavailable):  # nobody answers there
+                        await client.request("news.today", news, timeout_s=1)
         await client.close()
         await client.close()
         with pytest.raises(ConnectionClosed):
@@ -157,11 +159,15 @@ async def test_what_is_asked_and_heard_goes_on_over_the_next_connection() -> Non
 
 
 async def test_a_server_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eventjet.nats.loop_connection.PING_S", 0.2)
+    monkeypatch.setattr("eventjet.nats.loop_connection.PING_S", 3.0)
     with NatsServer() as server:
         client = await connect(Settings(servers=(server.url,), request_timeout_s=60))
-        await asyncio.sleep(1)
-        await client.api("INFO")  # a server that has nothing to say is not given up
+        connection = client._connection  # pyright: ignore[reportPrivateUsage]
+        assert connection is not None
+        async with asyncio.timeout(60):
+            while not 0 < connection._pinged_at < connection._heard_at:  # pyright: ignore[reportPrivateUsage]
+                await asyncio.sleep(0.05)
+        await client.api("INFO")  # a server that has nothing to say, and answers a ping, is not given up
         server.pause()
         with pytest.raises(ConnectionLost, match="silent"):
             await client.api("INFO")
