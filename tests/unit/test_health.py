@@ -107,7 +107,13 @@ def test_the_exposition_is_what_prometheus_reads() -> None:
     assert f"eventjet_events_total{{{own}}} 30" in lines
     assert f'eventjet_terms_total{{{own},reason="fenced"}} 1' in lines
     types = [line.split()[2] for line in lines if line.startswith("# TYPE")]
-    assert len(types) == len(set(types))
+    assert types == [metric.name for metric in METRICS]
+
+
+def test_a_process_that_has_done_nothing_yet_tells_which_metrics_there_will_be() -> None:
+    lines = exposition([], []).splitlines()
+    assert [line.split()[2:] for line in lines if line.startswith("# TYPE")] == [[m.name, m.kind] for m in METRICS]
+    assert all(line.startswith("#") for line in lines)
 
 
 def test_every_metric_has_a_name_of_its_own_in_the_usual_form() -> None:

@@ -10,6 +10,7 @@ from eventjet.observability.names import (
     BATCHES,
     COMMIT_SECONDS,
     EVENTS,
+    METRICS,
     TERM_ENDS,
     TERMS,
     Metric,
@@ -61,13 +62,13 @@ class Meter:
 
 
 def exposition(samples: Iterable[Sample], meters: Iterable[Meter]) -> str:
-    """All of it, the lines of each metric together under its help and type."""
-    by_metric: dict[Metric, list[str]] = {}
+    """Every metric under its help and type, also one that has no line yet: a first scrape shows all there will be."""
+    by_metric: dict[Metric, list[str]] = {metric: [] for metric in METRICS}
     for metric, labels, value in samples:
-        by_metric.setdefault(metric, []).append(line(metric, labels, value))
+        by_metric[metric].append(line(metric, labels, value))
     for meter in meters:
         for metric, text in meter.lines():
-            by_metric.setdefault(metric, []).append(text)
+            by_metric[metric].append(text)
     return "".join(_block(metric, lines) for metric, lines in by_metric.items())
 
 
