@@ -1,4 +1,4 @@
-"""Every error is in `eventjet.errors`: drawn in its docstring, and listed in docs/reference/errors.md."""
+"""Every error is in `eventjet.errors`, and in docs/reference/errors.md: in the tree and in the table."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from eventjet import errors
 
 ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/reference/errors.md").read_text(encoding="utf-8")
+DRAWN = re.findall(r"^([│├└─ ]*)([A-Z]\w+)$", PAGE.split("```")[1], re.MULTILINE)
 TREE = {
     name: value
     for name, value in vars(errors).items()
@@ -16,10 +18,10 @@ TREE = {
 }
 
 
-def test_the_docstring_draws_the_tree() -> None:
+def test_the_page_draws_the_tree() -> None:
     drawn: list[tuple[str, str]] = []
     above: list[str] = []
-    for indent, name in re.findall(r"^    ([│├└─ ]*)([A-Z]\w+)", errors.__doc__ or "", re.MULTILINE):
+    for indent, name in DRAWN:
         depth = len(indent) // 4
         del above[depth:]
         drawn.append((name, above[-1] if above else "Exception"))
@@ -29,11 +31,18 @@ def test_the_docstring_draws_the_tree() -> None:
 
 
 def test_the_page_lists_every_error_in_the_order_of_the_tree() -> None:
-    page = (ROOT / "docs/reference/errors.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
-    drawn = re.findall(r"^    [│├└─ ]+([A-Z]\w+)", errors.__doc__ or "", re.MULTILINE)
-    assert listed == drawn
-    assert sorted(errors.__all__) == sorted(TREE)
+    listed = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
+    assert listed == [name for _, name in DRAWN if name != "EventjetError"]
+
+
+def test_the_package_has_each_error_of_its_modules() -> None:
+    written = {
+        node.name
+        for path in (ROOT / "src/eventjet/errors").glob("*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and [ast.unparse(base) for base in node.bases] != ["Protocol"]
+    }
+    assert written == set(TREE)
 
 
 def test_no_error_that_can_reach_a_user_lives_elsewhere() -> None:
