@@ -127,7 +127,7 @@ async def test_a_revision_dropped_while_it_is_rebuilt_does_not_come_back_over_an
         shadow_of(database, BALANCES, new_run(), job.watch) as shadow,
     ):
         shadow.finish()
-        with catching_up(shadow, job, 1, 0) as follower:
+        with catching_up(shadow, job, 0) as follower:
             follower.to(last)
             with engine.begin() as connection:
                 retire(connection, "balances", 1, DEPLOYS["fold"][1])

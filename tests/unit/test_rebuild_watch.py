@@ -9,8 +9,8 @@ from collections.abc import Generator
 import pytest
 
 from eventjet.codec.envelope import RawRecord
-from eventjet.rebuild.prefetch import read_ahead
 from eventjet.rebuild.progress import Stopped, Watch
+from eventjet.rebuild.replay_source import read_ahead
 
 
 def test_what_is_begun_after_the_stop_is_interrupted_too() -> None:

@@ -19,8 +19,8 @@ from eventjet.rebuild.folding import Folding, Foldings, uncollected
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.load import Part, Target, load_part
 from eventjet.rebuild.plan import Plan
-from eventjet.rebuild.prefetch import read_ahead
 from eventjet.rebuild.progress import Watch
+from eventjet.rebuild.replay_source import read_ahead
 from eventjet.rebuild.snapshot_folding import SnapshotFold, Tally, by_subject
 
 BATCH = 2_000

@@ -5,7 +5,10 @@ The archive is opened before anything is planned, and its files are checked befo
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 
 from eventjet.archive.manifest import Archive
@@ -18,6 +21,12 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.ranges import read_range
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
+
+_AHEAD = 8
+"""Batches that wait to be folded, at most."""
+_POLL_S = 0.2
+_LEAVE_S = 0.5
+"""How long a reader that waits for a silent server is waited for; it ends by itself when its patience does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +47,11 @@ class Log:
     def last(self) -> int:
         """Position of the last event; 0 in an empty log."""
         return self.state.last if self.state.messages else 0
+
+    def event_id(self, position: int) -> str | None:
+        """The id of the event there now, empty if it has none; None when there is no event."""
+        record = ask_once(self.endpoint, message_at(self.stream, position))
+        return None if record is None else header(record[3], MSG_ID) or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,38 +101,74 @@ def archived_source(log: Log, files: ArchiveFiles) -> ReplaySource:
 
 def check_same_past(log: Log, archive: Archive) -> None:
     """Raise `ArchiveBroken` unless the archive is of this log, with the same past, and the log goes on from it."""
-    if not archive.segments:
-        raise ArchiveBroken(archive.url, "nothing is in it")
-    reason = _stranger(log, archive) or _broken_off(log.state, archive) or _another_end(log, archive)
+    reason = _why_strange(log, archive)
     if reason is not None:
         raise ArchiveBroken(archive.url, reason)
 
 
-def _stranger(log: Log, archive: Archive) -> str | None:
-    newest = archive.segments[-1]
-    if (newest.stream, newest.log) == (log.stream, log.identity):
-        return None
-    return (
-        f"it is of the log {newest.log} of {newest.stream!r}, and the stream {log.stream!r} is the log {log.identity}"
-    )
-
-
-def _broken_off(state: StreamState, archive: Archive) -> str | None:
+def _why_strange(log: Log, archive: Archive) -> str | None:
+    if not archive.segments:
+        return "nothing is in it"
+    newest, state = archive.segments[-1], log.state
+    if (newest.stream, newest.log) != (log.stream, log.identity):
+        other = f"the stream {log.stream!r} is the log {log.identity}"
+        return f"it is of the log {newest.log} of {newest.stream!r}, and {other}"
     if state.last < archive.last:
         return f"it ends at position {archive.last}, and the log at {state.last}, so the log has lost its end"
     if state.first > archive.last + 1:
         return f"it ends at position {archive.last}, and the log begins at {state.first}"
-    return None
+    if state.first > archive.last:
+        return None
+    # The log still holds the archive's last event, so it has to be the same one.
+    event_id = log.event_id(archive.last)
+    if event_id == newest.last_id:
+        return None
+    held = "nothing" if event_id is None else f"the event {event_id or 'without an id'}"
+    return f"it ends with the event {newest.last_id} at position {archive.last}, and the log has {held} there"
 
 
-def _another_end(log: Log, archive: Archive) -> str | None:
-    """Where the log still holds the archive's last event, it has to be the same one."""
-    if log.state.first > archive.last:
-        return None
-    record = ask_once(log.endpoint, message_at(log.stream, archive.last))
-    event_id = None if record is None else header(record[3], MSG_ID) or ""
-    wanted = archive.segments[-1].last_id
-    if event_id == wanted:
-        return None
-    found = "nothing" if event_id is None else f"the event {event_id or 'without an id'}"
-    return f"it ends with the event {wanted} at position {archive.last}, and the log has {found} there"
+def read_ahead(batches: Generator[list[RawRecord]], watch: Watch) -> Generator[list[RawRecord]]:
+    """The same batches, read in a thread a few ahead, so that the server works while this process folds.
+
+    Raises `Stopped` soon after they are not wanted any more, even while nothing comes.
+    """
+    ready: queue.Queue[list[RawRecord] | BaseException | None] = queue.Queue(_AHEAD)
+    over = threading.Event()
+
+    def put(item: list[RawRecord] | BaseException | None) -> None:
+        while not over.is_set():
+            try:
+                ready.put(item, timeout=_POLL_S)
+                return
+            except queue.Full:
+                continue
+
+    def read() -> None:
+        end: BaseException | None = None
+        try:
+            with closing(batches):
+                for batch in batches:
+                    put(batch)
+                    if over.is_set():
+                        break
+        except BaseException as error:  # noqa: BLE001 - it is raised again where the batches are awaited
+            end = error
+        put(end)
+
+    reader = threading.Thread(target=read, name="eventjet-read-ahead", daemon=True)
+    reader.start()
+    try:
+        while True:
+            watch.check()
+            try:
+                item = ready.get(timeout=_POLL_S)
+            except queue.Empty:
+                continue
+            if item is None:
+                return
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        over.set()
+        reader.join(_LEAVE_S)

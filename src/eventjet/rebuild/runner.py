@@ -12,7 +12,7 @@ from eventjet.projections.app_ref import AppRef, loaded
 from eventjet.projections.application import Application
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.rebuild.cutover import check_loaded, cut_over, is_of_this_log, swap_in
+from eventjet.rebuild.catchup import catching_up, check_loaded, is_of_this_log, replaying, swap_in
 from eventjet.rebuild.engine import EngineOptions
 from eventjet.rebuild.job import Job, in_thread, open_job
 from eventjet.rebuild.load import Part
@@ -20,7 +20,6 @@ from eventjet.rebuild.orphaned_runs import remove_orphaned
 from eventjet.rebuild.plan import EngineName, Plan
 from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.runs import new_run
-from eventjet.rebuild.sequential import sequential_replay
 from eventjet.rebuild.shadow import Shadow, Swapped, shadow_of
 from eventjet.settings import Settings
 
@@ -139,13 +138,14 @@ def _finished(job: Job, plan: Plan, shadow: Shadow[ResolvedProjection], parts: S
         rows = check_loaded(shadow, plan, parts)
         failpoints.reach("rebuild.indexed")
     parked = [one for part in parts if part.projection == shadow.resolved.name for one in part.parked]
-    return _rebuilt(shadow.resolved, rows, cut_over(shadow, job, plan, parked))
+    with catching_up(shadow, job, plan.last, parked) as follower:
+        return _rebuilt(shadow.resolved, rows, swap_in(shadow, follower, job))
 
 
 def _replayed(job: Job, plan: Plan, tables: Shadow[ResolvedSql]) -> Rebuilt:
     """SQL by hand: its handlers run over the log, then its tables are swapped in."""
-    with sequential_replay(tables, job, plan.first) as follower:
-        rows = follower.load(plan)
+    with replaying(tables, job) as follower:
+        rows = follower.replay(plan)
         with job.watch.phase("index", 1):
             tables.finish()
             failpoints.reach("rebuild.indexed")

@@ -17,8 +17,8 @@ from eventjet.projections.application import Application
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
+from eventjet.rebuild.catchup import check_loaded, replaying
 from eventjet.rebuild.compare import compare_table
-from eventjet.rebuild.cutover import check_loaded
 from eventjet.rebuild.engine import EngineOptions
 from eventjet.rebuild.job import Job, in_thread, open_job
 from eventjet.rebuild.orphaned_runs import remove_orphaned
@@ -26,7 +26,6 @@ from eventjet.rebuild.plan import EngineName, Plan
 from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.runner import load, projections_of
 from eventjet.rebuild.runs import new_run
-from eventjet.rebuild.sequential import sequential_replay
 from eventjet.rebuild.shadow import Shadow, shadow_of
 from eventjet.rebuild.since import since_when
 from eventjet.settings import Settings
@@ -144,8 +143,8 @@ def _verify_tables(job: Job, resolved: ResolvedSql) -> tuple[Plan, _Found]:
     with shadow_of(job.database, resolved, run, job.watch, to_swap=False) as shadow:
         plan = _planned(job, shadow, run)
         job.source.check(plan, job.watch)
-        with sequential_replay(shadow, job, plan.first) as follower:
-            follower.load(plan)
+        with replaying(shadow, job) as follower:
+            follower.replay(plan)
         failpoints.reach("verify.loaded")
         rows = differences = 0
         examples: list[Difference] = []
