@@ -28,7 +28,7 @@ from benchmarks.postings import balances
 from benchmarks.readmodel import check
 from eventjet.dev import NatsServer, PostgresServer
 from eventjet.sql.database import Database
-from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.locations import create_tables
 
 WORKER = "eventjet worker"
 FLOOR = "floor by hand: nats-py, eventjet's decoder, SQL"

@@ -33,7 +33,7 @@ from benchmarks.rebuilder import Made, Program, Rebuilder, make_archive, run_pro
 from benchmarks.usage import DRIVER, JVM, POSTGRES, SERVER, WORKERS
 from eventjet.dev import NatsServer, PostgresServer
 from eventjet.sql.database import Database
-from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.locations import create_tables
 
 FRAMES = "limit: bytes into frames, one core"
 RECORDS = "limit: frames into records, one core"

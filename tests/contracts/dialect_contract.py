@@ -18,14 +18,11 @@ from sqlalchemy.exc import DBAPIError
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql import checkpoint, transitions
 from eventjet.sql.checkpoint import DECLARED
-from eventjet.sql.clock import Clock
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import Dialect, dialect_of, is_about_data, is_transient
-from eventjet.sql.location_assignment import create_tables
-from eventjet.sql.locations import located
-from eventjet.sql.own_tables import quarantine
-from eventjet.sql.quarantine_rows import DROPPED, PARKED, Parked, QuarantineChanges
-from eventjet.sql.statements import Changes
+from eventjet.sql.locations import create_tables, located
+from eventjet.sql.own_tables import Clock, quarantine
+from eventjet.sql.statements import DROPPED, PARKED, Changes, Parked, QuarantineChanges
 
 TABLE = Table(
     "contract",
@@ -146,14 +143,13 @@ class DialectContract:
         with engine.begin() as connection:
             for location in (DECLARED, *names):
                 if location:
-                    dialect.tables.ensure_location(connection, location)
+                    dialect.ensure_location(connection, location)
                 table = located(TABLE, location, dialect)
                 table.create(connection)
                 connection.execute(table.insert().values(id=location, index=0))
             for location in (DECLARED, *names):
                 table = located(TABLE, location, dialect)
                 assert connection.scalars(select(table.c.id)).all() == [location]
-                assert table.name == dialect.name_in("contract", location)
                 assert dialect.declared_name(table.name) == "contract"
 
     def test_faults_of_data_are_told_from_faults_that_pass(self, engine: Engine, dialect: Dialect) -> None:
@@ -172,11 +168,11 @@ class DialectContract:
 
     def test_own_tables_are_found_by_name(self, engine: Engine, dialect: Dialect) -> None:
         with engine.begin() as connection:
-            assert dialect.tables.find(connection, (None, "eventjet_projection"), DECLARED) is None
+            assert dialect.find_table(connection, (None, "eventjet_projection"), DECLARED) is None
         create_tables(engine)
         with engine.begin() as connection:
             dialect.lock_migrations(connection)
-            assert dialect.tables.find(connection, (None, "eventjet_projection"), DECLARED) is not None
+            assert dialect.find_table(connection, (None, "eventjet_projection"), DECLARED) is not None
 
     def test_a_database_that_can_be_reached_is_not_refused(self, database: str) -> None:
         where = Database(database)

@@ -13,7 +13,7 @@ from eventjet.nats.connection import NatsConnection
 from eventjet.nats.ranges import read_range
 from eventjet.rebuild import ArchiveReport, archive, rebuild
 from eventjet.settings import Settings
-from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.locations import create_tables
 from tests.integration.rebuild_log import ALL, Book
 
 

@@ -22,7 +22,7 @@ from eventjet.nats.ranges import read_range
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
-from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.locations import create_tables
 from eventjet.sql.sqlite_types import make_readable
 from eventjet.store.topology import IDENTITY
 from eventjet.workers.context import WorkerOptions

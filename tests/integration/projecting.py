@@ -18,8 +18,7 @@ from eventjet.projections.resolve import ResolvedProjection, resolve
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import dialect_of
-from eventjet.sql.location_assignment import create_tables
-from eventjet.sql.locations import located
+from eventjet.sql.locations import create_tables, located
 
 
 @event("ledger.opened")

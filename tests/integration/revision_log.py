@@ -11,8 +11,7 @@ from sqlalchemy import select
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint, read_all
-from eventjet.sql.location_assignment import create_tables
-from eventjet.sql.locations import located
+from eventjet.sql.locations import create_tables, located
 from tests.integration.deploys import DEPLOYS, FOLDS, NewerAdded, deployed
 from tests.integration.ledger_log import Ledger, eventually
 from tests.integration.projecting import Added, Closed, Opened

@@ -11,7 +11,7 @@ from alembic.config import main
 from sqlalchemy import Connection, inspect, text
 
 from eventjet.sql.database import Database
-from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.locations import create_tables
 from tests import forked
 from tests.integration.by_hand import LEDGER
 from tests.integration.projecting import BALANCES, MOVEMENTS

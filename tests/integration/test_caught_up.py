@@ -27,7 +27,7 @@ from eventjet.examples.bank.read_models import balances
 from eventjet.nats.client import connect
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
-from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.locations import create_tables
 from eventjet.sql.waiting import Checkpoints, Standing, Waiting
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.supervisor import run_workers

@@ -15,7 +15,7 @@ from eventjet.errors import NotCaughtUp, Unreachable, UsageError
 from eventjet.sql import checkpoint, transitions
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, PAUSED, RETIRED, Checkpoint
 from eventjet.sql.database import READ_ONLY, WORKER, Database, SessionLimits
-from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.locations import create_tables
 from tests.caught_up import wait_caught_up
 from tests.integration.projecting import BALANCES, MOVEMENTS, made
 

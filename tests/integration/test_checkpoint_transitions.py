@@ -15,7 +15,7 @@ from eventjet.errors import CheckpointFenced
 from eventjet.sql import checkpoint, transitions
 from eventjet.sql.checkpoint import ACTIVE, FAILED, NEW, PAUSED, RETIRED, STATES, Checkpoint
 from eventjet.sql.database import Database
-from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.locations import create_tables
 from eventjet.sql.own_tables import projections
 from eventjet.sql.transitions import Transition
 

@@ -26,7 +26,7 @@ from eventjet.rebuild.shadow import shadow_of
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.exchange import NotNow
-from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.locations import create_tables
 from eventjet.sql.promotion import attempt, promote
 from eventjet.sql.retired_tables import retire
 from eventjet.workers.session import Session

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, text
 from eventjet.errors import Unreachable
 from eventjet.sql import migrations, own_tables
 from eventjet.sql.database import Database
-from eventjet.sql.location_assignment import check_tables, create_tables
+from eventjet.sql.locations import check_tables, create_tables
 from tests import forked
 from tests.integration.projecting import BALANCES, MOVEMENTS
 
@@ -97,7 +97,7 @@ def test_looking_at_current_tables_does_not_import_alembic(engine: Engine, datab
     create_tables(engine)
     script = (
         "import sys; from eventjet.sql.database import Database;"
-        "from eventjet.sql.location_assignment import create_tables;"
+        "from eventjet.sql.locations import create_tables;"
         "assert create_tables(Database(sys.argv[1]).sync_engine()) == []; assert 'alembic' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", script, database], capture_output=True, text=True, timeout=100)

@@ -22,7 +22,7 @@ from eventjet.rebuild import AppRef, rebuild, restore, verify
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint, read
 from eventjet.sql.database import Database
-from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.locations import create_tables
 from eventjet.store.topology import IDENTITY
 from tests.integration.ledger_log import Ledger, eventually
 from tests.integration.restored_bank import bank

@@ -18,7 +18,7 @@ from eventjet.projections.resolve import ResolvedProjection
 from eventjet.rebuild.orphaned_runs import orphaned, remove_orphaned
 from eventjet.settings import Settings
 from eventjet.sql.database import READ_ONLY, Database
-from eventjet.sql.location_assignment import check_tables, create_tables
+from eventjet.sql.locations import check_tables, create_tables
 from eventjet.sql.promotion import Promoted, promote
 from eventjet.sql.retired_tables import retire, unused
 from tests.caught_up import wait_caught_up

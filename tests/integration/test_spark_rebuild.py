@@ -22,7 +22,7 @@ from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
 from eventjet.spark.read_planning import log_frame
 from eventjet.spark.session import Started
-from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.locations import create_tables
 from tests.integration.rebuild_log import ALL, Book, remains
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -22,8 +22,7 @@ from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.rebuild import rebuild, verify
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import READ_ONLY
-from eventjet.sql.location_assignment import create_tables
-from eventjet.sql.locations import located_tables
+from eventjet.sql.locations import create_tables, located_tables
 from eventjet.sql.retired_tables import retire, unused
 from tests.integration import by_hand
 from tests.integration.by_hand import LEDGER, QUICK, Found, changed, expected, found, log_of

@@ -31,7 +31,7 @@ from eventjet.quarantine.fold import (
     aggregate_key_of,
     parked_for,
 )
-from eventjet.sql.quarantine_rows import Parked
+from eventjet.sql.statements import Parked
 
 
 @event("account.added")

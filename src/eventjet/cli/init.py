@@ -62,7 +62,7 @@ def init(
 async def prepare(at: AppTarget) -> InitReport:
     """Make what is missing; raises `Unreachable`."""
     from eventjet.sql.database import Database
-    from eventjet.sql.location_assignment import create_tables
+    from eventjet.sql.locations import create_tables
 
     app = at.app()
     where = Database(at.settings.database)

@@ -23,7 +23,7 @@ from eventjet.projections.projection import Projection
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.sql.quarantine_rows import BLOCKED, DROPPED, PARKED, Parked
+from eventjet.sql.statements import BLOCKED, DROPPED, PARKED, Parked
 
 TRACEBACK_MAX = 8_000
 """Characters; the end is kept."""

@@ -15,9 +15,8 @@ from sqlalchemy import Connection, func, select, update
 from eventjet.errors import UsageError
 from eventjet.quarantine.rows import of
 from eventjet.sql import checkpoint, transitions
-from eventjet.sql.clock import Clock
-from eventjet.sql.own_tables import quarantine
-from eventjet.sql.quarantine_rows import BLOCKED, BLOCKING, DROPPED, PARKED, RETRY
+from eventjet.sql.own_tables import Clock, quarantine
+from eventjet.sql.statements import BLOCKED, BLOCKING, DROPPED, PARKED, RETRY
 
 _q = quarantine.c
 _SHOWN = (

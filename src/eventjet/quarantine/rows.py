@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, and_, func, select
 from eventjet.quarantine.fold import AggregateKey
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.own_tables import quarantine
-from eventjet.sql.quarantine_rows import BLOCKING, PARKED, RETRY, Parked
+from eventjet.sql.statements import BLOCKING, PARKED, RETRY, Parked
 
 _PARKED_AT_ONCE = 1_000
 

@@ -32,7 +32,7 @@ from eventjet.rebuild.shadow import Shadow, Swapped, begin, begun
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.exchange import NotNow
-from eventjet.sql.quarantine_rows import Parked
+from eventjet.sql.statements import Parked
 from eventjet.workers.log_identity import check_log
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.fold_writer import FoldWriter

@@ -15,7 +15,7 @@ from eventjet.projections.fold import Fold, RowKey, Rows
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import ColumnValues, RowCodec
 from eventjet.quarantine.fold import BlockedAggregates, Offered, Offering, ParkingFold, reader
-from eventjet.sql.quarantine_rows import Parked
+from eventjet.sql.statements import Parked
 
 ENTRIES_HELD_MAX = 50_000
 """Rows of entries that wait for the next load."""

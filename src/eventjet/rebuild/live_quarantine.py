@@ -14,7 +14,7 @@ from eventjet.errors import QuarantineChanged
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.quarantine.rows import of
 from eventjet.sql.own_tables import quarantine
-from eventjet.sql.quarantine_rows import RETRIED, VERDICTS
+from eventjet.sql.statements import RETRIED, VERDICTS
 
 
 @dataclass(frozen=True, slots=True)

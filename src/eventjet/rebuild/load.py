@@ -8,7 +8,7 @@ from typing import Any
 
 from eventjet.rebuild import postgres_load, sqlite_load
 from eventjet.sql.database import Database
-from eventjet.sql.quarantine_rows import Parked
+from eventjet.sql.statements import Parked
 
 
 @dataclass(frozen=True, slots=True)

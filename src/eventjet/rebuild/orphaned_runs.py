@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from eventjet.rebuild import runs
 from eventjet.rebuild.run_space import found_spaces, run_space
 from eventjet.sql.database import Database
-from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.locations import create_tables
 from eventjet.sql.migrations import version
 
 

@@ -29,10 +29,10 @@ from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import runs
 from eventjet.rebuild.refused import breaker_of_check, refusals
 from eventjet.sql.database import BULK, Database
+from eventjet.sql.dialect import qualified
 from eventjet.sql.exchange import Exchange, Move, bounded
 from eventjet.sql.locations import creation, names_of, recorded
 from eventjet.sql.own_tables import projections, quarantine, rebuilds
-from eventjet.sql.tables import qualified
 
 _PURPOSE = "eventjet rebuild"
 """Of sessions that end others, or outlive them."""

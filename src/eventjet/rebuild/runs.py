@@ -13,8 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from eventjet.errors import LeaseEnded
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.sql.clock import Clock
-from eventjet.sql.own_tables import rebuilds
+from eventjet.sql.own_tables import Clock, rebuilds
 
 LEASE_S = 30.0
 RENEW_S = 5.0

@@ -21,12 +21,10 @@ from eventjet.rebuild.run_space import run_space
 from eventjet.sql import checkpoint, transitions
 from eventjet.sql.checkpoint import BUILDING, DECLARED, RETIRED, Checkpoint, revisions
 from eventjet.sql.database import Database
-from eventjet.sql.dialect import dialect_of
-from eventjet.sql.exchange import NotNow, lock_as_workers, tables_of
-from eventjet.sql.location_assignment import create_tables
-from eventjet.sql.locations import located_tables, names_of, recorded
+from eventjet.sql.dialect import TableName, TableRef, dialect_of, listed, qualified
+from eventjet.sql.exchange import NotNow, lock_as_workers
+from eventjet.sql.locations import create_tables, located_tables, names_of, recorded
 from eventjet.sql.own_tables import projections
-from eventjet.sql.tables import TableName, TableRef, listed, qualified
 
 TAIL_MAX = 5_000
 """Events a shadow may be behind when it is caught up while the live worker waits; more are caught up before."""
@@ -212,23 +210,22 @@ class Shadow(Generic[R_co]):
 
     def _find(self, connection: Connection, location: str) -> dict[TableName, TableRef]:
         """The live tables that are there."""
-        looked = {name: tables_of(connection).find(connection, name, location) for name in self._names}
-        return {name: table for name, table in looked.items() if table is not None}
+        return dialect_of(connection).find_tables(connection, self._names, location)
 
     def _check_obstacles(self, connection: Connection, location: str, live: Mapping[TableName, TableRef]) -> None:
         """Refuse by name what depends on a live table, and would stay with it."""
-        tables, along = tables_of(connection), list(live.values())
-        located = located_tables(self.resolved, location, dialect_of(connection))
+        dialect, along = dialect_of(connection), list(live.values())
+        located = located_tables(self.resolved, location, dialect)
         for name, declared, table in zip(self._names, self.resolved.tables, located, strict=True):
             found = (
                 [] if self._by_hand else [f"the foreign key to {to}, which it declares" for to in _referred(declared)]
             )
             if name in live:
                 kept = [str(index.name) for index in table.indexes]
-                found += tables.obstacles(connection, live[name], along)
+                found += dialect.obstacles(connection, live[name], along)
                 found += [
                     f"the index {index}, which the table does not declare"
-                    for index in tables.indexes(connection, live[name])
+                    for index in dialect.indexes(connection, live[name])
                     if index not in kept
                 ]
             if found:

@@ -28,11 +28,11 @@ from eventjet.rebuild import runs
 from eventjet.rebuild.refused import double, refusals
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import BULK, READ_ONLY, Database
+from eventjet.sql.dialect import qualified
 from eventjet.sql.exchange import Exchange, Move, NotNow
 from eventjet.sql.locations import creation, located_tables, names_of, recorded
 from eventjet.sql.own_tables import metadata
 from eventjet.sql.sqlite import SQLITE
-from eventjet.sql.tables import qualified
 
 _PURPOSE = "eventjet rebuild"
 _STEPS = 100_000

@@ -21,7 +21,7 @@ from eventjet.spark.columns import pyarrow, records_of
 from eventjet.spark.sealed import is_sealed, unseal
 from eventjet.spark.session import partition_id
 from eventjet.sql.database import Database
-from eventjet.sql.quarantine_rows import Parked
+from eventjet.sql.statements import Parked
 
 KEYED = "token string, position bigint, time_ns bigint, subject string, headers binary, body binary"
 """A record with the token of one key it touches; without a subject it tells what a task read, or why it could not."""

@@ -31,7 +31,7 @@ from eventjet.spark.read_planning import log_frame
 from eventjet.spark.sealed import seal
 from eventjet.spark.session import Started
 from eventjet.sql.database import Database
-from eventjet.sql.quarantine_rows import Parked
+from eventjet.sql.statements import Parked
 
 
 def load_on_spark(job: Job, plan: Plan, targets: Sequence[Target], started: Started, *, ship: bool) -> list[Part]:

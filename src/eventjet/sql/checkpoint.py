@@ -10,8 +10,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, select, text
 
-from eventjet.sql.clock import Clock
-from eventjet.sql.own_tables import projections
+from eventjet.sql.own_tables import Clock, projections
 
 NEW, BUILDING, ACTIVE, PAUSED, RETIRED, FAILED = "new", "building", "active", "paused", "retired", "failed"
 STATES = (NEW, BUILDING, ACTIVE, PAUSED, FAILED, RETIRED)

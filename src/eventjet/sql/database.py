@@ -20,16 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.errors import Unreachable, UsageError
 from eventjet.sql import postgres, sqlite
-from eventjet.sql.dialect import Dialect, dialect_named
-
-
-@dataclass(frozen=True, slots=True)
-class SessionLimits:
-    """What a session on PostgreSQL may hold up, so that a stopped process frees its locks. 0 means no limit."""
-
-    lock_ms: int = 2_000
-    statement_ms: int = 15_000
-    idle_in_transaction_ms: int = 2_500
+from eventjet.sql.dialect import Dialect, SessionLimits, dialect_named
 
 
 READ_ONLY = sqlite.READ_ONLY

@@ -1,160 +1,247 @@
 """`Dialect`: the port to one kind of database. Whatever differs between databases is asked of it.
 
-To add a database, write its class in a file of its own, add it to `_DIALECTS` here, and run the contract tests for it.
+To add a database, write its class in a file of its own, add it to `_dialects` here, and run the contract tests for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from sqlalchemy import CheckConstraint, Connection, Engine, Table
+from sqlalchemy import CheckConstraint, Connection, Engine, Table, text
 from sqlalchemy import types as sa
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.errors import UsageError
+from eventjet.projections.columns import labels, plain
 from eventjet.projections.row_codec import ColumnValues, RowCodec
-from eventjet.sql.postgres import POSTGRES
-from eventjet.sql.quarantine_rows import Parked
-from eventjet.sql.sqlite import SQLITE
-from eventjet.sql.statements import Statements
-from eventjet.sql.tables import Tables
+from eventjet.projections.values import Convert
+from eventjet.sql.statements import Parked, Statements
 
-if TYPE_CHECKING:
-    from eventjet.sql.database import SessionLimits
+T = TypeVar("T")
+
+TableName: TypeAlias = tuple[str | None, str]
+"""(schema, name) of a table as it is declared."""
 
 
-class Dialect(ColumnValues, Protocol):
-    """What differs between databases. Has no state, and can be pickled."""
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """What a session on PostgreSQL may hold up, so that a stopped process frees its locks. 0 means no limit."""
 
-    @property
-    def name(self) -> str:
-        """As SQLAlchemy calls it."""
-        ...
+    lock_ms: int = 2_000
+    statement_ms: int = 15_000
+    idle_in_transaction_ms: int = 2_500
 
-    @property
-    def clock(self) -> str:
-        """`Clock` as text."""
-        ...
 
-    @property
-    def is_concurrent(self) -> bool:
-        """Whether others read and write while a transaction writes; if not, writers of one process take turns."""
-        ...
+@dataclass(frozen=True, slots=True)
+class TableRef:
+    """A table that is in the database."""
 
-    @property
-    def relocates_handlers(self) -> bool:
-        """Whether SQL by hand finds its tables in another location under the names that it uses."""
-        ...
+    oid: int | None
+    """PostgreSQL's; it stays the same when the table is moved."""
+    schema: str | None
+    name: str
 
-    @property
-    def byte_order(self) -> str:
-        """What makes `order by` sort text by code points, as Python does."""
-        ...
+    def quoted(self, connection: Connection) -> str:
+        """Its qualified name in SQL."""
+        return qualified(connection, self.schema, self.name)
 
-    @property
-    def look_options(self) -> Mapping[str, Any]:
-        """Execution options of connections that only look, one statement at a time."""
-        ...
 
-    @property
-    def tables(self) -> Tables:
-        """What can be asked about tables, and done with them."""
-        ...
+class Dialect(ColumnValues):
+    """What differs between databases. Has no state, and can be pickled.
+
+    Everything that is given a connection happens within the caller's transaction. What not every database has to do is
+    nothing here.
+    """
+
+    name: ClassVar[str]
+    """As SQLAlchemy calls it."""
+    clock: ClassVar[str]
+    """`Clock` as text."""
+    is_concurrent: ClassVar[bool]
+    """Whether others read and write while a transaction writes; if not, writers of one process take turns."""
+    relocates_handlers: ClassVar[bool]
+    """Whether SQL by hand finds its tables in another location under the names that it uses."""
+    byte_order: ClassVar[str] = ""
+    """What makes `order by` sort text by code points, as Python does."""
+    look_options: ClassVar[Mapping[str, Any]]
+    """Execution options of connections that only look, one statement at a time."""
+    conversions: ClassVar[Sequence[tuple[type[Any], Convert | None, Convert | None]]]
+    """(type of column, its `dumper`, its `loader`); of two types that fit, the first counts."""
 
     # Types
 
+    def dumper(self, kind: sa.TypeEngine[Any], /) -> Convert | None:
+        if isinstance(kind, sa.Enum):
+            return {value: label for label, value in reversed(labels(kind).items())}.__getitem__
+        return next((dump for known, dump, _ in self.conversions if isinstance(plain(kind), known)), None)
+
+    def loader(self, kind: sa.TypeEngine[Any], /) -> Convert | None:
+        if isinstance(kind, sa.Enum):
+            return labels(kind).__getitem__
+        return next((load for known, _, load in self.conversions if isinstance(plain(kind), known)), None)
+
     def storage_type(self, kind: sa.TypeEngine[Any], /) -> sa.TypeEngine[Any]:
         """The type that holds this one exactly."""
-        ...
+        return kind
 
-    def exactness_checks(self, table: Table, /) -> list[CheckConstraint]:
+    def exactness_checks(self, table: Table, /) -> list[CheckConstraint]:  # noqa: ARG002 - every type is exact
         """What keeps handlers from storing values that are not exact."""
-        ...
+        return []
 
     # Statements
 
+    @abstractmethod
     def statements(self, table: Table, codec: RowCodec, /) -> Statements:
         """For one table and its checkpoint; `table` says where the rows are."""
-        ...
 
+    @abstractmethod
     def park(self, connection: Connection, name: str, revision: int, parked: Sequence[Parked], /) -> None:
         """Insert into the quarantine what a bulk load could not take; nobody else writes there."""
-        ...
 
     # Locations
 
+    @abstractmethod
     def own_location(self, name: str, revision: int, /) -> str:
         """The location that is this revision's own."""
-        ...
-
-    def name_in(self, name: str, location: str, /) -> str:
-        """What a table of this declared name is called in a location."""
-        ...
 
     def declared_name(self, name: str, /) -> str:
         """The declared name of a table that is called so in some location."""
-        ...
+        return name
 
+    @abstractmethod
     def relocate(self, tables: Sequence[Table], location: str, /) -> None:
         """Let these tables, which are copies of declared ones, stand in a location other than the declared one.
 
         They are renamed last: what SQLAlchemy calls indexes, and the schema of enum types, come from the declared one.
         """
-        ...
+
+    def ensure_location(self, connection: Connection, location: str, /) -> None:
+        """Make what the tables of a location need."""
+
+    def drop_location(self, connection: Connection, location: str, /) -> None:
+        """Remove what `ensure_location` made, unless something else is in it."""
+
+    # Tables that are there
+
+    @abstractmethod
+    def find_table(self, connection: Connection, name: TableName, location: str, /) -> TableRef | None:
+        """The table declared under this name, in a location."""
+
+    def find_tables(
+        self, connection: Connection, names: Iterable[TableName], location: str
+    ) -> dict[TableName, TableRef]:
+        """Those that are there of the tables declared under these names."""
+        looked = {name: self.find_table(connection, name, location) for name in names}
+        return {name: table for name, table in looked.items() if table is not None}
+
+    @abstractmethod
+    def move_table(
+        self, connection: Connection, table: TableRef, name: TableName, location: str, schema: str | None, /
+    ) -> None:
+        """Move a table to a location; `schema` says where that is when a table has just left it."""
+
+    def inherit(self, connection: Connection, old: TableRef, heir: TableRef, /) -> None:
+        """Give a table the owner, the storage parameters and the rights of another one."""
+
+    @abstractmethod
+    def obstacles(self, connection: Connection, table: TableRef, along: Sequence[TableRef], /) -> list[str]:
+        """What depends on a table and could not be taken over by another one, in words.
+
+        Foreign keys between tables `along`, which move together, are no obstacle.
+        """
+
+    @abstractmethod
+    def indexes(self, connection: Connection, table: TableRef, /) -> list[str]:
+        """Names of its indexes that no constraint made."""
+
+    def count_rows(self, connection: Connection, table: TableRef, /) -> int:
+        """About how many rows it has."""
+        return connection.scalar(text(f"select count(*) from {table.quoted(connection)}")) or 0  # noqa: S608 - of a known table
+
+    @abstractmethod
+    def drop_tables(self, connection: Connection, tables: Sequence[TableRef], /) -> None:
+        """Drop them, whatever foreign keys are between them."""
+
+    # Locks
 
     def lock_migrations(self, connection: Connection, /) -> None:
         """Let no other process create or alter tables of eventjet until this transaction ends."""
-        ...
+
+    def lock_tables(self, connection: Connection, tables: Iterable[TableRef], /, *, readers: bool) -> None:
+        """Keep writers out to the end of the transaction, and readers too unless they are let in."""
+
+    def bound_waits(self, connection: Connection, /) -> None:
+        """To the end of the transaction, wait no longer for a lock than readers may be kept waiting."""
+
+    def patiently(self, connection: Connection, lock: Callable[[], T], /) -> T:  # noqa: ARG002 - nothing to wait for
+        """Lock checkpoints whose rows workers of SQL by hand keep locked while their handlers run."""
+        return lock()
 
     # Connections
 
-    def refusal_of(self, url: URL, /) -> str | None:
+    def refusal_of(self, url: URL, /) -> str | None:  # noqa: ARG002 - any database will do
         """Why this database cannot be used; None when it can."""
-        ...
+        return None
 
+    @abstractmethod
     def async_engine(self, url: URL, purpose: str, limits: SessionLimits, pool: Mapping[str, Any], /) -> AsyncEngine:
         """An async engine, not connected yet."""
-        ...
 
+    @abstractmethod
     def engine(self, url: URL, purpose: str, limits: SessionLimits, /) -> Engine:
         """A blocking engine without a pool, not connected yet."""
-        ...
 
     def enforce_foreign_keys(self, engine: Engine, /) -> None:
         """For connections on which an application's own statements run: elsewhere rows are whole anyway."""
-        ...
 
-    # Errors
+    # Errors of the driver
 
+    @abstractmethod
     def lacks_table(self, cause: object, /) -> bool:
-        """Whether a driver's error says that a table is missing."""
-        ...
+        """Whether it says that a table is missing."""
 
+    @abstractmethod
     def remedy(self, cause: object, /) -> str:
-        """What to do about a driver's error while connecting."""
-        ...
+        """What to do about one while connecting."""
 
+    @abstractmethod
     def is_about_data(self, error: DBAPIError, /) -> bool:
         """Whether a value or a row broke a rule of the database, so that trying again cannot help."""
-        ...
 
+    @abstractmethod
     def is_transient(self, error: DBAPIError, /) -> bool:
         """Whether the connection, a lock, or the server failed, so that the same may succeed another time."""
-        ...
+
+    def is_locked_out(self, error: DBAPIError, /) -> bool:  # noqa: ARG002 - no lock is waited for
+        """Whether a lock was not to be had in time."""
+        return False
+
+    def is_forbidden(self, error: DBAPIError, /) -> bool:  # noqa: ARG002 - there are no rights
+        """Whether the session lacks a right."""
+        return False
 
 
-_DIALECTS: dict[str, Dialect] = {one.name: one for one in (POSTGRES, SQLITE)}
+@cache
+def _dialects() -> dict[str, Dialect]:
+    # Imported here because they are built on this module.
+    from eventjet.sql.postgres import POSTGRES
+    from eventjet.sql.sqlite import SQLITE
+
+    return {dialect.name: dialect for dialect in (POSTGRES, SQLITE)}
 
 
 def dialect_named(name: str) -> Dialect:
     """The dialect that SQLAlchemy calls so; raises `UsageError` for one that is not supported."""
-    found = _DIALECTS.get(name)
-    if found is None:
-        raise UsageError(f"eventjet does not support the database {name!r}. Use one of {', '.join(_DIALECTS)}.")
-    return found
+    dialect = _dialects().get(name)
+    if dialect is None:
+        raise UsageError(f"eventjet does not support the database {name!r}. Use one of {', '.join(_dialects())}.")
+    return dialect
 
 
 def dialect_of(connection: Connection | Engine) -> Dialect:
@@ -164,14 +251,25 @@ def dialect_of(connection: Connection | Engine) -> Dialect:
 
 def declared_names(name: str) -> set[str]:
     """The declared names that a table may have, whatever the database."""
-    return {dialect.declared_name(name) for dialect in _DIALECTS.values()}
+    return {dialect.declared_name(name) for dialect in _dialects().values()}
 
 
 def is_about_data(error: DBAPIError) -> bool:
     """Whether a value or a row broke a rule of the database, so that trying again cannot help."""
-    return any(dialect.is_about_data(error) for dialect in _DIALECTS.values())
+    return any(dialect.is_about_data(error) for dialect in _dialects().values())
 
 
 def is_transient(error: DBAPIError) -> bool:
     """Whether the connection, a lock, or the server failed, so that the same may succeed another time."""
-    return error.connection_invalidated or any(dialect.is_transient(error) for dialect in _DIALECTS.values())
+    return error.connection_invalidated or any(dialect.is_transient(error) for dialect in _dialects().values())
+
+
+def qualified(connection: Connection, schema: str | None, name: str) -> str:
+    """`"schema"."name"`, or the name alone."""
+    quote = connection.dialect.identifier_preparer.quote_identifier
+    return quote(name) if schema is None else f"{quote(schema)}.{quote(name)}"
+
+
+def listed(found: Sequence[str]) -> str:
+    """At most ten of them in words."""
+    return ", ".join(found[:10]) + (f" and {len(found) - 10} more" if len(found) > 10 else "")

@@ -15,8 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.dialect import dialect_of
-from eventjet.sql.tables import TableName, TableRef, Tables
+from eventjet.sql.dialect import TableName, TableRef, dialect_of
 
 
 class NotNow(Exception):
@@ -37,7 +36,7 @@ class Exchange:
 
     def __init__(self, connection: Connection, leaving: Sequence[Move], coming: Sequence[Move]) -> None:
         self.connection = connection
-        self._tables = tables_of(connection)
+        self._dialect = dialect_of(connection)
         self._moves = leaving, coming
         self.leaving: Mapping[TableName, TableRef] = {}
         """Those that are there."""
@@ -46,12 +45,12 @@ class Exchange:
     def lock_leaving(self) -> None:
         """Keep the writers of what leaves out, and let readers in."""
         self.look()
-        self._tables.lock(self.connection, self.leaving.values(), readers=True)
+        self._dialect.lock_tables(self.connection, self.leaving.values(), readers=True)
 
     def lock(self) -> None:
         """The same, and keep the writers of what comes out."""
         self.lock_leaving()
-        self._tables.lock(self.connection, self.coming.values(), readers=True)
+        self._dialect.lock_tables(self.connection, self.coming.values(), readers=True)
 
     def look(self) -> None:
         """Find the tables."""
@@ -69,28 +68,23 @@ class Exchange:
 
     def carry_out(self) -> None:
         """Keep readers out, too; let those that come inherit; then out first, in afterwards."""
-        connection, tables = self.connection, self._tables
+        connection, dialect = self.connection, self._dialect
         leaving, coming = self._moves
-        tables.lock(connection, (*self.leaving.values(), *self.coming.values()), readers=False)
+        dialect.lock_tables(connection, (*self.leaving.values(), *self.coming.values()), readers=False)
         for name, table in self.coming.items():
             if name in self.leaving:
-                tables.inherit(connection, self.leaving[name], table)
+                dialect.inherit(connection, self.leaving[name], table)
         for one in leaving:
             if one.name in self.leaving:
-                tables.ensure_location(connection, one.after)
-                tables.move(connection, self.leaving[one.name], one.name, one.after, None)
+                dialect.ensure_location(connection, one.after)
+                dialect.move_table(connection, self.leaving[one.name], one.name, one.after, None)
         for one in coming:
             left = self.leaving.get(one.name)
-            tables.move(connection, self.coming[one.name], one.name, one.after, left.schema if left else None)
+            dialect.move_table(connection, self.coming[one.name], one.name, one.after, left.schema if left else None)
 
     def _found(self, moves: Iterable[Move]) -> dict[TableName, TableRef]:
-        looked = {one.name: self._tables.find(self.connection, one.name, one.before) for one in moves}
+        looked = {one.name: self._dialect.find_table(self.connection, one.name, one.before) for one in moves}
         return {name: table for name, table in looked.items() if table is not None}
-
-
-def tables_of(connection: Connection) -> Tables:
-    """What is to be asked about the tables of this connection's database."""
-    return dialect_of(connection).tables
 
 
 def lock_as_workers(
@@ -105,7 +99,7 @@ def lock_as_workers(
     and keeps it while handlers touch whatever they touch.
     """
     if isinstance(resolved, ResolvedSql):
-        found = tables_of(connection).patiently(connection, checkpoints)
+        found = dialect_of(connection).patiently(connection, checkpoints)
         tables()
         return found
     tables()
@@ -115,11 +109,11 @@ def lock_as_workers(
 @contextmanager
 def bounded(connection: Connection) -> Generator[None]:
     """Wait for no lock longer than readers may be kept; raises `NotNow` instead."""
-    tables = tables_of(connection)
-    tables.bound_waits(connection)
+    dialect = dialect_of(connection)
+    dialect.bound_waits(connection)
     try:
         yield
     except DBAPIError as error:
-        if error.orig is None or not tables.is_locked_out(error.orig):
+        if not dialect.is_locked_out(error):
             raise
         raise NotNow("another transaction holds one of the tables or checkpoints") from error

@@ -2,6 +2,10 @@
 
 A location of its own is a schema on PostgreSQL, with the declared names in it, and a suffix of the tables' names on
 SQLite. Each revision has one, so that one that loses the declared location goes to where it would be looked for.
+
+A revision that finds the declared location held by another one gets its own, and takes the declared one over once it
+has caught up. All choices are made under `migrations.lock`, so that two revisions never choose the same. Nothing here
+moves a table that exists.
 """
 
 from __future__ import annotations
@@ -9,13 +13,109 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import MetaData, Table
+from sqlalchemy import Connection, Engine, Inspector, MetaData, Table, inspect
 from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
-from eventjet.errors import NamedByHandlers
+from eventjet.errors import LocationTaken, NamedByHandlers, Unreachable
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.sql.checkpoint import DECLARED
-from eventjet.sql.dialect import Dialect
+from eventjet.sql import checkpoint, migrations, transitions
+from eventjet.sql.checkpoint import DECLARED, RETIRED, UNASSIGNED, Checkpoint, revisions
+from eventjet.sql.database import shown_of
+from eventjet.sql.dialect import Dialect, dialect_of
+
+
+def create_tables(engine: Engine | Connection, resolved: Iterable[AnyResolved] = ()) -> list[str]:
+    """Create what is missing of eventjet's tables and the read models'; return the names made.
+
+    A revision that finds its table held by another one gets one of its own. Nothing else changes.
+    """
+    if isinstance(engine, Engine):
+        with engine.begin() as connection:
+            return create_tables(connection, resolved)
+    made = list(migrations.upgrade(engine).tables)
+    for one in resolved:
+        made += prepare(engine, one)
+    return made
+
+
+def check_tables(connection: Connection, resolved: Iterable[AnyResolved]) -> None:
+    """Raise `Unreachable` when a table, or a column of a read model, is not in the database, or eventjet's are old."""
+    migrations.check(connection)
+    for one in resolved:
+        check(connection, one)
+
+
+def prepare(connection: Connection, resolved: AnyResolved) -> list[str]:
+    """Give a revision its checkpoint, location and tables where they are missing; return the names of the tables made.
+
+    The caller holds `migrations.lock`.
+    """
+    dialect = dialect_of(connection)
+    held = checkpoint.read(connection, resolved.name, resolved.revision)
+    if held is None or not _is_assigned(held):
+        held = _give(connection, resolved)
+    elif _begun(held) and held.tables != recorded(resolved):
+        return []  # `check` says what is to be done about it.
+    made: list[str] = []
+    for table in located_tables(resolved, held.location, dialect):
+        if not inspect(connection).has_table(table.name, schema=table.schema):
+            table.create(connection)
+            made.append(table.fullname)
+    return made
+
+
+def ensure(connection: Connection, resolved: AnyResolved) -> None:
+    """Make the checkpoint of a revision that has none and whose declared location is free; raises `LocationTaken`.
+
+    Raises `NamedByHandlers` for one that could not work in the location it has. A retired one stays retired: `prepare`
+    lets it begin anew.
+    """
+    held = checkpoint.read(connection, resolved.name, resolved.revision)
+    if held is not None and (_is_assigned(held) or held.state == RETIRED):
+        check_location(resolved, held.location, dialect_of(connection))
+        return
+    migrations.lock(connection)
+    held = checkpoint.read(connection, resolved.name, resolved.revision)
+    if held is None or not _is_assigned(held):
+        _give(connection, resolved, may_create=False)
+
+
+def check(connection: Connection, resolved: AnyResolved) -> None:
+    """Raise `Unreachable` when a worker of this revision would not find its tables, or other ones than declared.
+
+    Raises `NamedByHandlers` when it could not work with them where they are.
+    """
+    dialect = dialect_of(connection)
+    held = checkpoint.read(connection, resolved.name, resolved.revision)
+    shown = f"The database {shown_of(connection)}"
+    named = f"revision {resolved.revision} of projection {resolved.name!r}"
+    if held is not None and held.state == RETIRED:
+        raise Unreachable(shown, f"{named} was retired", "Run `eventjet init` to let it begin anew.")
+    if held is None or not _is_assigned(held):
+        holder = _holder(connection, resolved)
+        if holder is not None:
+            check_location(resolved, dialect.own_location(resolved.name, resolved.revision), dialect)
+            raise Unreachable(shown, str(LocationTaken(resolved, holder)).partition(". Run")[0], "Run `eventjet init`.")
+    elif _begun(held) and held.tables != recorded(resolved):
+        was = ", ".join(name for _, name in names_of(held.tables))
+        remedy = "Raise its revision, or rebuild it."
+        raise Unreachable(shown, f"the rows of {named} are in {was}, and another table is declared", remedy)
+    found = inspect(connection)
+    for table in located_tables(resolved, held.location if held else DECLARED, dialect):
+        _check_table(found, table, shown)
+
+
+def holders(found: Sequence[Checkpoint], resolved: AnyResolved) -> list[Checkpoint]:
+    """Of all checkpoints of a projection, those of other revisions that hold a table this one declares."""
+    own = set(names_of(recorded(resolved)))
+    return [
+        one
+        for one in found
+        if one.revision != resolved.revision
+        and one.state != RETIRED
+        and one.location == DECLARED
+        and own & set(names_of(one.tables))
+    ]
 
 
 def recorded(resolved: AnyResolved) -> str:
@@ -63,6 +163,54 @@ def creation(tables: Iterable[Table]) -> list[ExecutableDDLElement]:
         found.append(CreateTable(table))
         found += [CreateIndex(index) for index in sorted(table.indexes, key=lambda one: str(one.name))]
     return found
+
+
+def _give(connection: Connection, resolved: AnyResolved, *, may_create: bool = True) -> Checkpoint:
+    """Decide on the location and write it into the checkpoint.
+
+    Raises `LocationTaken` when that needs what may not be made.
+    """
+    holder = _holder(connection, resolved)
+    dialect = dialect_of(connection)
+    location = DECLARED if holder is None else dialect.own_location(resolved.name, resolved.revision)
+    check_location(resolved, location, dialect)
+    if holder is not None and not may_create:
+        raise LocationTaken(resolved, holder)
+    if holder is not None:
+        # The holder's own location too, so that whoever exchanges them needs no right to create it.
+        for revision in (resolved.revision, holder):
+            dialect.ensure_location(connection, dialect.own_location(resolved.name, revision))
+    checkpoint.ensure(connection, resolved.name, resolved.revision)
+    # A revision older than the one that holds the location does not push it away by itself.
+    takes_over = holder is not None and holder < resolved.revision
+    tables = recorded(resolved)
+    return transitions.assign(
+        connection, resolved.name, resolved.revision, location=location, tables=tables, takes_over=takes_over
+    )
+
+
+def _holder(connection: Connection, resolved: AnyResolved) -> int | None:
+    """The revision that keeps this one out of the declared location."""
+    found = holders(revisions(connection, resolved.name), resolved)
+    return max((one.revision for one in found), default=None)
+
+
+def _is_assigned(held: Checkpoint) -> bool:
+    return held.tables != UNASSIGNED and held.state != RETIRED
+
+
+def _begun(held: Checkpoint) -> bool:
+    return held.position > 0 or held.log != ""
+
+
+def _check_table(found: Inspector, table: Table, shown: str) -> None:
+    if not found.has_table(table.name, schema=table.schema):
+        raise Unreachable(shown, f"the table {table.fullname!r} is not in it", "Run `eventjet init` once.")
+    present = {column["name"] for column in found.get_columns(table.name, schema=table.schema)}
+    missing = [column.name for column in table.columns if column.name not in present]
+    if missing:
+        reason = f"the table {table.fullname!r} has no column {', '.join(map(repr, missing))}"
+        raise Unreachable(shown, reason, "Rebuild the projection, or alter the table.")
 
 
 def _stored(tables: Sequence[Table], dialect: Dialect) -> list[Table]:

@@ -19,6 +19,8 @@ from sqlalchemy import (
     Text,
     false,
 )
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeEngine
 
 metadata = MetaData()
 
@@ -84,3 +86,13 @@ quarantine = Table(
 to try it again), `retried` (it was taken after all) or `dropped` (it never will be). The first three block their
 aggregate. Times are seconds since 1970 by the database's clock.
 """
+
+
+class Clock(FunctionElement[float]):
+    """Seconds since 1970 by the database as the statement runs, so that the clocks of workers do not matter.
+
+    `postgres.py` and `sqlite.py` register how it is written.
+    """
+
+    type: TypeEngine[float] = Double()
+    inherit_cache = True

@@ -1,68 +1,59 @@
-"""PostgreSQL behind the `Dialect` port: through psycopg, async, sync and COPY."""
+"""PostgreSQL behind the `Dialect` port: through psycopg, async, sync and COPY. A location is a schema."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC
+from typing import Any, TypeVar
 
 import psycopg
-from sqlalchemy import CheckConstraint, Connection, Engine, Table, create_engine, text
+from sqlalchemy import Connection, Engine, PoolProxiedConnection, Table, create_engine, text
 from sqlalchemy import types as sa
 from sqlalchemy.engine import URL
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool
+from sqlalchemy.schema import CreateSchema
 
-from eventjet.projections.columns import labels
 from eventjet.projections.row_codec import RowCodec
-from eventjet.projections.values import Convert, canonical, dumps
-from eventjet.sql import postgres_statements, postgres_tables
-from eventjet.sql.clock import Clock
+from eventjet.projections.values import canonical, dumps
+from eventjet.sql import postgres_statements
+from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified
+from eventjet.sql.own_tables import Clock
 from eventjet.sql.postgres_statements import CLOCK, PostgresStatements
-from eventjet.sql.quarantine_rows import Parked
-from eventjet.sql.tables import Tables
+from eventjet.sql.statements import Parked
 
-if TYPE_CHECKING:
-    from eventjet.sql.database import SessionLimits
+T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 5
+LOCK_TIMEOUT_MS = 500
+"""How long an exchange of tables may make readers queue behind it before it steps back."""
+CHECKPOINT_LOCK_MS = 10_000
+"""How long it waits for the batch that handlers have in hand: only their next one waits behind it."""
 _MIGRATIONS_LOCK = 0x656A_6464_6C  # "ejddl"
 _ABOUT_DATA = frozenset({"21", "22", "23", "44", "54"})
 """SQLSTATE classes: cardinality, data, integrity, check options, limits of a row or an index."""
 _TRANSIENT = ("08", "40", "53", "55", "57", "58", "XX", "25006", "25P03")
 """SQLSTATEs, or their classes, of faults that another try may not meet."""
+_LOCKED_OUT = ("55P03", "40P01", "57014")
+"""SQLSTATEs of a lock that was not to be had: timeout, deadlock, cancelled statement."""
+_FORBIDDEN = "42501"
+_NOT_EMPTY = "2BP01"
 
 
-class Postgres:
-    """See `Dialect`. A location is a schema, with the declared names in it."""
-
+class Postgres(Dialect):
     name = "postgresql"
     clock = CLOCK
     is_concurrent = True
     relocates_handlers = True
     byte_order = ' collate "C"'
-    look_options: Mapping[str, Any] = {"isolation_level": "AUTOCOMMIT"}
-    tables: Tables = postgres_tables
-
-    def dumper(self, kind: sa.TypeEngine[Any]) -> Convert | None:
-        if isinstance(kind, sa.Enum):
-            return {value: label for label, value in reversed(labels(kind).items())}.__getitem__
-        return dumps if isinstance(kind, sa.JSON) else None
-
-    def loader(self, kind: sa.TypeEngine[Any]) -> Convert | None:
-        if isinstance(kind, sa.Enum):
-            return labels(kind).__getitem__
-        if isinstance(kind, sa.JSON):
-            return canonical
-        return _to_utc if isinstance(kind, sa.DateTime) and kind.timezone else None
-
-    def storage_type(self, kind: sa.TypeEngine[Any]) -> sa.TypeEngine[Any]:
-        return kind
-
-    def exactness_checks(self, table: Table) -> list[CheckConstraint]:  # noqa: ARG002 - every type is exact
-        return []
+    look_options = {"isolation_level": "AUTOCOMMIT"}
+    conversions = (
+        (sa.JSON, dumps, canonical),
+        (sa.DateTime, None, lambda value: value.astimezone(UTC) if value.tzinfo else value),
+    )
 
     def statements(self, table: Table, codec: RowCodec) -> PostgresStatements:
         return PostgresStatements(table, codec)
@@ -73,32 +64,88 @@ class Postgres:
     def own_location(self, name: str, revision: int) -> str:
         return f"ej_{name}_r{revision}"
 
-    def name_in(self, name: str, location: str) -> str:  # noqa: ARG002 - the schema tells
-        return name
-
-    def declared_name(self, name: str) -> str:
-        return name
-
     def relocate(self, tables: Sequence[Table], location: str) -> None:
         for table in tables:
             table.schema = location
             table.fullname = f"{location}.{table.name}"
 
+    def ensure_location(self, connection: Connection, location: str) -> None:
+        # Not IF NOT EXISTS, which asks for the right to create it even when it exists.
+        query = text("select 1 from pg_namespace where nspname = :name")
+        if location and connection.scalar(query, {"name": location}) is None:
+            connection.execute(CreateSchema(location))
+
+    def drop_location(self, connection: Connection, location: str) -> None:
+        try:
+            with connection.begin_nested():
+                connection.execute(text(f"drop schema if exists {qualified(connection, None, location)} restrict"))
+        except DBAPIError as error:
+            if _state(error) != _NOT_EMPTY:
+                raise
+
+    def find_table(self, connection: Connection, name: TableName, location: str) -> TableRef | None:
+        """The search path says where declared tables without a schema are."""
+        schema, table = name
+        found = connection.execute(_FIND, {"name": qualified(connection, location or schema, table)}).one_or_none()
+        return None if found is None else TableRef(int(found[0]), str(found[1]), str(found[2]))
+
+    def move_table(
+        self, connection: Connection, table: TableRef, name: TableName, location: str, schema: str | None
+    ) -> None:
+        """Its indexes, constraints and sequences go with it, and keep their names."""
+        target = schema or location or name[0] or str(connection.scalar(text("select current_schema()")))
+        quoted = qualified(connection, None, target)
+        connection.execute(text(f"alter table {table.quoted(connection)} set schema {quoted}"))
+
+    def inherit(self, connection: Connection, old: TableRef, heir: TableRef) -> None:
+        """Rights on columns, and on the sequences of columns, go to the columns of the same names."""
+        name = heir.quoted(connection)
+        for statement in connection.scalars(text(_INHERITED), {"oid": old.oid, "new": name}).all():
+            connection.execute(text(str(statement).replace("%TABLE%", name)))
+
+    def obstacles(self, connection: Connection, table: TableRef, along: Sequence[TableRef]) -> list[str]:
+        query = _OBSTACLES.bindparams(along=[one.oid for one in along])
+        return [str(one) for one in connection.scalars(query, {"oid": table.oid})]
+
+    def indexes(self, connection: Connection, table: TableRef) -> list[str]:
+        return [str(one) for one in connection.scalars(_INDEXES, {"oid": table.oid})]
+
+    def count_rows(self, connection: Connection, table: TableRef) -> int:
+        """As the last ANALYZE had it, or exactly where there was none."""
+        about = connection.scalar(text("select reltuples::bigint from pg_class where oid = :oid"), {"oid": table.oid})
+        return int(about) if about and about > 0 else super().count_rows(connection, table)
+
+    def drop_tables(self, connection: Connection, tables: Sequence[TableRef]) -> None:
+        """All in one statement, as foreign keys may be between them."""
+        if tables:
+            connection.execute(text(f"drop table {', '.join(one.quoted(connection) for one in tables)}"))
+
     def lock_migrations(self, connection: Connection) -> None:
         connection.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATIONS_LOCK})
 
-    def refusal_of(self, url: URL) -> str | None:  # noqa: ARG002 - any database will do
-        return None
+    def lock_tables(self, connection: Connection, tables: Iterable[TableRef], *, readers: bool) -> None:
+        """One after the other, in the order given."""
+        mode = "exclusive" if readers else "access exclusive"
+        for table in tables:
+            connection.execute(text(f"lock table {table.quoted(connection)} in {mode} mode"))
+
+    def bound_waits(self, connection: Connection, timeout_ms: int = LOCK_TIMEOUT_MS) -> None:
+        """Whoever wants the table after a waiting lock waits behind it, even to read."""
+        connection.execute(text(f"set local lock_timeout = {timeout_ms}"))
+
+    def patiently(self, connection: Connection, lock: Callable[[], T]) -> T:
+        """Nobody who reads tables waits behind a lock of checkpoints, so it may take longer."""
+        self.bound_waits(connection, CHECKPOINT_LOCK_MS)
+        locked = lock()
+        self.bound_waits(connection)
+        return locked
 
     def async_engine(self, url: URL, purpose: str, limits: SessionLimits, pool: Mapping[str, Any]) -> AsyncEngine:
-        return create_async_engine(_with_psycopg(url), **pool, connect_args=session_arguments(url, purpose, limits))
+        return create_async_engine(_with_psycopg(url), **pool, connect_args=_session_arguments(url, purpose, limits))
 
     def engine(self, url: URL, purpose: str, limits: SessionLimits) -> Engine:
-        arguments = session_arguments(url, purpose, limits)
+        arguments = _session_arguments(url, purpose, limits)
         return create_engine(_with_psycopg(url), poolclass=NullPool, connect_args=arguments)
-
-    def enforce_foreign_keys(self, engine: Engine) -> None:
-        """Nothing: they are always enforced."""
 
     def lacks_table(self, cause: object) -> bool:
         return isinstance(cause, psycopg.errors.UndefinedTable)
@@ -117,6 +164,12 @@ class Postgres:
         # Without a code it is the driver that speaks: of the connection, or of a value it cannot send.
         return isinstance(error.orig, psycopg.Error) and isinstance(error, OperationalError | InterfaceError)
 
+    def is_locked_out(self, error: DBAPIError) -> bool:
+        return _state(error) in _LOCKED_OUT
+
+    def is_forbidden(self, error: DBAPIError) -> bool:
+        return _state(error) == _FORBIDDEN
+
 
 POSTGRES = Postgres()
 
@@ -124,10 +177,19 @@ POSTGRES = Postgres()
 def connect(url: URL, purpose: str, limits: SessionLimits) -> psycopg.Connection[tuple[Any, ...]]:
     """A blocking psycopg connection, for COPY."""
     plain = url.set(drivername=Postgres.name).render_as_string(hide_password=False)
-    return psycopg.connect(plain, **session_arguments(url, purpose, limits), autocommit=False)
+    return psycopg.connect(plain, **_session_arguments(url, purpose, limits), autocommit=False)
 
 
-def session_arguments(url: URL, purpose: str, limits: SessionLimits) -> dict[str, Any]:
+def look_first_in(connection: PoolProxiedConnection | DBAPIConnection, schema: str) -> None:
+    """For the rest of a session of the driver: names without a schema mean this one's tables."""
+    cursor = connection.cursor()
+    path = "quote_ident(%s) || ', ' || current_setting('search_path')"
+    cursor.execute(f"select set_config('search_path', {path}, false)", (schema,))
+    cursor.close()
+    connection.commit()
+
+
+def _session_arguments(url: URL, purpose: str, limits: SessionLimits) -> dict[str, Any]:
     """What a session is connected with; time is UTC in each."""
     own = url.query.get("options", "")
     options = (
@@ -149,10 +211,84 @@ def _state(error: DBAPIError) -> str:
     return str(getattr(error.orig, "sqlstate", None) or "")
 
 
-def _to_utc(value: datetime) -> datetime:
-    return value.astimezone(UTC)
-
-
 @compiles(Clock, Postgres.name)
 def _clock(_element: Clock, _compiler: Any, **_: Any) -> str:  # pyright: ignore[reportUnusedFunction]  registered
     return CLOCK
+
+
+_FIND = text("""
+select c.oid, n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
+ where c.oid = to_regclass(:name)
+""")
+
+_OBSTACLES = text("""
+select 'the view ' || (pg_identify_object('pg_class'::regclass, r.ev_class, 0)).identity
+  from pg_depend d join pg_rewrite r on r.oid = d.objid
+ where d.classid = 'pg_rewrite'::regclass and d.refclassid = 'pg_class'::regclass
+   and d.refobjid = :oid and r.ev_class <> :oid
+union
+select 'the rule ' || rulename from pg_rewrite where ev_class = :oid and rulename <> '_RETURN'
+union
+select 'the foreign key ' || conname || ' of ' || conrelid::regclass from pg_constraint
+ where contype = 'f' and (conrelid = :oid or confrelid = :oid)
+   and not (conrelid = any(:along) and confrelid = any(:along))
+union
+select 'the trigger ' || tgname from pg_trigger where tgrelid = :oid and not tgisinternal
+union
+select 'the policy ' || polname from pg_policy where polrelid = :oid
+union
+select 'row-level security' from pg_class where oid = :oid and relrowsecurity
+union
+select 'the publication ' || p.pubname from pg_publication_tables p
+  join pg_class c on c.oid = :oid join pg_namespace n on n.oid = c.relnamespace
+ where p.schemaname = n.nspname and p.tablename = c.relname
+union
+select 'the inheritance of ' || inhrelid::regclass from pg_inherits where inhrelid = :oid or inhparent = :oid
+union
+select 'the extended statistics ' || stxname from pg_statistic_ext where stxrelid = :oid
+union
+select 'the function ' || objid::regprocedure from pg_depend
+ where classid = 'pg_proc'::regclass and refclassid = 'pg_class'::regclass and refobjid = :oid
+order by 1
+""")
+
+_INDEXES = text("""
+select c.relname from pg_index i join pg_class c on c.oid = i.indexrelid
+ where i.indrelid = :oid and not exists (select from pg_constraint k where k.conindid = i.indexrelid)
+ order by 1
+""")
+
+_INHERITED = """
+select 'alter table %TABLE% owner to ' || quote_ident(pg_get_userbyid(relowner)) from pg_class
+ where oid = :oid and pg_get_userbyid(relowner) <> current_user
+union all
+select 'alter table %TABLE% set (' || array_to_string(reloptions, ', ') || ')' from pg_class
+ where oid = :oid and reloptions is not null
+union all
+select 'grant ' || a.privilege_type || ' on %TABLE% to '
+       || case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end
+       || case when a.is_grantable then ' with grant option' else '' end
+  from pg_class c cross join lateral aclexplode(c.relacl) a
+ where c.oid = :oid and a.grantee <> c.relowner
+union all
+select 'grant ' || a.privilege_type || ' (' || quote_ident(t.attname) || ') on %TABLE% to '
+       || case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end
+       || case when a.is_grantable then ' with grant option' else '' end
+  from pg_attribute t cross join lateral aclexplode(t.attacl) a
+  join pg_attribute h on h.attrelid = to_regclass(:new) and h.attname = t.attname and not h.attisdropped
+ where t.attrelid = :oid and t.attnum > 0 and not t.attisdropped
+union all
+select 'grant ' || a.privilege_type || ' on sequence ' || o.objid::regclass || ' to '
+       || case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end
+       || case when a.is_grantable then ' with grant option' else '' end
+  from pg_depend d
+  join pg_class s on s.oid = d.objid and s.relkind = 'S'
+  join pg_attribute t on t.attrelid = d.refobjid and t.attnum = d.refobjsubid
+  join pg_attribute h on h.attrelid = to_regclass(:new) and h.attname = t.attname and not h.attisdropped
+  join pg_depend o on o.classid = 'pg_class'::regclass and o.deptype in ('a', 'i')
+   and o.refclassid = 'pg_class'::regclass and o.refobjid = h.attrelid and o.refobjsubid = h.attnum
+  join pg_class n on n.oid = o.objid and n.relkind = 'S'
+ cross join lateral aclexplode(s.relacl) a
+ where d.classid = 'pg_class'::regclass and d.deptype in ('a', 'i') and d.refobjid = :oid
+   and a.grantee <> s.relowner
+"""

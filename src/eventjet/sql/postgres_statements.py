@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
-from typing import Any
+from typing import Any, TypeAlias
 
 from sqlalchemy import Connection, Table
+from sqlalchemy import types as sa
 from sqlalchemy.dialects import postgresql
 
+from eventjet.projections.columns import plain
 from eventjet.projections.row_codec import RowCodec
-from eventjet.sql.postgres_arrays import element_type, literal
-from eventjet.sql.quarantine_rows import COLUMNS, INSERT, REPLACE, Parked, QuarantineChanges
-from eventjet.sql.statements import Advance, Changes, Key, Names, by_key
+from eventjet.sql.statements import (
+    COLUMNS,
+    INSERT,
+    REPLACE,
+    Advance,
+    Changes,
+    Key,
+    Names,
+    Parked,
+    QuarantineChanges,
+    by_key,
+)
 from eventjet.sql.transitions import ADVANCE
+
+Literal: TypeAlias = Callable[[Iterable[Any]], str]
+"""Writes a column of values as an array literal: an order of magnitude quicker than one adapter call a value."""
 
 CLOCK = "extract(epoch from clock_timestamp())::float8"
 
@@ -33,19 +47,32 @@ _RESOLVED = (
     "from unnest(%s::bigint[], %s::text[]) d(position, resolution) where q.projection = %s and q.revision = %s "
     f"and q.position = d.position and {_HELD})"
 )
+_NAMES: tuple[tuple[type[Any], str], ...] = (
+    (sa.SmallInteger, "int2"),
+    (sa.BigInteger, "int8"),
+    (sa.Integer, "int4"),
+    (sa.Float, "float8"),
+    (sa.Numeric, "numeric"),
+    (sa.Boolean, "bool"),
+    (sa.Date, "date"),
+    (sa.Uuid, "uuid"),
+    (sa.LargeBinary, "bytea"),
+)
+_BARE = (sa.Integer, sa.Float, sa.Numeric)
+_DIALECT = postgresql.dialect()
 
 
 class PostgresStatements:
     """For one table and its checkpoint; `held` is the part that advances the checkpoint, if the fence lets it."""
 
     def __init__(self, table: Table, codec: RowCodec) -> None:
-        names = Names(table, postgresql.dialect())
+        names = Names(table, _DIALECT)
         columns = list(table.columns)
         self._codec = codec
-        self._literals = [literal(column.type) for column in columns]
-        self._key_literals = [literal(column.type) for column in names.key]
-        arrays = ", ".join(f"%s::{element_type(column.type)}[]" for column in columns)
-        keys = ", ".join(f"%s::{element_type(column.type)}[]" for column in names.key)
+        self._literals = [_literal(column.type) for column in columns]
+        self._key_literals = [_literal(column.type) for column in names.key]
+        arrays = ", ".join(f"%s::{_element_type(column.type)}[]" for column in columns)
+        keys = ", ".join(f"%s::{_element_type(column.type)}[]" for column in names.key)
         aliases = ", ".join(f"k{index}" for index in range(len(names.key)))
         same = " and ".join(f"t.{names.quoted(column)} = k.k{index}" for index, column in enumerate(names.key))
         self._read = f"select {names.all('t.')} from unnest({keys}) as k({aliases}) join {names.table} t on {same}"  # noqa: S608 - declared names
@@ -53,7 +80,7 @@ class PostgresStatements:
             (only,) = names.key
             self._read = (
                 f"select {names.all('t.')} from {names.table} t "  # noqa: S608 - declared names
-                f"where t.{names.quoted(only)} = any(%s::{element_type(only.type)}[])"
+                f"where t.{names.quoted(only)} = any(%s::{_element_type(only.type)}[])"
             )
         self._held = f"with held as ({ADVANCE.format('%s', CLOCK)} returning 1)"
         self._made = (
@@ -98,7 +125,8 @@ def quarantine_parts(name: str, revision: int, changes: QuarantineChanges) -> tu
     values: list[Any] = []
     if changes.parked:
         parts.append(_PARKED)
-        values += [name, revision, *map(list, zip(*map(astuple, changes.parked), strict=True))]
+        columns = zip(*[astuple(one) for one in changes.parked], strict=True)
+        values += [name, revision, *map(list, columns)]
     if changes.freed:
         parts.append(_FREED)
         values += [name, revision, list(changes.freed)]
@@ -108,6 +136,53 @@ def quarantine_parts(name: str, revision: int, changes: QuarantineChanges) -> tu
     return parts, values
 
 
-def _arrays(rows: Sequence[Key], literals: Sequence[Callable[[Iterable[Any]], str]]) -> tuple[str, ...]:
+def _arrays(rows: Sequence[Key], literals: Sequence[Literal]) -> tuple[str, ...]:
     """Rows as one array literal a column."""
     return tuple([write(column) for write, column in zip(literals, zip(*rows, strict=True), strict=True)])
+
+
+def _element_type(kind: sa.TypeEngine[Any]) -> str:
+    """The SQL name of the array's element type, without a length or scale that could cut a value."""
+    kind = plain(kind)
+    if isinstance(kind, sa.Enum):
+        return kind.compile(_DIALECT) if kind.native_enum else "text"
+    if isinstance(kind, sa.String):
+        return "text"
+    if isinstance(kind, sa.JSON):
+        return kind.compile(_DIALECT)
+    if isinstance(kind, sa.DateTime):
+        return "timestamptz" if kind.timezone else "timestamp"
+    return next(name for known, name in _NAMES if isinstance(kind, known))
+
+
+def _literal(kind: sa.TypeEngine[Any]) -> Literal:
+    """How dumped values of this type become one literal."""
+    kind = plain(kind)
+    if isinstance(kind, _BARE):
+        return _bare
+    if isinstance(kind, sa.LargeBinary):
+        return _bytes
+    return _quoted if isinstance(kind, sa.String | sa.JSON) else _unescaped
+
+
+def _bare(values: Iterable[Any]) -> str:
+    return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
+
+
+def _unescaped(values: Iterable[Any]) -> str:
+    """Of types whose text has neither quotes nor backslashes."""
+    return "{" + ",".join(["NULL" if value is None else f'"{value}"' for value in values]) + "}"
+
+
+def _bytes(values: Iterable[bytes | None]) -> str:
+    return "{" + ",".join(["NULL" if value is None else f'"\\\\x{value.hex()}"' for value in values]) + "}"
+
+
+def _quoted(values: Iterable[str | None]) -> str:
+    return "{" + ",".join(["NULL" if value is None else _quote(value) for value in values]) + "}"
+
+
+def _quote(value: str) -> str:
+    if '"' in value or "\\" in value:
+        value = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{value}"'

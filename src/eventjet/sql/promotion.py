@@ -20,12 +20,10 @@ from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql import checkpoint, transitions
 from eventjet.sql.checkpoint import DECLARED, Checkpoint, revisions
 from eventjet.sql.database import Database
-from eventjet.sql.dialect import dialect_of
-from eventjet.sql.exchange import Exchange, Move, NotNow, bounded, lock_as_workers, tables_of
-from eventjet.sql.location_assignment import holders
-from eventjet.sql.locations import names_of
+from eventjet.sql.dialect import dialect_of, listed
+from eventjet.sql.exchange import Exchange, Move, NotNow, bounded, lock_as_workers
+from eventjet.sql.locations import holders, names_of
 from eventjet.sql.own_tables import projections
-from eventjet.sql.tables import listed
 
 TAIL_S = 1.0
 """How long the holder of the declared location may be kept from writing while the other one catches up with it."""
@@ -113,7 +111,7 @@ def _limited(connection: Connection, resolved: AnyResolved) -> Generator[None]:
         with bounded(connection):
             yield
     except DBAPIError as error:
-        if error.orig is None or not tables_of(connection).is_forbidden(error.orig):
+        if not dialect_of(connection).is_forbidden(error):
             raise
         raise PromotionRefused(resolved, str(error.orig).partition("\n")[0]) from error
 
@@ -163,21 +161,23 @@ def _exchange(connection: Connection, own: Checkpoint, there: Sequence[Checkpoin
 
 def _check(connection: Connection, resolved: AnyResolved, own: Checkpoint, exchange: Exchange) -> None:
     """Raise `PromotionRefused` when something depends on a table that leaves, or a stranger is in the way."""
-    tables = tables_of(connection)
+    dialect = dialect_of(connection)
     if len(exchange.coming) < len(names_of(own.tables)):
         raise PromotionRefused(resolved, f"its own tables are not in {own.location}")
     strangers = [
-        name[1] for name in exchange.coming if name not in exchange.leaving and tables.find(connection, name, DECLARED)
+        name[1]
+        for name in exchange.coming
+        if name not in exchange.leaving and dialect.find_table(connection, name, DECLARED)
     ]
     if strangers:
         raise PromotionRefused(resolved, f"no checkpoint knows whose {listed(strangers)} is")
     leaving = exchange.leaving.items()
     along = list(exchange.leaving.values())
-    hanging = [f"{one} on {name[1]}" for name, table in leaving for one in tables.obstacles(connection, table, along)]
+    hanging = [f"{one} on {name[1]}" for name, table in leaving for one in dialect.obstacles(connection, table, along)]
     if hanging:
         raise PromotionRefused(resolved, f"{listed(hanging)} would stay with the table that leaves")
     declared = {str(index.name) for table in resolved.tables for index in table.indexes}
-    lost = [one for _, table in leaving for one in tables.indexes(connection, table) if one not in declared]
+    lost = [one for _, table in leaving for one in dialect.indexes(connection, table) if one not in declared]
     if lost:
         _log.warning("%s: the indexes %s stay with the table that leaves", resolved.name, listed(lost))
 

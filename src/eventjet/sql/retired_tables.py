@@ -11,12 +11,9 @@ from eventjet.errors import UsageError
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql import checkpoint, transitions
 from eventjet.sql.checkpoint import RETIRED, Checkpoint, revisions
-from eventjet.sql.dialect import dialect_of
-from eventjet.sql.exchange import tables_of
-from eventjet.sql.location_assignment import holders
-from eventjet.sql.locations import names_of
+from eventjet.sql.dialect import TableRef, dialect_of
+from eventjet.sql.locations import holders, names_of
 from eventjet.sql.own_tables import quarantine
-from eventjet.sql.tables import TableRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +59,15 @@ def retire(connection: Connection, name: str, revision: int, declared: Collectio
     _refuse_in_use(known[name, revision])
     (held,) = [one for one in revisions(connection, name) if one.revision == revision]
     # Tables before checkpoints, as workers lock them.
-    tables = tables_of(connection)
-    tables.bound_waits(connection)
-    tables.drop(connection, _there(connection, held))
+    dialect = dialect_of(connection)
+    dialect.bound_waits(connection)
+    dialect.drop_tables(connection, _there(connection, held))
     locked = checkpoint.lock(connection, name, revision)
     if locked is None or (locked.location, locked.tables) != (held.location, held.tables):
         raise UsageError(f"{name}:{revision} was moved meanwhile. Look again with `eventjet db unused`.")
     # Once more, now that nobody can take it.
     _refuse_in_use({(one.projection, one.revision): one for one in unused(connection, declared)}[name, revision])
-    tables.drop_location(connection, dialect_of(connection).own_location(name, revision))
+    dialect.drop_location(connection, dialect.own_location(name, revision))
     of_it = (quarantine.c.projection == name) & (quarantine.c.revision == revision)
     connection.execute(delete(quarantine).where(of_it))
     transitions.retire(connection, name, revision)
@@ -104,7 +101,7 @@ def _described(connection: Connection, one: Checkpoint, left_s: float, declared:
         one.state,
         one.location,
         tuple(table.quoted(connection) for table in tables),
-        sum(tables_of(connection).count(connection, table) for table in tables),
+        sum(dialect_of(connection).count_rows(connection, table) for table in tables),
         one.position,
         owner,
         in_use,
@@ -113,5 +110,4 @@ def _described(connection: Connection, one: Checkpoint, left_s: float, declared:
 
 def _there(connection: Connection, one: Checkpoint) -> list[TableRef]:
     """The tables of a revision that are there."""
-    looked = [tables_of(connection).find(connection, name, one.location) for name in names_of(one.tables)]
-    return [table for table in looked if table is not None]
+    return list(dialect_of(connection).find_tables(connection, names_of(one.tables), one.location).values())

@@ -1,4 +1,7 @@
-"""SQLite behind the `Dialect` port: through sqlite3 and aiosqlite, one file with one writer at a time."""
+"""SQLite behind the `Dialect` port: through sqlite3 and aiosqlite. A location is a suffix of the tables' names.
+
+A transaction that writes has the whole file to itself, so locks are nothing here; nor are there owners and rights.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,12 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
 
-from sqlalchemy import CheckConstraint, Connection, Engine, Table, create_engine, event
+from sqlalchemy import CheckConstraint, Connection, Engine, Table, create_engine, event, text
 from sqlalchemy import types as sa
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
@@ -19,15 +25,13 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.sql import quoted_name
 
 from eventjet.projections.row_codec import RowCodec
-from eventjet.projections.values import Convert
-from eventjet.sql import sqlite_statements, sqlite_tables, sqlite_types
-from eventjet.sql.clock import Clock
-from eventjet.sql.quarantine_rows import Parked, QuarantineChanges
+from eventjet.projections.values import dumps, loads
+from eventjet.sql import sqlite_statements, sqlite_types
+from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified
+from eventjet.sql.own_tables import Clock
 from eventjet.sql.sqlite_statements import CLOCK, SqliteStatements
-from eventjet.sql.tables import Tables
-
-if TYPE_CHECKING:
-    from eventjet.sql.database import SessionLimits
+from eventjet.sql.sqlite_types import datetime_to_text, decimal_to_text
+from eventjet.sql.statements import Parked, QuarantineChanges
 
 BUSY_TIMEOUT_S = 15.0
 """How long a writer waits for another one; it polls, so a busy worker makes it wait for several batches."""
@@ -37,24 +41,33 @@ READ_ONLY = "eventjet_read_only"
 _OWN_LOCATION = re.compile(r"(.+)__r[0-9]+")
 _TRANSIENT = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})
 """Primary codes of faults that another try may not meet: busy, locked, out of memory, read-only, interrupted, I/O …"""
+_INDEX = re.compile(r'\s*CREATE\s+(UNIQUE\s+)?INDEX\s+("(?:[^"]|"")*"|\[[^]]*\]|`[^`]*`|\S+)\s+ON\s', re.IGNORECASE)
+_TABLE = text("select name from sqlite_master where type = 'table' and lower(name) = lower(:name)")
+_TRIGGERS = text(
+    "select 'the trigger ' || name from sqlite_master "
+    "where type = 'trigger' and lower(tbl_name) = lower(:name) order by 1"
+)
+_INDEXES = text(
+    "select name, sql from sqlite_master "
+    "where type = 'index' and sql is not null and lower(tbl_name) = lower(:name) order by 1"
+)
 
 
-class Sqlite:
-    """See `Dialect`. A location is a suffix of the tables' names."""
-
+class Sqlite(Dialect):
     name = sqlite_types.SQLITE
     clock = CLOCK
     is_concurrent = False
     relocates_handlers = False
-    byte_order = ""
-    look_options: Mapping[str, Any] = {READ_ONLY: True}
-    tables: Tables = sqlite_tables
-
-    def dumper(self, kind: sa.TypeEngine[Any]) -> Convert | None:
-        return sqlite_types.dumper(kind)
-
-    def loader(self, kind: sa.TypeEngine[Any]) -> Convert | None:
-        return sqlite_types.loader(kind)
+    look_options = {READ_ONLY: True}
+    conversions = (
+        (sa.Float, float, float),
+        (sa.Numeric, decimal_to_text, Decimal),
+        (sa.DateTime, datetime_to_text, datetime.fromisoformat),
+        (sa.Date, date.isoformat, date.fromisoformat),
+        (sa.Uuid, lambda value: value.hex, UUID),
+        (sa.Boolean, int, bool),
+        (sa.JSON, dumps, loads),
+    )
 
     def storage_type(self, kind: sa.TypeEngine[Any]) -> sa.TypeEngine[Any]:
         return sqlite_types.storage_type(kind)
@@ -63,7 +76,7 @@ class Sqlite:
         return sqlite_types.exactness_checks(table)
 
     def statements(self, table: Table, codec: RowCodec) -> SqliteStatements:
-        return SqliteStatements(table, codec)
+        return SqliteStatements(table, codec, [self.dumper(column.type) for column in table.primary_key.columns])
 
     def park(self, connection: Connection, name: str, revision: int, parked: Sequence[Parked]) -> None:
         sqlite_statements.write_quarantine(connection, name, revision, QuarantineChanges(parked))
@@ -71,22 +84,65 @@ class Sqlite:
     def own_location(self, name: str, revision: int) -> str:  # noqa: ARG002 - each table has its name
         return f"__r{revision}"
 
-    def name_in(self, name: str, location: str) -> str:
-        return f"{name}{location}"
-
     def declared_name(self, name: str) -> str:
         found = _OWN_LOCATION.fullmatch(name)
         return found[1] if found else name
 
     def relocate(self, tables: Sequence[Table], location: str) -> None:
         for table in tables:
-            table.name = table.fullname = self.name_in(table.name, location)
+            table.name = table.fullname = quoted_name(f"{table.name}{location}", None)
             for index in table.indexes:
                 # The whole database shares the names of indexes.
                 index.name = quoted_name(f"{index.name}__{table.name}", None)
 
-    def lock_migrations(self, connection: Connection) -> None:
-        """Nothing: the transaction itself, which began IMMEDIATE, locks."""
+    def find_table(self, connection: Connection, name: TableName, location: str) -> TableRef | None:
+        """SQLite does not tell capitals from small letters in names."""
+        wanted = f"{name[1]}{location}"
+        found = connection.scalar(_TABLE, {"name": wanted})
+        return None if found is None else TableRef(None, None, wanted)
+
+    def move_table(
+        self,
+        connection: Connection,
+        table: TableRef,
+        name: TableName,
+        location: str,
+        schema: str | None,  # noqa: ARG002 - there are none
+    ) -> None:
+        """Rename the table and its indexes, which are made again: the whole file shares the names of indexes.
+
+        Views and foreign keys go on naming what they name, so they find the table that takes a name over.
+        """
+        after = f"{name[1]}{location}"
+        made = [(str(index), str(statement)) for index, statement in connection.execute(_INDEXES, {"name": table.name})]
+        for index, _ in made:
+            connection.exec_driver_sql(f"drop index {qualified(connection, None, index)}")
+        connection.exec_driver_sql("pragma legacy_alter_table = on")
+        try:
+            quoted = table.quoted(connection), qualified(connection, None, after)
+            connection.exec_driver_sql(f"alter table {quoted[0]} rename to {quoted[1]}")
+        finally:
+            connection.exec_driver_sql("pragma legacy_alter_table = off")
+        for index, statement in made:
+            # As `located` names it.
+            own = index.removesuffix(f"__{table.name}") + (f"__{after}" if location else "")
+            found = _INDEX.match(statement)
+            assert found is not None, f"SQLite stores an index as {statement!r}"
+            columns = statement[statement.index("(", found.end()) :]
+            kind = f"{(found[1] or '').lower()}index"
+            connection.exec_driver_sql(f"create {kind} {qualified(connection, None, own)} on {quoted[1]} {columns}")
+
+    def obstacles(self, connection: Connection, table: TableRef, along: Sequence[TableRef]) -> list[str]:  # noqa: ARG002
+        """Triggers alone: everything else refers to a table by its name."""
+        return [str(one) for one in connection.scalars(_TRIGGERS, {"name": table.name})]
+
+    def indexes(self, connection: Connection, table: TableRef) -> list[str]:
+        return [str(one) for one in connection.scalars(_INDEXES, {"name": table.name})]
+
+    def drop_tables(self, connection: Connection, tables: Sequence[TableRef]) -> None:
+        """Foreign keys are not enforced on connections of eventjet's own."""
+        for table in tables:
+            connection.execute(text(f"drop table {table.quoted(connection)}"))
 
     def refusal_of(self, url: URL) -> str | None:
         if url.database in (None, "", ":memory:"):

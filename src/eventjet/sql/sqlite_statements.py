@@ -11,9 +11,8 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import sqlite
 
 from eventjet.projections.row_codec import RowCodec
-from eventjet.sql.quarantine_rows import COLUMNS, INSERT, REPLACE, QuarantineChanges
-from eventjet.sql.sqlite_types import dumper
-from eventjet.sql.statements import Advance, Changes, Key, Names, by_key
+from eventjet.projections.values import Convert
+from eventjet.sql.statements import COLUMNS, INSERT, REPLACE, Advance, Changes, Key, Names, QuarantineChanges, by_key
 from eventjet.sql.transitions import ADVANCE
 
 CLOCK = "(julianday('now') - 2440587.5) * 86400.0"
@@ -29,11 +28,11 @@ _RESOLVED = (
 class SqliteStatements:
     """For one table and its checkpoint."""
 
-    def __init__(self, table: Table, codec: RowCodec) -> None:
+    def __init__(self, table: Table, codec: RowCodec, key_dumps: Sequence[Convert | None]) -> None:
         names = Names(table, sqlite.dialect())
         marks = ", ".join("?" for _ in table.columns)
         self._codec = codec
-        self._key_dumps = [dumper(column.type) for column in names.key]
+        self._key_dumps = key_dumps
         self._alone = len(names.key) == 1
         parts = ["k.value"] if self._alone else [f"k.value ->> {index}" for index in range(len(names.key))]
         same = " and ".join(f"t.{names.quoted(column)} = {part}" for column, part in zip(names.key, parts, strict=True))

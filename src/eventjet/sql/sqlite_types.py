@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import date, datetime
+from datetime import datetime
 from decimal import Decimal
-from typing import Any, cast
-from uuid import UUID
+from typing import Any
 
 from sqlalchemy import CheckConstraint, Column, Dialect, Table, Text, and_, not_, type_coerce
 from sqlalchemy import types as sa
 from sqlalchemy.exc import ArgumentError
 
-from eventjet.projections.columns import labels, plain
-from eventjet.projections.values import Convert, any_numeric, canonical, dumps, instant, loads, numeric
+from eventjet.projections.columns import plain
+from eventjet.projections.values import any_numeric, canonical, dumps, instant, loads, numeric
 
 SQLITE = "sqlite"
 
@@ -126,32 +125,6 @@ def decimal_to_text(value: Decimal) -> str:
 def datetime_to_text(value: datetime) -> str:
     """Of fixed width, so that the text sorts by time; as SQLAlchemy writes and reads it."""
     return value.isoformat(" ", "microseconds")
-
-
-def dumper(kind: sa.TypeEngine[Any]) -> Convert | None:
-    """From the normal form to what sqlite3 takes; None when they are the same."""
-    if isinstance(kind, sa.Enum):
-        return {value: label for label, value in reversed(labels(kind).items())}.__getitem__
-    return next((dump for known, dump, _ in _CONVERSIONS if isinstance(plain(kind), known)), None)
-
-
-def loader(kind: sa.TypeEngine[Any]) -> Convert | None:
-    """From what sqlite3 gives to the normal form; None when they are the same."""
-    if isinstance(kind, sa.Enum):
-        return labels(kind).__getitem__
-    return next((load for known, _, load in _CONVERSIONS if isinstance(plain(kind), known)), None)
-
-
-_CONVERSIONS: tuple[tuple[type[Any], Convert, Convert], ...] = (
-    (sa.Float, float, float),
-    (sa.Numeric, decimal_to_text, Decimal),
-    (sa.DateTime, datetime_to_text, datetime.fromisoformat),
-    (sa.Date, date.isoformat, date.fromisoformat),
-    (sa.Uuid, lambda value: cast(UUID, value).hex, UUID),
-    (sa.Boolean, int, bool),
-    (sa.JSON, dumps, loads),
-)
-"""(type, dumper, loader)."""
 
 
 def _exact(column: Column[Any], kind: ExactNumeric) -> CheckConstraint:

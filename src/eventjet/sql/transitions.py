@@ -51,8 +51,7 @@ from eventjet.sql.checkpoint import (
     checkpoint_of,
     is_row,
 )
-from eventjet.sql.clock import Clock
-from eventjet.sql.own_tables import projections
+from eventjet.sql.own_tables import Clock, projections
 
 _WHILE = "paused while "
 """In the reason of one that is paused, before the state it was in."""

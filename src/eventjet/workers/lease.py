@@ -13,7 +13,7 @@ from sqlalchemy import Connection, select
 
 from eventjet.errors import CheckpointFenced, TableOccupied
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.sql import location_assignment, transitions
+from eventjet.sql import locations, transitions
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.locations import located_tables
@@ -62,7 +62,7 @@ class Lease:
             return transitions.is_free(connection, name, revision, context.owner, stumbled_at=failed_at)
 
         def take(connection: Connection) -> Checkpoint | None:
-            location_assignment.ensure(connection, resolved)
+            locations.ensure(connection, resolved)
             return transitions.take(connection, name, revision, context.owner, ttl_s, stumbled_at=failed_at)
 
         while not stop.is_set():

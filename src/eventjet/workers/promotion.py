@@ -13,7 +13,7 @@ from eventjet.errors import CheckpointFenced, PromotionRefused
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.checkpoint import revisions
 from eventjet.sql.exchange import NotNow
-from eventjet.sql.location_assignment import holders
+from eventjet.sql.locations import holders
 from eventjet.sql.promotion import TAIL_MAX, TAIL_S, Promoted, attempt, freeze, lag
 from eventjet.sql.transitions import stand_back
 from eventjet.workers.context import WorkerContext

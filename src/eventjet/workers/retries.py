@@ -21,7 +21,7 @@ from eventjet.quarantine import rows
 from eventjet.quarantine.fold import AggregateKey, BlockedAggregates, Offered, Offering
 from eventjet.quarantine.rows import WaitingEvent
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.quarantine_rows import PARKED, RETRIED, RETRY, Parked, QuarantineChanges
+from eventjet.sql.statements import PARKED, RETRIED, RETRY, Parked, QuarantineChanges
 from eventjet.workers.context import WorkerContext
 from eventjet.workers.log_identity import check_log
 from eventjet.workers.session import Session

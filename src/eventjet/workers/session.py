@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet.sql.database import READ_ONLY
-from eventjet.sql.postgres_tables import look_first_in
+from eventjet.sql.postgres import look_first_in
 from eventjet.workers.context import WorkerContext
 from eventjet.writers.sql_guard import driver_of, is_over
 

@@ -13,7 +13,7 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.application import Application
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.settings import Settings
-from eventjet.sql import location_assignment
+from eventjet.sql import locations
 from eventjet.sql.database import READ_ONLY, Database
 from eventjet.workers.context import WorkerContext, WorkerOptions
 from eventjet.workers.health import HealthMonitor
@@ -106,7 +106,7 @@ async def _check(context: WorkerContext, chosen: Sequence[AnyResolved]) -> None:
     try:
         async with context.database.reaching(), engine.connect() as connection:
             await connection.execution_options(**{READ_ONLY: True})
-            await connection.run_sync(lambda sync: location_assignment.check_tables(sync, chosen))
+            await connection.run_sync(lambda sync: locations.check_tables(sync, chosen))
     finally:
         await engine.dispose()
     await asyncio.to_thread(_check_stream, context)

@@ -27,8 +27,7 @@ from eventjet.quarantine.fold import AggregateKey, BlockedAggregates, Offered, P
 from eventjet.sql.checkpoint import DECLARED, Checkpoint, read
 from eventjet.sql.dialect import Dialect
 from eventjet.sql.locations import located
-from eventjet.sql.quarantine_rows import QuarantineChanges
-from eventjet.sql.statements import Changes
+from eventjet.sql.statements import Changes, QuarantineChanges
 from eventjet.writers.batch import Batch
 from eventjet.writers.recent import NONE, ROWS_MAX, RecentRows
 

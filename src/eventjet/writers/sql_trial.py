@@ -13,7 +13,7 @@ from eventjet.domain.recorded import Recorded
 from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.sql import checkpoint
 from eventjet.sql.database import Database
-from eventjet.sql.location_assignment import create_tables
+from eventjet.sql.locations import create_tables
 from eventjet.sql.sqlite_types import make_readable
 from eventjet.writers.batch import Batch
 from eventjet.writers.sql_writer import SqlWriter

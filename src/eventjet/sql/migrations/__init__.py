@@ -46,7 +46,7 @@ def lock(connection: Connection) -> None:
 
 def version(connection: Connection) -> str | None:
     """The revision of eventjet's tables in a database; None when none is noted."""
-    there = dialect_of(connection).tables.find(connection, (None, VERSION_TABLE), DECLARED) is not None
+    there = dialect_of(connection).find_table(connection, (None, VERSION_TABLE), DECLARED) is not None
     return connection.scalar(select(_version.c.version_num)) if there else None
 
 
