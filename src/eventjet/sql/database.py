@@ -22,7 +22,6 @@ from eventjet.errors import Unreachable, UsageError
 from eventjet.sql import postgres, sqlite
 from eventjet.sql.dialect import Dialect, SessionLimits, dialect_named
 
-
 READ_ONLY = sqlite.READ_ONLY
 """Execution option of a connection that must not lock the database: on SQLite its transactions begin deferred."""
 
