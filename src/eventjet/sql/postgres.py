@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import psycopg
 from sqlalchemy import Connection, Engine, PoolProxiedConnection, Table, create_engine, text
@@ -49,7 +49,7 @@ class Postgres(Dialect):
     is_concurrent = True
     relocates_handlers = True
     byte_order = ' collate "C"'
-    look_options = {"isolation_level": "AUTOCOMMIT"}
+    look_options: ClassVar[Mapping[str, Any]] = {"isolation_level": "AUTOCOMMIT"}
     conversions = (
         (sa.JSON, dumps, canonical),
         (sa.DateTime, None, lambda value: value.astimezone(UTC) if value.tzinfo else value),

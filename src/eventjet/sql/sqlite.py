@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
 from sqlalchemy import CheckConstraint, Connection, Engine, Table, create_engine, event, text
@@ -58,7 +58,7 @@ class Sqlite(Dialect):
     clock = CLOCK
     is_concurrent = False
     relocates_handlers = False
-    look_options = {READ_ONLY: True}
+    look_options: ClassVar[Mapping[str, Any]] = {READ_ONLY: True}
     conversions = (
         (sa.Float, float, float),
         (sa.Numeric, decimal_to_text, Decimal),
