@@ -20,7 +20,7 @@ import pyspark
 
 import eventjet
 from eventjet.dev.process import Program, ServerProcess
-from eventjet.spark.java import find_java, make_java_home
+from eventjet.spark.jvm import find_java, make_java_home
 from tests.integration.rebuild_log import Book
 
 STARTS_S = 180.0

@@ -13,8 +13,8 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, RebuildError, UsageError
 from eventjet.nats.connection import NatsConnection
 from eventjet.rebuild import ENGINES, preview, rebuild, verify
-from eventjet.spark import sealing
-from eventjet.spark.archive_frames import SparkFiles, archived_frame, reading
+from eventjet.spark import archiving
+from eventjet.spark.archiving import SparkFiles, archived_frame, reading
 from eventjet.spark.session import Started
 from tests.integration.archived import book_of, files_of, log_records, made, opened, purge, sealed, tables
 from tests.integration.rebuild_log import Book, remains
@@ -77,7 +77,7 @@ async def test_events_that_differ_much_in_size_are_cut_finer(
     chance = random.Random(3)
     bodies = [chance.randbytes(990_000) if number % 8 == 0 else b"{}" for number in range(32)]
     last = book.append_raw((f"a-{number}", block("account.closed"), body) for number, body in enumerate(bodies))
-    monkeypatch.setattr(sealing, "FILE_BYTES_MAX", 2_100_000)
+    monkeypatch.setattr(archiving, "FILE_BYTES_MAX", 2_100_000)
     await sealed(book, tmp_path / "archive")
     reader = opened(tmp_path / "archive")
     archive = reader.manifest

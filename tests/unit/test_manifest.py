@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from eventjet.archive.manifest import Archive, ArchivedFile, Segment, cut, dump_segment, load_archive
 from eventjet.archive.reading import ArchiveReader, FolderFiles, folder_of
 from eventjet.errors import ArchiveBroken, UsageError
-from eventjet.spark.archive_frames import url_for_spark
+from eventjet.spark.archiving import url_for_spark
 
 
 def segment(first: int, last: int, *edges: int, log: str = "log-1") -> Segment:

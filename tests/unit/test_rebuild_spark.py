@@ -16,13 +16,11 @@ from eventjet.errors import Unreachable, UsageError
 from eventjet.projections.app_ref import AppRef
 from eventjet.settings import Settings
 from eventjet.spark.fold_tasks import pack_rows, unpack_rows
-from eventjet.spark.java import Java, find_java, make_java_home
+from eventjet.spark.jvm import Java, find_java, make_java_home
 from eventjet.spark.loading import passwordless
-from eventjet.spark.options import LogOptions, connection_options
+from eventjet.spark.options import LogOptions, connection_options, is_sealed, unseal
 from eventjet.spark.packaging import pack
-from eventjet.spark.scratch import scratch_folder
-from eventjet.spark.sealed import is_sealed, unseal
-from eventjet.spark.session import with_retries
+from eventjet.spark.session import scratch_folder, with_retries
 from eventjet.sql.database import Database
 
 needs_scripts = pytest.mark.skipif(sys.platform == "win32", reason="its Java is a shell script")
@@ -174,7 +172,7 @@ def test_what_a_killed_process_left_in_its_folder_is_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    code = "import os\nfrom eventjet.spark.scratch import *\nwith scratch_folder(): os.kill(os.getpid(), 9)"
+    code = "import os\nfrom eventjet.spark.session import *\nwith scratch_folder(): os.kill(os.getpid(), 9)"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with scratch_folder() as other:
         subprocess.run([sys.executable, "-c", code], env=environment)

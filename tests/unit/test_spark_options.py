@@ -11,7 +11,7 @@ import pytest
 from eventjet.errors import Refused, UsageError
 from eventjet.spark.columns import STORED, arrow_batch, parse_columns, schema_of
 from eventjet.spark.options import POSITIONS_PER_TRIGGER, LogOptions
-from eventjet.spark.source import FilteringReader, JetStreamReader
+from eventjet.spark.source import FilteringReader
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "spark-source.md"
 EVERY = "position,time_ns,subject,headers,body,time,aggregate,aggregate_id,type,version"
@@ -90,7 +90,7 @@ def test_a_batch_has_the_columns_in_the_order_asked_for() -> None:
 def test_filters_that_are_not_taken_are_given_back_by_reference() -> None:
     from pyspark.sql import datasource as spark
 
-    reader = JetStreamReader(LogOptions.parse({"stream": "bank"}), STORED)
+    reader = FilteringReader(LogOptions.parse({"stream": "bank"}), STORED)
     taken = [
         spark.IsNotNull(("position",)),
         spark.GreaterThan(("position",), 10),
@@ -109,7 +109,7 @@ def test_filters_that_are_not_taken_are_given_back_by_reference() -> None:
         spark.IsNotNull(("type",)),
         spark.GreaterThan(("version",), 1),
     ]
-    given_back = list(FilteringReader(reader).pushFilters([*taken, *kept]))
+    given_back = list(reader.pushFilters([*taken, *kept]))
     assert list(map(id, given_back)) == list(map(id, kept))
     assert (reader.at_least, reader.at_most, reader.options.subject) == (11, 89, "bank.account.a-1")
 
@@ -118,8 +118,8 @@ def test_filters_that_are_not_taken_are_given_back_by_reference() -> None:
 def test_a_subject_that_the_server_would_read_as_a_pattern_is_left_to_spark(subject: str) -> None:
     from pyspark.sql import datasource as spark
 
-    reader = JetStreamReader(LogOptions.parse({"stream": "bank"}), STORED)
-    assert len(list(FilteringReader(reader).pushFilters([spark.EqualTo(("subject",), subject)]))) == 1
+    reader = FilteringReader(LogOptions.parse({"stream": "bank"}), STORED)
+    assert len(list(reader.pushFilters([spark.EqualTo(("subject",), subject)]))) == 1
     assert reader.options.subject is None
 
 

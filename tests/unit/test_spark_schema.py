@@ -14,7 +14,7 @@ import pytest
 from pydantic import AfterValidator, BaseModel, Field
 
 from eventjet import event
-from eventjet.spark.frame_tasks import recorded_columns
+from eventjet.spark.frames import recorded_columns
 from eventjet.spark.schema import forms_of
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeAlias
+from operator import itemgetter
+from typing import Any, TypeAlias
 
-from eventjet.codec.envelope import TYPE, VERSION, header, number_of, recorded_at
+from eventjet.codec.envelope import TYPE, VERSION, RawRecord, header, number_of, recorded_at
 from eventjet.codec.subjects import entity_of
 from eventjet.errors import UsageError
-
-if TYPE_CHECKING:
-    from eventjet.codec.envelope import RawRecord
 
 STORED = ("position", "time_ns", "subject", "headers", "body")
 """A record as it is stored; `time_ns` counts from 1970, `headers` is the raw block."""
@@ -48,9 +46,21 @@ def pyarrow() -> Any:
     return import_module("pyarrow")
 
 
+def arrow_schema(columns: Mapping[str, str]) -> Any:
+    """Names and types in Spark's DDL as Arrow has them."""
+    arrow = pyarrow()
+    types = {
+        "bigint": arrow.int64(),
+        "string": arrow.string(),
+        "binary": arrow.binary(),
+        "timestamp": arrow.timestamp("us", tz="UTC"),
+    }
+    return arrow.schema([(name, types[ddl]) for name, ddl in columns.items()])
+
+
 def records_of(batch: Any) -> Iterator[RawRecord]:
-    """The records of a batch in the source's `SCHEMA`."""
-    position, time_ns, subject, headers, body = batch.columns
+    """The records of a batch whose last columns are the source's `SCHEMA`."""
+    position, time_ns, subject, headers, body = batch.columns[-5:]
     return zip(
         position.to_pylist(),
         time_ns.to_pylist(),
@@ -65,7 +75,9 @@ def arrow_batch(records: Sequence[RawRecord], columns: Sequence[str] = STORED) -
     """Records as one Arrow batch: bytes stay bytes until a fold decodes them."""
     arrow = pyarrow()
     fields: Any = tuple(zip(*records, strict=True))
-    return arrow.RecordBatch.from_arrays([_COLUMNS[name][1](arrow, fields) for name in columns], names=list(columns))
+    schema = arrow_schema({name: _COLUMNS[name][0] for name in columns})
+    arrays = [arrow.array(_COLUMNS[field.name][1](fields), field.type) for field in schema]
+    return arrow.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _known(names: Sequence[str]) -> tuple[str, ...]:
@@ -77,48 +89,6 @@ def _known(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _position(arrow: Any, fields: _Fields) -> Any:
-    return arrow.array(fields[0], arrow.int64())
-
-
-def _time_ns(arrow: Any, fields: _Fields) -> Any:
-    return arrow.array(fields[1], arrow.int64())
-
-
-def _time(arrow: Any, fields: _Fields) -> Any:
-    # As everywhere, the time a record tells itself comes before JetStream's: the log may be a restored one.
-    times = [recorded_at(record) for record in zip(*fields, strict=True)]
-    return arrow.array(times, arrow.timestamp("us", tz="UTC"))
-
-
-def _subject(arrow: Any, fields: _Fields) -> Any:
-    return arrow.array(fields[2], arrow.binary()).cast(arrow.string())
-
-
-def _headers(arrow: Any, fields: _Fields) -> Any:
-    return arrow.array(fields[3], arrow.binary())
-
-
-def _body(arrow: Any, fields: _Fields) -> Any:
-    return arrow.array(fields[4], arrow.binary())
-
-
-def _aggregate(arrow: Any, fields: _Fields) -> Any:
-    return arrow.array([_key_of(subject)[0] for subject in fields[2]], arrow.string())
-
-
-def _aggregate_id(arrow: Any, fields: _Fields) -> Any:
-    return arrow.array([_key_of(subject)[1] for subject in fields[2]], arrow.string())
-
-
-def _type(arrow: Any, fields: _Fields) -> Any:
-    return arrow.array([header(block, TYPE) for block in fields[3]], arrow.string())
-
-
-def _version(arrow: Any, fields: _Fields) -> Any:
-    return arrow.array([number_of(block, VERSION) for block in fields[3]], arrow.int64())
-
-
 @lru_cache(maxsize=65_536)
 def _key_of(subject: bytes) -> tuple[str | None, str | None]:
     """(aggregate, aggregate id); nulls for a subject that eventjet did not make."""
@@ -128,18 +98,20 @@ def _key_of(subject: bytes) -> tuple[str | None, str | None]:
         return None, None
 
 
-_COLUMNS: dict[str, tuple[str, Callable[[Any, _Fields], Any]]] = {
-    "position": ("bigint", _position),
-    "time_ns": ("bigint", _time_ns),
-    "subject": ("string", _subject),
-    "headers": ("binary", _headers),
-    "body": ("binary", _body),
-    "time": ("timestamp", _time),
-    "aggregate": ("string", _aggregate),
-    "aggregate_id": ("string", _aggregate_id),
-    "type": ("string", _type),
-    "version": ("bigint", _version),
+_COLUMNS: Mapping[str, tuple[str, Callable[[_Fields], Sequence[Any]]]] = {
+    "position": ("bigint", itemgetter(0)),
+    "time_ns": ("bigint", itemgetter(1)),
+    "subject": ("string", itemgetter(2)),
+    "headers": ("binary", itemgetter(3)),
+    "body": ("binary", itemgetter(4)),
+    # As everywhere, the time a record tells itself comes before JetStream's: the log may be a restored one.
+    "time": ("timestamp", lambda fields: [recorded_at(record) for record in zip(*fields, strict=True)]),
+    "aggregate": ("string", lambda fields: [_key_of(subject)[0] for subject in fields[2]]),
+    "aggregate_id": ("string", lambda fields: [_key_of(subject)[1] for subject in fields[2]]),
+    "type": ("string", lambda fields: [header(block, TYPE) for block in fields[3]]),
+    "version": ("bigint", lambda fields: [number_of(block, VERSION) for block in fields[3]]),
 }
+"""Name → type in Spark's DDL, and the column's values."""
 
 SCHEMA = schema_of(STORED)
 """What is read when nobody asks for other columns, and what an archive's files hold."""

@@ -21,7 +21,7 @@ from eventjet.rebuild.load import Part, Target
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.snapshot_folding import Tally
-from eventjet.spark.java import find_java
+from eventjet.spark.jvm import find_java
 from eventjet.spark.session import Started, spark_session
 
 ALL_CORES = "local[*]"
@@ -65,7 +65,7 @@ class SparkEngine:
             return FolderFiles(url)
         started = self._session()
         self._stack.enter_context(self._watch.interrupted_by(partial(_interrupt, started)))
-        from eventjet.spark.archive_frames import SparkFiles
+        from eventjet.spark.archiving import SparkFiles
 
         return SparkFiles(started.spark, url)
 
@@ -87,7 +87,7 @@ class SparkEngine:
     def seal(self, job: Job, url: str, ranges: Sequence[tuple[int, int]]) -> list[Segment]:
         with self._watch.phase("start"):
             started = self._session()
-        from eventjet.spark.sealing import seal_all
+        from eventjet.spark.archiving import seal_all
 
         return seal_all(job, self.archive_files(url), ranges, started)
 

@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass, replace
 from itertools import islice
 from typing import Any
 
+from pyspark import TaskContext
 from sqlalchemy import make_url
 
 from eventjet import failpoints
@@ -17,16 +18,23 @@ from eventjet.projections.row_codec import ColumnValues
 from eventjet.rebuild.folding import Folding, Foldings, Tokens, fold_of, uncollected
 from eventjet.rebuild.load import Target, load_part
 from eventjet.rebuild.sqlite_load import CHUNK
-from eventjet.spark.columns import pyarrow, records_of
-from eventjet.spark.sealed import is_sealed, unseal
-from eventjet.spark.session import partition_id
+from eventjet.spark.columns import SCHEMA, STORED, arrow_batch, arrow_schema, pyarrow, records_of
+from eventjet.spark.options import is_sealed, unseal
 from eventjet.sql.database import Database
-from eventjet.sql.statements import Parked
 
-KEYED = "token string, position bigint, time_ns bigint, subject string, headers binary, body binary"
+KEYED = f"token string, {SCHEMA}"
 """A record with the token of one key it touches; without a subject it tells what a task read, or why it could not."""
 
-RESULT = "projection string, part int, events bigint, rows bigint, payload binary, parked binary, fault string"
+_RESULT = {
+    "projection": "string",
+    "part": "bigint",
+    "events": "bigint",
+    "rows": "bigint",
+    "payload": "binary",
+    "parked": "binary",
+    "fault": "string",
+}
+RESULT = ", ".join(f"{name} {ddl}" for name, ddl in _RESULT.items())
 """What became of a part; rows that the driver has to insert come before it as `payload`, and so do `parked` events."""
 
 PARTS_STRIDE = 100_000
@@ -60,12 +68,12 @@ class KeyTask:
                     if event is not None:
                         keyed += [(token, record) for token in tokens_of(event)]
             except (CodecError, ProjectionError) as error:
-                yield _keyed_batch([("", (0, 0, None, b"", str(error).encode()))])
+                yield _keyed_batch([("", (0, 0, b"", b"", str(error).encode()))])
                 return
             remaining = iter(keyed)
             while chunk := list(islice(remaining, _TOKENS_HELD_MAX)):
                 yield _keyed_batch(chunk)
-        yield _keyed_batch([("", (seen, 0, None, b"", b""))])
+        yield _keyed_batch([("", (seen, 0, b"", b"", b""))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,9 @@ class FoldTask:
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         failpoints.reach("task.begun")
-        part = partition_id()
+        context = TaskContext.get()
+        assert context is not None
+        part = context.partitionId()  # the same when the task is tried again
         here = replace(self, targets=tuple(map(_at_hand, self.targets)))
         try:
             with uncollected():
@@ -124,7 +134,7 @@ class _Outlet:
     def finish(self, events: int) -> Iterator[Any]:
         parked = iter(self._folding.parked)
         while chunk := list(islice(parked, PARKED_CHUNK)):
-            yield _result(self._target.projection, self._part, parked=pack_parked(chunk))
+            yield _result(self._target.projection, self._part, parked=pack_rows([astuple(event) for event in chunk]))
         yield from self._load(self._folding.rows(), events)
 
     def _load(self, rows: Iterable[Sequence[Any]], events: int) -> Iterator[Any]:
@@ -132,14 +142,14 @@ class _Outlet:
         self._chunks += 1
         name = self._target.projection
         if self._target.database.dialect.is_concurrent:
-            yield _result(name, number, events, load_part(self._target, number, rows))
+            yield _result(name, number, events=events, rows=load_part(self._target, number, rows))
             return
         total = 0
         remaining = iter(rows)
         while chunk := list(islice(remaining, CHUNK)):
             total += len(chunk)
             yield _result(name, number, payload=pack_rows(chunk))
-        yield _result(name, number, events, total)
+        yield _result(name, number, events=events, rows=total)
 
 
 def _at_hand(target: Target) -> Target:
@@ -174,67 +184,29 @@ def unpack_rows(payload: bytes) -> Iterator[tuple[Any, ...]]:
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-def pack_parked(parked: Sequence[Parked]) -> bytes:
-    """Parked events as bytes."""
-    return pack_rows([astuple(one) for one in parked])
-
-
-def unpack_parked(packed: bytes) -> Iterator[Parked]:
-    """The events of `pack_parked`."""
-    return (Parked(*row) for row in unpack_rows(packed))
-
-
 def _keyed_records(batch: Any) -> tuple[int, list[tuple[str, RawRecord]]]:
     """(how many records the tallies among them stand for, the others with their tokens)."""
-    token, position, time_ns, subject, headers, body = (column.to_pylist() for column in batch.columns)
     tallied = 0
-    found: list[tuple[str, RawRecord]] = []
-    for key, number, at, name, block, data in zip(token, position, time_ns, subject, headers, body, strict=True):
-        if name is not None:
-            found.append((key, (number, at, name.encode(), block, data)))
-        elif data:
-            raise _ToldError(data.decode())
+    keyed: list[tuple[str, RawRecord]] = []
+    for token, record in zip(batch.column(0).to_pylist(), records_of(batch), strict=True):
+        position, _, subject, _, body = record
+        if subject:
+            keyed.append((token, record))
+        elif body:
+            raise _ToldError(body.decode())
         else:
-            tallied += number
-    return tallied, found
+            tallied += position
+    return tallied, keyed
 
 
-def _keyed_batch(keyed: Sequence[tuple[str, tuple[int, int, bytes | None, bytes, bytes]]]) -> Any:
+def _keyed_batch(keyed: Sequence[tuple[str, RawRecord]]) -> Any:
     arrow = pyarrow()
-    position, time_ns, subject, headers, body = zip(*(record for _, record in keyed), strict=True)
-    return arrow.RecordBatch.from_arrays(
-        [
-            arrow.array([token for token, _ in keyed], arrow.string()),
-            arrow.array(position, arrow.int64()),
-            arrow.array(time_ns, arrow.int64()),
-            arrow.array(subject, arrow.binary()).cast(arrow.string()),
-            arrow.array(headers, arrow.binary()),
-            arrow.array(body, arrow.binary()),
-        ],
-        names=["token", "position", "time_ns", "subject", "headers", "body"],
-    )
+    tokens = arrow.array([token for token, _ in keyed], arrow.string())
+    records = arrow_batch([record for _, record in keyed])
+    return arrow.RecordBatch.from_arrays([tokens, *records.columns], names=["token", *STORED])
 
 
-def _result(
-    projection: str,
-    part: int,
-    events: int | None = None,
-    rows: int | None = None,
-    *,
-    payload: bytes | None = None,
-    parked: bytes | None = None,
-    fault: str | None = None,
-) -> Any:
-    arrow = pyarrow()
-    return arrow.RecordBatch.from_arrays(
-        [
-            arrow.array([projection], arrow.string()),
-            arrow.array([part], arrow.int32()),
-            arrow.array([events], arrow.int64()),
-            arrow.array([rows], arrow.int64()),
-            arrow.array([payload], arrow.binary()),
-            arrow.array([parked], arrow.binary()),
-            arrow.array([fault], arrow.string()),
-        ],
-        names=["projection", "part", "events", "rows", "payload", "parked", "fault"],
-    )
+def _result(projection: str, part: int, **told: int | str | bytes) -> Any:
+    """One row of `RESULT`; what is not told is null."""
+    row = {"projection": projection, "part": part, **told}
+    return pyarrow().RecordBatch.from_pylist([row], schema=arrow_schema(_RESULT))

@@ -10,6 +10,7 @@ from typing import Any
 
 from eventjet.errors import RebuildError
 from eventjet.rebuild.progress import Phase, Stopped, Watch
+from eventjet.spark.session import first_line, is_remote
 
 _POLL_S = 0.25
 _OURS = re.compile(r"^eventjet\.[\w.]+: (?P<told>.+)$", re.MULTILINE)
@@ -47,7 +48,7 @@ def following(spark: Any, watch: Watch, phase: Phase, done: int, share: int, tot
     except Exception as error:
         # After an interruption Spark's error says nothing: the work was stopped.
         watch.check()
-        raise RebuildError(f"Spark could not finish: {reason_of(error)}") from error
+        raise RebuildError(f"Spark could not finish: {_reason_of(error)}") from error
     finally:
         ended.set()
         thread.join()
@@ -63,7 +64,7 @@ class _Stages:
     @contextmanager
     def told_by(self, spark: Any) -> Generator[None]:
         """Listen to a Spark Connect server meanwhile."""
-        if not _is_remote(spark):
+        if not is_remote(spark):
             yield
             return
         spark.registerProgressHandler(self._take)
@@ -74,7 +75,7 @@ class _Stages:
 
     def fraction(self, spark: Any) -> float:
         """0 while nothing is known; it never goes back when a job turns out to have more stages."""
-        if not _is_remote(spark):
+        if not is_remote(spark):
             self._ask(spark.sparkContext.statusTracker())
         totals = list(self._totals.values())
         total = sum(tasks for _, tasks in totals)
@@ -84,9 +85,9 @@ class _Stages:
 
     def _ask(self, tracker: Any) -> None:
         for stage in tracker.getActiveStageIds():
-            found = tracker.getStageInfo(stage)
-            if found is not None:
-                self._totals[stage] = (found.numCompletedTasks, found.numTasks)
+            info = tracker.getStageInfo(stage)
+            if info is not None:
+                self._totals[stage] = (info.numCompletedTasks, info.numTasks)
         for stage in set(self._totals) - set(tracker.getActiveStageIds()):
             total = self._totals[stage][1]
             self._totals[stage] = (total, total)
@@ -95,12 +96,7 @@ class _Stages:
         self._totals |= {one.stage_id: (one.num_completed_tasks, one.num_tasks) for one in stages or ()}
 
 
-def _is_remote(spark: Any) -> bool:
-    return "connect" in type(spark).__module__
-
-
-def reason_of(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     """The innermost sentence of what a task raised, out of Spark's many lines."""
-    text = str(error)
-    found = _OURS.findall(text) or _RAISED.findall(text)
-    return found[-1] if found else next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    sentences = _OURS.findall(str(error)) or _RAISED.findall(str(error))
+    return sentences[-1] if sentences else first_line(error)

@@ -23,13 +23,13 @@ from eventjet.projections.row_codec import ColumnValues
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.load import Part, Target, load_part
 from eventjet.rebuild.plan import Pass, Plan, Route
-from eventjet.spark.archive_frames import archived_frame, reading
-from eventjet.spark.fold_tasks import KEYED, RESULT, FoldTask, KeyTask, unpack_parked, unpack_rows
+from eventjet.spark.archiving import archived_frame, reading
+from eventjet.spark.fold_tasks import KEYED, RESULT, FoldTask, KeyTask, unpack_rows
 from eventjet.spark.following import following
+from eventjet.spark.options import seal
 from eventjet.spark.packaging import provisions
 from eventjet.spark.read_planning import log_frame
-from eventjet.spark.sealed import seal
-from eventjet.spark.session import Started
+from eventjet.spark.session import Started, is_remote
 from eventjet.sql.database import Database
 from eventjet.sql.statements import Parked
 
@@ -55,10 +55,9 @@ def load_on_spark(job: Job, plan: Plan, targets: Sequence[Target], started: Star
 
 def cores_of(started: Started) -> int | None:
     """How many tasks run at once on this machine; None when they run elsewhere, or the session does not tell."""
-    spark: Any = started.spark
-    if not started.local or "connect" in type(spark).__module__:
+    if not started.local or is_remote(started.spark):
         return None
-    return int(spark.sparkContext.defaultParallelism)
+    return started.spark.sparkContext.defaultParallelism
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,7 @@ def _accounted(rows: Iterator[Any] | Sequence[Any], inserted_here: Mapping[str, 
             held.setdefault(key, []).append(bytes(row.payload))
             continue
         if row.parked is not None:
-            parked.setdefault(key, []).extend(unpack_parked(bytes(row.parked)))
+            parked.setdefault(key, []).extend(Parked(*event) for event in unpack_rows(bytes(row.parked)))
             continue
         target = inserted_here.get(row.projection)
         if target is not None:

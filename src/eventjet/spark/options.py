@@ -1,4 +1,9 @@
-"""The options of the data source `jetstream`, checked; they hold names and paths only, and no secret."""
+"""The options of the data source `jetstream`, checked. They hold names and paths only, and no secret.
+
+Secrets travel to tasks in two halves: a sealed file that goes with the session, and its key. Executors keep a session's
+files in work folders, for days after it has ended, so what lies there must be worth nothing by itself. The key is part
+of the reference that tasks get by value; only a Connect server writes that down, in its log.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +11,28 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, cast
+
+from nacl.secret import SecretBox
+from nacl.utils import random
 
 from eventjet.codec.subjects import is_name, subject_of
 from eventjet.errors import UsageError
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings, SettingsOverrides
 from eventjet.spark.columns import STORED, parse_columns
-from eventjet.spark.sealed import seal, unseal
 
 POSITIONS_PER_TRIGGER = 1_000_000
 """What one micro-batch reads at most unless told: the first one of a query would read the whole log."""
 
 _PATHS = {"credentials": "credentials", "nkey": "nkey", "tlsCa": "tls_ca", "tlsCert": "tls_cert", "tlsKey": "tls_key"}
 _FILES = {"passwordFile": "password", "tokenFile": "token"}
-_PLAIN = {"servers": "servers", "user": "user"}
+_PLAIN = ("servers", "user")
 _READING = ("columns", "aggregate", "id", "fromPosition", "toPosition", "partitions", "maxPositionsPerTrigger")
 _OTHER = ("stream", *_READING, "pushFilters")
 _STREAM = re.compile(r"[^\s.*>/\\]+")
+_SEALED = re.compile(r"(?P<path>.+)#(?P<key>[0-9a-f]{64})", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,30 +79,64 @@ class LogOptions:
 
     def endpoint(self) -> Endpoint:
         """Where the server is, with the secrets that this machine has."""
-        overrides: dict[str, Any] = {_PLAIN[name]: value for name, value in self.connection.items() if name in _PLAIN}
+        overrides: dict[str, Any] = {}
         for name, value in self.connection.items():
             if name in _PATHS:
                 overrides[_PATHS[name]] = Path(value)
             elif name in _FILES:
                 overrides[_FILES[name]] = _secret(name, value)
+            else:
+                overrides[name] = value
         return Endpoint.of(Settings.load(cast("SettingsOverrides", overrides))).with_name("eventjet-spark")
 
 
 def connection_options(settings: Settings, secrets: Path) -> dict[str, str]:
     """The options that reach the same server as `settings` do; a password or a token is sealed in `secrets`."""
     endpoint = Endpoint.of(settings)
-    found = {"servers": ",".join(endpoint.servers), "user": endpoint.user}
-    found |= {option: _absolute(getattr(endpoint, name)) for option, name in _PATHS.items()}
-    found |= {option: _kept(secrets, option, getattr(endpoint, name)) for option, name in _FILES.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    options = {"servers": ",".join(endpoint.servers)}
+    if endpoint.user is not None:
+        options["user"] = endpoint.user
+    for option, name in _PATHS.items():
+        path: Path | None = getattr(endpoint, name)
+        if path is not None:
+            options[option] = str(path.absolute())
+    for option, name in _FILES.items():
+        secret: str | None = getattr(endpoint, name)
+        if secret is not None:
+            options[option] = seal(secrets, option, secret)
+    return options
 
 
-def _kept(secrets: Path, option: str, secret: str | None) -> str | None:
-    return None if secret is None else seal(secrets, option, secret)
+def seal(folder: Path, kind: str, secret: str) -> str:
+    """The reference to a new file of `folder`, under a name no other session has."""
+    key = random(SecretBox.KEY_SIZE)
+    path = folder / f"{kind}-{token_hex(8)}"
+    path.touch(mode=0o600)
+    path.write_bytes(SecretBox(key).encrypt(secret.encode()))
+    return f"{path}#{key.hex()}"
 
 
-def _absolute(path: Path | None) -> str | None:
-    return None if path is None else str(path.absolute())
+def is_sealed(reference: str) -> bool:
+    """Whether `seal` made it; otherwise it is a path."""
+    return _SEALED.fullmatch(reference) is not None
+
+
+def unseal(reference: str) -> str:
+    """The secret: of `seal`, or from a plain file without its line end; raises `OSError`."""
+    match = _SEALED.fullmatch(reference)
+    if match is None:
+        return _file_of_session(reference).read_text().strip("\r\n")
+    return SecretBox(bytes.fromhex(match["key"])).decrypt(_file_of_session(match["path"]).read_bytes()).decode()
+
+
+def _file_of_session(name: str) -> Path:
+    """A file of the driver's where a task runs: itself, or the copy that the session brought here."""
+    path = Path(name)
+    if path.exists():
+        return path
+    from pyspark import SparkFiles
+
+    return Path(SparkFiles.get(path.name))
 
 
 def _secret(option: str, reference: str) -> str:

@@ -15,8 +15,7 @@ from eventjet.errors import UsageError
 from eventjet.projections.app_ref import AppRef, top_level
 from eventjet.rebuild.job import Job
 from eventjet.spark.options import connection_options
-from eventjet.spark.scratch import scratch_folder
-from eventjet.spark.session import Started
+from eventjet.spark.session import Started, scratch_folder
 
 SHIPPED_BYTES_MAX = 50_000_000
 """A top-level package larger than this is data, and belongs into the executors' image."""

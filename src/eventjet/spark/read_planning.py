@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import InputPartition
 
 from eventjet.errors import HistoryBroken, StreamMissing, Unreachable
@@ -14,9 +15,6 @@ from eventjet.nats.connection import NatsConnection
 from eventjet.nats.ranges import Range, range_count, read_range, split
 from eventjet.spark.columns import SCHEMA, arrow_batch
 from eventjet.spark.options import LogOptions
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 BATCH = 1_000
 """Records an Arrow batch; a record may be nearly a megabyte."""
@@ -72,15 +70,8 @@ def ranges(
 
 def read_records(options: LogOptions, partition: Any, columns: Sequence[str]) -> Iterator[Any]:
     """A range in Arrow batches, the same on every try; raises `HistoryBroken` for a position that is missing."""
-    found = read_range(
-        options.endpoint(),
-        options.stream,
-        partition.start,
-        partition.end,
-        batch=BATCH,
-        filter_subject=options.subject,
-    )
-    for records in found:
+    start, end, subject = partition.start, partition.end, options.subject
+    for records in read_range(options.endpoint(), options.stream, start, end, batch=BATCH, filter_subject=subject):
         yield arrow_batch(records, columns)
 
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import sys
+import tempfile
 import warnings
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from eventjet.errors import Unreachable, UsageError
-from eventjet.spark.gateway import InterruptedBy, end_jvm, running_gateway
-from eventjet.spark.java import find_java, make_java_home
-from eventjet.spark.scratch import scratch_folder
+from eventjet.spark.jvm import InterruptedBy, end_jvm, find_java, make_java_home, running_gateway
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,6 +33,9 @@ _BULK = {"spark.sql.extensions.test.loadFromCp": "false"}
 """Of a session on this machine that runs nothing but our own bulk work: without it Spark loads what the class path
 offers to extend its SQL, and that is MLlib, whose few functions take a fifth of the JVM's start."""
 
+_SCRATCH = "eventjet-spark-"
+_ALIVE = "alive"
+"""A file that is locked for as long as the process of its scratch folder lives."""
 _LOCAL = re.compile(r"local(?:\[([^,\]]+)(?:,[^\]]*)?\])?")
 _MARKS = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
 _LOG4J2 = """\
@@ -68,7 +71,6 @@ def spark_session(
     master: str | None = None,
     *,
     conf: Mapping[str, str] | None = None,
-    environ: Mapping[str, str] = os.environ,
     bulk_only: bool = False,
     interrupted_by: InterruptedBy = lambda _: nullcontext(),
 ) -> Generator[Started]:
@@ -83,11 +85,11 @@ def spark_session(
             raise UsageError(
                 "A Spark session runs in this process already. Stop it, or leave the master out to use it."
             )
-        yield existing
+        yield found_session(existing)
         return
-    url, remote = _where(master, environ)
+    url, remote = _where(master)
     conf = {**(_BULK if bulk_only and not remote and _is_local(url) else {}), **(conf or {})}
-    with scratch_folder() as scratch, _running(url, remote, scratch, conf, environ, interrupted_by) as spark:
+    with scratch_folder() as scratch, _running(url, remote, scratch, conf, interrupted_by) as spark:
         yield Started(spark, _is_local(url))
 
 
@@ -96,40 +98,69 @@ def found_session(spark: SparkSession) -> Started:
     return Started(spark, _is_local(str(spark.conf.get("spark.master", ""))))
 
 
-def partition_id() -> int:
-    """The number of the partition that the running task works on: the same when it is tried again."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None
-    return context.partitionId()
+def is_remote(spark: Any) -> bool:
+    """Whether it is a session of Spark Connect."""
+    return "connect" in type(spark).__module__
 
 
-def session_file(path: Path) -> Path:
-    """A file of the driver's where a task runs: itself, or the copy that the session brought here."""
-    if path.exists():
-        return path
-    from pyspark import SparkFiles
-
-    return Path(SparkFiles.get(path.name))
-
-
-def _existing() -> Started | None:
-    session_type = _session_type()
+def first_line(error: Exception) -> str:
+    """What Spark says first."""
     try:
-        spark = session_type.active()
+        text = str(error)
+    except Exception:  # noqa: BLE001 - py4j asks the JVM for the text, which may be gone
+        text = "its JVM ended"
+    return next((line for line in text.splitlines() if line.strip()), type(error).__name__)[:300]
+
+
+@contextmanager
+def scratch_folder() -> Generator[Path]:
+    """A private temporary folder, which may hold secrets; those of killed processes are removed by the next one."""
+    _remove_abandoned_folders()
+    folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+    try:
+        made = folder / "new"
+        with made.open("wb") as file:
+            _try_lock(file)
+            # Nobody sees it by its name before it is locked.
+            made.rename(folder / _ALIVE)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_abandoned_folders() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+        # What is not ours, or has just been made and is not locked yet, is left alone.
+        with suppress(OSError), (folder / _ALIVE).open("r+b") as file:
+            if os.fstat(file.fileno()).st_uid == os.getuid() and _try_lock(file):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _try_lock(file: IO[bytes]) -> bool:
+    """Lock the file if nobody has; False where there are no such locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def _existing() -> SparkSession | None:
+    try:
+        return _session_type().active()
     except RuntimeError:
         return None
-    return found_session(spark)
 
 
-def _where(master: str | None, environ: Mapping[str, str]) -> tuple[str, bool]:
+def _where(master: str | None) -> tuple[str, bool]:
     """(URL, whether it is a Spark Connect one)."""
-    if master is not None:
-        return (master, True) if master.startswith("sc://") else (with_retries(master), False)
-    if environ.get("SPARK_REMOTE"):
-        return environ["SPARK_REMOTE"], True
-    return with_retries("local[*]"), False
+    remote = os.environ.get("SPARK_REMOTE")
+    if master is None and remote:
+        return remote, True
+    url = with_retries(master or "local[*]")
+    return url, url.startswith("sc://")
 
 
 def with_retries(master: str) -> str:
@@ -156,12 +187,7 @@ def _session_type() -> type[SparkSession]:
 
 @contextmanager
 def _running(
-    url: str,
-    remote: bool,
-    scratch: Path,
-    conf: Mapping[str, str],
-    environ: Mapping[str, str],
-    interrupted_by: InterruptedBy,
+    url: str, remote: bool, scratch: Path, conf: Mapping[str, str], interrupted_by: InterruptedBy
 ) -> Generator[SparkSession]:
     """A session with its JVM: of our own on this machine, started as its operator has it for a cluster."""
     builder: Any = _session_type().builder
@@ -169,16 +195,15 @@ def _running(
     for name, value in settings.items():
         builder = builder.config(name, value)
     builder = builder.remote(url) if remote else builder.master(url)
-    taken = {"SPARK_REMOTE": None, **dict.fromkeys(_MARKS)} if not remote else {}
-    variables = _variables(url, scratch, environ)
+    taken = {} if remote else dict.fromkeys(("SPARK_REMOTE", *_MARKS))
+    variables = _variables(url, scratch)
     with ExitStack() as stack:
         stack.enter_context(_silent_about_an_ended_jvm())
         if _is_local(url) and not remote:
-            java = find_java(environ)
-            on_command_line = {**settings, "spark.master": url}
-            variables |= stack.enter_context(running_gateway(java, on_command_line, variables, scratch, interrupted_by))
+            given = {**settings, "spark.master": url}
+            variables |= stack.enter_context(running_gateway(given, variables, scratch, interrupted_by))
         elif not url.startswith("sc://"):
-            variables["JAVA_HOME"] = str(make_java_home(find_java(environ), scratch / "java"))
+            variables["JAVA_HOME"] = str(make_java_home(find_java(), scratch / "java"))
         with _environment({**taken, **variables}), _hushed():
             spark = _created(builder, url)
         if not remote and not url.startswith("sc://"):
@@ -197,7 +222,7 @@ def _created(builder: Any, url: str) -> SparkSession:
     except Exception as error:
         _forget_gateway()
         raise Unreachable(
-            "Spark", f"no session at {url} ({_first_line(error)})", "Check --master and SPARK_REMOTE."
+            "Spark", f"no session at {url} ({first_line(error)})", "Check --master and SPARK_REMOTE."
         ) from error
     return spark
 
@@ -218,25 +243,20 @@ def _settings(url: str, scratch: Path) -> dict[str, str]:
     }
 
 
-def _variables(url: str, scratch: Path, environ: Mapping[str, str]) -> dict[str, str]:
+def _variables(url: str, scratch: Path) -> dict[str, str]:
     """The environment of a JVM that runs on this machine."""
     if url.startswith("sc://"):
         return {}
     # Otherwise the data source is looked up, and local workers run, with whatever `python3` the PATH holds.
-    found = {"PYSPARK_DRIVER_PYTHON": environ.get("PYSPARK_DRIVER_PYTHON") or sys.executable}
+    wanted = {"PYSPARK_DRIVER_PYTHON": sys.executable}
     if _is_local(url):
-        found["PYSPARK_PYTHON"] = environ.get("PYSPARK_PYTHON") or sys.executable
-        found["SPARK_LOCAL_IP"] = environ.get("SPARK_LOCAL_IP") or "127.0.0.1"
-    if not environ.get("SPARK_CONF_DIR") and not environ.get("SPARK_HOME"):
-        found["SPARK_CONF_DIR"] = str(_quiet_conf(scratch))
-    return found
-
-
-def _quiet_conf(scratch: Path) -> Path:
-    folder = scratch / "conf"
-    folder.mkdir()
-    (folder / "log4j2.properties").write_text(_LOG4J2)
-    return folder
+        wanted |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    if not os.environ.get("SPARK_HOME"):
+        conf = scratch / "conf"
+        conf.mkdir()
+        (conf / "log4j2.properties").write_text(_LOG4J2)
+        wanted["SPARK_CONF_DIR"] = str(conf)
+    return {name: os.environ.get(name) or value for name, value in wanted.items()}
 
 
 @contextmanager
@@ -271,26 +291,26 @@ def _hushed() -> Generator[None]:
 @contextmanager
 def _silent_about_an_ended_jvm() -> Generator[None]:
     """py4j tells it with a traceback, through the root logger; the call that met it raises as well."""
+
+    def is_not_of_py4j(record: logging.LogRecord) -> bool:
+        return Path(record.pathname).parent.name != "py4j"
+
     root = logging.getLogger()
-    root.addFilter(_is_not_of_py4j)
+    root.addFilter(is_not_of_py4j)
     try:
         yield
     finally:
-        root.removeFilter(_is_not_of_py4j)
-
-
-def _is_not_of_py4j(record: logging.LogRecord) -> bool:
-    return Path(record.pathname).parent.name != "py4j"
+        root.removeFilter(is_not_of_py4j)
 
 
 def _hush_accumulators(spark: SparkSession) -> None:
     """Their server prints a traceback when the JVM ends before it; whoever waits for the JVM is told in his turn."""
+
+    def ignore(*_: object) -> None: ...
+
     server: Any = getattr(spark.sparkContext, "_accumulatorServer", None)
     if server is not None:
-        server.handle_error = _ignore
-
-
-def _ignore(_request: object, _client: object) -> None: ...
+        server.handle_error = ignore
 
 
 def _stop(spark: SparkSession) -> None:
@@ -313,11 +333,3 @@ def _forget_gateway() -> None:
         gateway.shutdown()
     if gateway.proc is not None:
         end_jvm(gateway.proc)
-
-
-def _first_line(error: Exception) -> str:
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - py4j asks the JVM for the text, which may be gone
-        text = "its JVM ended"
-    return next((line for line in text.splitlines() if line.strip()), type(error).__name__)[:300]

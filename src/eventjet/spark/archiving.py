@@ -1,35 +1,40 @@
-"""Seal segments: each written from the log, read back whole and compared, and only then named in the manifest.
+"""An archive on Spark: its manifest, its checksums and its records, and how segments get there.
 
-A segment is in the archive from the moment its line of the manifest is there. Whatever ends a run before that leaves
-files that nothing names.
+All of it is DataFrames, through the file systems that the JVM knows, so it works through Spark Connect too, where
+nothing reaches the JVM. A segment is written from the log, read back whole and compared, and only then named in the
+manifest: it is in the archive from the moment its line is there. Whatever ends a run before that leaves files that
+nothing names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.sql import Observation
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from eventjet import failpoints
-from eventjet.archive.manifest import ArchivedFile, Segment, dump_segment, load_archive
-from eventjet.archive.reading import COLUMNS, EVENTS, MANIFEST, ArchiveFiles, ArchiveReader
+from eventjet.archive.manifest import Archive, ArchivedFile, Segment, dump_segment, load_archive
+from eventjet.archive.reading import COLUMNS, EVENTS, MANIFEST, ArchiveFiles, ArchiveReader, folder_of
 from eventjet.codec.envelope import MSG_ID, header
 from eventjet.errors import ArchiveBroken
 from eventjet.nats.ranges import range_count
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.replay_source import Log
-from eventjet.spark.archive_frames import SparkFiles, reading, url_for_spark
 from eventjet.spark.columns import SCHEMA
 from eventjet.spark.following import following
 from eventjet.spark.packaging import provisions
-from eventjet.spark.session import Started
+from eventjet.spark.session import Started, first_line
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+_NOT_THERE = "PATH_NOT_FOUND"
+_ROWS_OF_A_BATCH = "spark.sql.parquet.columnarReaderBatchSize"
+ROWS_OF_A_BATCH = 256
+"""Spark reads Parquet in batches of rows in the JVM's memory. A body may have a megabyte, and the default is 4,096."""
 
 FILE_BYTES = 32_000_000
 """Of headers and bodies, which a file should hold at most; Parquet makes less of them."""
@@ -38,6 +43,79 @@ FILE_BYTES_MAX = 2 * FILE_BYTES
 
 _TRIES = 4
 _SHUFFLE = "spark.sql.shuffle.partitions"
+
+
+class SparkFiles:
+    """The files of an archive on any file system that the JVM knows."""
+
+    def __init__(self, spark: SparkSession, url: str) -> None:
+        self.url = url
+        self._spark = spark
+        self._base = url_for_spark(url)
+
+    def manifest_lines(self) -> list[str]:
+        try:
+            # What a killed run left half-written begins with `_`, and Spark passes that over.
+            frame: Any = self._spark.read.option("recursiveFileLookup", "true").text(f"{self._base}/{MANIFEST}")
+            return [row.value for row in frame.collect() if row.value]
+        except Exception as error:
+            if isinstance(error, PySparkException) and error.getCondition() == _NOT_THERE:
+                return []
+            raise ArchiveBroken(self.url, f"its manifest cannot be read ({first_line(error)})") from error
+
+    def digests(self, paths: Sequence[str]) -> dict[str, tuple[int, str]]:
+        if not paths:
+            return {}
+        try:
+            frame: Any = self._spark.read.format("binaryFile").load([f"{self._base}/{path}" for path in paths])
+            rows = frame.select("path", "length", F.sha2("content", 256).alias("sha256")).collect()
+        except Exception as error:
+            raise ArchiveBroken(self.url, f"its files cannot be read ({first_line(error)})") from error
+        # What comes before `events/` is written as the file system writes it.
+        by_path = {"/".join(row.path.rsplit("/", 3)[1:]): (row.length, row.sha256) for row in rows}
+        for path in paths:
+            if path not in by_path:
+                raise ArchiveBroken(self.url, f"{path} cannot be read")
+        return by_path
+
+    def batches(self, path: str, size: int) -> Iterator[Any]:
+        """One whole file is in this process's memory meanwhile."""
+        try:
+            with reading(self._spark):
+                frame: Any = self._spark.read.schema(SCHEMA).parquet(f"{self._base}/{path}")
+                table = frame.orderBy("position").toArrow()
+        except Exception as error:
+            raise ArchiveBroken(self.url, f"{path} cannot be read ({first_line(error)})") from error
+        yield from table.to_batches(max_chunksize=size)
+
+
+def url_for_spark(url: str) -> str:
+    """The URL as Hadoop takes it, whatever its default file system is; without a `/` at the end."""
+    folder = folder_of(url)
+    return url.rstrip("/") if folder is None else f"file://{folder}"
+
+
+def archived_frame(spark: SparkSession, archive: Archive, first: int, last: int) -> DataFrame:
+    """The records from `first` to `last`, as the source `jetstream` has them; to be used within `reading`."""
+    base = url_for_spark(archive.url)
+    paths = [f"{base}/{file.path}" for file in archive.files(first, last)]
+    frame: Any = spark.read.schema(SCHEMA).parquet(*paths)
+    return frame.where(F.col("position").between(first, last))
+
+
+@contextmanager
+def reading(spark: SparkSession, conf: Mapping[str, str] | None = None) -> Generator[None]:
+    """Read archives with the session's memory in mind; what the session had set is set again afterwards."""
+    wanted = {_ROWS_OF_A_BATCH: str(ROWS_OF_A_BATCH), **(conf or {})}
+    before = {name: spark.conf.get(name) for name in wanted}
+    for name, value in wanted.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is not None:
+                spark.conf.set(name, value)
 
 
 def seal_all(job: Job, files: ArchiveFiles, ranges: Sequence[tuple[int, int]], started: Started) -> list[Segment]:
