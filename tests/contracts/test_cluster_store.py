@@ -10,12 +10,12 @@ import pytest
 
 from eventjet.codec.envelope import MSG_ID, header
 from eventjet.dev.nats import NatsServer
-from eventjet.dev.nats_cluster import NatsCluster
 from eventjet.errors import ConcurrencyConflict, StoreUnavailable
 from eventjet.nats.client import connect
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore
 from tests.contracts.store_contract import StoreContract, new, write
+from tests.nats_cluster import NatsCluster
 from tests.simulation.lines import answers_of_both
 from tests.simulation.scripts import WRITTEN, Script, drawn
 from tests.stores import fresh_jetstream
@@ -63,7 +63,7 @@ async def opened(url: str, app: str, request_timeout_s: float = 4.0) -> AsyncGen
 async def leader_of(cluster: NatsCluster, store: JetStreamStore) -> NatsServer:
     """The server that leads the stream."""
     name = (await store._client.api(f"STREAM.INFO.{store.app}"))["cluster"]["leader"]
-    return next(server for server in cluster.servers if server.name == name)
+    return next(server for server in cluster.servers if server.directory.name == name)
 
 
 class Writer:

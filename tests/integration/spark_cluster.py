@@ -19,7 +19,8 @@ from typing import Self
 import pyspark
 
 import eventjet
-from eventjet.dev.process import Program, ServerProcess
+from eventjet.dev.process import ServerProcess
+from eventjet.dev.supervisor import Program
 from eventjet.spark.jvm import find_java, make_java_home
 from tests.integration.rebuild_log import Book
 
@@ -38,7 +39,7 @@ class Daemon:
         self.log = folder / f"{name}.log"
         program, *arguments = command
         there = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', str(folder), str(SPARK_HOME / "bin" / program), *arguments]
-        self._process = ServerProcess(Program(f"Spark's {name}", there, self.log, environ=environment(folder)))
+        self._process = ServerProcess(f"Spark's {name}", Program(there), self.log, environment(folder))
 
     def __enter__(self) -> Self:
         return self

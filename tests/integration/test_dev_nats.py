@@ -13,8 +13,9 @@ import nats.js.errors
 import pytest
 from nats.aio.client import Client
 
-from eventjet.dev import NatsCluster, NatsServer
+from eventjet.dev import NatsServer
 from eventjet.errors import ComponentFailed, ComponentMissing, Unreachable
+from tests.nats_cluster import NatsCluster
 
 
 @pytest.fixture

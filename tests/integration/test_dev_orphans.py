@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
 
 SERVERS = {
     "nats": "from eventjet.dev import NatsServer; servers = [NatsServer()]",
@@ -32,6 +33,7 @@ def run(*lines: str) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        cwd=ROOT,
         start_new_session=True,
     )
 
@@ -76,7 +78,7 @@ def test_a_killed_program_leaves_neither_server_nor_folder(kind: str) -> None:
 
 
 def test_a_killed_program_leaves_nothing_of_a_cluster() -> None:
-    program = run("from eventjet.dev import NatsCluster; servers = NatsCluster().start().servers", TELL, WAIT)
+    program = run("from tests.nats_cluster import NatsCluster; servers = NatsCluster().start().servers", TELL, WAIT)
     servers = told(program)
     assert len(servers) == 3
     finish(program)

@@ -7,11 +7,11 @@ import pytest
 from eventjet.archive.batches import BATCH_MAX, lasting
 from eventjet.archive.republish import Restore
 from eventjet.codec.envelope import RawRecord
-from eventjet.dev.nats_cluster import NatsCluster
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from tests.integration.restoring import NAME, past_of, records_of
 from tests.logs import block
+from tests.nats_cluster import NatsCluster
 
 EVENTS = 6 * BATCH_MAX + 7
 
@@ -36,7 +36,7 @@ def test_the_leader_may_be_killed_on_the_way() -> None:
         def told(phase: str, done: int, _total: int) -> None:
             if phase == "publish" and done == 2 * BATCH_MAX:
                 killed.append(leader_of(cluster.urls))
-                next(one for one in cluster.servers if one.name == killed[0]).kill()
+                next(one for one in cluster.servers if one.directory.name == killed[0]).kill()
 
         endpoint = Endpoint(tuple(cluster.urls))
         report = Restore(endpoint, past_of(records), replicas=3, progress=told, timeout_s=2.0).run()

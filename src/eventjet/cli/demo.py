@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import time
+from typing import Annotated
 
 import typer
 
 from eventjet.cli.interrupts import interruptible
-from eventjet.cli.progress import ProgressView, progress
+from eventjet.cli.progress import progress
 from eventjet.cli.terminal import print_table, say
-
-if TYPE_CHECKING:
-    from eventjet.dev.demo import DemoReport
 
 
 def demo(
@@ -26,30 +24,13 @@ def demo(
     """
     from eventjet.dev.demo import Sizes, run_demo
 
+    began = time.monotonic()
     with interruptible(), progress() as shown:
-        report = run_demo(Sizes(accounts, commands, imported, engine), _Teller(shown))
-    _print(report)
-
-
-class _Teller:
-    """Bars or lines of progress, and prose between them."""
-
-    def __init__(self, shown: ProgressView) -> None:
-        self._shown = shown
-
-    def progress(self, phase: str, done: int, total: int | None = None, step: str = "") -> None:
-        self._shown(phase, done, total, step)
-
-    def say(self, text: str) -> None:
-        say(text)
-
-
-def _print(report: DemoReport) -> None:
-    rows = [(one.phase, one.events, one.seconds, round(one.rate)) for one in report.figures]
+        report = run_demo(Sizes(accounts, commands, imported, engine), shown, say)
     print()
-    print_table(("phase", "events", "seconds", "events/s"), rows)
+    print_table(("phase", "events", "seconds", "events/s"), report.figures)
     print()
-    print_table(("verified", "rows", "differences"), [(one.when, one.rows, one.differences) for one in report.verified])
-    last = report.verified[-1]
+    print_table(("verified", "rows", "differences"), report.verified)
     print()
-    say(f"Done in {report.seconds:.0f} s. The last verification: {last.differences} differences")
+    _, _, differences = report.verified[-1]
+    say(f"Done in {time.monotonic() - began:.0f} s. The last verification: {differences} differences")

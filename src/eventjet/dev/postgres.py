@@ -10,12 +10,15 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import pwd
 import secrets
 import shutil
 import signal
+import socket
+import stat
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import LiteralString, Self
 from urllib.parse import quote
@@ -23,13 +26,14 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
-from eventjet.dev.ports import reserved_ports
-from eventjet.dev.process import Account, Program, ServerProcess
+from eventjet.dev.process import ServerProcess
 from eventjet.dev.server import EmbeddedServer, Home
-from eventjet.dev.unprivileged import account_for, can_pass, can_reach, open_to_all, own
+from eventjet.dev.supervisor import Account, Program
 from eventjet.errors import ComponentMissing, Unreachable
 
 _USER = "eventjet"
+_NOBODY = "nobody"
+"""Who runs the server when root starts it."""
 _DATABASE = "postgres"
 _INITDB_S = 120.0
 _GRACE_S = 20.0
@@ -64,27 +68,29 @@ class PostgresServer(EmbeddedServer):
         self._durable = durable
 
     def start(self, timeout_s: float = 60.0) -> Self:
-        """Return once connections are accepted; raises `Unreachable` with the end of the server's log otherwise."""
         if self.running:
             return self
-        account = account_for(self.component)
+        account = _unprivileged()
         home = self._home.path()
         if account is not None and not any(home.iterdir()):
             # A new folder is the server's: others may pass, not list, and what is in it has modes of its own.
             home.chmod(0o711)
-        if not can_pass(home, account):
-            raise _out_of_reach(home)
+        if not _can_pass(home, account):
+            reason = f"it refuses to run as root, so it runs as {_NOBODY}, who may not pass through to {home}"
+            remedy = "Give it a directory directly under the temporary folder, or start as another user than root."
+            raise Unreachable(self.component, reason, remedy)
         programs = _programs(postgres_install(), home, account)
         if not (self._data / "PG_VERSION").exists():
             self._initialise(programs, account)
-        with self._chosen_port() as port:
-            process = self._process = ServerProcess(self._program(programs, account, port))
+        with reserved_port() if self._port is None else nullcontext(self._port) as port:
+            command = self._serving(programs, port)
+            program = Program(command, signal.SIGINT, signal.SIGQUIT, _GRACE_S, account, self._home.scrap)
+            process = self._process = self._launched(program)
             process.await_ready(lambda: self._state(process.pid) == _READY, timeout_s)
         self._port = port
         return self
 
     def close(self) -> None:
-        """End it and remove its temporary directory; a directory that was given stays as it is."""
         self.stop()
         if self._process is not None and self._home.temporary:
             _release_shared_memory(self._data / "postmaster.pid", self._process.pid)
@@ -120,20 +126,15 @@ class PostgresServer(EmbeddedServer):
         with psycopg.connect(conninfo, autocommit=True) as connection:
             connection.execute(sql.SQL(statement).format(sql.Identifier(name)))
 
-    def _program(self, programs: Path, account: Account | None, port: int) -> Program:
+    def _serving(self, programs: Path, port: int) -> list[str]:
         settings = {**_SETTINGS, **({} if self._durable else _NOT_DURABLE), "port": str(port)}
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        return Program(
-            component=self.component,
-            command=[str(programs / "postgres"), "-D", str(self._data), *options],
-            log=self.log,
-            stop_signal=signal.SIGINT,
-            orphan_signal=signal.SIGQUIT,
-            grace_s=_GRACE_S,
-            account=account,
-            environ=_environ(),
-            remove=self._home.scrap,
-        )
+        return [str(programs / "postgres"), "-D", str(self._data), *options]
+
+    def _launched(self, program: Program) -> ServerProcess:
+        """Neither the caller's locale and PG* variables reach it, nor its secrets: another user may run it."""
+        kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}
+        return ServerProcess(self.component, program, self.log, {**kept, "LC_ALL": "C"})
 
     def _initialise(self, programs: Path, account: Account | None) -> None:
         """Make the data folder; whole or not at all, so a start that was cut short is simply repeated."""
@@ -141,22 +142,14 @@ class PostgresServer(EmbeddedServer):
         unfinished, password = home / "data.new", home / "password.new"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
-        own(unfinished, account, 0o700)
+        _own(unfinished, account, 0o700)
         password.write_text(self._password(), encoding="ascii")
-        own(password, account, 0o600)
+        _own(password, account, 0o600)
         options = ["--no-locale", "--encoding=UTF8", "--auth=scram-sha-256", f"--username={_USER}"]
         if not self._durable:
             options.append("--no-sync")
-        initdb = ServerProcess(
-            Program(
-                component=self.component,
-                command=[str(programs / "initdb"), *options, f"--pwfile={password}", "-D", str(unfinished)],
-                log=self.log,
-                account=account,
-                environ=_environ(),
-                remove=self._home.scrap,
-            )
-        )
+        command = [str(programs / "initdb"), *options, f"--pwfile={password}", "-D", str(unfinished)]
+        initdb = self._launched(Program(command, account=account, remove=self._home.scrap))
         status = initdb.finish(_INITDB_S)
         password.unlink()
         if status != 0:
@@ -168,18 +161,10 @@ class PostgresServer(EmbeddedServer):
         file = self._home.path() / "password"
         if not file.exists():
             made = file.with_suffix(f".{os.getpid()}")
-            with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii") as out:
-                out.write(secrets.token_hex(24))
+            made.touch(0o600)
+            made.write_text(secrets.token_hex(24), encoding="ascii")
             made.rename(file)
         return file.read_text(encoding="ascii")
-
-    @contextmanager
-    def _chosen_port(self) -> Generator[int]:
-        if self._port is not None:
-            yield self._port
-        else:
-            with reserved_ports(1) as ports:
-                yield ports[0]
 
     def _state(self, pid: int) -> str:
         """What the postmaster itself writes about its state; empty until it is this one that writes."""
@@ -194,7 +179,7 @@ def _programs(install: Path, home: Path, account: Account | None) -> Path:
     """The folder of `postgres` and `initdb`: the wheel's, or a copy where the account cannot reach that."""
     libraries = install.parent.parent / f"{install.parent.name}.libs"
     needed = (install / "bin" / "postgres", install / "share", install / "lib", libraries)
-    if all(can_reach(path, account) for path in needed if path.exists()):
+    if all(_can_reach(path, account) for path in needed if path.exists()):
         return install / "bin"
     # The same places relative to each other: the programs find their libraries and files by their own path.
     copy = home / "program" / install.parent.name / install.name
@@ -203,22 +188,73 @@ def _programs(install: Path, home: Path, account: Account | None) -> Path:
         shutil.copytree(install / part, copy / part, symlinks=True)
     if libraries.exists():
         shutil.copytree(libraries, copy.parent.parent / libraries.name, symlinks=True)
-    open_to_all(home / "program")
+    _open_to_all(home / "program")
     return copy / "bin"
 
 
-def _environ() -> dict[str, str]:
-    """Neither the caller's locale and PG* variables, nor its secrets: another user may run the server."""
-    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}
-    return {**kept, "LC_ALL": "C"}
+def _unprivileged() -> Account | None:
+    """Whom the server runs as: root is refused, so as a user that every system has; otherwise as this user (None)."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        entry = pwd.getpwnam(_NOBODY)
+    except KeyError:
+        reason = f"it refuses to run as root, and this system has no user {_NOBODY}"
+        raise Unreachable(PostgresServer.component, reason, "Start as another user.") from None
+    return Account(entry.pw_uid, entry.pw_gid)
 
 
-def _out_of_reach(home: Path) -> Unreachable:
-    return Unreachable(
-        PostgresServer.component,
-        f"it refuses to run as root, so it runs as nobody, who may not pass through to {home}",
-        "Give it a directory directly under the temporary folder, or start as another user than root.",
-    )
+def _own(path: Path, account: Account | None, mode: int) -> None:
+    """Give a file or folder to the account (to nobody else), with the mode."""
+    path.chmod(mode)
+    if account is not None:
+        os.chown(path, account.uid, account.gid)
+
+
+def _can_reach(path: Path, account: Account | None) -> bool:
+    """Whether the account may read the path and pass through all the folders above it."""
+    path = path.resolve()
+    readable = stat.S_IROTH | stat.S_IXOTH if path.is_dir() else stat.S_IROTH
+    return _allows(path, account, readable) and _can_pass(path.parent, account)
+
+
+def _can_pass(path: Path, account: Account | None) -> bool:
+    """Whether the account may pass through the folder and all above it."""
+    path = path.resolve()
+    return all(_allows(folder, account, stat.S_IXOTH) for folder in (path, *path.parents))
+
+
+def _allows(path: Path, account: Account | None, others: int) -> bool:
+    """Whether the bits that `others` names are set in the class the account falls into; this user is not asked."""
+    if account is None:
+        return True
+    entry = path.stat()
+    shift = 6 if entry.st_uid == account.uid else 3 if entry.st_gid == account.gid else 0
+    return entry.st_mode >> shift & others == others
+
+
+def _open_to_all(tree: Path) -> None:
+    """Let everyone read a tree that holds no secret, whatever the umask it was made under."""
+    for path in (tree, *tree.rglob("*")):
+        if not path.is_symlink():
+            executable = path.is_dir() or bool(path.stat().st_mode & stat.S_IXUSR)
+            path.chmod(0o755 if executable else 0o644)
+
+
+@contextmanager
+def reserved_port() -> Generator[int]:
+    """A free port of 127.0.0.1 that nobody else is given during the block, and that a server may listen on all the same.
+
+    Linux lets two sockets share an address that both bound with SO_REUSEADDR as long as one at most listens, and does
+    not hand out a bound port meanwhile. Elsewhere the port is merely free when the block begins.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        port = int(holder.getsockname()[1])
+        if sys.platform != "linux":
+            holder.close()
+        yield port
 
 
 def postgres_install() -> Path:

@@ -14,11 +14,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
-from eventjet.dev.supervisor import ProgramPlan
+from eventjet.dev.supervisor import Program
 from eventjet.errors import ComponentFailed
 
 _SPAWN_S = 20.0
@@ -29,45 +29,22 @@ _TAIL_LINES = 4
 _TAIL_BYTES = 8_192
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
-    """The user a server runs as; only root can choose another than itself."""
-
-    name: str
-    uid: int
-    gid: int
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """What is run, and how this kind of server is asked to end."""
-
-    component: str
-    """What errors call it."""
-    command: Sequence[str]
-    log: Path
-    """Takes the server's output, and the supervisor's."""
-    stop_signal: signal.Signals = signal.SIGTERM
-    orphan_signal: signal.Signals = signal.SIGKILL
-    grace_s: float = 10.0
-    account: Account | None = None
-    environ: Mapping[str, str] | None = None
-    remove: Path | None = None
-    """Removed by the supervisor should the program end without having closed the server."""
-
-
 class ServerProcess:
     """A running server."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, component: str, program: Program, log: Path, environ: Mapping[str, str] | None = None) -> None:
+        """`component` is what errors call it; `log` takes its output, and the supervisor's."""
+        self._component = component
         self._program = program
-        with program.log.open("ab") as log:
+        self._log = log
+        supervisor = str(Path(__file__).with_name("supervisor.py"))
+        with log.open("ab") as output:
             self._supervisor = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py")), _plan(program)],
+                [sys.executable, "-I", "-S", supervisor, json.dumps(asdict(program)), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=log,
-                env=None if program.environ is None else dict(program.environ),
+                stderr=output,
+                env=environ,
                 start_new_session=True,
             )
         try:
@@ -80,7 +57,7 @@ class ServerProcess:
     def running(self) -> bool:
         return self._supervisor.poll() is None
 
-    def send(self, number: signal.Signals) -> None:
+    def send(self, number: int) -> None:
         """Signal the server, if it still runs."""
         if self.running:
             with contextlib.suppress(ProcessLookupError):
@@ -143,8 +120,17 @@ class ServerProcess:
 
     def failure(self, reason: str) -> ComponentFailed:
         """The error for this program, with what it said last."""
-        program = self._program
-        return ComponentFailed(program.component, reason, program.log, _tail(program.log), kept=program.remove is None)
+        return ComponentFailed(self._component, reason, self._log, self.tail(), kept=self._program.remove is None)
+
+    def tail(self) -> str:
+        """The last lines of its log as one line."""
+        try:
+            with self._log.open("rb") as file:
+                file.seek(max(0, self._log.stat().st_size - _TAIL_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return " | ".join(line.strip() for line in lines[-_TAIL_LINES:] if line.strip())
 
     def _announced_pid(self) -> int:
         assert self._supervisor.stdout is not None
@@ -168,17 +154,6 @@ class ServerProcess:
                 pipe.close()
 
 
-def _tail(log: Path) -> str:
-    """The last lines of a log as one line."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return " | ".join(line.strip() for line in lines[-_TAIL_LINES:] if line.strip())
-
-
 def _stands_still(pid: int) -> bool:
     """Whether SIGSTOP has reached every thread: each goes on until it is scheduled."""
     try:
@@ -186,18 +161,3 @@ def _stands_still(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):  # a thread ended meanwhile
         return False
     return all(stat.rpartition(")")[2].split()[0] in "TtZX" for stat in stats)
-
-
-def _plan(program: Program) -> str:
-    account = program.account
-    plan = ProgramPlan(
-        command=list(program.command),
-        parent=os.getpid(),
-        stop_signal=program.stop_signal,
-        orphan_signal=program.orphan_signal,
-        grace_s=program.grace_s,
-        uid=None if account is None else account.uid,
-        gid=None if account is None else account.gid,
-        remove=None if program.remove is None else str(program.remove),
-    )
-    return json.dumps(asdict(plan))

@@ -83,16 +83,15 @@ class EmbeddedServer(ABC):
 
     def _started(self, value: T | None) -> T:
         if value is None:
-            raise Unreachable(
-                self.component, "it was not started", "Call `start()` first, or use it in a `with` block."
-            )
+            remedy = "Call `start()` first, or use it in a `with` block."
+            raise Unreachable(self.component, "it was not started", remedy)
         return value
 
 
 class Home:
     """Made on first use; a temporary one is gone after `remove`, or when this object or the program is."""
 
-    def __init__(self, given: Path | None, prefix: str = "eventjet-", *, scrap: Path | None = None) -> None:
+    def __init__(self, given: Path | None, prefix: str = "eventjet-", *, scrap: str | None = None) -> None:
         """`scrap` is the temporary folder that a given folder is part of."""
         self._given = None if given is None else given.absolute()
         self._prefix = prefix
@@ -105,9 +104,9 @@ class Home:
         return self._given is None or self._scrap is not None
 
     @property
-    def scrap(self) -> Path | None:
+    def scrap(self) -> str | None:
         """What a supervisor removes when the program ends without having closed its server."""
-        return self.path() if self._given is None else self._scrap
+        return str(self.path()) if self._given is None else self._scrap
 
     def part(self, name: str) -> Home:
         """A folder within this one, which goes when this one goes."""

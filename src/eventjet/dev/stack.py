@@ -6,14 +6,15 @@ Neither servers nor temporary folders outlive the program, however it ends.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
-import os
 import shlex
 import socket
+from collections.abc import Generator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any
 
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
@@ -24,114 +25,80 @@ _PORTS = "ports.json"
 _ENV = "env"
 
 
+@dataclass(frozen=True, slots=True)
 class Stack:
-    """Started once; `close` ends it and removes what is temporary."""
+    """Where its parts are."""
 
-    def __init__(self, folder: Path | None = None, *, postgres: bool = False) -> None:
-        """`postgres`: an embedded PostgreSQL instead of a SQLite file."""
-        self._home = Home(folder, "eventjet-dev-")
-        self._postgres_wanted = postgres
-        self._lock: int | None = None
-        self._nats: NatsServer | None = None
-        self._postgres: PostgresServer | None = None
+    folder: Path
+    servers: str
+    """As `EVENTJET_SERVERS` takes it."""
+    database: str
+    """As `EVENTJET_DATABASE` takes it; holds PostgreSQL's password."""
 
-    def start(self) -> Self:
-        """Start what is needed; raises `Unreachable`, and `UsageError` when the folder is in use by another stack."""
-        try:
-            self._start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def close(self) -> None:
-        """End the servers in good order and let go of the folder."""
-        for server in (self._postgres, self._nats):
-            if server is not None:
-                server.close()
-        self._nats = self._postgres = None
-        if self._lock is not None:
-            with contextlib.suppress(FileNotFoundError):
-                (self.folder / _ENV).unlink()
-            os.close(self._lock)
-            self._lock = None
-        self._home.remove()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def folder(self) -> Path:
-        return self._home.path()
-
-    @property
-    def servers(self) -> str:
-        """As `EVENTJET_SERVERS` takes it."""
-        assert self._nats is not None
-        return self._nats.url
-
-    @property
-    def database(self) -> str:
-        """As `EVENTJET_DATABASE` takes it; holds PostgreSQL's password."""
-        if self._postgres is not None:
-            return self._postgres.url.replace("+psycopg", "", 1)
-        return f"sqlite:///{self.folder / 'eventjet.db'}"
-
-    def exports(self, app: str | None = None) -> list[str]:
+    def exports(self, app: str) -> list[str]:
         """Shell lines that point another shell at this stack."""
         named = {"EVENTJET_APP": app, "EVENTJET_SERVERS": self.servers, "EVENTJET_DATABASE": self.database}
-        return [f"export {name}={shlex.quote(value)}" for name, value in named.items() if value is not None]
+        return [f"export {name}={shlex.quote(value)}" for name, value in named.items()]
 
-    def write_exports(self, app: str | None = None) -> Path:
+    def write_exports(self, app: str) -> Path:
         """The same as a file that a shell reads with `. file`; for this user alone, and gone with the stack."""
         file = self.folder / _ENV
         file.unlink(missing_ok=True)
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
-            out.write("".join(f"{line}\n" for line in self.exports(app)))
+        file.touch(0o600, exist_ok=False)
+        file.write_text("".join(f"{line}\n" for line in self.exports(app)), encoding="utf-8")
         return file
 
-    def _start(self) -> None:
-        self._take_folder()
-        ports = {} if self._home.temporary else _remembered(self.folder / _PORTS)
-        self._nats = NatsServer(self._home.part("nats"), port=ports.get("nats")).start()
-        ports["nats"] = self._nats.port
-        if self._postgres_wanted:
-            # A temporary one has a folder of its own: as root it runs as another user, who could not pass through ours.
-            place = None if self._home.temporary else self.folder / "postgres"
-            self._postgres = PostgresServer(place, port=ports.get("postgres"))
-            self._postgres.start()
-            ports["postgres"] = self._postgres.port
-        if not self._home.temporary:
-            (self.folder / _PORTS).write_text(json.dumps(ports), encoding="utf-8")
 
-    def _take_folder(self) -> None:
-        """One stack a folder; what is in it is nobody's to commit."""
-        folder = self.folder
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+@contextmanager
+def running_stack(folder: Path | None = None, *, postgres: bool = False) -> Generator[Stack]:
+    """Start what is needed, and end it with the block; `postgres` is an embedded PostgreSQL instead of a SQLite file.
+
+    Raises `Unreachable`, and `UsageError` when the folder is in use by another stack.
+    """
+    home = Home(folder, "eventjet-dev-")
+    with ExitStack() as ending:
+        ending.callback(home.remove)
+        path = home.path()
+        ending.enter_context(_sole_user(path))
+        ports = {} if home.temporary else _remembered(path / _PORTS)
+        nats = ending.enter_context(closing(NatsServer(home.part("nats"), port=ports.get("nats")))).start()
+        ports["nats"] = nats.port
+        database = f"sqlite:///{path / 'eventjet.db'}"
+        if postgres:
+            # A temporary one has a folder of its own: as root it runs as another user, who could not pass through ours.
+            data = None if home.temporary else path / "postgres"
+            server = ending.enter_context(closing(PostgresServer(data, port=ports.get("postgres")))).start()
+            ports["postgres"] = server.port
+            database = server.url.replace("+psycopg", "", 1)
+        if not home.temporary:
+            (path / _PORTS).write_text(json.dumps(ports), encoding="utf-8")
+        yield Stack(path, nats.url, database)
+
+
+@contextmanager
+def _sole_user(folder: Path) -> Generator[None]:
+    """One stack a folder; what is in it is nobody's to commit."""
+    with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(lock)
             raise UsageError(
                 f"Another `eventjet dev` runs on {folder}. Use that one, stop it, or run this one with --temporary."
             ) from None
-        self._lock = lock
         (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+        try:
+            yield
+        finally:
+            (folder / _ENV).unlink(missing_ok=True)
 
 
 def _remembered(file: Path) -> dict[str, int]:
     """Ports of the last run that are still free; those of a file that cannot be read are chosen anew."""
     try:
-        found: Any = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        ports: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return {name: port for name, port in ports.items() if isinstance(port, int) and _free(port)}
+    except (OSError, ValueError, AttributeError):
         return {}
-    if not isinstance(found, dict):
-        return {}
-    ports = cast("dict[str, Any]", found)
-    return {name: port for name, port in ports.items() if isinstance(port, int) and _free(port)}
 
 
 def _free(port: int) -> bool:

@@ -1,9 +1,9 @@
 """The process between a program and its embedded server: when the program is gone, so is the server.
 
-Run as a script (`python -I -S supervisor.py PLAN`), standard library only, one thread. It runs in a session of its own,
-so Ctrl-C in a terminal reaches the program and not the server. It ends the server when its standard input closes, when
-its parent changes (a forked child may hold that pipe open), or when it is told to end; it adopts and kills whatever
-the server leaves behind; and where the kernel can (Linux), the server dies with the supervisor too.
+Run as a script (`python -I -S supervisor.py PROGRAM PARENT`), standard library only, one thread. It runs in a session
+of its own, so Ctrl-C in a terminal reaches the program and not the server. It ends the server when its standard input
+closes, when its parent changes (a forked child may hold that pipe open), or when it is told to end; it adopts and kills
+whatever the server leaves behind; and where the kernel can (Linux), the server dies with the supervisor too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
-from types import FrameType
+from typing import Any, NamedTuple
 
 _POLL_S = 0.25
 _PR_SET_PDEATHSIG = 1
@@ -27,42 +27,46 @@ _EXEC_FAILED = 127
 _SWEEPS_MAX = 1_500
 
 
+class Account(NamedTuple):
+    """The user a program runs as; only root can choose another than itself."""
+
+    uid: int
+    gid: int
+
+
 @dataclass(frozen=True, slots=True)
-class ProgramPlan:
+class Program:
     """What to run and how to end it; travels as one JSON argument."""
 
     command: list[str]
-    parent: int
-    """Pid of the program; the server ends when this is no longer the supervisor's parent."""
-    stop_signal: int
-    orphan_signal: int
-    """What the kernel sends to the server should the supervisor itself be killed."""
-    grace_s: float
-    """How long the server may take to end by itself before it is killed."""
-    uid: int | None = None
-    gid: int | None = None
+    stop_signal: int = signal.SIGTERM
+    orphan_signal: int = signal.SIGKILL
+    """What the kernel sends to the program should the supervisor itself be killed."""
+    grace_s: float = 10.0
+    """How long the program may take to end by itself before it is killed."""
+    account: Account | None = None
     remove: str | None = None
-    """A folder nobody wants once the program is gone."""
+    """A folder to remove should whoever started the program end without having ended it."""
 
 
-def main(argument: str) -> int:
-    """Run the plan; the exit status is the server's, or 128 + the signal that ended it."""
-    plan = ProgramPlan(**json.loads(argument))
+def main(argument: str, parent: int) -> int:
+    """Run the program until it or the process `parent` ends; the exit status is the program's, or 128 + its signal."""
+    program = Program(**json.loads(argument))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    watch = _Watch(plan.parent)
-    child = _spawn(plan)
+    watch = _Watch(parent)
+    child = _spawn(program)
     try:
         os.write(1, f"{child}\n".encode())
     except BrokenPipeError:
-        watch.told_to_end = True  # the program was interrupted in the midst of starting this
+        watch.told_to_end = True  # the parent was interrupted in the midst of starting this
     while not watch.ended(child):
-        if watch.program_gone():
-            _end(child, plan, watch)
+        if watch.parent_gone():
+            _end(child, program, watch)
             _sweep()
-            if plan.remove is not None:
-                shutil.rmtree(plan.remove, ignore_errors=True)
+            if program.remove is not None:
+                shutil.rmtree(program.remove, ignore_errors=True)
             return 0
-        watch.wait(_POLL_S)
+        watch.wait(_POLL_S, 0)
     _sweep()
     code = os.waitstatus_to_exitcode(watch.status)
     return code if code >= 0 else 128 - code
@@ -83,20 +87,13 @@ class _Watch:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._told)
 
-    def wait(self, seconds: float) -> None:
-        select.select([0, self._wake], [], [], seconds)
-        self._drain()
-
-    def nap(self, seconds: float) -> None:
-        """Like `wait`, deaf to standard input: it stays readable once it is closed."""
-        select.select([self._wake], [], [], seconds)
-        self._drain()
-
-    def _drain(self) -> None:
+    def wait(self, seconds: float, *inputs: int) -> None:
+        """Return at the next signal, or when one of the inputs can be read."""
+        select.select([self._wake, *inputs], [], [], seconds)
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake, 512)
 
-    def program_gone(self) -> bool:
+    def parent_gone(self) -> bool:
         if self.told_to_end or os.getppid() != self._parent:
             return True
         readable, _, _ = select.select([0], [], [], 0)
@@ -115,11 +112,11 @@ class _Watch:
                 self.status = status
                 return True
 
-    def _told(self, _number: int, _frame: FrameType | None) -> None:
+    def _told(self, *_: Any) -> None:
         self.told_to_end = True
 
 
-def _spawn(plan: ProgramPlan) -> int:
+def _spawn(program: Program) -> int:
     supervisor = os.getpid()
     child = os.fork()
     if child:
@@ -131,29 +128,31 @@ def _spawn(plan: ProgramPlan) -> int:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.dup2(2, 1)
-        if plan.gid is not None and plan.uid is not None:
+        if program.account is not None:
+            uid, gid = program.account
             os.setgroups([])
-            os.setgid(plan.gid)
-            os.setuid(plan.uid)
+            os.setgid(gid)
+            os.setuid(uid)
         # After the change of user, which clears it.
-        _prctl(_PR_SET_PDEATHSIG, plan.orphan_signal)
+        _prctl(_PR_SET_PDEATHSIG, program.orphan_signal)
         if os.getppid() == supervisor:
-            os.execv(plan.command[0], plan.command)
+            os.execv(program.command[0], program.command)
     except BaseException as error:
-        os.write(2, f"cannot run {plan.command[0]}: {error}\n".encode())
+        os.write(2, f"cannot run {program.command[0]}: {error}\n".encode())
     os._exit(_EXEC_FAILED)
 
 
-def _end(child: int, plan: ProgramPlan, watch: _Watch) -> None:
+def _end(child: int, program: Program, watch: _Watch) -> None:
     """Ask, wait, then kill; a paused server is woken so that it can hear."""
-    for number in (plan.stop_signal, signal.SIGCONT):
+    for number in (program.stop_signal, signal.SIGCONT):
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
-    deadline = time.monotonic() + plan.grace_s
+    deadline = time.monotonic() + program.grace_s
     while time.monotonic() < deadline:
         if watch.ended(child):
             return
-        watch.nap(min(_POLL_S, plan.grace_s))
+        # Deaf to standard input, which stays readable once it is closed.
+        watch.wait(min(_POLL_S, program.grace_s))
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
@@ -195,4 +194,4 @@ def _prctl(option: int, value: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import count
 from typing import Any
 
 from eventjet.examples.demo_bank import Account, Deposited, InsufficientFunds, Opened
@@ -33,12 +35,6 @@ class DemoTally:
     """The decision said no: too little money."""
     decided: int = 0
     """Decisions made; those beyond one a command followed a conflict."""
-    position: int = 0
-    """Of the last event recorded."""
-
-    @property
-    def decided_again(self) -> int:
-        return self.decided - self.sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +58,33 @@ class Traffic:
         self._accounts = accounts
         self._random = random.Random(0)  # noqa: S311  traffic, the same in every run
 
-    async def open_accounts(self, told: Callable[[int], None]) -> DemoTally:
+    async def open_accounts(self, progress: Callable[[int], None]) -> DemoTally:
         """Open every account."""
         decide = Account.open
         orders = (_Order(number, decide, f"owner {number}", number) for number in range(self._accounts))
-        return await self._send(orders, told)
+        return await self._execute_all(orders, progress)
 
-    async def run(self, commands: int, told: Callable[[int], None]) -> DemoTally:
+    async def run(self, commands: int, progress: Callable[[int], None]) -> DemoTally:
         """Deposits and withdrawals, as many as said."""
-        return await self._send((self._order() for _ in range(commands)), told)
+        return await self._execute_all((self._order() for _ in range(commands)), progress)
 
-    async def keep_on(self, stop: asyncio.Event, tally: DemoTally) -> None:
-        """A few dozen commands a second until told to stop."""
-        while not stop.is_set():
-            await self._one(self._order(), tally)
-            await asyncio.sleep(_PAUSE_S)
+    @asynccontextmanager
+    async def kept_up(self) -> AsyncGenerator[DemoTally]:
+        """A few dozen commands a second during the block; the tally is complete after it."""
+        tally = DemoTally()
+        stop = asyncio.Event()
+
+        async def keep_on() -> None:
+            while not stop.is_set():
+                await self._execute(self._order(), tally)
+                await asyncio.sleep(_PAUSE_S)
+
+        arriving = asyncio.create_task(keep_on())
+        try:
+            yield tally
+        finally:
+            stop.set()
+            await arriving
 
     def _order(self) -> _Order:
         chance = self._random
@@ -86,21 +94,21 @@ class Traffic:
         by = chance.randrange(len(self._repositories)) if hot else number
         return _Order(number, decide, Decimal(chance.randrange(100, 30_000)) / 100, by)
 
-    async def _send(self, orders: Iterator[_Order], told: Callable[[int], None]) -> DemoTally:
+    async def _execute_all(self, orders: Iterator[_Order], progress: Callable[[int], None]) -> DemoTally:
         """`TASKS` tasks that take from one iterator, so each waits for nobody but the log."""
         tally = DemoTally()
 
         async def take() -> None:
             for order in orders:
-                await self._one(order, tally)
-                told(tally.sent)
+                await self._execute(order, tally)
+                progress(tally.sent)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(TASKS):
                 group.create_task(take())
         return tally
 
-    async def _one(self, order: _Order, tally: DemoTally) -> None:
+    async def _execute(self, order: _Order, tally: DemoTally) -> None:
         repository = self._repositories[order.by % len(self._repositories)]
 
         def decision(state: Any) -> Any:
@@ -108,18 +116,11 @@ class Traffic:
             return order.decide(state, order.argument)
 
         try:
-            done = await repository.execute(account_id(order.account), decision)
+            done = await repository.execute(f"a-{order.account:05d}", decision)
+            tally.recorded += len(done.events)
         except InsufficientFunds:
             tally.refused += 1
-        else:
-            tally.recorded += len(done.events)
-            tally.position = max(tally.position, done.position)
         tally.sent += 1
-
-
-def account_id(number: int) -> str:
-    """The id of an account that the demo opens."""
-    return f"a-{number:05d}"
 
 
 def old_account_id(number: int) -> str:
@@ -130,15 +131,12 @@ def old_account_id(number: int) -> str:
 def old_accounts(events: int) -> Iterator[Imported]:
     """So many events of accounts from elsewhere, each account's in order, a block's mixed."""
     chance = random.Random(1)  # noqa: S311  amounts, the same in every run
-    made = 0
-    first = 0
-    while made < events:
+    for first in count(step=_BLOCK):
         for number in range(_EVENTS_PER_ACCOUNT):
             for account in range(first, first + _BLOCK):
-                if made == events:
+                if not events:
                     return
-                made += 1
+                events -= 1
                 amount = Decimal(chance.randrange(100, 10_000)) / 100
                 event = Deposited(amount=amount) if number else Opened(owner=f"owner {account}")
                 yield Imported(Account, old_account_id(account), event)
-        first += _BLOCK

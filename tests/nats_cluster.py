@@ -14,7 +14,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from eventjet.dev.nats import NatsServer
-from eventjet.dev.ports import reserved_ports
+from eventjet.dev.postgres import reserved_port
 from eventjet.dev.server import Home
 from eventjet.errors import Unreachable
 
@@ -40,7 +40,7 @@ class NatsCluster:
         deadline = time.monotonic() + timeout_s
         with ExitStack() as stack:
             if not self.servers:
-                self.servers = self._made(stack.enter_context(reserved_ports(_SIZE)))
+                self.servers = self._made([stack.enter_context(reserved_port()) for _ in range(_SIZE)])
             try:
                 for server in self.servers:
                     server.start(max(0.0, deadline - time.monotonic()))
@@ -67,7 +67,7 @@ class NatsCluster:
         for server in self.servers:
             name = _leader_by(server)
             if name is not None:
-                return next((one for one in self.servers if one.name == name), None)
+                return next((one for one in self.servers if one.directory.name == name), None)
         return None
 
     def stop(self) -> None:
@@ -124,8 +124,8 @@ class NatsCluster:
             NatsServer(
                 self._home.part(f"n{number}"),
                 sync_interval=self._sync_interval,
-                config=f"cluster {{ name: eventjet, listen: 127.0.0.1:{port}, routes: [{routes}] }}\n{self._config}",
-                name=f"n{number}",
+                config=f"server_name: n{number}\n"
+                f"cluster {{ name: eventjet, listen: 127.0.0.1:{port}, routes: [{routes}] }}\n{self._config}",
             )
             for number, port in enumerate(route_ports, start=1)
         ]
