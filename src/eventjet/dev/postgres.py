@@ -243,7 +243,7 @@ def _open_to_all(tree: Path) -> None:
 
 @contextmanager
 def reserved_port() -> Generator[int]:
-    """A free port of 127.0.0.1 that nobody else is given during the block, and that a server may listen on all the same.
+    """A free port of 127.0.0.1 that nobody else is given during the block, though a server may listen on it.
 
     Linux lets two sockets share an address that both bound with SO_REUSEADDR as long as one at most listens, and does
     not hand out a bound port meanwhile. Elsewhere the port is merely free when the block begins.
