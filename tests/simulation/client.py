@@ -11,7 +11,6 @@ from eventjet.store.outcome import (
     Look,
     Outcome,
     Save,
-    SavePart,
     Send,
     Silence,
     SlotFound,
@@ -110,12 +109,8 @@ class Client:
 
     def _begin(self, *, resume: bool) -> None:
         attempt = self._attempt
-        offset = 0
-        parts: list[SavePart] = []
-        for part in attempt.parts:
-            parts.append(SavePart(tuple(message.event_id or "" for message in part), offset))
-            offset += len(part)
-        self._save = self._world.rules.save(parts, deadline=attempt.deadline, jitter=self._world.random)
+        ids = [[message.event_id or "" for message in part] for part in attempt.parts]
+        self._save = self._world.rules.save(ids, deadline=attempt.deadline, jitter=self._world.random)
         self._go(self._save.resume() if resume else Send())
 
     def _go(self, step: Step) -> None:

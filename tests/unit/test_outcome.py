@@ -14,7 +14,6 @@ from eventjet.store.outcome import (
     Look,
     RefusedOutcome,
     Save,
-    SavePart,
     Send,
     Silence,
     SlotFound,
@@ -30,12 +29,7 @@ RACED = ErrorReply(400, 10164, "wrong last sequence")
 
 
 def save(*parts: tuple[str, ...], deadline: float = 20.0) -> Save:
-    offset = 0
-    made: list[SavePart] = []
-    for ids in parts or (("a",),):
-        made.append(SavePart(ids, offset))
-        offset += len(ids)
-    return Save(made, deadline=deadline, jitter=lambda: 0.5)
+    return Save(parts or [("a",)], deadline=deadline, jitter=lambda: 0.5)
 
 
 def test_an_acknowledged_try_is_stored_where_the_server_says() -> None:

@@ -89,13 +89,7 @@ class NotCaughtUp(ProjectionError):
     """The read model did not reach the position within the time given, or cannot until somebody does something."""
 
     def __init__(
-        self,
-        projection: str,
-        position: int,
-        reached: int,
-        timeout_s: float,
-        state: str = "",
-        reason: str | None = None,
+        self, projection: str, position: int, reached: int, timeout_s: float, state: str = "", reason: str | None = None
     ) -> None:
         self.projection = projection
         self.position = position

@@ -24,19 +24,10 @@ from eventjet.errors import (
     Refused,
     StoreUnavailable,
 )
-from eventjet.nats.api import (
-    STATUS,
-    Request,
-    direct_last,
-    direct_page,
-    direct_record,
-    direct_since,
-    last_message,
-    next_message,
-)
+from eventjet.nats import api
 from eventjet.nats.client import Client
 from eventjet.store import outcome
-from eventjet.store.store import Append, LogState, check_save, event_headers
+from eventjet.store.store import Append, EventStore, LogState, check_save, event_headers
 from eventjet.store.topology import identity_of, info
 
 _GRACE_S = 0.05
@@ -51,8 +42,11 @@ REQUESTS_MAX = 24
 """Requests at once: what all of them bring is less than the server keeps for a slow client (64 MB)."""
 
 
-class JetStreamStore:
-    """Lives as long as its client; safe for any number of tasks of one loop."""
+class JetStreamStore(EventStore):
+    """Lives as long as its client; safe for any number of tasks of one loop.
+
+    Cancelling whoever waits in `append` does not abandon the save.
+    """
 
     def __init__(self, app: str, client: Client, *, save_timeout_s: float) -> None:
         self.app = app
@@ -63,7 +57,6 @@ class JetStreamStore:
         self._in_flight: set[asyncio.Task[int]] = set()
 
     async def append(self, writes: Sequence[Append]) -> int:
-        """As `EventStore.append`. Cancelling the caller does not abandon the save."""
         check_save(self.app, writes)
         deadline = time.monotonic() + self._save_timeout_s
         try:
@@ -104,7 +97,8 @@ class JetStreamStore:
     async def _save(self, writes: Sequence[Append], first: outcome.Answer | None, deadline: float) -> int:
         """A save from its first answer to its outcome; with none, it looks first whether it is stored."""
         subjects = self._subjects(writes)
-        save = outcome.Save(_parts(writes), deadline=deadline, jitter=random.random)
+        ids = [[new.event_id for new in write.events] for write in writes]
+        save = outcome.Save(ids, deadline=deadline, jitter=random.random)
         step: outcome.Step = save.resume() if first is None else save.answered(first)
         while True:
             match step:
@@ -157,47 +151,40 @@ class JetStreamStore:
             return None
 
     async def _slot(self, subject: str, expected: int) -> outcome.SlotFound | None:
-        found = await self._from_leader(next_message(self.app, expected + 1, subject))
+        found = await self._from_leader(api.next_message(self.app, expected + 1, subject))
         return None if found is None else outcome.SlotFound(found[0], header(found[3], MSG_ID) or "")
 
     async def history(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> list[RawRecord]:
-        """As `EventStore.history`; raises `StoreUnavailable` and `Forbidden`."""
         pages = self.pages(aggregate, aggregate_id, after=after)
         return [record async for page in pages for record in page]
 
     def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
-        """As `EventStore.pages`; raises `StoreUnavailable` and `Forbidden`."""
         return self._long_reads.pages(subject_of(self.app, aggregate, aggregate_id), after + 1)
 
     async def last(self, aggregate: str, aggregate_id: str) -> int:
-        """As `EventStore.last`."""
-        found = await self._from_leader(last_message(self.app, subject_of(self.app, aggregate, aggregate_id)))
+        found = await self._from_leader(api.last_message(self.app, subject_of(self.app, aggregate, aggregate_id)))
         return 0 if found is None else found[0]
 
     async def newest(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
-        """As `EventStore.newest`; raises `StoreUnavailable` and `Forbidden`."""
-        return await self._client.ask(direct_last(self.app, subject_of(self.app, aggregate, aggregate_id)))
+        return await self._client.ask(api.direct_last(self.app, subject_of(self.app, aggregate, aggregate_id)))
 
     async def position_at(self, at: datetime) -> int:
-        """As `EventStore.position_at`; raises `StoreUnavailable` and `Forbidden`."""
-        found = await self._client.ask(direct_since(self.app, at, stream_subjects(self.app)))
+        found = await self._client.ask(api.direct_since(self.app, at, stream_subjects(self.app)))
         end = (await self.state()).last + 1
         if found is None or recorded_at(found) >= at:
             return end if found is None else found[0]
         before = found[0]  # the log was restored, and the server knows only when that was
         while end - before > 1:
             middle = (before + end) // 2
-            found = await self._from_leader(next_message(self.app, middle, stream_subjects(self.app)))
+            found = await self._from_leader(api.next_message(self.app, middle, stream_subjects(self.app)))
             before, end = (middle, end) if found is not None and recorded_at(found) < at else (before, middle)
         return end
 
     async def state(self) -> LogState:
-        """As `EventStore.state`."""
         found = await info(self._client, self.app)
         return LogState(identity_of(found), max(1, found.first), found.last)
 
     async def records(self, *, start: int = 1, follow: bool = False) -> AsyncIterator[RawRecord]:
-        """As `EventStore.records`, page by page; bulk readers use `eventjet.nats.ranges`."""
         position = max(start, 1)
         while True:
             async for page in self._long_reads.pages(None, position):
@@ -208,7 +195,7 @@ class JetStreamStore:
                 return
             await asyncio.sleep(_FOLLOW_S)
 
-    async def _from_leader(self, request: Request[RawRecord | None]) -> RawRecord | None:
+    async def _from_leader(self, request: api.Request[RawRecord | None]) -> RawRecord | None:
         try:
             return await self._client.ask(request)
         except ApiRefused as refusal:
@@ -232,15 +219,15 @@ class LongReads:
         last, left = start - 1, 1
         has_been_lost = False
         while left:
-            request = direct_page(self._stream, last + 1, subject, count=REQUEST_MAX, size=REQUEST_BYTES)
+            request = api.direct_page(self._stream, last + 1, subject, count=REQUEST_MAX, size=REQUEST_BYTES)
             came = 0
             async with self._room:
                 parts = self._client.stream(request)
                 try:
                     async for frames in parts:
-                        final = frames.pop() if frames[-1][3].startswith(STATUS) else None
+                        final = frames.pop() if frames[-1][3].startswith(api.STATUS) else None
                         if frames:
-                            page = [direct_record(frame, told) for frame in frames]
+                            page = [api.direct_record(frame, told) for frame in frames]
                             came = page[-1][0]
                             yield page
                         if final is not None:
@@ -260,15 +247,6 @@ class LongReads:
     async def close(self) -> None:
         """End the connection, and whoever waits for an answer."""
         await self._client.close()
-
-
-def _parts(writes: Sequence[Append]) -> list[outcome.SavePart]:
-    parts: list[outcome.SavePart] = []
-    offset = 0
-    for write in writes:
-        parts.append(outcome.SavePart(tuple(new.event_id for new in write.events), offset))
-        offset += len(write.events)
-    return parts
 
 
 def _error_of(step: outcome.Step, subjects: Sequence[str], writes: Sequence[Append]) -> Exception:

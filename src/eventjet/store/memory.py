@@ -11,11 +11,11 @@ from uuid import uuid4
 from eventjet.codec.envelope import RawRecord, header_block, recorded_at
 from eventjet.codec.subjects import subject_of
 from eventjet.errors import ConcurrencyConflict, Refused
-from eventjet.store.store import Append, LogState, check_save, event_headers
+from eventjet.store.store import Append, EventStore, LogState, check_save, event_headers
 
 
-class MemoryStore:
-    """Holds everything in one list; atomic because nothing awaits inside `append`."""
+class MemoryStore(EventStore):
+    """Holds everything in one list; atomic because nothing awaits inside `append`. Its reads never lag."""
 
     def __init__(self, app: str) -> None:
         self.app = app
@@ -26,7 +26,6 @@ class MemoryStore:
         self._grown = asyncio.Condition()
 
     async def append(self, writes: Sequence[Append]) -> int:
-        """As `EventStore.append`."""
         check_save(self.app, writes)
         subjects = [subject_of(self.app, write.aggregate, write.aggregate_id) for write in writes]
         for subject, write in zip(subjects, writes, strict=True):
@@ -48,33 +47,26 @@ class MemoryStore:
         return len(self._records)
 
     async def history(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> list[RawRecord]:
-        """As `EventStore.history`; never lags."""
         subject = subject_of(self.app, aggregate, aggregate_id).encode()
         return [record for record in self._records[max(after, 0) :] if record[2] == subject]
 
     async def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
-        """As `EventStore.pages`."""
         yield await self.history(aggregate, aggregate_id, after=after)
 
     async def last(self, aggregate: str, aggregate_id: str) -> int:
-        """As `EventStore.last`."""
         return self._last.get(subject_of(self.app, aggregate, aggregate_id), 0)
 
     async def newest(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
-        """As `EventStore.newest`; never lags."""
         position = await self.last(aggregate, aggregate_id)
         return self._records[position - 1] if position else None
 
     async def position_at(self, at: datetime) -> int:
-        """As `EventStore.position_at`."""
         return next((record[0] for record in self._records if recorded_at(record) >= at), len(self._records) + 1)
 
     async def state(self) -> LogState:
-        """As `EventStore.state`."""
         return LogState(self._identity, 1, len(self._records))
 
     async def records(self, *, start: int = 1, follow: bool = False) -> AsyncIterator[RawRecord]:
-        """As `EventStore.records`."""
         position = max(start, 1)
         while True:
             while position <= len(self._records):

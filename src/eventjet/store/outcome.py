@@ -161,23 +161,14 @@ Outcome = Stored | Conflicted | RefusedOutcome | ForbiddenOutcome | Unknown
 Step = Send | Look | Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class SavePart:
-    """One subject of a save: the ids of its events, and where its first one stands in the whole."""
-
-    event_ids: tuple[str, ...]
-    offset: int
-
-
 class Save:
     """One save, from the first try to its outcome. Time comes in as `now`, in seconds of any steady clock.
 
-    It ends at its deadline, plus the one request that is then under way.
+    `event_ids` are those of each subject. It ends at its deadline, plus the one request that is then under way.
     """
 
-    def __init__(self, parts: Sequence[SavePart], *, deadline: float, jitter: Callable[[], float]) -> None:
-        self._parts = tuple(parts)
-        self._count = sum(len(part.event_ids) for part in parts)
+    def __init__(self, event_ids: Sequence[Sequence[str]], *, deadline: float, jitter: Callable[[], float]) -> None:
+        self._event_ids = event_ids
         self._deadline = deadline
         self._jitter = jitter
         self._pauses = 0
@@ -220,9 +211,9 @@ class Save:
 
     def looked(self, slots: Slots | None, now: float) -> Step:
         """What to do after the slots were read; None when they could not be."""
-        for part, slot in zip(self._parts, slots or (), strict=slots is not None):
-            if slot is not None and slot.event_id == part.event_ids[0]:
-                return Stored(slot.position - part.offset + self._count - 1)
+        for index, slot in enumerate(slots or ()):
+            if slot is not None and slot.event_id == self._event_ids[index][0]:
+                return Stored(slot.position + sum(map(len, self._event_ids[index:])) - 1)
         for index, slot in enumerate(slots or ()):
             if slot is not None:
                 return Conflicted(index)

@@ -53,7 +53,10 @@ class LogState:
 
 
 class EventStore(Protocol):
-    """Appends atomically, reads one aggregate in order, and never says stored for what is not."""
+    """Appends atomically, reads one aggregate in order, and never says stored for what is not.
+
+    What reads raises `StoreUnavailable` and `Forbidden`.
+    """
 
     async def append(self, writes: Sequence[Append]) -> int:
         """Store all of it or nothing; the position of the last event (they are contiguous, in the order given).
@@ -87,23 +90,21 @@ class EventStore(Protocol):
         ...
 
     def records(self, *, start: int = 1, follow: bool = False) -> AsyncIterator[RawRecord]:
-        """All records from a position on, in order; ends at the tail unless `follow`."""
+        """All records from a position on, in order; ends at the tail unless `follow`. In bulk: `nats.ranges`."""
         ...
 
 
 def event_headers(write: Append, index: int) -> list[tuple[str, str]]:
     """All headers of one event of a write, in the order of the wire format."""
     new = write.events[index]
-    pairs = [(MSG_ID, new.event_id)]
-    if index == 0:
-        pairs.append((EXPECTED, str(write.expected)))
-    pairs += [
+    return [
+        (MSG_ID, new.event_id),
+        *([(EXPECTED, str(write.expected))] if index == 0 else ()),
         (TYPE, new.encoded.type_name),
         (SCHEMA, str(new.encoded.schema)),
         (VERSION, str(write.version + index + 1)),
+        *new.context,
     ]
-    pairs.extend(new.context)
-    return pairs
 
 
 def check_save(app: str, writes: Sequence[Append]) -> None:
@@ -134,7 +135,5 @@ def check_save(app: str, writes: Sequence[Append]) -> None:
 
 def message_size(new: NewEvent) -> int:
     """Bytes of one event on the wire, at the most."""
-    size = len(new.encoded.body) + len(new.encoded.type_name) + _HEADERS_MAX
-    for name, value in new.context:
-        size += len(name) + len(value) + 4
-    return size
+    context = sum([len(name) + len(value) + 4 for name, value in new.context])
+    return len(new.encoded.body) + len(new.encoded.type_name) + _HEADERS_MAX + context
