@@ -15,7 +15,7 @@ from benchmarks.subjects.clock import Clock
 from eventjet.codec.envelope import Decoder, RawRecord
 from eventjet.nats.api import create_consumer
 from eventjet.nats.connection import NatsConnection
-from eventjet.nats.consumer import Pulls
+from eventjet.nats.consumer import Deliveries
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.ranges import read_range
 from eventjet.projections.fold import Fold
@@ -60,11 +60,11 @@ def _frames(endpoint: Endpoint, count: int) -> Iterator[int]:
     left = count
     with NatsConnection.open(endpoint) as link:
         consumer = link.ask(create_consumer(bank.name, "frames", CONSUMER))
-        pulls = Pulls(link, consumer, batch=5_000, window=20_000, heartbeat_s=5)
+        deliveries = Deliveries(link, consumer, 0, batch=5_000, window=20_000, heartbeat_s=5, dense=False)
         while left > 0:
-            pulls.ask(left - pulls.outstanding)
+            deliveries.ask(left - deliveries.outstanding)
             got = sum(1 for frame in link.receive(10) if frame[2])
-            pulls.arrived(got)
+            deliveries.outstanding = max(0, deliveries.outstanding - got)
             left -= got
             yield got
         link.api(f"CONSUMER.DELETE.{bank.name}.frames")

@@ -1,4 +1,4 @@
-"""Reading a pull consumer: `Pulls` asks for messages, `Delivery` takes only what follows the record before.
+"""Reading a pull consumer: `Deliveries` asks for messages and takes only what follows the record before.
 
 `DurablePull` is a live worker's way of reading the log, through the one durable of its projection.
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
 from eventjet import failpoints
@@ -22,6 +22,7 @@ from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame, publish_frame, status_of
 
+_EXPIRES_S = 30.0
 _BYTES_MAX = 4 * 1024 * 1024
 _ENDED_FULL = ("message size exceeds maxbytes", "batch completed")
 _UNKNOWN = b"\x00"
@@ -53,125 +54,52 @@ def parse_ack(reply: bytes) -> Ack:
     return Ack(b".".join(tokens[:at]), stream, consumer, delivered, position, sequence)
 
 
-class Delivery:
-    """The deliveries of one consumer from its first one on.
+class Deliveries:
+    """What one consumer delivers from its first message on, asked for in pulls that overlap.
 
     A record is accepted when it is a first delivery, its consumer sequence is the previous one plus 1, and its position
-    is greater than the previous one. Anything else raises `DeliveryGap`, after which the instance is of no use.
-    """
+    is greater than the previous one; a `dense` reader accepts only the next position. Anything else raises
+    `DeliveryGap` or `HistoryBroken`, after which the instance is of no use.
 
-    def __init__(
-        self,
-        stream: str,
-        consumer: str,
-        sid: bytes,
-        position: int,
-        pending: int,
-        *,
-        watch_holes: bool,
-        anywhere: bool = False,
-    ) -> None:
-        self.position = position
-        """Of the last record accepted; at first, what came before the consumer's start."""
-        self.sequence = 0
-        """Consumer sequence of the last record accepted."""
-        self.pending = pending
-        """Messages after the last record, as the consumer's server knew them when it sent it."""
-        self.holes: list[tuple[int, int]] = []
-        """(first, last) position of each run that was skipped, when `watch_holes`; emptied by the owner."""
-        self.stream = stream
-        self.consumer = consumer
-        self._sid = sid
-        self._watch = watch_holes
-        self._anywhere = anywhere
-        self._prefix = _UNKNOWN
-        self._fields = 1
-
-    def take(self, frames: list[Frame], records: list[RawRecord]) -> list[bytes]:
-        """Append the records among `frames`; return the status blocks among them. Ignores other subscriptions."""
-        statuses: list[bytes] = []
-        append = records.append
-        prefix, fields = self._prefix, self._fields
-        position, sequence = self.position, self.sequence
-        tokens: list[bytes] = []
-        for sid, subject, reply, headers, body in frames:
-            found = reply.rsplit(b".", fields)  # prefix, delivered, position, sequence, time, pending, maybe more
-            if found[0] != prefix:
-                if sid != self._sid:
-                    continue
-                if not reply:
-                    statuses.append(headers)
-                    continue
-                prefix, fields, position = self._learn(reply, position, first=sequence == 0)
-                found = reply.rsplit(b".", fields)
-            tokens = found
-            position += 1
-            sequence += 1
-            at = int(tokens[2])
-            if at < position or int(tokens[3]) != sequence or tokens[1] != b"1":
-                raise self._gap(reply, position - 1, sequence - 1)
-            if at != position:
-                if self._watch:
-                    self.holes.append((position, at - 1))
-                position = at
-            append((at, int(tokens[4]), subject, headers, body))
-        self._prefix, self._fields = prefix, fields
-        self.position, self.sequence = position, sequence
-        if tokens:
-            self.pending = int(tokens[5])
-        return statuses
-
-    def _learn(self, reply: bytes, position: int, *, first: bool) -> tuple[bytes, int, int]:
-        """(prefix, fields after it, previous position) from a first reply, or the first by another server."""
-        try:
-            ack = parse_ack(reply)
-        except ValueError as error:
-            raise DeliveryGap(self.consumer, position + 1, f"as something else: {error}") from None
-        if (ack.stream, ack.consumer) != (self.stream, self.consumer):
-            raise DeliveryGap(self.consumer, ack.position, f"it comes from {ack.consumer!r} of {ack.stream!r}")
-        if first and self._anywhere:
-            position = ack.position - 1
-        return ack.prefix, reply.count(b".") - ack.prefix.count(b"."), position
-
-    def _gap(self, reply: bytes, position: int, sequence: int) -> DeliveryGap:
-        ack = parse_ack(reply)
-        if ack.delivered != 1:
-            reason = f"as try {ack.delivered}"
-        elif ack.sequence != sequence + 1:
-            reason = f"as delivery {ack.sequence} after delivery {sequence}"
-        else:
-            reason = f"after position {position}"
-        return DeliveryGap(self.consumer, ack.position, reason)
-
-
-class Pulls:
-    """Keeps up to `window` messages asked for, in pulls of up to `batch`, overlapped.
-
-    Counts by ADR-37: what was asked, less what arrived, less what a pull that ended early says it left.
+    Up to `window` messages are asked for, in pulls of up to `batch`. They are counted by ADR-37: what was asked, less
+    what arrived, less what a pull that ended early says it left.
     """
 
     def __init__(
         self,
         link: NatsConnection,
         consumer: Consumer,
+        position: int | None,
         *,
         batch: int,
         window: int,
         heartbeat_s: float,
-        expires_s: float = 30.0,
+        dense: bool,
     ) -> None:
+        """`position` is the one before the consumer's start, None where that is wherever the log begins."""
         limits = consumer.config
         batch = min(batch, limits.get("max_batch") or batch)
+        self.records: list[RawRecord] = []
+        """Accepted, for the owner to take away."""
+        self.position = position or 0
+        """Of the last record accepted; at first, what came before the consumer's start."""
+        self.pending = consumer.pending
+        """Messages after the last record, as the consumer's server knew them when it sent it."""
         self.outstanding = 0
         """Messages asked for that neither came nor were given up."""
-        self.sid = link.subscribe(f"{link.inbox}.p")
         self._link = link
         self._consumer = consumer
+        self._dense = dense
+        self._anywhere = position is None
+        self._sequence = 0
+        self._prefix = _UNKNOWN
+        self._fields = 1
+        self._sid = link.subscribe(f"{link.inbox}.p")
         self._reply = f"{link.inbox}.p".encode()
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.name}"
         self._batch = batch
         self._window = max(batch, min(window, batch * (limits.get("max_waiting") or 512)))
-        expires_ns = int(expires_s * 1e9)
+        expires_ns = int(_EXPIRES_S * 1e9)
         expires_ns = min(expires_ns, limits.get("max_expires") or expires_ns)
         room = max(_BYTES_MAX, link.max_payload + 65_536)
         self._request = {
@@ -193,20 +121,95 @@ class Pulls:
         if frames:
             self._link.send(b"".join(frames))
 
-    def arrived(self, count: int) -> None:
-        """Take note of messages that came."""
-        self.outstanding = max(0, self.outstanding - count)
+    def receive(self, timeout_s: float) -> bool:
+        """Take what comes within the time; False when nothing came.
 
-    def ended(self, status: bytes) -> None:
-        """Take note of a status: a heartbeat is nothing, an expired or full pull is asked for again by `ask`.
-
-        Raises `Evicted` when the consumer is not there for us any more, `ApiRefused` when the server will not take
+        Raises `Evicted` when the consumer is not there for us any more, and `ApiRefused` when the server will not take
         such pulls.
         """
+        frames = self._link.receive(timeout_s)
+        had = len(self.records)
+        statuses = self._accept(frames)
+        self.outstanding = max(0, self.outstanding - (len(self.records) - had))
+        for status in statuses:
+            self._check_nothing_else_went_out(status)
+            self._check_pull(status)
+        return bool(frames)
+
+    def _accept(self, frames: list[Frame]) -> list[bytes]:
+        """Append to the records; return the status blocks among the frames. Ignores other subscriptions."""
+        statuses: list[bytes] = []
+        append = self.records.append
+        prefix, fields = self._prefix, self._fields
+        position, sequence = self.position, self._sequence
+        tokens: list[bytes] = []
+        for sid, subject, reply, headers, body in frames:
+            found = reply.rsplit(b".", fields)  # prefix, delivered, position, sequence, time, pending, maybe more
+            if found[0] != prefix:
+                if sid != self._sid:
+                    continue
+                if not reply:
+                    statuses.append(headers)
+                    continue
+                prefix, fields, position = self._learn(reply, position, first=sequence == 0)
+                found = reply.rsplit(b".", fields)
+            tokens = found
+            position += 1
+            sequence += 1
+            at = int(tokens[2])
+            if at < position or int(tokens[3]) != sequence or tokens[1] != b"1":
+                raise self._gap(reply, position - 1, sequence - 1)
+            if at != position:
+                if self._dense:
+                    missing = "it is missing" if at == position + 1 else f"positions {position} to {at - 1} are missing"
+                    raise HistoryBroken(self._consumer.stream, position, missing)
+                position = at
+            append((at, int(tokens[4]), subject, headers, body))
+        self._prefix, self._fields = prefix, fields
+        self.position, self._sequence = position, sequence
+        if tokens:
+            self.pending = int(tokens[5])
+        return statuses
+
+    def _learn(self, reply: bytes, position: int, *, first: bool) -> tuple[bytes, int, int]:
+        """(prefix, fields after it, previous position) from a first reply, or the first by another server."""
+        try:
+            ack = parse_ack(reply)
+        except ValueError as error:
+            raise DeliveryGap(self._consumer.name, position + 1, f"as something else: {error}") from None
+        if (ack.stream, ack.consumer) != (self._consumer.stream, self._consumer.name):
+            raise DeliveryGap(self._consumer.name, ack.position, f"it comes from {ack.consumer!r} of {ack.stream!r}")
+        if first and self._anywhere:
+            position = ack.position - 1
+        return ack.prefix, reply.count(b".") - ack.prefix.count(b"."), position
+
+    def _gap(self, reply: bytes, position: int, sequence: int) -> DeliveryGap:
+        ack = parse_ack(reply)
+        if ack.delivered != 1:
+            reason = f"as try {ack.delivered}"
+        elif ack.sequence != sequence + 1:
+            reason = f"as delivery {ack.sequence} after delivery {sequence}"
+        else:
+            reason = f"after position {position}"
+        return DeliveryGap(self._consumer.name, ack.position, reason)
+
+    def _check_nothing_else_went_out(self, status: bytes) -> None:
+        """A heartbeat names the last delivery of the consumer, to whomever it went (ADR-15).
+
+        A deposed worker that resumes with a pull in hand may be given the last events of a log that then rests, and no
+        later delivery would show the gap.
+        """
+        last = number_of(status, "Nats-Last-Consumer")
+        if last is not None and last > self._sequence:
+            at = number_of(status, "Nats-Last-Stream") or 0
+            raise DeliveryGap(self._consumer.name, at, f"to another reader: delivery {last} never came here")
+
+    def _check_pull(self, status: bytes) -> None:
+        """A heartbeat is nothing; a pull that expired or is full is asked for again by `ask`."""
         code, description = status_of(status)
         if code == 100:
             return
-        self.arrived(number_of(status, "Nats-Pending-Messages") or 0)
+        self.outstanding = max(0, self.outstanding - (number_of(status, "Nats-Pending-Messages") or 0))
         lowered = description.lower()
         if code in (404, 408) or (code == 409 and lowered.startswith(_ENDED_FULL)):
             return
@@ -225,8 +228,7 @@ class DurablePull:
 
     Any error ends it: the worker checks its lease and opens another. `next_batch` raises `DeliveryGap` when a delivery
     does not follow the one before, `Evicted` when the durable was deleted or moved, `HistoryBroken` for a hole in the
-    positions unless `on_hole` takes it, `ConnectionLost` when the server is gone or silent, and `ConnectionClosed`
-    after `close`.
+    positions, `ConnectionLost` when the server is gone or silent, and `ConnectionClosed` after `close`.
     """
 
     def __init__(
@@ -240,15 +242,11 @@ class DurablePull:
         linger_s: float = 0.5,
         timeout_s: float = 5.0,
         heartbeat_s: float = 5.0,
-        expires_s: float = 30.0,
-        on_hole: Callable[[int, int], None] | None = None,
     ) -> None:
         """Take the durable over; its first record is the one after `position`, or for 0 wherever the log begins."""
         self._batch_max = batch_max
         self._linger_s = linger_s
         self._silence_s = 2 * heartbeat_s
-        self._on_hole = on_hole
-        self._ready: list[RawRecord] = []
         self._quiet_s = 0.0
         self._link = link = NatsConnection.open(endpoint, timeout_s=timeout_s, ping_interval_s=heartbeat_s)
         try:
@@ -256,13 +254,16 @@ class DurablePull:
             failpoints.reach("worker.durable_deleted")
             consumer = link.ask(create_consumer(stream, durable, _config(durable, position)), timeout_s=timeout_s)
             failpoints.reach("worker.durable_created")
-            self._pulls = Pulls(
-                link, consumer, batch=batch_max, window=2 * batch_max, heartbeat_s=heartbeat_s, expires_s=expires_s
+            self._deliveries = Deliveries(
+                link,
+                consumer,
+                position or None,
+                batch=batch_max,
+                window=2 * batch_max,
+                heartbeat_s=heartbeat_s,
+                dense=True,
             )
-            self._delivery = Delivery(
-                stream, durable, self._pulls.sid, position, consumer.pending, watch_holes=True, anywhere=position == 0
-            )
-            self._pulls.ask()
+            self._deliveries.ask()
         except BaseException:
             link.close()
             raise
@@ -285,25 +286,26 @@ class DurablePull:
     @property
     def position(self) -> int:
         """Of the last record received, which may not have been returned yet."""
-        return self._delivery.position
+        return self._deliveries.position
 
     @property
     def pending(self) -> int:
         """Events the durable still had after that record, as its server knew when it sent it."""
-        return self._delivery.pending
+        return self._deliveries.pending
 
     def next_batch(self) -> list[RawRecord]:
         """1 to `batch_max` records as soon as there are any; empty when none came within `linger_s`."""
+        deliveries = self._deliveries
         deadline = time.monotonic() + self._linger_s
-        while not self._ready:
+        while not deliveries.records:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return []
             self._receive(left_s)
-        while len(self._ready) < self._batch_max and self._receive(0.0):
+        while len(deliveries.records) < self._batch_max and self._receive(0.0):
             pass
-        batch, self._ready = self._ready[: self._batch_max], self._ready[self._batch_max :]
-        self._pulls.ask()
+        batch, deliveries.records = deliveries.records[: self._batch_max], deliveries.records[self._batch_max :]
+        deliveries.ask()
         return batch
 
     def close(self) -> None:
@@ -313,41 +315,14 @@ class DurablePull:
     def _receive(self, timeout_s: float) -> bool:
         """Take what comes within the time; False when nothing came."""
         started = time.monotonic()
-        frames = self._link.receive(timeout_s)
-        if not frames:
-            self._quiet_s += time.monotonic() - started
-            if self._quiet_s > self._silence_s:
-                raise ConnectionLost(f"NATS at {self._link.peer}", f"no heartbeat came for {self._quiet_s:.1f} s")
-            return False
-        self._quiet_s = 0.0
-        had = len(self._ready)
-        statuses = self._delivery.take(frames, self._ready)
-        self._pulls.arrived(len(self._ready) - had)
-        self._tell_holes()
-        for status in statuses:
-            self._check_nothing_else_went_out(status)
-            self._pulls.ended(status)
-        if statuses:
-            self._pulls.ask()
-        return True
-
-    def _check_nothing_else_went_out(self, status: bytes) -> None:
-        """A heartbeat names the last delivery of the consumer, to whomever it went (ADR-15).
-
-        A deposed worker that resumes with a pull in hand may be given the last events of a log that then rests, and no
-        later delivery would show the gap.
-        """
-        last = number_of(status, "Nats-Last-Consumer")
-        if last is not None and last > self._delivery.sequence:
-            at = number_of(status, "Nats-Last-Stream") or 0
-            raise DeliveryGap(self._delivery.consumer, at, f"to another reader: delivery {last} never came here")
-
-    def _tell_holes(self) -> None:
-        holes, self._delivery.holes = self._delivery.holes, []
-        for first, last in holes:
-            if self._on_hole is None:
-                raise HistoryBroken(self._delivery.stream, first, f"positions {first} to {last} are missing")
-            self._on_hole(first, last)
+        if self._deliveries.receive(timeout_s):
+            self._quiet_s = 0.0
+            self._deliveries.ask()
+            return True
+        self._quiet_s += time.monotonic() - started
+        if self._quiet_s > self._silence_s:
+            raise ConnectionLost(f"NATS at {self._link.peer}", f"no heartbeat came for {self._quiet_s:.1f} s")
+        return False
 
 
 def _config(durable: str, position: int) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from eventjet.codec.envelope import RawRecord
 from eventjet.errors import ConnectionLost, Evicted, HistoryBroken, StoreError, StoreUnavailable, Unreachable
-from eventjet.nats.api import create_consumer, delete_consumer, next_message
+from eventjet.nats.api import Consumer, create_consumer, delete_consumer, next_message
 from eventjet.nats.connection import NatsConnection
-from eventjet.nats.consumer import Delivery, Pulls
+from eventjet.nats.consumer import Deliveries
 from eventjet.nats.endpoint import Endpoint
 
 _AHEAD = 4
@@ -150,49 +150,38 @@ class _Range:
             request = create_consumer(self.stream, name, config, self.filter)
             consumer = link.ask(request, timeout_s=options.timeout_s)
             try:
-                if consumer.pending == 0 and self._is_at_the_end(link):
-                    return
-                pulls = Pulls(link, consumer, batch=_PULL, window=_AHEAD * _PULL, heartbeat_s=options.heartbeat_s)
-                waiting = consumer.pending
-                delivery = Delivery(self.stream, name, pulls.sid, self.position - 1, waiting, watch_holes=self.dense)
-                yield from self._drain(link, pulls, delivery)
+                if consumer.pending or not self._is_at_the_end(link):
+                    yield from self._drain(link, consumer)
             finally:
                 if link.usable:  # else the server drops it by itself
                     with suppress(StoreError):
                         link.ask(delete_consumer(self.stream, name), timeout_s=_FORGET_S)
 
-    def _drain(self, link: NatsConnection, pulls: Pulls, delivery: Delivery) -> Generator[list[RawRecord]]:
-        silence_s = 2 * self.options.heartbeat_s
+    def _drain(self, link: NatsConnection, consumer: Consumer) -> Generator[list[RawRecord]]:
+        heartbeat_s = self.options.heartbeat_s
+        before = self.position - 1
+        deliveries = Deliveries(
+            link, consumer, before, batch=_PULL, window=_AHEAD * _PULL, heartbeat_s=heartbeat_s, dense=self.dense
+        )
         while self.position < self.end:
-            pulls.ask(None if self.filter else self.end - self.position - pulls.outstanding)
-            frames = link.receive(silence_s)
-            had = len(self.records)
-            statuses = delivery.take(frames, self.records)
-            self._note(len(self.records) - had, pulls, delivery)
+            deliveries.ask(None if self.filter else self.end - self.position - deliveries.outstanding)
+            came = deliveries.receive(2 * heartbeat_s)
+            if deliveries.records:
+                self.progress_at = time.monotonic()
+                self.position = deliveries.position + 1
+                self.records += deliveries.records
+                deliveries.records.clear()
+                while self.records and self.records[-1][0] >= self.end:
+                    self.records.pop()
             waited_s = time.monotonic() - self.progress_at
-            if not frames or waited_s > self.options.patience_s:
+            if not came or waited_s > self.options.patience_s:
                 raise ConnectionLost(f"The consumer of {self.stream}", f"it gave no record for {waited_s:.0f} s")
-            for status in statuses:
-                pulls.ended(status)
             while len(self.records) >= self.batch:
                 full, self.records = self.records[: self.batch], self.records[self.batch :]
                 yield full
                 self.progress_at = time.monotonic()
-            if delivery.pending == 0 and self.position < self.end and self._is_at_the_end(link):
+            if deliveries.pending == 0 and self.position < self.end and self._is_at_the_end(link):
                 return
-
-    def _note(self, count: int, pulls: Pulls, delivery: Delivery) -> None:
-        """Move on by what `delivery` has just accepted."""
-        if delivery.holes:
-            first, last = delivery.holes[0]
-            missing = f"positions {first} to {last} are missing" if last > first else "it is missing"
-            raise HistoryBroken(self.stream, first, missing)
-        if count:
-            pulls.arrived(count)
-            self.progress_at = time.monotonic()
-            self.position = delivery.position + 1
-            while self.records and self.records[-1][0] >= self.end:
-                self.records.pop()
 
     def _is_at_the_end(self, link: NatsConnection) -> bool:
         """Whether the leader has nothing more of the range: a consumer on a replica may only be behind."""
