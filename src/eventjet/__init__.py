@@ -11,9 +11,8 @@ from eventjet.lazy import lazy
 
 if TYPE_CHECKING:
     from eventjet.app import App, load_app
-    from eventjet.codec.upcasting import Upcaster, upcaster
-    from eventjet.domain.aggregate import aggregate
-    from eventjet.domain.event import event
+    from eventjet.codec.catalog import Upcaster, upcaster
+    from eventjet.domain.aggregate import aggregate, event
     from eventjet.domain.recorded import Metadata, Recorded, with_metadata
     from eventjet.errors import (
         ConcurrencyConflict,
@@ -80,9 +79,8 @@ __getattr__ = lazy(
     __name__,
     {
         "eventjet.app": ("App", "load_app"),
-        "eventjet.codec.upcasting": ("Upcaster", "upcaster"),
-        "eventjet.domain.aggregate": ("aggregate",),
-        "eventjet.domain.event": ("event",),
+        "eventjet.codec.catalog": ("Upcaster", "upcaster"),
+        "eventjet.domain.aggregate": ("aggregate", "event"),
         "eventjet.domain.recorded": ("Metadata", "Recorded", "with_metadata"),
         "eventjet.errors": (
             "ConcurrencyConflict",

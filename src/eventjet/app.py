@@ -9,11 +9,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Protocol, Unpack
 
-from eventjet.codec.catalog import Catalog
+from eventjet.codec.catalog import Catalog, Upcaster
 from eventjet.codec.subjects import is_name
-from eventjet.codec.upcasting import Upcaster
-from eventjet.domain.aggregate import AggregateInfo, aggregate_info
-from eventjet.domain.event import event_info
+from eventjet.domain.aggregate import AggregateInfo, aggregate_info, event_info
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import DefinitionError, UsageError
 from eventjet.jet import Jet, open_jet

@@ -19,9 +19,8 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Column, Index, Integer, MetaData, Numeric, String, Table
 
-from eventjet.codec.catalog import Catalog
-from eventjet.codec.upcasting import upcaster
-from eventjet.domain.event import event
+from eventjet.codec.catalog import Catalog, upcaster
+from eventjet.domain.aggregate import event
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.projection import entries, projection
 from eventjet.projections.resolve import ResolvedProjection, resolve

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Column, Connection, Index, Integer, MetaData, Numeric, String, Table, select
 
 from eventjet.codec.catalog import Catalog
-from eventjet.domain.event import event
+from eventjet.domain.aggregate import event
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.projection import entries, projection
 from eventjet.projections.resolve import ResolvedProjection, resolve

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sqlalchemy import BigInteger, Column, Integer, MetaData, Numeric, String, Table
 
 from eventjet.codec.catalog import Catalog
-from eventjet.domain.event import event
+from eventjet.domain.aggregate import event
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import HandlerFailed, RowRefused, UndecodableEvent
 from eventjet.projections.fold import Fold, Rows

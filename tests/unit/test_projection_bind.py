@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import BigInteger, Column, Computed, Float, Integer, MetaData, Numeric, String, Table, Uuid
 
 from eventjet.codec.catalog import Catalog
-from eventjet.domain.event import event
+from eventjet.domain.aggregate import event
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import DefinitionError
 from eventjet.projections.projection import entries, projection

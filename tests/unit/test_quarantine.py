@@ -15,7 +15,7 @@ from sqlalchemy import Column, Integer, MetaData, Numeric, String, Table
 from eventjet import App, aggregate
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import RawRecord, header_block
-from eventjet.domain.event import event
+from eventjet.domain.aggregate import event
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import DefinitionError, UnknownEvent
 from eventjet.projections.fold import Rows

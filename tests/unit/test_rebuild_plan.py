@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Column, Integer, MetaData, String, Table
 
 from eventjet.codec.catalog import Catalog
-from eventjet.domain.event import event
+from eventjet.domain.aggregate import event
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import UsageError
 from eventjet.nats.ranges import EVENTS_PER_RANGE, range_count, split

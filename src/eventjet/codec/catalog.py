@@ -1,8 +1,9 @@
-"""Wire name and schema to event class, and back."""
+"""Wire name and schema to event class, and back; `@upcaster`: one step from an old schema to the next."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,10 +11,28 @@ from typing import Any
 import orjson
 
 from eventjet.codec.json import BodyCodec
-from eventjet.codec.upcasting import Upcaster, Upcasters
-from eventjet.domain.event import EventInfo, event_info
+from eventjet.domain.aggregate import EventInfo, event_info
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
+
+Step = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Upcaster:
+    """Takes the JSON object of `schema` and returns that of `schema + 1`; pure."""
+
+    name: str
+    schema: int
+    step: Step
+
+    def __call__(self, body: dict[str, Any], /) -> dict[str, Any]:
+        return self.step(body)
+
+
+def upcaster(name: str, /, *, schema: int) -> Callable[[Step], Upcaster]:
+    """Declare how schema `schema` of the event `name` becomes the next one; list it in `App(upcasters=[…])`."""
+    return lambda step: Upcaster(name, schema, step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +84,9 @@ class Catalog:
     def __init__(
         self, event_types: Sequence[type], upcasters: Sequence[Upcaster] = (), retired: Sequence[str] = ()
     ) -> None:
-        self._types = {one: EventType(one, event_info(one), BodyCodec(one)) for one in dict.fromkeys(event_types)}
-        self._upcasters = Upcasters(upcasters)
+        self._types = {each: EventType(each, event_info(each), BodyCodec(each)) for each in dict.fromkeys(event_types)}
+        self._upcasters = tuple(upcasters)
+        self._steps = {(step.name, step.schema): step for step in upcasters}
         self._retired = frozenset(retired)
         self._names: dict[str, EventType] = {}
         for kind in self._types.values():
@@ -89,8 +109,9 @@ class Catalog:
         kind = self._names.get(type_name)
         if kind is None or not 1 <= schema <= kind.info.schema:
             return None
-        steps = self._upcasters.chain(kind.info.name, schema, kind.info.schema)
-        if steps is None:
+        try:
+            steps = [self._steps[kind.info.name, number] for number in range(schema, kind.info.schema)]
+        except KeyError:
             return None
         return Resolved(kind, _upcasting(kind, steps) if steps else kind.codec.decode)
 
@@ -108,4 +129,22 @@ class Catalog:
                     found.append(f"{owner[name].__qualname__} and {cls.__qualname__} both have the wire name {name!r}")
                 if name in self._retired:
                     found.append(f"the event {name!r} is both declared and retired")
-        return found + self._upcasters.faults({one.info.name: one.info.schema for one in self._types.values()})
+        return found + self._upcasting_faults()
+
+    def _upcasting_faults(self) -> list[str]:
+        current = {kind.info.name: kind.info.schema for kind in self._types.values()}
+        found = [
+            f"the event {name!r} is at schema {schema} and no @upcaster({name!r}, schema={number}) leads on from "
+            f"schema {number}"
+            for name, schema in current.items()
+            for number in range(1, schema)
+            if (name, number) not in self._steps
+        ]
+        for (name, schema), count in Counter((step.name, step.schema) for step in self._upcasters).items():
+            if count > 1:
+                found.append(f"two upcasters are declared for {name!r} schema {schema}")
+            if name not in current:
+                found.append(f"an upcaster is declared for {name!r}, which no aggregate folds")
+            elif not 1 <= schema < current[name]:
+                found.append(f"the upcaster for {name!r} schema {schema} leads beyond schema {current[name]}")
+        return found

@@ -19,8 +19,7 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
 from eventjet.codec.json import BodyCodec
-from eventjet.domain.aggregate import AggregateInfo, aggregate_info
-from eventjet.domain.event import event_info
+from eventjet.domain.aggregate import AggregateInfo, aggregate_info, event_info
 from eventjet.domain.history import Commands, FoldedState
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import DefinitionError, UnencodableEvent

@@ -32,7 +32,7 @@ from eventjet.codec.envelope import (
     recorded_at,
 )
 from eventjet.codec.subjects import entity_shown
-from eventjet.domain.event import event_info
+from eventjet.domain.aggregate import event_info
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
 from eventjet.errors import StreamMissing, UndecodableEvent, UsageError
 from eventjet.nats.api import stream_info

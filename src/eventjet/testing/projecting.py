@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from eventjet.codec.catalog import Catalog
-from eventjet.domain.event import event_info
+from eventjet.domain.aggregate import event_info
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.subscription import events_of
 from eventjet.projections.application import Declared
