@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from eventjet.cli.events import ShownEvent
-from eventjet.cli.failure import exit_status, report, wrapped
-from eventjet.cli.main import main
-from eventjet.cli.progress import Lines
+from eventjet.cli.history import ShownEvent
+from eventjet.cli.main import exit_status, main, report
+from eventjet.cli.rebuild import shown_key
+from eventjet.cli.running import Lines
 from eventjet.cli.target import safe_settings, target
-from eventjet.cli.terminal import counted
-from eventjet.cli.verify import shown_key
+from eventjet.cli.terminal import counted, wrapped
 from eventjet.errors import (
     DefinitionError,
     Forbidden,
@@ -138,12 +137,12 @@ def test_an_event_is_shown_in_80_columns_and_whole_as_json() -> None:
         aggregate="account",
         aggregate_id="a-1",
         version=3,
-        type_name="account.withdrawn",
+        type="account.withdrawn",
         schema=2,
         event_id="id",
         command_id="c-1",
         metadata={"actor": "ada"},
-        body={"amount": "1", "reason": "r" * 90},
+        data={"amount": "1", "reason": "r" * 90},
         fault=None,
     )
     lines = event.line(80, named=True).splitlines()

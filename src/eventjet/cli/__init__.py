@@ -1,1 +1,1 @@
-"""The command line: one file a command, and nothing heavy imported before a command runs."""
+"""The command line; nothing heavy is imported before a command runs."""

@@ -1,24 +1,29 @@
-"""`eventjet archive`: seal the log's past into Parquet files that rebuilds, restores and analyses read."""
+"""`eventjet archive` and `eventjet restore`: the log's past as Parquet files, written and published again."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eventjet.cli.interrupts import finished
 from eventjet.cli.rebuild import MasterOption
+from eventjet.cli.running import finished
 from eventjet.cli.target import AppTarget, JsonOption, on_app
-from eventjet.cli.terminal import counted, print_json, say
+from eventjet.cli.terminal import answer, counted, say
 
 if TYPE_CHECKING:
-    from eventjet.rebuild import ArchiveReport
+    from eventjet.archive.manifest import Segment
+    from eventjet.rebuild import ArchiveReport, Restored
+
+UrlArgument = Annotated[str, typer.Argument(metavar="URL", help="A folder, or the URL of any Hadoop file system.")]
 
 
 @on_app(database=False)
 def archive(
     at: AppTarget,
-    url: Annotated[str, typer.Argument(metavar="URL", help="A folder, or the URL of any Hadoop file system.")],
+    url: UrlArgument,
     to: Annotated[
         int | None, typer.Option("--to", metavar="POSITION", min=1, help="The last to archive; default: all there is.")
     ] = None,
@@ -35,48 +40,63 @@ def archive(
     from eventjet.rebuild import EngineOptions
     from eventjet.rebuild import archive as write
 
-    report = finished(
-        "What was sealed stays sealed; the next run goes on after it.",
-        lambda progress: write(
-            at.ref,
-            url,
-            at.settings,
-            to=to,
-            segment_events=segment_events,
-            engine=EngineOptions(master=master),
-            progress=progress,
-        ),
+    work = partial(
+        write, at.ref, url, at.settings, to=to, segment_events=segment_events, engine=EngineOptions(master=master)
     )
-    if json:
-        print_json(_as_json(report))
-    else:
-        _print(report)
-
-
-def _as_json(report: ArchiveReport) -> dict[str, object]:
+    report = finished("What was sealed stays sealed; the next run goes on after it.", work)
     sealed = [
         {
-            "first": one.first,
-            "last": one.last,
-            "events": one.events,
-            "files": len(one.files),
-            "bytes": sum(file.bytes for file in one.files),
+            "first": segment.first,
+            "last": segment.last,
+            "events": segment.events,
+            "files": len(segment.files),
+            "bytes": _size(segment),
         }
-        for one in report.sealed
+        for segment in report.sealed
     ]
-    told = {name: getattr(report, name) for name in ("url", "stream", "log", "first", "last", "events")}
-    return {**told, "sealed": sealed, "seconds": dict(report.seconds)}
+    answer({**asdict(report), "sealed": sealed}, lambda: _print_archived(report), as_json=json)
 
 
-def _print(report: ArchiveReport) -> None:
+def _size(segment: Segment) -> int:
+    return sum(file.bytes for file in segment.files)
+
+
+def _print_archived(report: ArchiveReport) -> None:
     if not report.events:
         say(f"The log {report.stream} has no events, so there is nothing to archive.")
         return
-    for one in report.sealed:
-        size = sum(file.bytes for file in one.files) / 1e6
-        files = counted(len(one.files), "file")
-        say(f"sealed {one.first:,} to {one.last:,}: {counted(one.events, 'event')} in {files}, {size:,.1f} MB")
+    for segment in report.sealed:
+        events, files = counted(segment.events, "event"), counted(len(segment.files), "file")
+        say(f"sealed {segment.first:,} to {segment.last:,}: {events} in {files}, {_size(segment) / 1e6:,.1f} MB")
     done = "" if report.sealed else "Up to date: "
     say(f"{done}{report.url} holds positions {report.first:,} to {report.last:,} of {report.stream}")
     if report.sealed:
         say("; ".join(f"{phase} {seconds:.1f} s" for phase, seconds in report.seconds.items()))
+
+
+@on_app(database=False)
+def restore(at: AppTarget, url: UrlArgument, master: MasterOption = None, json: JsonOption = False) -> None:
+    """Publish an archive into an empty stream: the same events at the same positions, so that read models go on.
+
+    Stop what works on the app's log first. Run it again after Ctrl-C or a fault, and it goes on where it ended.
+    """
+    from eventjet.rebuild import EngineOptions
+    from eventjet.rebuild import restore as publish
+
+    at.app()  # A fault in it is best told before anything starts.
+    report = finished(
+        "What was restored stays; run it again and it goes on there.",
+        partial(publish, at.ref, url, at.settings, engine=EngineOptions(master=master)),
+    )
+    answer(report, lambda: _print_restored(report), as_json=json)
+
+
+def _print_restored(report: Restored) -> None:
+    events = counted(report.events, "event")
+    say(f"{report.stream} is restored: {events} at positions {report.first:,} to {report.last:,}, log {report.log}")
+    before = report.events - report.published
+    if before:
+        say(f"{counted(before, 'event')} of them were there before.")
+    seconds = report.seconds["publish"]
+    pace = f" ({report.published / seconds:,.0f} events/s)" if report.published and seconds else ""
+    say(f"published in {seconds:.1f} s{pace}, compared with the archive in {report.seconds['compare']:.1f} s")

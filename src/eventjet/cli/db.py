@@ -1,7 +1,8 @@
-"""`eventjet db …`: eventjet's own tables, and the tables of revisions."""
+"""`eventjet init` and `eventjet db …`: what the app needs on the server and in the database."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -9,22 +10,47 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eventjet.cli.target import AppTarget, DatabaseOption, JsonOption, on_app, safe_settings
-from eventjet.cli.terminal import note, print_json, print_table, say
+from eventjet.cli.terminal import answer, note, print_table, say
 from eventjet.errors import EventjetError, UsageError
 
 if TYPE_CHECKING:
     from eventjet.sql.database import Database
     from eventjet.sql.retired_tables import Unused
+    from eventjet.store.topology import Topology
 
 db = typer.Typer(name="db", help="eventjet's own tables, and the tables of revisions.", no_args_is_help=True)
 
 _NAMED = re.compile(r"([a-z][a-z0-9_]*):([0-9]{1,9})")
 
-DropOption = Annotated[
-    list[str] | None,
-    typer.Option("--drop", metavar="NAME:REVISION", help="Drop the tables of this one; may be given several times."),
-]
-DropRunsOption = Annotated[bool, typer.Option("--drop-runs", help="Remove what killed rebuilds left behind.")]
+
+@on_app()
+def init(at: AppTarget, json: JsonOption = False) -> None:
+    """Create or check the app's stream, bucket and tables; nothing that exists is changed.
+
+    Exit status 1 when something exists and is not as it should be.
+    """
+    topology, tables = asyncio.run(prepare(at))
+    app, drifts = at.app().name, [str(drift) for drift in topology.drifts]
+    lines = [f"created  stream {name}" for name in topology.created] + [f"created  table {name}" for name in tables]
+    lines.append(f"{app} is ready: log {topology.identity}, {at.settings.shown()['database']}")
+    lines += [f"differs  {drift}" for drift in drifts]
+    if drifts:
+        lines.append("What differs was made by something else; change it on the server with `nats stream edit`.")
+    value = {"app": app, "log": topology.identity, "created": [*topology.created, *tables], "drifts": drifts}
+    answer(value, lambda: say("\n".join(lines)), as_json=json, ok=not drifts)
+
+
+async def prepare(at: AppTarget) -> tuple[Topology, list[str]]:
+    """Make what is missing; what is on the server, and the tables it created. Raises `Unreachable`."""
+    from eventjet.sql.database import Database
+    from eventjet.sql.locations import create_tables
+
+    app = at.app()
+    where = Database(at.settings.database)
+    async with app.connect(at.settings) as jet:
+        topology = await jet.init()
+    with where.reaching_sync():
+        return topology, create_tables(where.sync_engine("eventjet init"), app.projections.values())
 
 
 @db.command()
@@ -36,27 +62,21 @@ def upgrade(json: JsonOption = False, database: DatabaseOption = None) -> None:
     where = Database(safe_settings(None, database).database)
     with where.reaching_sync(), where.sync_engine("eventjet db").begin() as connection:
         done = migrate(connection)
-    if json:
-        print_json({"database": where.shown, **asdict(done)})
-        return
-    for name in done.tables:
-        say(f"created  table {name}")
-    for name in done.columns:
-        say(f"added    column {name}")
     was = "was there already" if done.before == done.after else f"before: {done.before or 'none'}"
-    say(f"eventjet's tables in {where.shown} are at revision {done.after} ({was})")
+    lines = [f"created  table {name}" for name in done.tables]
+    lines += [f"added    column {name}" for name in done.columns]
+    lines.append(f"eventjet's tables in {where.shown} are at revision {done.after} ({was})")
+    answer({"database": where.shown, **asdict(done)}, lambda: say("\n".join(lines)), as_json=json)
 
 
 @db.command()
 @on_app()
 def promote(
-    at: AppTarget,
-    projection: Annotated[str, typer.Argument(help="Which one.")],
-    json: JsonOption = False,
+    at: AppTarget, projection: Annotated[str, typer.Argument(help="Which one.")], json: JsonOption = False
 ) -> None:
     """Give the revision that the app declares the declared table, for readers to see: to go back to an older one.
 
-    The other revision's table goes aside and is kept. Refused while the app's revision lacks events the other has.
+    The other revision's table goes aside and is one. Refused while the app's revision lacks events the other has.
     """
     from eventjet.sql.database import Database
     from eventjet.sql.promotion import promote as exchange
@@ -66,25 +86,30 @@ def promote(
     where = Database(at.settings.database)
     with where.reaching_sync():
         done = exchange(where, resolved)
-    tables = ("the table " if len(resolved.tables) == 1 else "the tables ") + ", ".join(
-        one.name for one in resolved.tables
-    )
     left = list(done.left) if done else []
-    if json:
-        print_json({"projection": name, "revision": resolved.revision, "promoted": done is not None, "left": left})
-    elif done is None:
-        say(f"{name} revision {resolved.revision} has {tables} already")
+    tables = ("the table " if len(resolved.tables) == 1 else "the tables ") + ", ".join(
+        table.name for table in resolved.tables
+    )
+    if done is None:
+        text = f"{name} revision {resolved.revision} has {tables} already"
     else:
-        aside = ", ".join(f"revision {one}" for one in left) or "no revision"
-        say(f"{name} revision {resolved.revision} has {tables}; {aside} went aside")
+        aside = ", ".join(f"revision {revision}" for revision in left) or "no revision"
+        text = f"{name} revision {resolved.revision} has {tables}; {aside} went aside"
+    value = {"projection": name, "revision": resolved.revision, "promoted": done is not None, "left": left}
+    answer(value, lambda: say(text), as_json=json)
 
 
 @db.command()
 @on_app()
 def unused(
     at: AppTarget,
-    drop: DropOption = None,
-    drop_runs: DropRunsOption = False,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drop", metavar="NAME:REVISION", help="Drop the tables of this one; may be given several times."
+        ),
+    ] = None,
+    drop_runs: Annotated[bool, typer.Option("--drop-runs", help="Remove what killed rebuilds left behind.")] = False,
     json: JsonOption = False,
 ) -> None:
     """List the tables of revisions that the app no longer declares, and what killed rebuilds left; drop what is named.
@@ -95,26 +120,23 @@ def unused(
     from eventjet.sql.database import Database
     from eventjet.sql.retired_tables import unused as look
 
-    wanted = [_named(one) for one in drop or []]
+    wanted = [_named(text) for text in drop or []]
     where = Database(at.settings.database)
     with where.reaching_sync():
         dropped = [_drop(at, where, *one) for one in wanted]
         cleared = remove_orphaned(where) if drop_runs else []
         with where.sync_engine("eventjet db").begin() as connection:
-            found = look(connection, list(at.app().projections.values()))
-            left = orphaned(connection, where)
-    if json:
-        gone = {"dropped": [asdict(one) for one in dropped], "dropped_runs": cleared}
-        print_json({"revisions": [asdict(one) for one in found], "runs": left, **gone})
-    else:
-        _print(dropped, cleared, found, left)
+            revisions = look(connection, list(at.app().projections.values()))
+            runs = orphaned(connection, where)
+    value = {"revisions": revisions, "runs": runs, "dropped": dropped, "dropped_runs": cleared}
+    answer(value, lambda: _print(dropped, cleared, revisions, runs), as_json=json)
 
 
-def _named(given: str) -> tuple[str, int]:
-    found = _NAMED.fullmatch(given)
-    if found is None:
-        raise UsageError(f"{given!r} is not NAME:REVISION, as in balances:1.")
-    return found[1], int(found[2])
+def _named(text: str) -> tuple[str, int]:
+    named = _NAMED.fullmatch(text)
+    if named is None:
+        raise UsageError(f"{text!r} is not NAME:REVISION, as in balances:1.")
+    return named[1], int(named[2])
 
 
 def _drop(at: AppTarget, where: Database, name: str, revision: int) -> Unused:
@@ -133,21 +155,21 @@ def _drop(at: AppTarget, where: Database, name: str, revision: int) -> Unused:
     return dropped
 
 
-def _print(dropped: list[Unused], cleared: list[str], found: list[Unused], left: list[str]) -> None:
-    for one in dropped:
-        say(f"dropped  {one.projection}:{one.revision}: {', '.join(one.tables) or 'it had no table'}")
+def _print(dropped: list[Unused], cleared: list[str], revisions: list[Unused], runs: list[str]) -> None:
+    for gone in dropped:
+        say(f"dropped  {gone.projection}:{gone.revision}: {', '.join(gone.tables) or 'it had no table'}")
     for name in cleared:
         say(f"dropped  {name}, of a rebuild that was killed")
-    if found:
+    if revisions:
         rows = [
             (f"{one.projection}:{one.revision}", one.state, ", ".join(one.tables), one.rows, one.position, one.owner)
-            for one in found
+            for one in revisions
         ]
         print_table(("unused", "state", "table", "rows", "position", "worker"), rows)
-    for one in found:
+    for one in revisions:
         if one.in_use:
             say(f"{one.projection}:{one.revision} cannot be dropped: {one.in_use}")
-    for name in left:
+    for name in runs:
         say(f"unused   {name}, of a rebuild that was killed; the next rebuild removes it, and --drop-runs does")
-    if not found and not left:
+    if not revisions and not runs:
         say("There is nothing unused.")

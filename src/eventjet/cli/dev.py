@@ -1,19 +1,19 @@
-"""`eventjet dev`: an app on this machine with nothing but Python, until Ctrl-C."""
+"""`eventjet dev` and `eventjet demo`: everything on this machine, with nothing but Python."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eventjet.cli.init import prepare
-from eventjet.cli.interrupts import interruptible
-from eventjet.cli.running import run_until_stopped
+from eventjet.cli.db import prepare
+from eventjet.cli.running import interruptible, progress, run_until_stopped
 from eventjet.cli.target import AppTarget, on_app
-from eventjet.cli.terminal import note, say
+from eventjet.cli.terminal import note, print_table, say
 
 if TYPE_CHECKING:
     from eventjet.dev.stack import Stack
@@ -31,7 +31,7 @@ def dev(
     """
     from eventjet.dev.stack import running_stack
 
-    at.app()  # a fault in it is told before anything is started
+    at.app()  # A fault in it is best told before anything starts.
     folder = None if temporary else Path.cwd() / ".eventjet"
     with interruptible() as calm, running_stack(folder, postgres=postgres) as stack:
         settings = replace(at.settings, servers=(stack.servers,), database=stack.database)
@@ -47,11 +47,34 @@ async def _work(at: AppTarget, stack: Stack) -> None:
     shown = at.settings.shown()
     note(f"NATS at {shown['servers']}, {shown['database']}")
     note("In another shell:")
-    exports = stack.exports(at.reference)
-    for line in exports:
+    for line in stack.exports(at.reference):
         print(line, flush=True)
     file = stack.write_exports(at.reference)
     note(f"or: . {file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}")
     names = at.chosen([])
     kept = ", ".join(names) or "no projections"
     await run_until_stopped(at, names, lambda: say(f"ready: {kept}; Ctrl-C stops everything"))
+
+
+def demo(
+    accounts: Annotated[int, typer.Option("--accounts", min=1, hidden=True)] = 2_000,
+    commands: Annotated[int, typer.Option("--commands", min=0, hidden=True)] = 20_000,
+    imported: Annotated[int, typer.Option("--imported", min=1, hidden=True)] = 200_000,
+    engine: Annotated[str, typer.Option("--engine", hidden=True)] = "spark",
+) -> None:
+    """Show everything at work: servers, commands, an import, a worker, rebuilds on Spark, verification.
+
+    Takes one to three minutes and leaves nothing behind.
+    """
+    from eventjet.dev.demo import Sizes, run_demo
+
+    began = time.monotonic()
+    with interruptible(), progress() as shown:
+        report = run_demo(Sizes(accounts, commands, imported, engine), shown, say)
+    print()
+    print_table(("phase", "events", "seconds", "events/s"), report.figures)
+    print()
+    print_table(("verified", "rows", "differences"), report.verified)
+    print()
+    _, _, differences = report.verified[-1]
+    say(f"Done in {time.monotonic() - began:.0f} s. The last verification: {differences} differences")

@@ -1,30 +1,45 @@
-"""The `eventjet` program: which commands there are, and how they end."""
+"""The `eventjet` program: which commands there are, and how they end.
+
+A failed command says one paragraph on standard error, never a traceback unless asked for. Exit status: 0 done · 1 the
+answer is no, or the work could not be finished · 2 wrong usage · 3 a component is unreachable · 70 a fault of
+eventjet's own · 130 interrupted.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
-from eventjet.cli import failure
-from eventjet.cli.archive import archive
-from eventjet.cli.db import db
-from eventjet.cli.demo import demo
-from eventjet.cli.dev import dev
-from eventjet.cli.history import history
-from eventjet.cli.init import init
-from eventjet.cli.pause import pause, resume
+from eventjet.cli.archive import archive, restore
+from eventjet.cli.db import db, init
+from eventjet.cli.dev import demo, dev
+from eventjet.cli.history import history, tail
 from eventjet.cli.quarantine import commands as quarantine
-from eventjet.cli.rebuild import rebuild
-from eventjet.cli.restore import restore
-from eventjet.cli.snapshots import snapshots
+from eventjet.cli.rebuild import rebuild, snapshots, verify
 from eventjet.cli.status import status
-from eventjet.cli.tail import tail
-from eventjet.cli.verify import verify
-from eventjet.cli.worker import worker
+from eventjet.cli.terminal import ANSWER_IS_NO, note
+from eventjet.cli.worker import pause, resume, worker
+from eventjet.errors import (
+    DefinitionError,
+    EventjetError,
+    Forbidden,
+    RebuildRefused,
+    Refused,
+    StoreUnavailable,
+    Unreachable,
+    UsageError,
+)
+
+DONE = 0
+WRONG_USAGE = 2
+UNREACHABLE = 3
+OWN_FAULT = 70
+INTERRUPTED = 130
 
 app = typer.Typer(
     name="eventjet",
@@ -67,25 +82,69 @@ def main(arguments: Sequence[str]) -> int:
         status = app(given, prog_name="eventjet", standalone_mode=False)
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
-        return failure.INTERRUPTED
+        return INTERRUPTED
     except (BrokenPipeError, SystemExit):
         # The reader of our output left, as `head` does (typer exits then); there is nobody to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return failure.DONE
+        return DONE
     except Exception as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error)
-            return failure.WRONG_USAGE
-        return failure.report(error, debug=debug)
-    return status if isinstance(status, int) else failure.DONE
+            return WRONG_USAGE
+        return report(error, debug=debug)
+    return status if isinstance(status, int) else DONE
 
 
 def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
     """`--debug` may stand anywhere before a lone `--`."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    kept = [one for one in arguments[:end] if one != "--debug"]
+    kept = [argument for argument in arguments[:end] if argument != "--debug"]
     return [*kept, *arguments[end:]], len(kept) < end
 
 
-if __name__ == "__main__":
-    run()
+def report(error: BaseException, *, debug: bool) -> int:
+    """Say what happened on standard error; returns the exit status."""
+    cause = _first_of(error)
+    if debug:
+        traceback.print_exception(error)
+    note(f"eventjet: {_message(cause)}")
+    return exit_status(cause)
+
+
+def exit_status(error: BaseException) -> int:
+    """The status a command ends with when this is what stopped it."""
+    if isinstance(error, UsageError | DefinitionError | RebuildRefused | Refused) or _is_usage(error):
+        return WRONG_USAGE
+    if isinstance(error, Unreachable | StoreUnavailable | Forbidden):
+        return UNREACHABLE
+    return ANSWER_IS_NO if isinstance(error, EventjetError) else OWN_FAULT
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, DefinitionError):
+        return f"{error}\nFix them and try again."
+    if isinstance(error, EventjetError):
+        return " ".join(str(error).split())
+    if _is_usage(error):
+        text = str(error.format_message())  # type: ignore[attr-defined]  known by its name only
+        text = text if text.endswith((".", "?")) else f"{text}."
+        return f"{text} See `eventjet --help`, or `--help` after the command."
+    said = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": .")
+    return (
+        f"This is a fault of eventjet's own, not of what you typed ({said}). "
+        "Run it again with --debug, and report the traceback that it prints."
+    )
+
+
+def _is_usage(error: BaseException) -> bool:
+    """Typer's own exceptions, wherever its version keeps them."""
+    return hasattr(error, "format_message")
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """What a group of errors is about: the first of eventjet's own in it, else the first."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    leaves = [_first_of(member) for member in group.exceptions]
+    return next((leaf for leaf in leaves if isinstance(leaf, EventjetError)), leaves[0])

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import json as jsonlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eventjet.cli.failure import ANSWER_IS_NO, printable
 from eventjet.cli.target import AppTarget, JsonOption, on_app
-from eventjet.cli.terminal import note, print_json, print_table, say
+from eventjet.cli.terminal import ANSWER_IS_NO, answer, note, print_table, printable, say, stored_json
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
     from eventjet.quarantine.resolutions import Listed, Outcome, Shown
-
-T = TypeVar("T")
 
 _POLL_S = 0.2
 
@@ -30,21 +27,6 @@ ProjectionArgument = Annotated[str, typer.Argument(metavar="PROJECTION", help="W
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", min=0, max=3600, help="How long to wait for a worker.")
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Quarantine:
-    """One projection's, in its database."""
-
-    at: AppTarget
-    name: str
-    revision: int
-
-    def read(self, look: Callable[[Any], T]) -> T:
-        return asyncio.run(_run(self.at, look, read_only=True))
-
-    def change(self, change: Callable[[Any], T]) -> T:
-        return asyncio.run(_run(self.at, change, read_only=False))
 
 
 @commands.command("list")
@@ -59,18 +41,10 @@ def list_(
     from eventjet.quarantine.resolutions import listed
 
     names = at.chosen([projection] if projection else [])
-    found = asyncio.run(_run(at, lambda connection: listed(connection, names, resolved=everything), read_only=True))
-    if json:
-        print_json([_as_json(one) for one in found])
-    elif not found:
-        say("Nothing is parked." if not everything else "Nothing was ever parked.")
-    else:
-        columns = ("projection", "position", "aggregate", "type", "blocked", "reason")
-        declared = {name: resolved.revision for name, resolved in at.app().projections.items()}
-        rows = [_row(one, declared[one.projection], everything) for one in found]
-        print_table((*columns, "resolution") if everything else columns, rows)
-        if any(one.revision != declared[one.projection] for one in found):
-            say("A revision that the app does not declare is shown, retried and dropped with its own code.")
+    with _connected(at, read_only=True) as connection:
+        events = listed(connection, names, resolved=everything)
+    declared = {name: resolved.revision for name, resolved in at.app().projections.items()}
+    answer([_as_json(event) for event in events], lambda: _print(events, declared, everything), as_json=json)
 
 
 @commands.command()
@@ -84,19 +58,17 @@ def show(
     """Show one event of the quarantine: its reason, the traceback, and what is stored of it."""
     from eventjet.quarantine.resolutions import shown
 
-    of = _quarantine(at, projection)
-    found = of.read(lambda connection: shown(connection, of.name, of.revision, position))
+    revision = _revision(at, projection)
+    with _connected(at, read_only=True) as connection:
+        found = shown(connection, projection, revision, position)
     if found is None:
         raise UsageError(
             f"The event at position {position} is not in the quarantine of {projection!r}. "
             f"Look at `eventjet quarantine list {projection} --all`."
         )
-    if json:
-        told = {"traceback": found.traceback, "payload": _payload(found.payload), "blocked_by": found.blocked_by}
-        print_json(_as_json(found.event) | told)
-        return
-    for line in _lines(found):
-        print(line)
+    payload = None if found.payload is None else stored_json(found.payload)
+    whole = {"traceback": found.traceback, "payload": payload, "blocked_by": found.blocked_by}
+    answer(_as_json(found.event) | whole, lambda: print("\n".join(_lines(found))), as_json=json)
 
 
 @commands.command()
@@ -114,9 +86,10 @@ def retry(
 
     if bool(positions) == everything:
         raise UsageError("Name the positions of the events to try again, or give --all for every parked one.")
-    of = _quarantine(at, projection)
-    chosen = of.change(lambda sync: resolutions.retry(sync, of.name, of.revision, None if everything else positions))
-    _tell(_awaited(of, chosen, timeout_s), of, json=json)
+    revision = _revision(at, projection)
+    with _connected(at) as connection:
+        chosen = resolutions.retry(connection, projection, revision, None if everything else positions)
+    _answer_outcomes(projection, _awaited(at, projection, chosen, timeout_s), json=json)
 
 
 @commands.command()
@@ -132,64 +105,60 @@ def drop(
     """Give parked events up for good: no engine will take them, and a worker goes on with those they blocked."""
     from eventjet.quarantine import resolutions
 
-    of = _quarantine(at, projection)
-    listed = ", ".join(map(str, positions))
+    revision = _revision(at, projection)
     if not yes:
+        listed = ", ".join(map(str, positions))
         question = f"Never show position {listed} in {projection}? A rebuild will leave it out too."
         if not typer.confirm(question, err=True):
             note("Nothing was dropped.")
             raise typer.Exit(ANSWER_IS_NO)
-    chosen = of.change(lambda sync: resolutions.drop(sync, of.name, of.revision, positions))
-    _tell(_awaited(of, chosen, timeout_s), of, json=json)
+    with _connected(at) as connection:
+        chosen = resolutions.drop(connection, projection, revision, positions)
+    _answer_outcomes(projection, _awaited(at, projection, chosen, timeout_s), json=json)
 
 
-def _quarantine(at: AppTarget, name: str) -> _Quarantine:
+def _revision(at: AppTarget, name: str) -> int:
     at.chosen([name])
-    return _Quarantine(at, name, at.app().projections[name].revision)
+    return at.app().projections[name].revision
 
 
-async def _run(at: AppTarget, work: Callable[[Any], T], *, read_only: bool) -> T:
-    from eventjet.sql.database import READ_ONLY, Database
+@contextmanager
+def _connected(at: AppTarget, *, read_only: bool = False) -> Generator[Any]:
+    from eventjet.sql.database import READ_ONLY, WORKER, Database
 
     where = Database(at.settings.database)
-    engine = where.engine("eventjet quarantine")
-    try:
-        async with where.reaching(), engine.connect() as connection:
-            await connection.execution_options(**{READ_ONLY: read_only})
-            async with connection.begin():
-                return await connection.run_sync(work)
-    finally:
-        await engine.dispose()
+    with (
+        where.reaching_sync(),
+        where.sync_engine("eventjet quarantine", WORKER).connect() as connection,
+        connection.execution_options(**{READ_ONLY: read_only}).begin(),
+    ):
+        yield connection
 
 
-def _awaited(of: _Quarantine, chosen: Sequence[int], timeout_s: float) -> list[Outcome]:
+def _awaited(at: AppTarget, name: str, chosen: Sequence[int], timeout_s: float) -> list[Outcome]:
     """What became of the verdicts, as soon as no worker has anything to do about them."""
     from eventjet.quarantine.resolutions import outcomes
 
+    revision = _revision(at, name)
     deadline = time.monotonic() + timeout_s
     while True:
-        found = of.read(lambda connection: outcomes(connection, of.name, of.revision, chosen))
+        with _connected(at, read_only=True) as connection:
+            found = outcomes(connection, name, revision, chosen)
         left_s = deadline - time.monotonic()
-        if left_s <= 0 or not any(one.is_open for one in found):
+        if left_s <= 0 or not any(outcome.is_open for outcome in found):
             return found
         time.sleep(min(_POLL_S, left_s))
 
 
-def _tell(found: Sequence[Outcome], of: _Quarantine, *, json: bool) -> None:
-    if json:
-        print_json([asdict(one) for one in found])
-    elif not found:
-        say("Nothing is parked.")
-    else:
-        for one in found:
-            say(_told(one))
-        if any(one.is_open for one in found):
-            say(
-                f"No worker has carried it out yet. One of {of.name} will: as soon as it runs, or gets to it, and not "
-                "while the projection is paused."
-            )
-    if any(one.next_resolution == "parked" for one in found):
-        raise typer.Exit(ANSWER_IS_NO)
+def _answer_outcomes(name: str, outcomes: Sequence[Outcome], *, json: bool) -> None:
+    lines = [_told(outcome) for outcome in outcomes] or ["Nothing is parked."]
+    if any(outcome.is_open for outcome in outcomes):
+        lines.append(
+            f"No worker has carried it out yet. One of {name} will: as soon as it runs, or gets to it, and not "
+            "while the projection is paused."
+        )
+    failed = any(outcome.next_resolution == "parked" for outcome in outcomes)
+    answer(outcomes, lambda: say("\n".join(lines)), as_json=json, ok=not failed)
 
 
 def _told(one: Outcome) -> str:
@@ -205,6 +174,17 @@ def _told(one: Outcome) -> str:
     return f"{one.position}: {done}; position {one.next}, which it blocked, failed: {one.next_reason}"
 
 
+def _print(events: Sequence[Listed], declared: Mapping[str, int], everything: bool) -> None:
+    if not events:
+        say("Nothing was ever parked." if everything else "Nothing is parked.")
+        return
+    columns = ("projection", "position", "aggregate", "type", "blocked", "reason")
+    rows = [_row(event, declared[event.projection], everything) for event in events]
+    print_table((*columns, "resolution") if everything else columns, rows)
+    if any(event.revision != declared[event.projection] for event in events):
+        say("A revision that the app does not declare is shown, retried and dropped with its own code.")
+
+
 def _row(one: Listed, declared: int, everything: bool) -> tuple[object, ...]:
     whose = f"{one.aggregate} {one.aggregate_id}"
     name = one.projection if one.revision == declared else f"{one.projection}:{one.revision}"
@@ -213,43 +193,31 @@ def _row(one: Listed, declared: int, everything: bool) -> tuple[object, ...]:
 
 
 def _lines(found: Shown) -> list[str]:
-    one = found.event
-    resolved = "" if one.resolved_at is None else f", resolved {_time(one.resolved_at)}"
+    event = found.event
+    resolved = "" if event.resolved_at is None else f", resolved {_time(event.resolved_at)}"
     lines = [
-        f"position    {one.position} of {one.projection} revision {one.revision}",
-        f"event       {one.event_type or '?'} {one.event_id}".rstrip(),
-        f"aggregate   {one.aggregate} {one.aggregate_id}",
-        f"resolution  {one.resolution}, parked {_time(one.parked_at)}{resolved}",
+        f"position    {event.position} of {event.projection} revision {event.revision}",
+        f"event       {event.event_type or '?'} {event.event_id}".rstrip(),
+        f"aggregate   {event.aggregate} {event.aggregate_id}",
+        f"resolution  {event.resolution}, parked {_time(event.parked_at)}{resolved}",
     ]
     if found.blocked_by is not None:
         lines.append(f"blocked by  the parked event at position {found.blocked_by}")
-    if one.blocked:
-        lines.append(f"blocks      {one.blocked}")
-    if one.reason:
-        lines.append(f"reason      {one.reason}")
-    lines = [printable(line) for line in lines]
+    if event.blocked:
+        lines.append(f"blocks      {event.blocked}")
+    if event.reason:
+        lines.append(f"reason      {event.reason}")
     if found.payload is not None:
-        body = _payload(found.payload)
-        text = body if isinstance(body, str) else jsonlib.dumps(body, ensure_ascii=False)
-        lines += ["", printable(text)]
+        body = stored_json(found.payload)
+        lines += ["", body if isinstance(body, str) else jsonlib.dumps(body, ensure_ascii=False)]
     if found.traceback:
-        lines += ["", *map(printable, found.traceback.rstrip().splitlines())]
-    return lines
+        lines += ["", *found.traceback.rstrip().splitlines()]
+    return [printable(line) for line in lines]
 
 
-def _as_json(one: Listed) -> dict[str, Any]:
-    times = {"parked_at": _time(one.parked_at), "resolved_at": one.resolved_at and _time(one.resolved_at)}
-    return asdict(one) | times
-
-
-def _payload(payload: bytes | None) -> Any:
-    """The JSON that is stored, else text."""
-    if payload is None:
-        return None
-    try:
-        return jsonlib.loads(payload)
-    except ValueError:
-        return payload.decode("utf-8", "backslashreplace")
+def _as_json(event: Listed) -> dict[str, Any]:
+    resolved_at = None if event.resolved_at is None else _time(event.resolved_at)
+    return asdict(event) | {"parked_at": _time(event.parked_at), "resolved_at": resolved_at}
 
 
 def _time(seconds: float) -> str:

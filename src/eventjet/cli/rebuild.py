@@ -1,21 +1,30 @@
-"""`eventjet rebuild`: make read models again from the log, beside the live ones, and swap them in."""
+"""`eventjet rebuild`, `verify` and `snapshots build`: the log folded in bulk, on Spark or in this process."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from eventjet.cli.failure import ANSWER_IS_NO
-from eventjet.cli.interrupts import finished
+from eventjet.cli.running import finished
 from eventjet.cli.target import AppTarget, JsonOption, on_app
-from eventjet.cli.terminal import counted, print_json, say, where
+from eventjet.cli.terminal import answer, counted, say, spent, where
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
-    from eventjet.rebuild import Candidate, EngineOptions, Preview, RebuildReport
+    from eventjet.rebuild import (
+        Candidate,
+        Difference,
+        EngineOptions,
+        Preview,
+        RebuildReport,
+        SnapshotReport,
+        VerifyReport,
+    )
 
 EngineOption = Annotated[
     str, typer.Option("--engine", metavar="spark|local", help="Spark, or this process alone without a JVM.")
@@ -31,6 +40,8 @@ FromArchiveOption = Annotated[
 NoShipOption = Annotated[
     bool, typer.Option("--no-ship", help="Do not send the app's package to Spark: it is installed there.")
 ]
+
+snapshots = typer.Typer(name="snapshots", help="Folded states that are kept beside the log.", no_args_is_help=True)
 
 
 @on_app()
@@ -50,25 +61,75 @@ def rebuild(
 
     Ctrl-C, or a fault anywhere, leaves the live ones as they are.
     """
+    from eventjet.rebuild import preview
     from eventjet.rebuild import rebuild as make_again
 
-    chosen, names = engine_options(engine, master, no_ship), at.chosen(projections)
+    chosen, names = _engine_options(engine, master, no_ship), at.chosen(projections)
     if dry_run:
-        _preview(at, names, chosen, from_archive, json=json)
+        planned = asyncio.run(preview(at.ref, names, at.settings, engine=chosen, from_archive=from_archive))
+        answer(_as_json(planned), lambda: _print_preview(planned), as_json=json, ok=not planned.refusals)
         return
+    work = partial(make_again, at.ref, names, at.settings, engine=chosen, from_archive=from_archive)
+    report = finished("No live read model was changed but by a swap that was complete.", work)
+    answer(report, lambda: _print_rebuilt(report), as_json=json)
+
+
+@on_app()
+def verify(
+    at: AppTarget,
+    projection: Annotated[str, typer.Argument(help="Which one.")],
+    engine: EngineOption = "local",
+    master: MasterOption = None,
+    from_archive: FromArchiveOption = None,
+    no_ship: NoShipOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Compare a read model with the log, row by row; exit status 1 when they differ.
+
+    Workers, commands and readers go on meanwhile. The first differences are named, with the position since which
+    the row is not what the log says.
+    """
+    from eventjet.rebuild import verify as compare
+
+    chosen = _engine_options(engine, master, no_ship)
+    (name,) = at.chosen([projection])
+    work = partial(compare, at.ref, name, at.settings, engine=chosen, from_archive=from_archive)
+    report = finished("Nothing was changed.", work)
+    examples = [{**asdict(example), "key": shown_key(example.key)} for example in report.examples]
+    value = {**asdict(report), "examples": examples}
+    answer(value, lambda: _print_verified(report), as_json=json, ok=not report.differences)
+
+
+@snapshots.command()
+@on_app(database=False)
+def build(
+    at: AppTarget,
+    aggregate: Annotated[str, typer.Argument(help="Which type.")],
+    min_events: Annotated[
+        int | None,
+        typer.Option("--min-events", metavar="N", help="Only aggregates with so many; default: its snapshot_every."),
+    ] = None,
+    engine: EngineOption = "spark",
+    master: MasterOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write the snapshots of all aggregates of a type from one reading of the log.
+
+    Commands go on meanwhile, and no snapshot takes the place of a newer one. Exit status 1 when a history is broken.
+    """
+    from eventjet.rebuild import build_snapshots
+
+    chosen = _engine_options(engine, master)
     report = finished(
-        "No live read model was changed but by a swap that was complete.",
-        lambda progress: make_again(
-            at.ref, names, at.settings, engine=chosen, from_archive=from_archive, progress=progress
-        ),
+        "Snapshots written so far are kept; run it again for the others.",
+        partial(build_snapshots, at.ref, aggregate, at.settings, engine=chosen, min_events=min_events),
     )
-    if json:
-        print_json({**asdict(report), "seconds": dict(report.seconds)})
-    else:
-        _print(report)
+    value = asdict(report)
+    tally = value.pop("tally")
+    answer(value | tally, lambda: _print_built(report), as_json=json, ok=not report.tally.broken)
 
 
-def engine_options(name: str, master: str | None, no_ship: bool = False) -> EngineOptions:
+def _engine_options(name: str, master: str | None, no_ship: bool = False) -> EngineOptions:
     """The engine of this name; raises `UsageError`."""
     from eventjet.rebuild import ENGINES, EngineOptions
 
@@ -77,7 +138,7 @@ def engine_options(name: str, master: str | None, no_ship: bool = False) -> Engi
     return EngineOptions(name, master, ship=not no_ship)
 
 
-def _print(report: RebuildReport) -> None:
+def _print_rebuilt(report: RebuildReport) -> None:
     for one in report.projections:
         made = f"{counted(one.rows, 'row')} from {counted(report.events, 'event')}"
         how = ", sequentially" if one.sequential else ""
@@ -87,8 +148,7 @@ def _print(report: RebuildReport) -> None:
                 f"It is {where(one.location)}, beside the revision that readers see. If it is newer, its worker lets "
                 f"it take over; `eventjet db promote {one.projection}` does so at once."
             )
-    spent = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in report.seconds.items())
-    say(f"{report.engine} engine: {spent}")
+    say(f"{report.engine} engine: {spent(report.seconds)}")
     total_s = sum(report.seconds.values())
     local_s = report.local_at_most_s
     if local_s is not None and local_s < total_s:
@@ -98,36 +158,23 @@ def _print(report: RebuildReport) -> None:
         )
 
 
-def _preview(at: AppTarget, names: list[str], engine: EngineOptions, from_archive: str | None, *, json: bool) -> None:
-    from eventjet.rebuild import preview
-
-    app = at.ref
-    planned = preview(app, names, at.settings, engine=engine, from_archive=from_archive)
-    found = asyncio.run(planned)
-    if json:
-        print_json(_as_json(found))
-    else:
-        _print_preview(found)
-    if found.refusals:
-        raise typer.Exit(ANSWER_IS_NO)
-
-
-def _print_preview(found: Preview) -> None:
-    plan = found.plan
-    for one in found.candidates:
-        say(f"{one.projection} revision {one.revision}: {one.route.value}; {_live(one)}")
+def _print_preview(planned: Preview) -> None:
+    plan = planned.plan
+    for candidate in planned.candidates:
+        say(f"{candidate.projection} revision {candidate.revision}: {candidate.route.value}; {_live(candidate)}")
     say(f"{plan.stream}: {counted(plan.events, 'event')}, positions {plan.first:,} to {plan.last:,}")
     if plan.archived >= plan.first:
         say(f"Positions up to {min(plan.archived, plan.last):,} would be read from the archive.")
-    on = f"spark engine on {found.master}" if found.master else "local engine"
+    on = f"spark engine on {planned.master}" if planned.master else "local engine"
+    times = "once" if len(plan.passes) == 1 else f"{len(plan.passes)} times"
     ranges, parts = counted(len(plan.ranges), "range"), counted(plan.partitions, "partition")
-    say(f"{on}: the log is read {_times(len(plan.passes))}, in {ranges} into {parts}")
-    say(f"{found.database}: the shadows would be in {found.location}")
-    if found.upgrades:
+    say(f"{on}: the log is read {times}, in {ranges} into {parts}")
+    say(f"{planned.database}: the shadows would be in {planned.location}")
+    if planned.upgrades:
         say("eventjet's own tables would be made, or brought up to date, first.")
-    if found.remains:
-        say(f"What killed rebuilds left would be removed first: {', '.join(found.remains)}.")
-    for refusal in found.refusals:
+    if planned.remains:
+        say(f"What killed rebuilds left would be removed first: {', '.join(planned.remains)}.")
+    for refusal in planned.refusals:
         say(f"Refused: {refusal}")
     say("Nothing was changed.")
 
@@ -136,29 +183,70 @@ def _live(one: Candidate) -> str:
     return "no live one yet" if one.position is None else f"the live one is {one.state} at position {one.position:,}"
 
 
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
-
-
-def _as_json(found: Preview) -> dict[str, Any]:
-    plan = found.plan
+def _as_json(planned: Preview) -> dict[str, Any]:
+    plan = planned.plan
+    passes = [{"route": one.route.value, "projections": [step.projection for step in one.steps]} for one in plan.passes]
     return {
-        "engine": plan.engine,
-        "master": found.master,
-        "stream": plan.stream,
-        "first": plan.first,
-        "last": plan.last,
-        "archived": plan.archived,
-        "events": plan.events,
+        **{name: getattr(plan, name) for name in ("engine", "stream", "first", "last", "archived", "events")},
         "ranges": [one._asdict() for one in plan.ranges],
         "partitions": plan.partitions,
-        "passes": [
-            {"route": one.route.value, "projections": [step.projection for step in one.steps]} for one in plan.passes
-        ],
-        "projections": [{**asdict(one), "route": one.route.value} for one in found.candidates],
-        "database": found.database,
-        "location": found.location,
-        "upgrades": found.upgrades,
-        "remains": found.remains,
-        "refusals": found.refusals,
+        "passes": passes,
+        "projections": [{**asdict(one), "route": one.route.value} for one in planned.candidates],
+        **{name: getattr(planned, name) for name in ("master", "database", "location", "upgrades", "remains")},
+        "refusals": planned.refusals,
     }
+
+
+def _print_verified(report: VerifyReport) -> None:
+    differences = counted(report.differences, "difference")
+    say(f"{differences}: {report.projection} at position {report.position:,}, {counted(report.rows, 'row')}")
+    for example in report.examples:
+        say(f"  - {shown_key(example.key)}: {_compared(example)}; {example.since}")
+    if report.differences > len(report.examples):
+        say(f"  - and {report.differences - len(report.examples):,} more")
+    if report.differences:
+        say(f"`eventjet rebuild {report.projection}` makes it again from the log.")
+
+
+def _compared(example: Difference) -> str:
+    """What differs between two rows, column by column."""
+    if example.live is None:
+        return "it has no row and should have one"
+    if example.expected is None:
+        return "it has a row and should have none"
+    live, expected = _columns(example.live), _columns(example.expected)
+    pairs = [(name, value, expected[name]) for name, value in live.items()]
+    return ", ".join(f"{name} is {value} and should be {due}" for name, value, due in pairs if value != due)
+
+
+def _columns(row: Any) -> Mapping[str, Any]:
+    if isinstance(row, Mapping):
+        return cast("Mapping[str, Any]", row)
+    return {field.name: getattr(row, field.name) for field in fields(row)}
+
+
+def shown_key(key: tuple[Any, ...]) -> str:
+    """A key as one writes it; the parts of a composite one separated by commas."""
+    return ", ".join(map(str, key))
+
+
+def _print_built(report: SnapshotReport) -> None:
+    tally = report.tally
+    written, read = counted(tally.written, "snapshot"), counted(tally.events, "event")
+    aggregates = counted(tally.aggregates, "aggregate")
+    say(f"{report.aggregate}: {written} written from {read} of {aggregates}, at position {report.position:,}")
+    left = {
+        "had a newer one, or the same": tally.newer,
+        f"have fewer than {counted(report.min_events, 'event')}": tally.few,
+        "are too large for the bucket": tally.too_large,
+        "have a state that would not come back from JSON": tally.unkept,
+        "could not be folded": tally.broken,
+    }
+    for why, number in left.items():
+        if number:
+            say(f"  - {number:,} {why}")
+    for fault in tally.told:
+        say(f"  - {fault}")
+    if tally.broken > len(tally.told):
+        say(f"  - and {tally.broken - len(tally.told):,} more")
+    say(f"{report.engine} engine: {spent(report.seconds)}")

@@ -1,4 +1,4 @@
-"""Running workers until they are told to stop: SIGTERM and SIGINT drain, a second one ends at once."""
+"""Work that takes long: its progress on standard error, and Ctrl-C and SIGTERM, which end it in good order."""
 
 from __future__ import annotations
 
@@ -7,20 +7,101 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from eventjet.cli.target import AppTarget
 from eventjet.cli.terminal import note
 
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+    from eventjet.rebuild.progress import Progress
+
+T = TypeVar("T")
+
 DRAIN_S = 20.0
 """How long workers may take to finish their batch."""
+_LINE_EVERY_S = 1.0
+_WORTH_S = 2.0
+"""What is over sooner needs no progress."""
+
+
+def finished(consolation: str, work: Callable[..., Coroutine[Any, Any, T]]) -> T:
+    """Run bulk work, a function of a `progress`, and show that.
+
+    Ctrl-C and SIGTERM end it in good order, and then `consolation` says what became of things.
+    """
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with _handling(interrupt, signal.SIGTERM), progress() as shown:
+
+        def show(step: Progress) -> None:
+            shown(step.phase, step.done, step.total or None)
+
+        try:
+            return asyncio.run(_told_when_stopping(work(progress=show)))
+        except KeyboardInterrupt:
+            note(f"Interrupted. {consolation}")
+            raise
+
+
+async def _told_when_stopping(work: Coroutine[Any, Any, T]) -> T:
+    """Run it; when it is cancelled, say at once that it is ending, which may take a while."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        note("Stopping; what was begun is cleared away.")
+        task.cancel()
+        return await task
+
+
+@contextmanager
+def interruptible() -> Generator[Callable[[], None]]:
+    """For commands that start servers: the first of either raises `KeyboardInterrupt`; later ones change nothing.
+
+    Yields what makes the first one change nothing, too, for clean-up that began for another reason.
+    """
+    seen = False
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal seen
+        if not seen:
+            seen = True
+            raise KeyboardInterrupt
+
+    def calm() -> None:
+        nonlocal seen
+        seen = True
+
+    with _handling(interrupt, signal.SIGINT, signal.SIGTERM):
+        yield calm
+
+
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Generator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 async def run_until_stopped(
     at: AppTarget, names: Sequence[str], on_ready: Callable[[], None], *, http: tuple[str, int] | None = None
 ) -> None:
-    """Run workers of the named projections; raises what stops them. Their log goes to standard error."""
+    """Run workers of the named projections until SIGTERM or SIGINT drains them; a second one ends them at once.
+
+    Raises what stops them. Their log goes to standard error.
+    """
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
     )
@@ -29,20 +110,16 @@ async def run_until_stopped(
     running = asyncio.ensure_future(_work(at, names, stop, on_ready, http))
     loop = asyncio.get_running_loop()
 
-    def told() -> None:
+    def asked() -> None:
         if stop.is_set():
             running.cancel()
         stop.set()
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    for number in before:
-        loop.add_signal_handler(number, told)
-    try:
-        await _finished(running, stop)
-    finally:
-        for number, handler in before.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, handler)
+    def wake(_number: int, _frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(asked)
+
+    with _handling(wake, signal.SIGTERM, signal.SIGINT):
+        await _drained(running, stop)
 
 
 async def _work(
@@ -54,19 +131,19 @@ async def _work(
 ) -> None:
     from eventjet.workers.supervisor import run_workers
 
-    if names:
-        app = at.app()
-        # Batches of thousands of events live for a moment and make no cycles: looked for at the usual rate, they
-        # cost an eighth of a worker's time.
-        gc.freeze()
-        gc.set_threshold(50_000, 20, 20)
-        await run_workers(app, at.settings, names, stop=stop, on_ready=on_ready, http=http)
-    else:
+    if not names:
         on_ready()
         await stop.wait()
+        return
+    app = at.app()
+    # Batches of thousands of events live for a moment and make no cycles: looked for at the usual rate, they
+    # cost an eighth of a worker's time.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+    await run_workers(app, at.settings, names, stop=stop, on_ready=on_ready, http=http)
 
 
-async def _finished(running: asyncio.Future[None], stop: asyncio.Event) -> None:
+async def _drained(running: asyncio.Future[None], stop: asyncio.Event) -> None:
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -78,3 +155,78 @@ async def _finished(running: asyncio.Future[None], stop: asyncio.Event) -> None:
             running.cancel()
     with suppress(asyncio.CancelledError):
         await running
+
+
+class ProgressView(Protocol):
+    """Told where a phase stands, as often as one likes."""
+
+    def __call__(self, phase: str, done: int, total: int | None = None, step: str = "") -> None: ...
+
+
+@contextmanager
+def progress() -> Generator[ProgressView]:
+    """Bars on a terminal, otherwise lines such as `phase=load done=50000 total=200000`."""
+    if not sys.stderr.isatty():
+        yield Lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    with Progress(
+        TextColumn("{task.description:<18}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[count]:>15}"),
+        TextColumn("{task.fields[rate]:>9}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(compact=True),
+        console=Console(stderr=True),
+    ) as bars:
+        yield _Bars(bars)
+
+
+class Lines:
+    """At most one line a second for a phase, and one when a long phase is complete."""
+
+    def __init__(self) -> None:
+        self._began: dict[str, float] = {}
+        self._printed: dict[str, tuple[float, int]] = {}
+
+    def __call__(self, phase: str, done: int, total: int | None = None, step: str = "") -> None:
+        now = time.monotonic()
+        began = self._began.setdefault(phase, now)
+        printed_at, printed = self._printed.get(phase, (began, -1))
+        complete = total is not None and done >= total and now - began > _WORTH_S
+        if done != printed and (complete or now - printed_at > _LINE_EVERY_S):
+            self._printed[phase] = (now, done)
+            of = "" if total is None else f" total={total}"
+            part = f" step={step}" if step else ""
+            print(f"phase={phase.replace(' ', '-')}{part} done={done}{of}", file=sys.stderr, flush=True)
+
+
+class _Bars:
+    """One bar a phase, with rate and time left."""
+
+    def __init__(self, bars: RichProgress) -> None:
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, phase: str, done: int, total: int | None = None, step: str = "") -> None:
+        if phase not in self._tasks:
+            self._complete()
+            self._tasks[phase] = self._bars.add_task(phase, total=total, rate="", count="")
+        task = self._tasks[phase]
+        speed = self._bars.tasks[task].speed
+        self._bars.update(
+            task,
+            completed=done,
+            total=total,
+            count=f"{done:,}" if done else "",
+            rate=f"{speed:,.0f}/s" if speed else "",
+            description=f"{phase} {step}".rstrip(),
+        )
+
+    def _complete(self) -> None:
+        """A phase is over when the next begins, even one whose size was never known."""
+        for task in self._bars.tasks:
+            if not task.finished:
+                self._bars.update(task.id, total=max(task.completed, 1), completed=max(task.completed, 1))

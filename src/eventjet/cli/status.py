@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eventjet.cli.failure import printable
 from eventjet.cli.target import AppTarget, JsonOption, on_app
-from eventjet.cli.terminal import counted, note, print_json, print_json_line, say, where
+from eventjet.cli.terminal import answer, counted, note, print_json, printable, say, where
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.table import Table
 
     from eventjet.workers.status import ProjectionStatus
@@ -47,86 +47,66 @@ def status(
 
     if watch:
         asyncio.run(_watch(at, interval, as_json=json))
-        return
-    found = asyncio.run(read_status(at.app(), at.settings, pause_s=1.0))
-    if json:
-        print_json([asdict(one) for one in found])
     else:
-        _print(found)
+        statuses = asyncio.run(read_status(at.app(), at.settings, pause_s=1.0))
+        answer(statuses, lambda: _print(statuses), as_json=json)
 
 
 async def _watch(at: AppTarget, interval_s: float, *, as_json: bool) -> None:
     from eventjet.errors import EventjetError
     from eventjet.workers.status import watched
 
-    shown = _Lines(as_json=as_json) if as_json or not sys.stdout.isatty() else _Screen()
     fault = ""
-    with shown:
-        async for found in watched(at.app(), at.settings, interval_s):
-            if not isinstance(found, EventjetError):
+    with _changes(as_json) if as_json or not sys.stdout.isatty() else _screen() as show:
+        async for seen in watched(at.app(), at.settings, interval_s):
+            if not isinstance(seen, EventjetError):
                 fault = ""
-                shown.show(found)
-            elif str(found) != fault:
-                fault = str(found)
+                show(seen)
+            elif str(seen) != fault:
+                fault = str(seen)
                 note(fault)
 
 
-class _Screen:
+@contextmanager
+def _screen() -> Generator[Callable[[Sequence[ProjectionStatus]], None]]:
     """One table on a terminal, kept current."""
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.text import Text
 
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
+    console = Console(highlight=False)
+    with Live(console=console, auto_refresh=False) as live:
 
-        self._console = Console(highlight=False)
-        self._live = Live(console=self._console, auto_refresh=False)
+        def show(statuses: Sequence[ProjectionStatus]) -> None:
+            remarks = map(Text, remarks_on(statuses))
+            live.update(Group(table_of(statuses, console.width), *remarks), refresh=True)
 
-    def show(self, found: Sequence[ProjectionStatus]) -> None:
-        from rich.console import Group
-        from rich.text import Text
-
-        parts: list[RenderableType] = [table_of(found, self._console.width), *map(Text, remarks_on(found))]
-        self._live.update(Group(*parts), refresh=True)
-
-    def __enter__(self) -> None:
-        self._live.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
+        yield show
 
 
-class _Lines:
+@contextmanager
+def _changes(as_json: bool) -> Generator[Callable[[Sequence[ProjectionStatus]], None]]:
     """A line for each projection that changed: `name=balances revision=1 …`, or an object of JSON."""
+    printed: dict[tuple[str, int], dict[str, Any]] = {}
 
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-        self._told: dict[tuple[str, int], dict[str, Any]] = {}
+    def show(statuses: Sequence[ProjectionStatus]) -> None:
+        for status in statuses:
+            values = asdict(status)
+            lasting = {key: value for key, value in values.items() if key not in _FLOWING}
+            if printed.get((status.name, status.revision)) != lasting:
+                printed[status.name, status.revision] = lasting
+                if as_json:
+                    print_json(values, indent=None)
+                else:
+                    print(_line(values), flush=True)
 
-    def show(self, found: Sequence[ProjectionStatus]) -> None:
-        for one in found:
-            told = asdict(one)
-            kept = {key: value for key, value in told.items() if key not in _FLOWING}
-            if self._told.get((one.name, one.revision)) == kept:
-                continue
-            self._told[one.name, one.revision] = kept
-            if self._as_json:
-                print_json_line(told)
-            else:
-                print(_line(told), flush=True)
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
+    yield show
 
 
-def _line(told: dict[str, Any]) -> str:
+def _line(values: dict[str, Any]) -> str:
     """`key=value` pairs; a value with blanks is quoted as in JSON, and what is not known is left out."""
-    from json import dumps
-
     pairs: list[str] = []
-    for key, value in told.items():
+    for key, value in values.items():
         if isinstance(value, float):
             value = round(value, 3)
         if isinstance(value, bool):
@@ -138,48 +118,47 @@ def _line(told: dict[str, Any]) -> str:
     return " ".join(pairs)
 
 
-def _print(found: Sequence[ProjectionStatus]) -> None:
+def _print(statuses: Sequence[ProjectionStatus]) -> None:
     from rich.console import Console
 
-    if not found:
+    if not statuses:
         say("The app declares no projections.")
         return
     console = Console(highlight=False)
-    console.print(table_of(found, console.width))
-    for remark in remarks_on(found):
+    console.print(table_of(statuses, console.width))
+    for remark in remarks_on(statuses):
         say(remark)
 
 
-def remarks_on(found: Sequence[ProjectionStatus]) -> list[str]:
+def remarks_on(statuses: Sequence[ProjectionStatus]) -> list[str]:
     """What the table has no column for, a line each."""
-    said: list[str] = []
-    revisions = Counter(one.name for one in found)
-    for one in found:
+    remarks: list[str] = []
+    revisions = Counter(one.name for one in statuses)
+    for one in statuses:
         name = f"{one.name} revision {one.revision}" if revisions[one.name] > 1 else one.name
         if one.parked:
             parked = counted(one.parked, "event")
-            said.append(f"{name}: {parked} parked; see `eventjet quarantine list {one.name}`")
+            remarks.append(f"{name}: {parked} parked; see `eventjet quarantine list {one.name}`")
         if one.reason:
-            said.append(f"{name}: {one.reason}")
+            remarks.append(f"{name}: {one.reason}")
         if one.location:
-            said.append(f"{name}: its rows are aside, {where(one.location)}, and not what readers see")
+            remarks.append(f"{name}: its rows are aside, {where(one.location)}, and not what readers see")
         if not one.declared:
-            said.append(f"{name}: the app does not declare it, so only workers with other code advance it")
-    return said
+            remarks.append(f"{name}: the app does not declare it, so only workers with other code advance it")
+    return remarks
 
 
-def table_of(found: Sequence[ProjectionStatus], width: int) -> Table:
+def table_of(statuses: Sequence[ProjectionStatus], width: int) -> Table:
     """Fits the width: the worker is cut first, then the name goes over several lines."""
     from rich.table import Table
     from rich.text import Text
 
-    rows = [[printable(cell) for cell in _cells(one)] for one in found]
+    rows = [[printable(cell) for cell in _cells(one)] for one in statuses]
     widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
-    gap = 2
-    for gap in (2, 1):
-        room = width - sum(widths[1:-1]) - gap * (len(widths) - 1)
-        if room >= _NAME_MIN + _WORKER_MIN:
-            break
+    gaps = len(widths) - 1
+    room = width - sum(widths[1:-1]) - gaps
+    gap = 2 if room - gaps >= _NAME_MIN + _WORKER_MIN else 1
+    room -= gaps * (gap - 1)
     widths[-1] = max(_WORKER_MIN, min(widths[-1], room - widths[0]))
     widths[0] = max(_NAME_MIN, min(widths[0], room - widths[-1]))
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")

@@ -17,7 +17,7 @@ import typer
 
 from eventjet.errors import UsageError
 from eventjet.projections.app_ref import AppRef
-from eventjet.settings import Settings, redacted
+from eventjet.settings import Settings
 
 if TYPE_CHECKING:
     from eventjet.app import App
@@ -66,8 +66,8 @@ class AppTarget:
         app = self.app()
         for name in names:
             if name not in app.projections:
-                held = f"It has {', '.join(app.projections)}." if app.projections else "It has none."
-                raise UsageError(f"The app {app.name!r} has no projection {name!r}. {held}")
+                known = ", ".join(app.projections) or "none"
+                raise UsageError(f"The app {app.name!r} has no projection {name!r}. It has {known}.")
         return list(dict.fromkeys(names)) or list(app.projections)
 
     def app(self) -> App:
@@ -90,27 +90,22 @@ def on_app(
     wanted = {"app": AppOption, "app_dir": AppDirOption}
     wanted |= {"servers": ServersOption} if servers else {}
     wanted |= {"database": DatabaseOption} if database else {}
+    added = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in wanted.items()]
 
     def declare(run: Callable[Concatenate[AppTarget, P], None]) -> Callable[..., None]:
         _, *own = signature(run, eval_str=True).parameters.values()
-        added = [
-            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in wanted.items()
-        ]
-        parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in own] + added
+        parameters = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in own] + added
 
         def command(**given: Any) -> None:
-            app, app_dir, at_servers, at_database = (given.pop(name, None) for name in _OPTIONS)
-            cast("Callable[..., None]", run)(target(app, app_dir, at_servers, at_database), **given)
+            where = [given.pop(name, None) for name in ("app", "app_dir", "servers", "database")]
+            cast("Callable[..., None]", run)(target(*where), **given)
 
         command.__name__, command.__doc__ = run.__name__, run.__doc__
-        command.__annotations__ = {one.name: one.annotation for one in parameters}
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         setattr(command, "__signature__", Signature(parameters))  # noqa: B010 - a function declares no such attribute
         return command
 
     return declare
-
-
-_OPTIONS = ("app", "app_dir", "servers", "database")
 
 
 def target(app: str | None, app_dir: Path | None, servers: str | None, database: str | None) -> AppTarget:
@@ -125,59 +120,45 @@ def target(app: str | None, app_dir: Path | None, servers: str | None, database:
 def safe_settings(servers: str | None = None, database: str | None = None) -> Settings:
     """Settings from `EVENTJET_*` with a command's options over them; secrets among the options are refused."""
     for url in (servers or "").split(","):
+        # A lone user of a NATS server may be a token.
         _refuse_secret("--servers", url, bare_user=True)
     _refuse_secret("--database", database or "", bare_user=False)
-    settings = Settings.load({"servers": servers, "database": database})
-    _check_port(settings.database)
-    return settings
+    return Settings.load({"servers": servers, "database": database})
 
 
 def _refuse_secret(option: str, url: str, *, bare_user: bool) -> None:
-    """A command line is seen by every user of the machine; `bare_user`: a lone user may be a token."""
+    """A command line is seen by every user of the machine."""
     try:
         parts = urlsplit(url)
         secret = parts.password or (bare_user and parts.username) or "password" in parse_qs(parts.query)
     except ValueError as error:
         raise UsageError(f"What {option} names is not a URL ({error}). Write it as scheme://host:port.") from None
     if secret:
-        name = "EVENTJET_SERVERS" if option == "--servers" else "EVENTJET_DATABASE"
+        name = f"EVENTJET_{option.removeprefix('--').upper()}"
         raise UsageError(
             f"The URL given with {option} holds a secret, and everyone on this machine can read a command line. "
             f"Put it into the environment as {name} instead."
         )
 
 
-def _check_port(url: str) -> None:
-    try:
-        _ = urlsplit(url).port
-    except ValueError as error:
-        raise UsageError(
-            f"{redacted(url)!r} is not the URL of a database: {error}. Write postgresql://user@host:5432/name."
-        ) from None
-
-
 def _from_pyproject(file: Path) -> str:
     try:
-        text = file.read_text(encoding="utf-8")
+        named: Any = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        text = ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(file, str(error)) from None
-    try:
-        tool = tomllib.loads(text).get("tool", {})
-    except tomllib.TOMLDecodeError as error:
-        raise _unreadable(file, str(error)) from None
-    section: Any = cast("dict[str, Any]", tool).get("eventjet", {}) if isinstance(tool, dict) else {}
-    found: Any = cast("dict[str, Any]", section).get("app") if isinstance(section, dict) else None
-    if found is None:
+        named = None
+    except (OSError, ValueError) as error:
+        raise _unusable(file, str(error)) from None
+    for key in ("tool", "eventjet", "app"):
+        named = cast("dict[str, Any]", named).get(key) if isinstance(named, dict) else None
+    if named is None:
         raise UsageError(
             "No app is named. Give --app module:name, set EVENTJET_APP, or write `[tool.eventjet]` with "
             '`app = "module:name"` into ./pyproject.toml.'
         )
-    if not isinstance(found, str):
-        raise _unreadable(file, f"[tool.eventjet] app is {found!r}, not text")
-    return found
+    if not isinstance(named, str):
+        raise _unusable(file, f"[tool.eventjet] app is {named!r}, not text")
+    return named
 
 
-def _unreadable(file: Path, reason: str) -> UsageError:
+def _unusable(file: Path, reason: str) -> UsageError:
     return UsageError(f"{file} cannot be used: {reason}. Fix it, or name the app with --app module:name.")

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from typing import Any
 
-from eventjet.cli.failure import WIDTH_MAX, printable, wrapped
+import typer
 
-if TYPE_CHECKING:
-    from eventjet.cli.events import ShownEvent
+ANSWER_IS_NO = 1
+"""Exit status of a command that was carried out and found what should not be; `main` has the others."""
+WIDTH_MAX = 80
+"""Prose is wrapped here, on wider terminals too."""
 
 
 def say(text: str) -> None:
@@ -24,26 +28,68 @@ def note(text: str) -> None:
     print(wrapped(text), file=sys.stderr, flush=True)
 
 
-def print_json(value: Any) -> None:
-    """One JSON document, indented."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+def wrapped(text: str) -> str:
+    """The text as paragraphs of at most 80 columns; lines that begin with a dash keep their place."""
+    width = min(WIDTH_MAX, terminal_width())
+    lines = [
+        textwrap.fill(
+            printable(line),
+            width,
+            subsequent_indent="    " if line.startswith("  - ") else "",
+            replace_whitespace=False,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in text.splitlines()
+    ]
+    return "\n".join(lines)
 
 
-def print_json_line(value: Any) -> None:
-    """One JSON document on one line, at once."""
-    print(json.dumps(value, ensure_ascii=False, default=str), flush=True)
+def printable(text: str) -> str:
+    """The text with what could steer a terminal made visible."""
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
 
 
-def print_events(events: Sequence[ShownEvent], *, named: bool) -> None:
-    """Events, a line or more each; `named` when they are of several aggregates."""
-    width = shutil.get_terminal_size((WIDTH_MAX, 24)).columns
-    for event in events:
-        print(event.line(width, named=named), flush=True)
+def terminal_width() -> int:
+    """Columns of the terminal; 80 where there is none."""
+    return shutil.get_terminal_size((WIDTH_MAX, 24)).columns
+
+
+def answer(value: object, show: Callable[[], None], *, as_json: bool, ok: bool = True) -> None:
+    """What a command came to: the value as JSON for programs, else what `show` prints; exit status 1 unless `ok`."""
+    if as_json:
+        print_json(value)
+    else:
+        show()
+    if not ok:
+        raise typer.Exit(ANSWER_IS_NO)
+
+
+def print_json(value: object, *, indent: int | None = 2) -> None:
+    """One JSON document at once, on one line without an indent; a dataclass is an object of its fields."""
+    print(json.dumps(value, indent=indent, ensure_ascii=False, default=_plain), flush=True)
+
+
+def _plain(value: Any) -> object:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+
+
+def stored_json(body: bytes) -> Any:
+    """The JSON that is stored; text when it is none."""
+    try:
+        return json.loads(body)
+    except ValueError:
+        return body.decode("utf-8", "backslashreplace")
 
 
 def counted(number: int, noun: str) -> str:
     """`1 row`, `2,000 rows`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def spent(seconds: Mapping[str, float]) -> str:
+    """Wall time by phase, as `read 1.0 s, load 2.5 s`."""
+    return ", ".join(f"{phase} {elapsed:.1f} s" for phase, elapsed in seconds.items())
 
 
 def where(location: str) -> str:

@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from eventjet.codec.catalog import Catalog
-from eventjet.domain.aggregate import event_info
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.subscription import events_of
 from eventjet.projections.application import Declared
@@ -93,31 +92,21 @@ def projected(projection: Declared, /, *histories: Iterable[Recorded[object]]) -
 
     Handlers of a `SqlProjection` run on a SQLite file that is gone afterwards.
     """
-    given = [one for history in histories for one in history]
-    recorded = [replace(one, position=position) for position, one in enumerate(given, 1)]
+    given = [recorded for history in histories for recorded in history]
+    events = [replace(recorded, position=position) for position, recorded in enumerate(given, 1)]
     if isinstance(projection, SqlProjection):
-        return _handled(projection, recorded)
-    function = projection.fold if isinstance(projection, Projection) else projection.rows
-    subscribed = events_of(function, _event_parameter(projection))
-    catalog = Catalog(list(dict.fromkeys([*subscribed, *(type(one.data) for one in recorded)])))
+        subscribed = subscription(projection)
+    else:
+        function, place = (projection.fold, 1) if isinstance(projection, Projection) else (projection.rows, 0)
+        subscribed = events_of(function, function.__code__.co_varnames[place])
+    catalog = Catalog([*subscribed, *(type(recorded.data) for recorded in events)])
+    if isinstance(projection, SqlProjection):
+        by_hand = resolve_sql(projection, catalog)
+        taken = [recorded for recorded in events if type(recorded.data) in by_hand.handlers]
+        # In a thread, so that a test may be a coroutine itself.
+        with ThreadPoolExecutor(1) as thread:
+            return ProjectedTables(thread.submit(asyncio.run, rows_after(by_hand, taken)).result())
     resolved = resolve(projection, catalog)
-    for one in recorded:
-        event_info(type(one.data))
     fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type))
-    rows = fold({}, [one for one in recorded if type(one.data) in resolved.events])
+    rows = fold({}, [recorded for recorded in events if type(recorded.data) in resolved.events])
     return Projected(row for row in rows.values() if row is not None)
-
-
-def _handled(projection: SqlProjection, recorded: list[Recorded[Any]]) -> ProjectedTables:
-    catalog = Catalog(list(dict.fromkeys([*subscription(projection), *(type(one.data) for one in recorded)])))
-    resolved = resolve_sql(projection, catalog)
-    taken = [one for one in recorded if type(one.data) in resolved.handlers]
-    # In a thread, so that a test may be a coroutine itself.
-    with ThreadPoolExecutor(1) as thread:
-        return ProjectedTables(thread.submit(asyncio.run, rows_after(resolved, taken)).result())
-
-
-def _event_parameter(projection: Projection[Any, Any] | Entries[Any, Any]) -> str:
-    function = projection.fold if isinstance(projection, Projection) else projection.rows
-    names = list(function.__code__.co_varnames)
-    return names[1] if isinstance(projection, Projection) else names[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
@@ -15,29 +16,17 @@ E = TypeVar("E")
 P = ParamSpec("P")
 
 
-class Scenario(Generic[S, E]):
-    """An aggregate with no history yet."""
-
-    def __init__(self, initial: Callable[[], S], catalog: Catalog) -> None:
-        self._initial = initial
-        self._catalog = catalog
-
-    def given(self, *events: E) -> Given[S, E]:
-        """The aggregate's history so far."""
-        return Given(_folded(self._initial(), events, self._catalog), self._catalog)
-
-
+@dataclass(frozen=True, slots=True)
 class Given(Generic[S, E]):
     """An aggregate with a history."""
 
-    def __init__(self, state: S, catalog: Catalog) -> None:
-        self._state = state
-        self._catalog = catalog
+    state: S
+    """The folded state."""
+    _catalog: Catalog
 
-    @property
-    def state(self) -> S:
-        """The folded state."""
-        return self._state
+    def given(self, *events: E) -> Given[S, E]:
+        """The same with these events after what it has."""
+        return Given(_folded(self.state, events, self._catalog), self._catalog)
 
     def when(
         self,
@@ -48,20 +37,19 @@ class Given(Generic[S, E]):
     ) -> When[S, E]:
         """Make one decision; what it raises is kept for `then_raises`."""
         try:
-            events = cast("tuple[E, ...]", recorded_events(decide(self._state, *args, **kwargs)))
+            events = cast("tuple[E, ...]", recorded_events(decide(self.state, *args, **kwargs)))
         except Exception as error:
-            return When(self._state, (), error, self._catalog)
-        return When(self._state, events, None, self._catalog)
+            return When(self, (), error)
+        return When(self, events)
 
 
+@dataclass(frozen=True, slots=True)
 class When(Generic[S, E]):
     """A decision that was made."""
 
-    def __init__(self, state: S, events: tuple[E, ...], error: Exception | None, catalog: Catalog) -> None:
-        self._state = state
-        self._events = events
-        self._error = error
-        self._catalog = catalog
+    _given: Given[S, E]
+    _events: tuple[E, ...]
+    _error: Exception | None = None
 
     def then(self, *events: E) -> Given[S, E]:
         """Exactly these events followed, and each survives the wire; continues with them as history."""
@@ -69,7 +57,7 @@ class When(Generic[S, E]):
             raise AssertionError(f"the decision raised {self._error!r}") from self._error
         if self._events != events:
             raise AssertionError(f"recorded {_shown(self._events)}\nexpected {_shown(events)}")
-        return Given(_folded(self._state, self._events, self._catalog), self._catalog)
+        return self._given.given(*events)
 
     def then_nothing(self) -> Given[S, E]:
         """The decision was made and nothing followed."""
@@ -83,11 +71,11 @@ class When(Generic[S, E]):
             raise AssertionError(f"raised {self._error!r}, expected {error.__name__} {match or ''}") from self._error
 
 
-def scenario(aggregate: AggregateType[S, E], /) -> Scenario[S, E]:
-    """Start a test of one aggregate. Its types are fixed here, before any event is given."""
+def scenario(aggregate: AggregateType[S, E], /) -> Given[S, E]:
+    """Start a test of one aggregate, with no history yet. Its types are fixed here, before any event is given."""
     cls = cast("Any", aggregate)
     aggregate_info(cls)
-    return Scenario(cast("Callable[[], S]", cls), Catalog(folded_events(cls)))
+    return Given(cast("S", cls()), Catalog(folded_events(cls)))
 
 
 def _folded(state: S, events: Sequence[E], catalog: Catalog) -> S:
