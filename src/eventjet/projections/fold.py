@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn, TypeAlias, cast
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, EventjetError, HandlerFailed, StoreError
-from eventjet.projections.projection import Projection
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 
@@ -23,111 +23,91 @@ _PASSED_ON = (CodecError, StoreError)
 class Fold:
     """One projection's function over many events. Holds no rows."""
 
-    __slots__ = ("_apply", "_codec", "_resolved")
+    __slots__ = ("_codec", "_resolved")
 
     def __init__(self, resolved: ResolvedProjection, codec: RowCodec) -> None:
         self._resolved = resolved
         self._codec = codec
-        self._apply = self._append if not resolved.reads else self._fold_one if resolved.key_of else self._fold_several
 
     def keys(self, events: Iterable[Recorded[Any]]) -> list[RowKey]:
         """Every key the events touch, once; raises `HandlerFailed`."""
-        found: dict[RowKey, None] = {}
-        key_of = self._resolved.key_of
-        event: Recorded[Any] | None = None
-        try:
-            if key_of is not None:
-                for event in events:
-                    found[key_of(event)] = None
-            else:
-                keys_of = self._resolved.keys_of
-                for event in events:
-                    found.update(dict.fromkeys(keys_of(event)))
-        except _PASSED_ON:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises names its event
-            self._fail(event, error)
-        return list(found)
+        keys_of = self._resolved.keys_of
+        with self._naming(events) as each:
+            return list(dict.fromkeys(key for event in each for key in keys_of(event)))
 
     def __call__(self, rows: Mapping[RowKey, Any], events: Iterable[Recorded[Any]]) -> Rows:
         """The rows that changed, normalised; None where one is gone. `rows` holds what there was and stays as it is.
 
         Events are in the order of the log. Raises `HandlerFailed` with the event that could not be taken.
         """
-        return self._apply(rows, events)
-
-    def _fold_one(self, rows: Mapping[RowKey, Any], events: Iterable[Recorded[Any]]) -> Rows:
-        key_of = self._resolved.key_of
-        assert key_of is not None
-        fold = cast("Projection[Any, Any]", self._resolved.declared).fold
-        normalise = self._codec.normalise
-        key_in = self._codec.key
+        if not self._resolved.reads:
+            return self._append(events)
+        key_of, keys_of = self._resolved.key_of, self._resolved.keys_of
         changed: Rows = {}
-        before_batch = rows.get
-        event: Recorded[Any] | None = None
-        try:
-            for event in events:
-                key = key_of(event)
-                before = changed[key] if key in changed else before_batch(key)
-                after = fold(before, event)
-                if after is before:
-                    continue
-                if after is not None:
-                    after = normalise(after, before)
-                    if key_in(after) != key:
-                        raise ValueError(stranger(key_in(after), key))
-                changed[key] = after
-        except _PASSED_ON:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises names its event
-            self._fail(event, error)
+        step = row_step(self._resolved, self._codec, rows, changed)
+        with self._naming(events) as each:
+            if key_of is not None:
+                for event in each:
+                    step(event, key_of(event))
+            else:
+                for event in each:
+                    for key in keys_of(event):
+                        step(event, key)
         return without_ghosts(changed, rows)
 
-    def _fold_several(self, rows: Mapping[RowKey, Any], events: Iterable[Recorded[Any]]) -> Rows:
-        apply = self._resolved.apply
-        codec = self._codec
-        changed: Rows = {}
-        event: Recorded[Any] | None = None
-        try:
-            for event in events:
-                for key in self._resolved.keys_of(event):
-                    before = changed[key] if key in changed else rows.get(key)
-                    after = apply(before, event, key)
-                    if after is before:
-                        continue
-                    if after is not None:
-                        after = codec.normalise(after, before)
-                        if codec.key(after) != key:
-                            raise ValueError(stranger(codec.key(after), key))
-                    changed[key] = after
-        except _PASSED_ON:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises names its event
-            self._fail(event, error)
-        return without_ghosts(changed, rows)
-
-    def _append(self, rows: Mapping[RowKey, Any], events: Iterable[Recorded[Any]]) -> Rows:  # noqa: ARG002 - reads none
+    def _append(self, events: Iterable[Recorded[Any]]) -> Rows:
         codec = self._codec
         alone = len(self._resolved.key_columns) == 1
         made: Rows = {}
-        event: Recorded[Any] | None = None
-        try:
-            for event in events:
+        with self._naming(events) as each:
+            for event in each:
                 for index, row in enumerate(self._resolved.entries(event)):
                     fitted = codec.normalise(row)
                     key = (event.position,) if alone else (event.position, index)
                     if codec.key(fitted) != key or (alone and index):
-                        raise ValueError(stranger(codec.key(fitted), (event.position, index)))
+                        raise ValueError(_stranger(codec.key(fitted), (event.position, index)))
                     made[key] = fitted
-        except _PASSED_ON:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises names its event
-            self._fail(event, error)
         return made
 
-    def _fail(self, event: Recorded[Any] | None, error: Exception) -> NoReturn:
-        position, aggregate_id = (event.position, event.aggregate_id) if event is not None else (0, "")
-        raise HandlerFailed(self._resolved.name, position, aggregate_id, _reason(error)) from error
+    @contextmanager
+    def _naming(self, events: Iterable[Recorded[Any]]) -> Generator[Iterator[Recorded[Any]]]:
+        """The events one by one; whatever a handler raises names the one in hand."""
+        event: Recorded[Any] | None = None
+
+        def each() -> Iterator[Recorded[Any]]:
+            nonlocal event
+            for one in events:
+                event = one
+                yield one
+
+        try:
+            yield each()
+        except _PASSED_ON:
+            raise
+        except Exception as error:
+            position, aggregate_id = (event.position, event.aggregate_id) if event is not None else (0, "")
+            raise HandlerFailed(self._resolved.name, position, aggregate_id, _reason(error)) from error
+
+
+def row_step(
+    resolved: ResolvedProjection, codec: RowCodec, rows: Mapping[RowKey, Any], changed: Rows
+) -> Callable[[Recorded[Any], RowKey], None]:
+    """What folds one event onto the row of one key: out of `changed`, or else of `rows`, and into `changed`."""
+    apply, normalise, key_in = resolved.apply, codec.normalise, codec.key
+    before_batch = rows.get
+
+    def step(event: Recorded[Any], key: RowKey) -> None:
+        before = changed[key] if key in changed else before_batch(key)
+        after = apply(before, event, key)
+        if after is before:
+            return
+        if after is not None:
+            after = normalise(after, before)
+            if key_in(after) != key:
+                raise ValueError(_stranger(key_in(after), key))
+        changed[key] = after
+
+    return step
 
 
 def without_ghosts(changed: Rows, rows: Mapping[RowKey, Any]) -> Rows:
@@ -137,8 +117,7 @@ def without_ghosts(changed: Rows, rows: Mapping[RowKey, Any]) -> Rows:
     return {key: row for key, row in changed.items() if row is not None or rows.get(key) is not None}
 
 
-def stranger(got: RowKey, key: RowKey) -> str:
-    """What is wrong with a row of another key."""
+def _stranger(got: RowKey, key: RowKey) -> str:
     return f"it returned a row with the key {got!r} for the key {key!r}"
 
 

@@ -26,8 +26,7 @@ from eventjet.projections.values import Convert
 KeyOf: TypeAlias = Callable[[Recorded[Any]], tuple[Any, ...]]
 KeysOf: TypeAlias = Callable[[Recorded[Any]], tuple[tuple[Any, ...], ...]]
 
-NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
-"""How a projection may be called."""
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
 _KEYS_KEPT = 65_536
 """Keys that are checked once and met often."""
 _KEY_TYPES = ((sa.String, str), (sa.Integer, int), (sa.Uuid, UUID), (sa.Date, date))
@@ -76,7 +75,7 @@ class ResolvedProjection:
 
     def apply(self, row: Any, event: Recorded[Any], key: tuple[Any, ...]) -> Any:
         """The row after one event for one key, as the projection's own function says; not normalised."""
-        declared = cast("Projection[Any, Any]", self.declared)
+        declared: Any = self.declared
         if declared.keys is None:
             return declared.fold(row, event)
         (only, *more) = key
@@ -100,6 +99,16 @@ def resolve(declared: Projection[Any, Any] | Entries[Any, Any], catalog: Catalog
     return resolved
 
 
+def name_faults(name: str, revision: int) -> list[str]:
+    """What is wrong with how a projection is called and numbered."""
+    faults: list[str] = []
+    if not _NAME.fullmatch(name):
+        faults.append("its name is not [a-z][a-z0-9_]* of at most 48 characters")
+    if revision < 1:
+        faults.append(f"its revision is {revision}; revisions start at 1")
+    return faults
+
+
 class _Resolving:
     """One declaration being checked; collects `faults`."""
 
@@ -113,10 +122,7 @@ class _Resolving:
 
     def resolved(self) -> ResolvedProjection | None:
         declared = self.declared
-        if not NAME.fullmatch(declared.name):
-            self.faults.append("its name is not [a-z][a-z0-9_]* of at most 48 characters")
-        if declared.revision < 1:
-            self.faults.append(f"its revision is {declared.revision}; revisions start at 1")
+        self.faults += name_faults(declared.name, declared.revision)
         events = self._events()
         row_type = self._row_type()
         self._check_table()
@@ -147,7 +153,7 @@ class _Resolving:
         names = list(inspect.signature(self.function).parameters)
         index = 1 if isinstance(self.declared, Projection) else 0
         if len(names) <= index:
-            self.faults.append(f"{_name(self.function)} takes no event")
+            self.faults.append(f"{shown_name(self.function)} takes no event")
             return ()
         try:
             found = events_of(self.function, names[index])
@@ -156,7 +162,7 @@ class _Resolving:
             return ()
         for one in found:
             if one not in self.catalog:
-                self.faults.append(f"it takes {_name(one)}, which no aggregate of the app folds")
+                self.faults.append(f"it takes {shown_name(one)}, which no aggregate of the app folds")
         return found
 
     def _row_type(self) -> type | None:
@@ -168,7 +174,7 @@ class _Resolving:
         listed = not isinstance(self.declared, Projection)
         found = {_item(one) if listed else one for one in union_members(hint)}
         if len(found) != 1 or not is_dataclass(only := next(iter(found))) or not isinstance(only, type):
-            self.faults.append(f"{_name(self.function)} must be annotated to return one dataclass, or None")
+            self.faults.append(f"{shown_name(self.function)} must be annotated to return one dataclass, or None")
             return None
         return only
 
@@ -238,13 +244,13 @@ class _Resolving:
         except DefinitionError as error:
             self.faults.extend(error.faults)
             return None
-        strangers = {_name(one) for one in events if one not in known}
+        strangers = {shown_name(one) for one in events if one not in known}
         if strangers:
-            self.faults.append(f"{_name(function)} gives no key for {_listed(strangers)}")
+            self.faults.append(f"{shown_name(function)} gives no key for {_listed(strangers)}")
         if declared.key is None:
             members = {one for one in typing.get_args(hint) if one is not ...}
             if len(members) != 1:
-                self.faults.append(f"{_name(function)} must be annotated to return a sequence of one type of key")
+                self.faults.append(f"{shown_name(function)} must be annotated to return a sequence of one type of key")
                 return None
             (hint,) = members
         return list(typing.get_args(hint)) if typing.get_origin(hint) is tuple else [hint]
@@ -276,7 +282,7 @@ def _several(keys: Callable[[Recorded[Any]], Sequence[Any]], checks: Sequence[Co
     def keys_of(event: Recorded[Any]) -> tuple[tuple[Any, ...], ...]:
         found = keys(event)
         if isinstance(found, str | bytes):
-            raise ValueError(f"{_name(keys)} returned {found!r} instead of a sequence of keys")
+            raise ValueError(f"{shown_name(keys)} returned {found!r} instead of a sequence of keys")
         return tuple(dict.fromkeys(_checked(key, checks) for key in found))
 
     return keys_of
@@ -305,8 +311,9 @@ def _listed(names: set[str]) -> str:
 
 
 def _shown(types: Sequence[Any]) -> str:
-    return ", ".join(_name(one) for one in types)
+    return ", ".join(shown_name(one) for one in types)
 
 
-def _name(thing: Any) -> str:
+def shown_name(thing: Any) -> str:
+    """What a message calls a function or a class."""
     return str(getattr(thing, "__qualname__", thing))

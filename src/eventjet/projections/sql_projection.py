@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, TypeAlias, TypeVar
 
 from sqlalchemy import Sequence as DatabaseSequence
@@ -20,7 +21,7 @@ from eventjet.codec.catalog import Catalog
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.subscription import events_of
 from eventjet.errors import DefinitionError
-from eventjet.projections.resolve import NAME, ResolvedProjection
+from eventjet.projections.resolve import ResolvedProjection, name_faults, shown_name
 
 E = TypeVar("E")
 
@@ -53,7 +54,7 @@ class SqlProjection:
     ) -> Callable[[Recorded[E], AsyncConnection], Coroutine[Any, Any, None]]:
         """Declare what happens to the tables on the events that `function` is annotated with; returns it as it is."""
         if self._is_sealed:
-            late = f"{_name(function)} is declared after the App was built, so it would never run"
+            late = f"{shown_name(function)} is declared after the App was built, so it would never run"
             raise DefinitionError([f"projection {self.name!r}: {late}"])
         self._handlers.append(function)
         return function
@@ -96,11 +97,7 @@ AnyResolved: TypeAlias = ResolvedProjection | ResolvedSql
 
 def resolve_sql(declared: SqlProjection, catalog: Catalog) -> ResolvedSql:
     """Resolve and check one projection; raises `DefinitionError` with all its faults."""
-    faults: list[str] = []
-    if not NAME.fullmatch(declared.name):
-        faults.append("its name is not [a-z][a-z0-9_]* of at most 48 characters")
-    if declared.revision < 1:
-        faults.append(f"its revision is {declared.revision}; revisions start at 1")
+    faults = name_faults(declared.name, declared.revision)
     tables = _tables(declared.tables, faults)
     handlers = _handlers(declared.seal(), catalog, faults)
     if faults:
@@ -124,10 +121,10 @@ def _handlers(functions: Sequence[Handler], catalog: Catalog, faults: list[str])
         faults.append("it has no handler; declare one with `@….handler`")
     for function in functions:
         if not inspect.iscoroutinefunction(function):
-            faults.append(f"{_name(function)} is not an `async def`")
+            faults.append(f"{shown_name(function)} is not an `async def`")
         parameters = list(inspect.signature(function).parameters)
         if len(parameters) != _PARAMETERS:
-            faults.append(f"{_name(function)} takes ({', '.join(parameters)}) instead of (event, connection)")
+            faults.append(f"{shown_name(function)} takes ({', '.join(parameters)}) instead of (event, connection)")
             continue
         try:
             events = events_of(function, parameters[0])
@@ -136,10 +133,11 @@ def _handlers(functions: Sequence[Handler], catalog: Catalog, faults: list[str])
             continue
         for one in events:
             if one not in catalog:
-                faults.append(f"{_name(function)} takes {_name(one)}, which no aggregate of the app folds")
+                faults.append(f"{shown_name(function)} takes {shown_name(one)}, which no aggregate of the app folds")
             other = found.setdefault(one, function)
             if other is not function:
-                faults.append(f"{_name(one)} is taken by {_name(other)} and by {_name(function)}; give it one handler")
+                takers = f"{shown_name(other)} and by {shown_name(function)}"
+                faults.append(f"{shown_name(one)} is taken by {takers}; give it one handler")
     return found
 
 
@@ -154,20 +152,16 @@ def _tables(declared: Sequence[Table], faults: list[str]) -> tuple[Table, ...]:
         faults.extend(_table_faults(table, declared))
     if faults:
         return tuple(declared)
-    ordered: list[Table] = []
-    while len(ordered) < len(declared):
-        ready = [
-            table
-            for table in declared
-            if table not in ordered
-            and all(key.referred_table in (table, *ordered) for key in table.foreign_key_constraints)
-        ]
-        if not ready:
-            left = ", ".join(table.name for table in declared if table not in ordered)
-            faults.append(f"the foreign keys of {left} form a circle, so none of them could be made first")
-            break
-        ordered += ready
-    return tuple(ordered)
+    order = TopologicalSorter[Table](dict.fromkeys(declared, ()))
+    for table in declared:
+        others = (key.referred_table for key in table.foreign_key_constraints)
+        order.add(table, *(other for other in others if other is not table))
+    try:
+        return tuple(order.static_order())
+    except CycleError as error:
+        circle = ", ".join(sorted({table.name for table in error.args[1]}))
+        faults.append(f"the foreign keys of {circle} form a circle, so none of them could be made first")
+        return tuple(declared)
 
 
 def _table_faults(table: Table, declared: Sequence[Table]) -> list[str]:
@@ -198,7 +192,3 @@ def _table_faults(table: Table, declared: Sequence[Table]) -> list[str]:
         if isinstance(column.default, DatabaseSequence) or isinstance(column.server_default, DatabaseSequence)
     )
     return faults
-
-
-def _name(thing: Any) -> str:
-    return str(getattr(thing, "__qualname__", thing))

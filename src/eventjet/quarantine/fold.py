@@ -11,15 +11,14 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import MSG_ID, TYPE, Decoder, RawRecord, header
 from eventjet.codec.subjects import entity_of
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, EventjetError, UndecodableEvent, UnknownEvent
-from eventjet.projections.fold import RowKey, Rows, stranger, without_ghosts
-from eventjet.projections.projection import Projection
+from eventjet.projections.fold import RowKey, Rows, row_step, without_ghosts
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import AnyResolved
@@ -144,33 +143,19 @@ class ParkingFold:
     def __call__(self, rows: Mapping[RowKey, Any], offers: Iterable[Offered], blocked: BlockedAggregates) -> Sorted:
         """The rows that changed, normalised, None where one is gone; and what was not taken. Changes none of these."""
         key_of = self._key_of
-        fold = cast("Projection[Any, Any]", self._resolved.declared).fold
-        normalise = self._codec.normalise
-        key_in = self._codec.key
-        before_batch = rows.get
         aggregates, known = blocked.aggregates, blocked.known
         changed: Rows = {}
+        step = row_step(self._resolved, self._codec, rows, changed)
         parked: list[Parked] = []
         fresh: set[AggregateKey] = set()
         for offer in offers:
             if (aggregates or fresh or known) and _waits(offer, aggregates, known, fresh, parked):
                 continue
             try:
-                event = offer.event
-                if event is None:
-                    if offer.error is None:
-                        continue
+                if offer.error is not None:
                     raise offer.error
-                key = key_of(event)
-                before = changed[key] if key in changed else before_batch(key)
-                after = fold(before, event)
-                if after is before:
-                    continue
-                if after is not None:
-                    after = normalise(after, before)
-                    if key_in(after) != key:
-                        raise ValueError(stranger(key_in(after), key))
-                changed[key] = after
+                if offer.event is not None:
+                    step(offer.event, key_of(offer.event))
             except Exception as error:  # noqa: BLE001 - whatever it is, it is kept with its event
                 fresh.add(offer.aggregate_key)
                 parked.append(parked_for(offer, error))

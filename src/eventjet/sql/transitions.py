@@ -33,7 +33,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Update, and_, case, func, null, select, true, update
+from sqlalchemy import ColumnElement, Connection, and_, case, func, null, select, update
 
 from eventjet.errors import CheckpointFenced
 from eventjet.errors.projection import HALF_WRITTEN
@@ -147,7 +147,7 @@ def advance(connection: Connection, held: Checkpoint, after: int, last: int, eve
     """Move by a batch that follows `after` and ends at `last`; False in another epoch, or when it stands elsewhere."""
     moved = {"position": last, "event_id": event_id, "lease_until": Clock() + ttl_s}
     where = and_(projections.c.epoch == held.epoch, projections.c.position == after)
-    return connection.execute(_statement(NOTE, held.name, held.revision, where, moved)).rowcount == 1
+    return _change(connection, NOTE, held.name, held.revision, where, **moved) is not None
 
 
 def pause(connection: Connection, found: Checkpoint) -> Checkpoint | None:
@@ -194,23 +194,19 @@ def displace(connection: Connection, name: str, revision: int, location: str) ->
 
 def swap_in(connection: Connection, live: Checkpoint, own: Checkpoint, log: str, tables: str) -> Checkpoint:
     """The live checkpoint says what the rebuilt one does; raises `CheckpointFenced` for a retired one."""
-    found = checkpoint_of(connection.execute(swapping_in(live, own, log, tables)).one_or_none())
-    return _found(SWAP_IN, found, live.name)
-
-
-def swapping_in(live: Checkpoint, own: Checkpoint, log: str, tables: str) -> Any:
-    """The statement of `swap_in`, for connections that are not SQLAlchemy's; it returns the row."""
     takeable = projections.c.state.in_((NEW, BUILDING, FAILED))
-    values = {
-        "position": own.position,
-        "event_id": own.event_id,
-        "log": log,
-        "tables": tables,
-        "generation": projections.c.generation + 1,
-        "reason": case((takeable, null()), else_=projections.c.reason),
-    }
-    transition = SWAP_IN_BESIDE if live.takes_over else SWAP_IN
-    return _statement(transition, live.name, live.revision, true(), values).returning(projections)
+    return _must(
+        connection,
+        SWAP_IN_BESIDE if live.takes_over else SWAP_IN,
+        live.name,
+        live.revision,
+        position=own.position,
+        event_id=own.event_id,
+        log=log,
+        tables=tables,
+        generation=projections.c.generation + 1,
+        reason=case((takeable, null()), else_=projections.c.reason),
+    )
 
 
 def depose(connection: Connection, name: str, revision: int) -> None:
@@ -230,36 +226,25 @@ def _free(name: str, revision: int, owner: str, stumbled_at: int) -> ColumnEleme
 def _own(connection: Connection, transition: Transition, held: Checkpoint, **values: Any) -> Checkpoint | None:
     """Change what the owner holds; None when another epoch has begun."""
     where = projections.c.epoch == held.epoch
-    statement = _statement(transition, held.name, held.revision, where, values).returning(projections)
-    return checkpoint_of(connection.execute(statement).one_or_none())
+    return _change(connection, transition, held.name, held.revision, where, **values)
 
 
 def _must(connection: Connection, transition: Transition, name: str, revision: int, **values: Any) -> Checkpoint:
-    return _found(transition, _change(connection, transition, name, revision, **values), name)
-
-
-def _found(transition: Transition, found: Checkpoint | None, name: str) -> Checkpoint:
-    if found is None:
+    changed = _change(connection, transition, name, revision, **values)
+    if changed is None:
         raise CheckpointFenced(name, f"its checkpoint is gone, or does not allow to {transition.name} it")
-    return found
+    return changed
 
 
 def _change(
-    connection: Connection, transition: Transition, name: str, revision: int, **values: Any
+    connection: Connection, transition: Transition, name: str, revision: int, *where: ColumnElement[bool], **values: Any
 ) -> Checkpoint | None:
-    """Carry a transition out; None when the state refuses it."""
-    statement = _statement(transition, name, revision, true(), values).returning(projections)
-    return checkpoint_of(connection.execute(statement).one_or_none())
-
-
-def _statement(
-    transition: Transition, name: str, revision: int, where: ColumnElement[bool], values: Mapping[str, Any]
-) -> Update:
-    """One update, as a worker commits by the statement; deposing is written here and nowhere else."""
+    """Carry a transition out; None when the state or `where` refuses it. Deposing is written here and nowhere else."""
     state = projections.c.state
     moved = {before: after for before, after in transition.states.items() if before != after}
     changed: dict[str, Any] = {"state": case(moved, value=state, else_=state)} if moved else {}
     if transition.deposes:
         changed |= {"epoch": projections.c.epoch + 1, "owner": None, "lease_until": 0}
-    allowed = true() if transition.states == _ANY else state.in_(transition.states)
-    return update(projections).where(is_row(name, revision), allowed, where).values(**{**changed, **values})
+    allowed = state.in_(transition.states)
+    statement = update(projections).where(is_row(name, revision), allowed, *where).values(**{**changed, **values})
+    return checkpoint_of(connection.execute(statement.returning(projections)).one_or_none())

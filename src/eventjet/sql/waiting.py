@@ -13,7 +13,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from sqlalchemy import select
 from sqlalchemy.exc import InterfaceError, OperationalError
@@ -34,6 +33,8 @@ _SILENT_S = 2.0
 _LAST_LOOK_S = 2.0
 """How long `close` lets a look end by itself."""
 _POLL_S = (0.01, 0.2)
+_HOPELESS = (FAILED, PAUSED, RETIRED)
+"""States in which nobody will advance it before a person has done something."""
 
 Listen = Callable[[str, Callable[[bytes], object]], Awaitable[object]]
 """Has payloads of a subject handed over from now on; raises `StoreError`."""
@@ -59,23 +60,17 @@ def serving(found: Sequence[Standing], revision: int) -> Standing:
     return max(others, key=lambda one: one.revision, default=own)
 
 
-def hopeless(at: Standing) -> bool:
-    """Whether nobody will advance it before a person has done something."""
-    return at.state in (FAILED, PAUSED, RETIRED)
-
-
 @dataclass(slots=True, eq=False)
 class _Waiter:
     projection: str
     revision: int
     position: int
     timeout_s: float
-    done: asyncio.Future[None]
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Set when it is reached, or cannot be."""
-    looked: asyncio.Future[None]
-    """Set after the first look that began after the waiter came."""
+    began: float = field(default_factory=time.monotonic)
     at: Standing | None = None
-    """As it was last seen."""
+    """As the last look saw it that began after the waiter came."""
 
     def settle(self, found: Sequence[Standing]) -> None:
         self.at = at = serving(found, self.revision)
@@ -83,8 +78,8 @@ class _Waiter:
             return
         if at.position >= self.position:
             self.done.set_result(None)
-        elif hopeless(at):
-            self.done.set_exception(self.late())
+        elif at.state in _HOPELESS or time.monotonic() - self.began >= self.timeout_s:
+            self.fail(self.late())
 
     def late(self) -> NotCaughtUp:
         at = self.at or Standing(self.revision)
@@ -95,18 +90,13 @@ class _Waiter:
             self.done.set_exception(error)
 
 
-class Looking(Protocol):
-    """Where the checkpoints are looked at."""
-
-    async def __call__(self) -> Mapping[str, Sequence[Standing]]: ...
-
-
 @dataclass(slots=True)
 class Waiting:
     """For any number of tasks of one loop; `close` it. Without `listen` it looks again every 10 to 200 ms."""
 
     app: str
-    look: Looking
+    look: Callable[[], Awaitable[Mapping[str, Sequence[Standing]]]]
+    """Looks at all checkpoints, by projection."""
     listen: Listen | None = None
     slow_s: float = 1.0
     """How long a lost notice may go unnoticed."""
@@ -131,10 +121,7 @@ class Waiting:
         if self._closed:
             raise _closed()
         await self._subscribe(resolved.name)
-        loop = asyncio.get_running_loop()
-        waiter = _Waiter(
-            resolved.name, resolved.revision, position, timeout_s, loop.create_future(), loop.create_future()
-        )
+        waiter = _Waiter(resolved.name, resolved.revision, position, timeout_s)
         self._waiters.add(waiter)
         self._due.set()
         if self._task is None or self._task.done():
@@ -162,16 +149,14 @@ class Waiting:
                 await task
 
     async def _wait(self, waiter: _Waiter) -> None:
-        began = time.monotonic()
-        timeout_s = max(0.0, waiter.timeout_s)
-        await asyncio.wait({waiter.done}, timeout=timeout_s)
-        if not waiter.done.done() and not waiter.looked.done():
-            left_s = FIRST_LOOK_S - (time.monotonic() - began)
-            await asyncio.wait({waiter.done, waiter.looked}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({waiter.done}, timeout=max(0.0, waiter.timeout_s))
+        if waiter.at is None:
+            # The first look settles it now, one way or the other.
+            await asyncio.wait({waiter.done}, timeout=waiter.began + FIRST_LOOK_S - time.monotonic())
         if waiter.done.done():
             return waiter.done.result()
-        silent_s = time.monotonic() - (self._began or began)
-        if not waiter.looked.done() or (self._began and silent_s > _SILENT_S):
+        silent_s = time.monotonic() - (self._began or waiter.began)
+        if waiter.at is None or (self._began and silent_s > _SILENT_S):
             raise _silent(silent_s)
         raise waiter.late()
 
@@ -202,9 +187,7 @@ class Waiting:
         while self._waiters:
             self._due.clear()
             self._told = {}
-            came = list(self._waiters)
-            await self._look_for(came)
-            self._forget_done()
+            await self._look_for(list(self._waiters))
             for key in self._told:
                 self._wake(key)
             with suppress(TimeoutError):
@@ -214,7 +197,7 @@ class Waiting:
             pause_s = min(pause_s * 1.5, _POLL_S[1])
 
     async def _look_for(self, came: Sequence[_Waiter]) -> None:
-        """One look; every waiter profits from it, but only who `came` before it has been answered."""
+        """One look for those who `came` before it; whoever came during it has asked for another one."""
         self._began = time.monotonic()
         try:
             async with asyncio.timeout(_LOOK_MAX_S):
@@ -222,16 +205,11 @@ class Waiting:
         except Exception as error:  # noqa: BLE001 - each of those who wait raises it
             for waiter in came:
                 waiter.fail(_copied(error))
-            return
+        else:
+            for waiter in came:
+                waiter.settle(found.get(waiter.projection, ()))
         finally:
             self._began = 0.0
-        for waiter in self._waiters:
-            waiter.settle(found.get(waiter.projection, ()))
-        for waiter in came:
-            if not waiter.looked.done():
-                waiter.looked.set_result(None)
-
-    def _forget_done(self) -> None:
         self._waiters = {waiter for waiter in self._waiters if not waiter.done.done()}
         self._least = {}
         for waiter in self._waiters:
@@ -273,8 +251,7 @@ class Checkpoints:
         return found
 
 
-_COLUMNS = projections.c
-_QUERY = select(_COLUMNS.name, _COLUMNS.revision, _COLUMNS.position, _COLUMNS.state, _COLUMNS.reason, _COLUMNS.location)
+_QUERY = select(*projections.c["name", "revision", "position", "state", "reason", "location"])
 
 
 def _copied(error: Exception) -> Exception:
