@@ -32,8 +32,9 @@ class Fate:
     """`lose`: it never reaches the server. `cut`: neither, and the connection breaks."""
     late_s: float = 0.0
     """How much later it reaches the server."""
-    answer: Literal["pass", "lose", "cut"] = "pass"
-    """`lose`: it never reaches the client. `cut`: neither, and the connection breaks."""
+    answer: Literal["pass", "lose", "cut", "expire"] = "pass"
+    """`lose`: it never reaches the client. `cut`: neither, and the connection breaks. `expire`: the server says instead
+    that the credentials are no longer good, and ends the connection."""
     first: Callable[[], Awaitable[object]] | None = None
     """Done before the request goes on."""
     then: Callable[[], Awaitable[object]] | None = None
@@ -148,7 +149,10 @@ class _Link:
                 await fate.then()
             if fate.answer == "cut":
                 return
-            if fate.answer == "pass":
+            if fate.answer == "expire":
+                self.to_client.write(b"-ERR 'User Authentication Expired'\r\n")
+                await self.to_client.drain()
+            elif fate.answer == "pass":
                 self.to_client.write(frame.raw)
                 await self.to_client.drain()
 

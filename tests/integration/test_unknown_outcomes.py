@@ -65,6 +65,8 @@ FAULTS = (
     Fault("acknowledgement lost, slot buried", Fate(answer="lose"), then=bury),
     Fault("cut after it was stored", Fate(answer="cut")),
     Fault("cut after it was stored, slot buried", Fate(answer="cut"), then=bury),
+    Fault("credentials expired after it was stored", Fate(answer="expire")),
+    Fault("credentials expired after it was stored, slot buried", Fate(answer="expire"), then=bury),
     Fault("request lost", Fate(request="lose")),
     Fault("request lost, slot won by a rival", Fate(request="lose"), first=win),
     Fault("cut before it arrived", Fate(request="cut")),

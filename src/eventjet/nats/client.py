@@ -21,7 +21,7 @@ from eventjet.errors import (
     UsageError,
 )
 from eventjet.nats.api import Request, call
-from eventjet.nats.dial import tls_context
+from eventjet.nats.dial import check_files
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.loop_connection import LoopConnection
 from eventjet.nats.protocol import Frame, nobody_listens
@@ -45,20 +45,31 @@ async def connect(settings: Settings) -> Client:
     for path in (settings.credentials, settings.nkey, settings.tls_ca, settings.tls_cert, settings.tls_key):
         if path is not None and not path.is_file():
             raise Unreachable(f"The file {path}", "it does not exist", "Name the file in EVENTJET_* anew.")
-    if settings.tls_ca or settings.tls_cert:
-        tls_context(Endpoint.of(settings))  # wrong files are an error even where the server does not need them
+    check_files(Endpoint.of(settings))
     client = Client(replace(Endpoint.of(settings), shuffle=True), settings.request_timeout_s)
     where = f"The NATS server at {', '.join(client.endpoint.servers)}"
     try:
-        _check_server(where, await client.connect())
+        _check_server(where, await _connected(client))
         await _check_jetstream(where, client)
     except BaseException as error:
         await client.close()
         if not isinstance(error, Unauthorized):
             raise
-        remedy = "Set EVENTJET_CREDENTIALS, EVENTJET_NKEY, EVENTJET_USER and EVENTJET_PASSWORD, or EVENTJET_TOKEN."
-        raise Unreachable(where, "it refused the credentials", remedy) from None
+        remedy = (
+            "Set EVENTJET_CREDENTIALS, EVENTJET_NKEY, EVENTJET_USER and EVENTJET_PASSWORD, or EVENTJET_TOKEN; "
+            "EVENTJET_TLS_CERT and EVENTJET_TLS_KEY where it asks for a certificate."
+        )
+        raise Unreachable(where, f"it refused the credentials ({error.reason})", remedy) from None
     return client
+
+
+async def _connected(client: Client) -> dict[str, Any]:
+    """The server's INFO; one that is just starting is asked twice."""
+    try:
+        return await client.connect()
+    except Unreachable:
+        await asyncio.sleep(_PAUSE_S)
+        return await client.connect()
 
 
 def version_of(text: str) -> tuple[int, int, int]:
@@ -114,6 +125,8 @@ class Client:
         self._connection: LoopConnection | None = None
         self._opening: asyncio.Task[None] | None = None
         self._fault: Exception | None = None
+        self._opened_at = 0.0
+        """When the last connection was made, by the loop's clock."""
         self._listeners: list[tuple[str, Callable[[bytes], object]]] = []
         self._closed = False
 
@@ -122,6 +135,7 @@ class Client:
         timeout_s = _CONNECT_TIMEOUT_S * (len(self.endpoint.servers) + len(self.endpoint.discovered))
         connection = await LoopConnection.open(self.endpoint, timeout_s, self._ended)
         self._connection = connection
+        self._opened_at = asyncio.get_running_loop().time()
         for subject, heard in self._listeners:
             connection.subscribe(subject, heard)
         return connection.info
@@ -225,7 +239,8 @@ class Client:
         return self._opening
 
     async def _open(self) -> None:
-        """Connect, trying for as long as it takes."""
+        """Connect, trying for as long as it takes, and not more often where the server ends each connection at once."""
+        await asyncio.sleep(self._opened_at + _PAUSE_S - asyncio.get_running_loop().time())
         while True:
             try:
                 await self.connect()

@@ -41,9 +41,13 @@ class Dialled:
 
 
 def dial(endpoint: Endpoint, timeout_s: float) -> Dialled:
-    """Try the servers in order; raises `Unreachable` when none answers, `Unauthorized` as soon as one says no."""
+    """Try the servers in order; raises `Unauthorized` when none but such as say no answer, and `Unreachable`.
+
+    Credentials that one server knows already, or still, may be unknown to another while they are changed.
+    """
     deadline = time.monotonic() + timeout_s
     faults: list[str] = []
+    refusal: Unauthorized | None = None
     addresses = endpoint.addresses()
     for index, address in enumerate(addresses):
         share_s = (deadline - time.monotonic()) / (len(addresses) - index)
@@ -51,11 +55,13 @@ def dial(endpoint: Endpoint, timeout_s: float) -> Dialled:
             break
         try:
             return _dial_one(endpoint, address, time.monotonic() + share_s)
-        except (Unauthorized, UsageError):
-            raise
+        except Unauthorized as error:
+            refusal = error
         except (OSError, ValueError, StoreError) as error:
-            _raise_if_client_is_unknown(error, endpoint, address.peer)
+            refusal = _refusal_of_client(error, endpoint, address.peer) or refusal
             faults.append(f"{address.peer} {_reason(error)}")
+    if refusal is not None:
+        raise refusal
     raise Unreachable(
         "NATS",
         "; ".join(faults) or f"no time left after {timeout_s:g} s",
@@ -176,6 +182,12 @@ def _found(pattern: re.Pattern[bytes], content: bytes, path: Path, what: str) ->
     return match[1]
 
 
+def check_files(endpoint: Endpoint) -> None:
+    """Raise `UsageError` for files of credentials or TLS that cannot be used, also where no server needs them."""
+    tls_context(endpoint)
+    _connect_options(endpoint, {}, encrypted=False)
+
+
 def tls_context(endpoint: Endpoint) -> ssl.SSLContext:
     """What the endpoint's files say of TLS; raises `UsageError` for files that cannot be used."""
     try:
@@ -195,12 +207,13 @@ def _left(deadline: float) -> float:
     return left
 
 
-def _raise_if_client_is_unknown(error: Exception, endpoint: Endpoint, peer: str) -> None:
+def _refusal_of_client(error: Exception, endpoint: Endpoint, peer: str) -> Unauthorized | None:
     """A server that verifies clients refuses them inside TLS, which in TLS 1.3 shows at the first read."""
     text = str(error).lower().replace("_", " ")
     if isinstance(error, ssl.SSLError) and "alert" in text and any(word in text for word in _CLIENT_CERTIFICATE):
         which = f"the client certificate {endpoint.tls_cert}" if endpoint.tls_cert else "a client without certificate"
-        raise Unauthorized(f"the connection to {peer}", f"it refuses {which}") from None
+        return Unauthorized(f"the connection to {peer}", f"it refuses {which}")
+    return None
 
 
 _REASONS: tuple[tuple[type[Exception], str], ...] = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import ssl
+import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from itertools import groupby
@@ -108,13 +109,8 @@ class LoopConnection:
 
     @classmethod
     async def open(cls, endpoint: Endpoint, timeout_s: float, on_end: Callable[[LoopConnection], object]) -> Self:
-        """Connect to the first server that answers, in a thread; raises what `NatsConnection.open` raises."""
-        dialling = asyncio.get_running_loop().run_in_executor(None, dial, endpoint, timeout_s)
-        try:
-            return cls(await asyncio.shield(dialling), endpoint, on_end)
-        except asyncio.CancelledError:
-            dialling.add_done_callback(_hang_up)
-            raise
+        """Connect to the first server that lets this client in; raises what `NatsConnection.open` raises."""
+        return cls(await _dialled(endpoint, timeout_s), endpoint, on_end)
 
     @property
     def has_room(self) -> bool:
@@ -211,7 +207,7 @@ class LoopConnection:
         faults = [
             server_fault(said.decode("utf-8", "replace"), self._peer) for verb, said in controls if verb == b"-ERR"
         ]
-        ends = [fault for fault in faults if not self._denied(fault)]
+        ends = [fault for fault in faults if not self._is_settled(fault)]
         for subject, each in groupby(frames, _subject_of):
             exchange = self._exchanges.get(subject)
             if exchange is not None:
@@ -219,11 +215,13 @@ class LoopConnection:
             elif self._heard:
                 for sid, _, _, _, payload in each:
                     if sid in self._heard:
-                        self._heard[sid](payload)
+                        # In a turn of its own: what it raises is no matter of those who wait for answers.
+                        self._loop.call_soon(self._heard[sid], payload)
         if controls:
             self._answer(controls)
         if ends:
-            self.close(ends[0])
+            # Whoever waits must not take it for an answer: what was sent before it may have arrived.
+            self._lost(f"the server ended it ({ends[0]})")
 
     def _received(self) -> bytes:
         """What has come; raises `OSError` at the end of the connection."""
@@ -249,8 +247,11 @@ class LoopConnection:
                 with suppress(ValueError):
                     self.info |= orjson.loads(argument)
 
-    def _denied(self, fault: Exception) -> bool:
-        """Whether it is a violation, which ends what was published on its subject; all else ends the connection."""
+    def _is_settled(self, fault: Exception) -> bool:
+        """Whether it is a violation, which ends what was published on its subject; all else ends the connection.
+
+        So does a violation of the inbox: no answer would ever come.
+        """
         if type(fault) is not Forbidden or fault.subject.startswith(self._inbox):
             return False
         for exchange in self._exchanges.values():
@@ -289,6 +290,31 @@ class LoopConnection:
         self._pinging = self._loop.call_later(PING_S, self._check_alive)
 
 
-def _hang_up(dialling: asyncio.Future[Dialled]) -> None:
-    if not dialling.cancelled() and dialling.exception() is None:
-        dialling.result().sock.close()
+async def _dialled(endpoint: Endpoint, timeout_s: float) -> Dialled:
+    """`dial` in a thread of its own: the application's may all be busy, and nobody waits for this one to end."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Dialled] = loop.create_future()
+
+    def settle(dialled: Dialled | None, error: Exception | None) -> None:
+        if future.done():
+            if dialled is not None:
+                dialled.sock.close()
+        elif dialled is not None:
+            future.set_result(dialled)
+        elif error is not None:
+            future.set_exception(error)
+
+    def run() -> None:
+        dialled, error = None, None
+        try:
+            dialled = dial(endpoint, timeout_s)
+        except Exception as raised:  # noqa: BLE001 - whoever waits raises it
+            error = raised
+        try:
+            loop.call_soon_threadsafe(settle, dialled, error)
+        except RuntimeError:  # the loop is closed
+            if dialled is not None:
+                dialled.sock.close()
+
+    threading.Thread(target=run, name="eventjet dial", daemon=True).start()
+    return await future

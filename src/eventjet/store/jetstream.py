@@ -68,11 +68,11 @@ class JetStreamStore(EventStore):
             raise
         if isinstance(first, outcome.Acked) and not first.duplicate:
             return first.position
-        return await self._start(writes, first, deadline)
+        return await asyncio.shield(self._start(writes, first, deadline))
 
     async def resolve(self, writes: Sequence[Append]) -> int:
         """As `append`, for a save whose deadline passed before: it looks before it sends."""
-        return await self._start(writes, None, time.monotonic() + self._save_timeout_s)
+        return await asyncio.shield(self._start(writes, None, time.monotonic() + self._save_timeout_s))
 
     async def settle(self) -> None:
         """Wait for the saves in flight, at most one save's time; nothing can be read afterwards."""
@@ -82,12 +82,12 @@ class JetStreamStore(EventStore):
             timeout_s = self._save_timeout_s + self._client.timeout_s + 2 * _GRACE_S
             await asyncio.wait(set(self._in_flight), timeout=timeout_s)
 
-    def _start(self, writes: Sequence[Append], first: outcome.Answer | None, deadline: float) -> asyncio.Future[int]:
+    def _start(self, writes: Sequence[Append], first: outcome.Answer | None, deadline: float) -> asyncio.Task[int]:
         """Go on with a save in a task of its own, which outlives the caller."""
-        task = asyncio.ensure_future(self._save(writes, first, deadline))
+        task = asyncio.create_task(self._save(writes, first, deadline))
         self._in_flight.add(task)
         task.add_done_callback(self._landed)
-        return asyncio.shield(task)
+        return task
 
     def _landed(self, task: asyncio.Task[int]) -> None:
         self._in_flight.discard(task)
@@ -187,7 +187,7 @@ class JetStreamStore(EventStore):
     async def records(self, *, start: int = 1, follow: bool = False) -> AsyncIterator[RawRecord]:
         position = max(start, 1)
         while True:
-            async for page in self._long_reads.pages(None, position):
+            async for page in self._long_reads.pages(None, position, at_leisure=True):
                 for record in page:
                     position = record[0] + 1
                     yield record
@@ -213,14 +213,20 @@ class LongReads:
         self._client = client
         self._room = asyncio.Semaphore(REQUESTS_MAX)
 
-    async def pages(self, subject: str | None, start: int) -> AsyncIterator[list[RawRecord]]:
-        """The records of one subject, or of all, from a position on; raises `StoreUnavailable` and `Forbidden`."""
+    async def pages(
+        self, subject: str | None, start: int, *, at_leisure: bool = False
+    ) -> AsyncIterator[list[RawRecord]]:
+        """The records of one subject, or of all, from a position on; raises `StoreUnavailable` and `Forbidden`.
+
+        While a request is answered, others may wait for it: who stands still between two pages reads `at_leisure`, and
+        gets those of a request once all of them are there.
+        """
         told = subject.encode() if subject is not None else None
         last, left = start - 1, 1
         has_been_lost = False
         while left:
             request = api.direct_page(self._stream, last + 1, subject, count=REQUEST_MAX, size=REQUEST_BYTES)
-            came = 0
+            came, kept = 0, list[list[RawRecord]]()
             async with self._room:
                 parts = self._client.stream(request)
                 try:
@@ -229,7 +235,10 @@ class LongReads:
                         if frames:
                             page = [api.direct_record(frame, told) for frame in frames]
                             came = page[-1][0]
-                            yield page
+                            if at_leisure:
+                                kept.append(page)
+                            else:
+                                yield page
                         if final is not None:
                             last, left = request.parse(final) or (0, 0)
                             break
@@ -243,6 +252,8 @@ class LongReads:
                     await parts.aclose()
             if came != last:
                 raise StoreUnavailable(request.what, f"records up to position {last} were lost on the way")
+            for page in kept:
+                yield page
 
     async def close(self) -> None:
         """End the connection, and whoever waits for an answer."""

@@ -14,7 +14,7 @@ from eventjet.projections.application import Application
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.settings import Settings
 from eventjet.sql import locations
-from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.database import Database
 from eventjet.workers.context import WorkerContext, WorkerOptions
 from eventjet.workers.health import HealthMonitor
 from eventjet.workers.http import serving
@@ -102,10 +102,9 @@ def _chosen(app: Application, names: Sequence[str]) -> list[AnyResolved]:
 
 async def _check(context: WorkerContext, chosen: Sequence[AnyResolved]) -> None:
     """Fail early, and in words, on what a person has to set up first."""
-    engine = context.database.engine("eventjet worker")
+    engine = context.database.engine("eventjet worker").execution_options(**context.database.dialect.look_options)
     try:
         async with context.database.reaching(), engine.connect() as connection:
-            await connection.execution_options(**{READ_ONLY: True})
             await connection.run_sync(lambda sync: locations.check_tables(sync, chosen))
     finally:
         await engine.dispose()

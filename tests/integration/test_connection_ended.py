@@ -1,0 +1,153 @@
+"""Connections that the server ends, refuses or has no time for: what waits on them, and what must not wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventjet import App
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import Unauthorized, Unreachable, UsageError
+from eventjet.examples.bank.account import Account
+from eventjet.examples.bank.app import withdrawn_has_a_reason
+from eventjet.nats.client import Client, connect
+from eventjet.nats.dial import dial
+from eventjet.nats.endpoint import Endpoint
+from eventjet.settings import Settings
+from eventjet.store.jetstream import REQUESTS_MAX
+from tests.contracts.store_contract import write
+from tests.integration.wire_fake import FakeServer, greet
+from tests.logs import fresh_name
+
+USERS = """
+accounts { A { jetstream: enabled, users: [
+  { user: admin, password: admin }
+  { user: deaf, password: deaf, permissions: { subscribe: { deny: "_INBOX.>" } } }
+] } }
+"""
+
+
+@pytest.fixture
+def app() -> App:
+    return App(fresh_name(), aggregates=[Account], upcasters=[withdrawn_has_a_reason])
+
+
+async def test_credentials_that_can_hear_no_answer_are_refused_at_once() -> None:
+    with (
+        NatsServer(config=USERS) as server,
+        pytest.raises(Unreachable, match=r"denied _INBOX\.\S+ subscribing there is not permitted"),
+    ):
+        await connect(Settings(servers=(server.url,), user="deaf", password="deaf", request_timeout_s=60))
+
+
+async def test_readers_that_take_their_time_keep_nobody_from_reading(app: App, eventjet_nats: NatsServer) -> None:
+    async with app.connect(servers=eventjet_nats.url, request_timeout_s=30) as jet:
+        await jet.init()
+        accounts = jet.repository(Account)
+        for name in "ab":
+            await accounts.execute(name, Account.open, owner="Ada")
+        tails = [jet.tail() for _ in range(REQUESTS_MAX + 1)]
+        async with asyncio.timeout(60):
+            for tail in tails:
+                await anext(tail)
+            assert len(await accounts.history("a")) == 1
+
+
+async def test_connecting_waits_for_no_thread_of_the_application(eventjet_nats: NatsServer) -> None:
+    release = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(pool)
+        busy = loop.run_in_executor(None, release.wait)
+        try:
+            async with asyncio.timeout(60):
+                client = await connect(Settings(servers=(eventjet_nats.url,)))
+                await client.close()
+            assert not busy.done()
+        finally:
+            release.set()
+            await busy
+
+
+def test_credentials_that_one_server_does_not_know_are_shown_to_the_next() -> None:
+    with NatsServer(config=USERS) as knows, NatsServer(config=USERS.replace("admin", "other")) as does_not:
+        endpoint = Endpoint((does_not.url, knows.url), user="admin", password="admin")
+        dialled = dial(endpoint, 60)
+        dialled.sock.close()
+        assert dialled.peer.endswith(str(knows.port))
+        with pytest.raises(Unauthorized):
+            dial(Endpoint((does_not.url,), user="admin", password="admin"), 60)
+
+
+@pytest.mark.parametrize("field", ["credentials", "nkey", "tls_ca"])
+async def test_files_that_cannot_be_used_are_told_before_any_server_is_asked(field: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("nothing of use")
+    settings: dict[str, Any] = {field: path}
+    with pytest.raises(UsageError, match=str(path)):
+        await connect(Settings(servers=("nats://127.0.0.1:1",), **settings))
+
+
+async def test_a_save_that_nobody_waits_for_any_more_fails_without_a_warning(app: App) -> None:
+    said: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+    with NatsServer() as server:
+        async with app.connect(servers=server.url, request_timeout_s=1, save_timeout_s=1) as jet:
+            await jet.init()
+            server.pause()
+            saving = asyncio.create_task(jet.store.append([write("a", 0, 0)]))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            saving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await saving
+        server.resume()
+    gc.collect()
+    assert said == []
+
+
+async def test_what_a_listener_raises_is_no_matter_of_those_who_wait_for_answers() -> None:
+    raised: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
+
+    def hear(_: bytes) -> None:
+        raise LookupError
+
+    with NatsServer() as server:
+        client = await connect(Settings(servers=(server.url,), request_timeout_s=60))
+        await client.listen("news", hear)
+        for _ in range(3):
+            await client.request("$JS.API.INFO", before=[("news", b"x", b"")])
+        async with asyncio.timeout(60):
+            while not raised:
+                await asyncio.sleep(0.01)
+        assert isinstance(raised[0]["exception"], LookupError)
+        await client.close()
+
+
+async def test_a_server_that_ends_every_connection_is_not_asked_again_at_once() -> None:
+    accepted: list[float] = []
+
+    def script(conversation: socket.socket) -> None:
+        accepted.append(time.monotonic())
+        greet(conversation)
+        conversation.close()
+
+    with FakeServer(script) as fake:
+        client = Client(fake.endpoint, 60)
+        waiting = asyncio.create_task(client.api("INFO"))
+        async with asyncio.timeout(60):
+            while len(accepted) < 4:
+                await asyncio.sleep(0.01)
+        await client.close()
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert all(later - earlier > 0.1 for earlier, later in itertools.pairwise(accepted))
