@@ -29,7 +29,7 @@ from eventjet.sql.exchange import NotNow
 from eventjet.sql.locations import create_tables
 from eventjet.sql.promotion import attempt, promote
 from eventjet.sql.retired_tables import retire
-from eventjet.workers.session import Session
+from eventjet.workers.context import Session
 from tests.caught_up import wait_caught_up
 from tests.integration import by_hand
 from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, expected, found, log_of

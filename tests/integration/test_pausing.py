@@ -16,8 +16,7 @@ from eventjet.rebuild import rebuild
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.pausing import Paused, pause, resume
-from eventjet.workers.context import WorkerOptions
-from eventjet.workers.session import Session
+from eventjet.workers.context import Session, WorkerOptions
 from tests.integration.ledger_log import eventually
 from tests.integration.rebuild_log import Book
 

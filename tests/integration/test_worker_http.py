@@ -26,8 +26,7 @@ from eventjet.observability.names import METRICS
 from eventjet.settings import Settings
 from eventjet.sql.pausing import pause
 from eventjet.workers.context import WorkerOptions
-from eventjet.workers.health import Verdict
-from eventjet.workers.http import serving
+from eventjet.workers.health import Verdict, serving
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Noted, made
 from tests.logs import block

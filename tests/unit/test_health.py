@@ -9,8 +9,7 @@ import pytest
 from eventjet.errors import UsageError
 from eventjet.observability.metrics import Meter, exposition
 from eventjet.observability.names import METRICS, POSITION, STATE
-from eventjet.workers.health import HealthState
-from eventjet.workers.http import address_of
+from eventjet.workers.health import HealthState, address_of
 from eventjet.workers.status import ProjectionStatus, StatusSnapshot, paced
 
 ME, OTHER = "host:1:aa", "host:2:bb"
@@ -64,7 +63,7 @@ def test_what_is_not_up_to_this_process_is_no_fault_and_starts_afresh(found: Pro
 
 def test_a_failed_projection_is_a_fault_at_once() -> None:
     verdict = looked((0, replace(BEHIND, state="failed", owner=None, reason="bad event"))).verdict(0)
-    assert verdict.as_json()["reason"] == "balances: failed: bad event"
+    assert verdict.reason == "balances: failed: bad event"
     assert verdict.projections[0]["fault"] == "failed: bad event"
 
 

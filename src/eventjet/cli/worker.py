@@ -39,7 +39,7 @@ def worker(
 
     Any number may run: each projection is kept by one of them, and the others stand by.
     """
-    from eventjet.workers.http import address_of
+    from eventjet.workers.health import address_of
 
     address = None if http is None else address_of(http)
     names = at.chosen(projections or [])

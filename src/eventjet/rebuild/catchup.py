@@ -33,7 +33,7 @@ from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.exchange import NotNow
 from eventjet.sql.statements import Parked
-from eventjet.workers.log_identity import check_log
+from eventjet.workers.reader import check_log
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.fold_writer import FoldWriter
 from eventjet.writers.sql_writer import SqlWriter

@@ -25,7 +25,7 @@ from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.replay_source import Log, ReplaySource, archived_source
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
-from eventjet.workers.log_identity import state_of_log
+from eventjet.workers.reader import state_of_log
 
 T = TypeVar("T")
 

@@ -31,7 +31,7 @@ from eventjet.rebuild.since import since_when
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import RETIRED
 from eventjet.sql.database import READ_ONLY
-from eventjet.workers.log_identity import check_log
+from eventjet.workers.reader import check_log
 
 EXAMPLES_MAX = 20
 """Differences that are looked into; all are counted."""

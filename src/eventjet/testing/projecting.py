@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, Protocol, TypeVar, overload
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, overload
 
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.recorded import Recorded
@@ -17,11 +19,19 @@ from eventjet.projections.fold import Fold
 from eventjet.projections.projection import Entries, Projection
 from eventjet.projections.resolve import resolve
 from eventjet.projections.row_codec import RowCodec
-from eventjet.projections.sql_projection import SqlProjection, resolve_sql, subscription
-from eventjet.writers.sql_trial import TableRows, rows_after
+from eventjet.projections.sql_projection import ResolvedSql, SqlProjection, resolve_sql, subscription
+from eventjet.sql import checkpoint
+from eventjet.sql.database import Database
+from eventjet.sql.locations import create_tables
+from eventjet.sql.sqlite_types import make_readable
+from eventjet.writers.batch import Batch
+from eventjet.writers.sql_writer import SqlWriter
 
 R = TypeVar("R")
 E = TypeVar("E")
+
+TableRows: TypeAlias = dict[str, list[dict[str, Any]]]
+"""Table → its rows, by primary key."""
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -105,8 +115,38 @@ def projected(projection: Declared, /, *histories: Iterable[Recorded[object]]) -
         taken = [recorded for recorded in events if type(recorded.data) in by_hand.handlers]
         # In a thread, so that a test may be a coroutine itself.
         with ThreadPoolExecutor(1) as thread:
-            return ProjectedTables(thread.submit(asyncio.run, rows_after(by_hand, taken)).result())
+            return ProjectedTables(thread.submit(asyncio.run, _rows_after(by_hand, taken)).result())
     resolved = resolve(projection, catalog)
     fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type))
     rows = fold({}, [recorded for recorded in events if type(recorded.data) in resolved.events])
     return Projected(row for row in rows.values() if row is not None)
+
+
+async def _rows_after(resolved: ResolvedSql, events: Sequence[Recorded[Any]]) -> TableRows:
+    """The rows of all tables after these events, which are of the subscription and have rising positions."""
+    for table in resolved.tables:
+        make_readable(table)
+    with tempfile.TemporaryDirectory(prefix="eventjet-") as folder:
+        database = Database(f"sqlite:///{Path(folder) / 'trial.db'}")
+        engine = database.engine()
+        database.dialect.enforce_foreign_keys(engine.sync_engine)
+        try:
+            async with engine.begin() as connection:
+                await connection.run_sync(create_tables, [resolved])
+                await connection.run_sync(checkpoint.ensure, resolved.name, resolved.revision)
+                held = await connection.run_sync(checkpoint.read, resolved.name, resolved.revision)
+            assert held is not None
+            async with engine.connect() as connection:
+                if events:
+                    await connection.begin()
+                    last = events[-1]
+                    batch = Batch(0, last.position, last.event_id, events)
+                    await SqlWriter(resolved, lease_s=0).write(connection, held, batch)
+                    await connection.commit()
+                found: TableRows = {}
+                for table in resolved.tables:
+                    result = await connection.execute(table.select().order_by(*table.primary_key.columns))
+                    found[table.name] = [dict(row) for row in result.mappings()]
+                return found
+        finally:
+            await engine.dispose()

@@ -1,11 +1,17 @@
-"""`WorkerContext`: what all projectors of one process share."""
+"""What the projectors of one process share, `WorkerContext`, and the SQL connection of one term, `Session`."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet.codec.catalog import Catalog
 from eventjet.nats.endpoint import Endpoint
@@ -14,10 +20,14 @@ from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.quarantine.fold import BlockedAggregates
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.database import Database
+from eventjet.sql.database import READ_ONLY, Database
 from eventjet.sql.locations import located
+from eventjet.sql.postgres import look_first_in
 from eventjet.workers.notify import Notifier
 from eventjet.writers.fold_writer import FoldWriter
+from eventjet.writers.sql_writer import driver_of, is_over
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +51,6 @@ class WorkerOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ProgressReporter:
-    """Tells of the work on one projection, once a batch: those who wait for positions, and the metrics."""
-
-    meter: Meter
-    notifier: Notifier | None = None
-
-    def committed(self, position: int, events: int, seconds: float) -> None:
-        """A batch up to `position` is in the database."""
-        self.meter.committed(events, seconds)
-        if self.notifier is not None:
-            self.notifier.tell(self.meter.projection, self.meter.revision, position)
-
-    def ended(self, reason: str) -> None:
-        """A term is over: one of `TERM_ENDS`."""
-        self.meter.terms[reason] += 1
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerContext:
     """Made within the loop that runs the projectors."""
 
@@ -68,16 +60,15 @@ class WorkerContext:
     endpoint: Endpoint
     owner: str
     """This process, as leases name it."""
-    options: WorkerOptions = WorkerOptions()
-    notifier: Notifier | None = None
+    options: WorkerOptions
+    notifier: Notifier
     meters: dict[str, Meter] = field(default_factory=dict[str, Meter], repr=False)
     """What this process has done, by durable."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
-    def reporter(self, resolved: AnyResolved) -> ProgressReporter:
-        """For the projector of one projection."""
-        meter = self.meters.setdefault(resolved.durable, Meter(resolved.name, resolved.revision))
-        return ProgressReporter(meter, self.notifier)
+    def meter(self, resolved: AnyResolved) -> Meter:
+        """What this process counts about one projection."""
+        return self.meters.setdefault(resolved.durable, Meter(resolved.name, resolved.revision))
 
     def fold_writer(
         self, resolved: ResolvedProjection, held: Checkpoint, blocked: BlockedAggregates | None = None
@@ -90,3 +81,90 @@ class WorkerContext:
     def turn(self) -> AbstractAsyncContextManager[Any]:
         """Held while writing: where one writer excludes all others, queueing here is cheaper than polling there."""
         return nullcontext() if self.database.dialect.is_concurrent else self._turn
+
+
+class Session:
+    """Made by `Session.open`, used by one task at a time. Raises what SQLAlchemy raises; nothing is left open then."""
+
+    def __init__(self, connection: AsyncConnection, context: WorkerContext) -> None:
+        self._connection = connection
+        self._context = context
+        self._is_concurrent = context.database.dialect.is_concurrent
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, context: WorkerContext, purpose: str, *, by_hand: bool = False) -> AsyncGenerator[Session]:
+        """A new connection: what an older one has prepared may not fit the tables any more.
+
+        `by_hand` is for the statements of an application, which may rely upon its foreign keys.
+        """
+        engine = context.database.engine(f"eventjet {purpose}")
+        if by_hand:
+            context.database.dialect.enforce_foreign_keys(engine.sync_engine)
+        try:
+            session = cls(await engine.connect(), context)
+            try:
+                yield session
+            finally:
+                await session._connection.close()
+        finally:
+            await engine.dispose()
+
+    async def read(self, look: Callable[[Connection], T]) -> T:
+        """Run something that only reads; a transaction begins with its first statement, if there is any."""
+        await self._read_only(True)
+        try:
+            return await self._connection.run_sync(look)
+        finally:
+            if self._connection.in_transaction():
+                await self._connection.rollback()
+
+    async def write(self, change: Callable[[Connection], T]) -> T:
+        """Run something in a transaction of its own."""
+        await self._read_only(False)
+        async with self._context.turn(), self._connection.begin():
+            return await self._connection.run_sync(change)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[AsyncConnection]:
+        """A transaction for statements that are awaited one by one; rolled back on any error."""
+        await self._read_only(False)
+        async with self._context.turn():
+            await self._connection.begin()
+            try:
+                yield self._connection
+                await self._connection.commit()
+            except BaseException:
+                await self._undo()
+                raise
+
+    async def commit_by_statement(self) -> None:
+        """From here on each `write` is one statement, which a concurrent database commits without being asked."""
+        if self._is_concurrent:
+            await self._connection.execution_options(isolation_level="AUTOCOMMIT")
+
+    async def look_first_in(self, schema: str) -> None:
+        """From here on names without a schema are looked for in this one before any other. Only for PostgreSQL."""
+
+        def look(made: DBAPIConnection, _record: object) -> None:
+            look_first_in(made, schema)
+
+        # On whatever replaces the connection too, which SQLAlchemy may do by itself.
+        event.listen(self._connection.sync_engine, "connect", look)
+        await self._connection.run_sync(lambda connection: look_first_in(connection.connection, schema))
+
+    async def _undo(self) -> None:
+        """Roll back; a connection that does not come out of it clean is replaced by a new one."""
+        connection = self._connection
+        with suppress(SQLAlchemyError):
+            await connection.rollback()
+            if not connection.in_transaction() and is_over(await driver_of(connection)):
+                return
+        with suppress(SQLAlchemyError):
+            await connection.invalidate()
+        await connection.close()
+        self._connection = await connection.engine.connect()
+
+    async def _read_only(self, wanted: bool) -> None:
+        if not self._is_concurrent:
+            await self._connection.execution_options(**{READ_ONLY: wanted})

@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 
 from sqlalchemy import Connection, select
 
@@ -17,8 +18,7 @@ from eventjet.sql import locations, transitions
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.locations import located_tables
-from eventjet.workers.context import WorkerContext
-from eventjet.workers.session import Session
+from eventjet.workers.context import Session, WorkerContext
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +78,13 @@ class Lease:
 
     async def check_unused(self) -> None:
         """Raise `TableOccupied` when a projection that has not begun could not begin with an empty table."""
-        await self._session.read(lambda connection: _check_unused(connection, self._resolved, self.held.location))
+
+        def check(connection: Connection) -> None:
+            for table in located_tables(self._resolved, self.held.location, dialect_of(connection)):
+                if connection.execute(select(1).select_from(table).limit(1)).first() is not None:
+                    raise TableOccupied(self._resolved, f"{table.name} holds rows that no checkpoint knows of")
+
+        await self._session.read(check)
 
     async def renew(self) -> None:
         """Extend it."""
@@ -94,6 +100,10 @@ class Lease:
         """Remember which log it is made from."""
         self._check(await self._session.write(lambda sync: transitions.adopt_log(sync, self.held, log)))
 
+    async def stand_back(self) -> None:
+        """Give up wanting the declared location."""
+        self._check(await self._session.write(lambda connection: transitions.stand_back(connection, self.held)))
+
     async def release(self) -> None:
         """Let a standby go on at once. Raises nothing about another epoch: then there is nothing to release."""
         await self._session.write(lambda connection: transitions.release(connection, self.held))
@@ -103,16 +113,8 @@ class Lease:
             raise CheckpointFenced(self.held.name, f"its epoch is no longer {self.held.epoch}")
 
 
-def _check_unused(connection: Connection, resolved: AnyResolved, location: str) -> None:
-    for table in located_tables(resolved, location, dialect_of(connection)):
-        if connection.execute(select(1).select_from(table).limit(1)).first() is not None:
-            raise TableOccupied(resolved, f"{table.name} holds rows that no checkpoint knows of")
-
-
 async def pause(stop: asyncio.Event, seconds: float) -> None:
     """Wait, or return as soon as `stop` is set."""
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await stop.wait()
-    except TimeoutError:
-        return

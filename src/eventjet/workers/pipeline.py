@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from sqlalchemy.exc import DBAPIError
@@ -17,10 +18,9 @@ from eventjet import failpoints
 from eventjet.errors import CheckpointFenced, HandlerFailed
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.dialect import is_about_data
-from eventjet.workers.context import ProgressReporter, WorkerOptions
+from eventjet.workers.context import Session, WorkerOptions
 from eventjet.workers.reader import EventReader
 from eventjet.workers.retries import log_parked
-from eventjet.workers.session import Session
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.fold_writer import FoldWriter, Prepared
 from eventjet.writers.sql_writer import SqlWriter
@@ -134,16 +134,24 @@ class SqlCommitter:
 
 
 class BatchPipeline:
-    """For one term; `position` is what the checkpoint says."""
+    """For one term; `position` is what the checkpoint says.
+
+    `on_commit` is told the position, the number of events and the seconds of each transaction.
+    """
 
     def __init__(
-        self, held: Checkpoint, reader: EventReader, committer: Committer, pace: Pace, reporter: ProgressReporter
+        self,
+        held: Checkpoint,
+        reader: EventReader,
+        committer: Committer,
+        pace: Pace,
+        on_commit: Callable[[int, int, float], None],
     ) -> None:
         self._name = held.name
         self._reader = reader
         self._committer = committer
         self._pace = pace
-        self._reporter = reporter
+        self._on_commit = on_commit
         self.position = held.position
 
     async def step(self, timeout_s: float) -> bool:
@@ -181,4 +189,4 @@ class BatchPipeline:
             else:
                 failpoints.reach("worker.after_commit")
                 self.position = part.last
-                self._reporter.committed(part.last, len(part.events), took_s)
+                self._on_commit(part.last, len(part.events), took_s)

@@ -30,14 +30,12 @@ from eventjet.errors import (
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine.fold import is_newer
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, DECLARED, FAILED
-from eventjet.workers.context import WorkerContext
+from eventjet.workers.context import Session, WorkerContext
 from eventjet.workers.lease import Lease, pause
-from eventjet.workers.log_identity import check_log
 from eventjet.workers.pipeline import BatchPipeline, FoldCommitter, Pace, SqlCommitter
 from eventjet.workers.promotion import Promotion
-from eventjet.workers.reader import EventReader
+from eventjet.workers.reader import EventReader, check_log
 from eventjet.workers.retries import carry_out_retries, load_blocked
-from eventjet.workers.session import Session
 from eventjet.writers.batch import reason_of
 from eventjet.writers.sql_writer import SqlWriter
 
@@ -54,7 +52,7 @@ class Projector:
         self.resolved = resolved
         self._context = context
         self._on_ready = on_ready
-        self._reporter = context.reporter(resolved)
+        self._meter = context.meter(resolved)
         self._pace = Pace(context.options)
         self._failed_at = -1
 
@@ -64,10 +62,10 @@ class Projector:
             try:
                 await self._term(stop)
             except CheckpointFenced as error:
-                self._reporter.ended("fenced")
+                self._meter.terms["fenced"] += 1
                 _log.warning("%s", error)
             except Exception as error:  # noqa: BLE001 - others go on, and so does this one, at a bounded rate
-                self._reporter.ended("fault")
+                self._meter.terms["fault"] += 1
                 unforeseen = not isinstance(error, _PASSES)
                 _log.warning("%s: %s. Trying again.", self.resolved.name, reason_of(error), exc_info=unforeseen)
                 await pause(stop, self._pace.pause_s)
@@ -87,7 +85,7 @@ class Projector:
                 await session.look_first_in(lease.held.location)
             try:
                 await self._hold(session, lease, stop)
-                self._reporter.ended("drained")
+                self._meter.terms["drained"] += 1
             except _STOPS as error:
                 await self._stop(lease, error)
             finally:
@@ -130,7 +128,12 @@ class Projector:
             writer = context.fold_writer(resolved, held, blocked)
             overlaps = context.database.dialect.is_concurrent
             committer = FoldCommitter(session, writer, held, reader, overlaps=overlaps)
-        return BatchPipeline(held, reader, committer, self._pace, self._reporter)
+        return BatchPipeline(held, reader, committer, self._pace, self._committed)
+
+    def _committed(self, position: int, events: int, seconds: float) -> None:
+        """A batch up to `position` is in the database."""
+        self._meter.committed(events, seconds)
+        self._context.notifier.tell(self.resolved.name, self.resolved.revision, position)
 
     async def _project(
         self, session: Session, lease: Lease, reader: EventReader, pipeline: BatchPipeline, stop: asyncio.Event
@@ -160,7 +163,7 @@ class Projector:
             raise error
         _log.error("%s is stopped: %s", self.resolved.name, error)
         self._failed_at = await lease.settle(FAILED, str(error))
-        self._reporter.ended("failed")
+        self._meter.terms["failed"] += 1
 
 
 async def _wake_at(stop: asyncio.Event, reader: EventReader) -> None:

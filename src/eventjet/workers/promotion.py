@@ -9,16 +9,14 @@ from collections.abc import Awaitable, Callable
 from sqlalchemy import Connection
 
 from eventjet import failpoints
-from eventjet.errors import CheckpointFenced, PromotionRefused
+from eventjet.errors import PromotionRefused
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.checkpoint import revisions
 from eventjet.sql.exchange import NotNow
 from eventjet.sql.locations import holders
 from eventjet.sql.promotion import TAIL_MAX, TAIL_S, Promoted, attempt, freeze, lag
-from eventjet.sql.transitions import stand_back
-from eventjet.workers.context import WorkerContext
+from eventjet.workers.context import Session, WorkerContext
 from eventjet.workers.lease import Lease
-from eventjet.workers.session import Session
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +51,9 @@ class Promotion:
         writes the next batch, if one comes in so many seconds.
         """
         if await self._session.read(self._has_successor):
-            return await self._stand_back()
+            await self._lease.stand_back()
+            self.wanted = False
+            return False
         if await self._lacks() > TAIL_MAX:
             self._later(self._pause_s)
             return False
@@ -90,13 +90,6 @@ class Promotion:
 
     async def _lacks(self) -> int:
         return await self._session.read(lambda connection: lag(connection, self._resolved))
-
-    async def _stand_back(self) -> bool:
-        held = self._lease.held
-        if not await self._session.write(lambda connection: stand_back(connection, held)):
-            raise CheckpointFenced(held.name, f"its epoch is no longer {held.epoch}")
-        self.wanted = False
-        return False
 
     def _later(self, seconds: float) -> None:
         self._not_before = time.monotonic() + seconds

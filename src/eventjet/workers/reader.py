@@ -1,20 +1,31 @@
-"""`EventReader`: the log after a position, read and decoded in a thread of its own while the loop writes."""
+"""The log after a position, read and decoded in a thread of its own while the loop writes.
+
+`EventReader` reads it, `EventBuffer` hands it over in bounded pieces, and `check_log` says whether it is the log that a
+checkpoint was made from.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.domain.recorded import Recorded
-from eventjet.errors import CodecError
+from eventjet.errors import CodecError, LogRolledBack, StreamMissing
+from eventjet.nats.api import StreamState, message_at, stream_info
+from eventjet.nats.connection import NatsConnection
 from eventjet.nats.consumer import DurablePull
+from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.quarantine.fold import reader
-from eventjet.workers.buffer import Chunk, EventBuffer
+from eventjet.sql.checkpoint import Checkpoint
+from eventjet.store.topology import identity_of, missing
 from eventjet.workers.context import WorkerContext
 from eventjet.writers.batch import Batch
 
@@ -23,6 +34,11 @@ _log = logging.getLogger(__name__)
 _JOIN_S = 5.0
 _CHUNK_MAX = 1_000
 """Events decoded at a time, of which several make a batch."""
+BYTES_MAX = 16 * 1024 * 1024
+"""Bodies that may wait, in bytes; a single larger chunk still passes."""
+_WAIT_S = 1.0
+_GATHER_S = 0.05
+"""How long a batch waits for more where the log has more: whole ones cost less an event, here and in the database."""
 
 
 class EventReader:
@@ -126,3 +142,158 @@ class EventReader:
         if fault is not None:
             raise fault
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk(Batch):
+    """Some records of the log, decoded: several make a batch."""
+
+    count: int
+    """Records in it, those of no subscription included."""
+    size: int
+    """Bytes of their bodies."""
+    left: int = 0
+    """About how many more the log has after it."""
+
+
+class EventBuffer:
+    """One thread puts, one task of the loop takes. Holds at most two batches.
+
+    What waits is merged, so that batches are small while the writer keeps up and whole while it is far behind.
+    """
+
+    def __init__(self, batch_max: int) -> None:
+        """Made within the loop that takes."""
+        self.batch_max = batch_max
+        self._loop = asyncio.get_running_loop()
+        self._arrived = asyncio.Event()
+        self._changed = threading.Condition()
+        self._chunks: deque[Chunk] = deque()
+        self._count = 0
+        self._size = 0
+        self._failure: BaseException | None = None
+        self._closed = False
+
+    def put(self, chunk: Chunk) -> bool:
+        """Hand over, waiting while two batches are ahead; False once the buffer is closed."""
+        with self._changed:
+            while not self._closed and self._is_full():
+                self._changed.wait(_WAIT_S)
+            if self._closed:
+                return False
+            self._chunks.append(chunk)
+            self._count += chunk.count
+            self._size += chunk.size
+        self._wake_from_thread()
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        """Have `take` raise this once everything before it is taken."""
+        with self._changed:
+            self._failure = error
+        self._wake_from_thread()
+
+    async def take(self, timeout_s: float) -> Batch | None:
+        """What waits, up to `batch_max` records; None when nothing comes in time or `wake` is called."""
+        if not self._chunks and self._failure is None:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._arrived.wait()
+            except TimeoutError:
+                return None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GATHER_S):
+                while self._is_partial():
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        return self._pop()
+
+    async def take_whole(self) -> Batch | None:
+        """A whole batch, however long that takes; None when reading ends before there is one."""
+        while self._failure is None and not self._is_whole():
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._pop() if self._is_whole() else None
+
+    def wake(self) -> None:
+        """Let a waiting `take` return. From the loop."""
+        self._arrived.set()
+
+    def close(self) -> None:
+        """Let a waiting `put` return False."""
+        with self._changed:
+            self._closed = True
+            self._chunks.clear()
+            self._changed.notify_all()
+
+    def _pop(self) -> Batch | None:
+        with self._changed:
+            self._arrived.clear()
+            if not self._chunks:
+                if self._failure is not None:
+                    raise self._failure
+                return None
+            taken = [self._chunks.popleft()]
+            count = taken[0].count
+            while self._chunks and count + self._chunks[0].count <= self.batch_max:
+                taken.append(self._chunks.popleft())
+                count += taken[-1].count
+            self._count -= count
+            self._size -= sum(chunk.size for chunk in taken)
+            self._changed.notify_all()
+        if len(taken) == 1:
+            return taken[0]
+        events = [event for chunk in taken for event in chunk.events]
+        return Batch(taken[0].after, taken[-1].last, taken[-1].event_id, events)
+
+    def _is_whole(self) -> bool:
+        return self._count >= self.batch_max or self._is_full()
+
+    def _is_partial(self) -> bool:
+        """Whether something waits, and more is about to come: more than is left of a batch."""
+        with self._changed:
+            coming = self._chunks and self._failure is None and self._chunks[-1].left > self.batch_max
+            return bool(coming) and not self._is_whole()
+
+    def _is_full(self) -> bool:
+        return self._count >= 2 * self.batch_max or self._size >= BYTES_MAX
+
+    def _wake_from_thread(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._arrived.set)
+        except RuntimeError:
+            # The loop is closed, so nobody waits any more.
+            self.close()
+
+
+def state_of_log(connection: NatsConnection, stream: str) -> tuple[str, StreamState]:
+    """(identity, state) of an app's stream; raises `Unreachable` when `init` has not made it."""
+    try:
+        state = connection.ask(stream_info(stream))
+    except StreamMissing:
+        raise missing(stream) from None
+    return identity_of(state), state
+
+
+def check_log(endpoint: Endpoint, stream: str, held: Checkpoint) -> str:
+    """The log's identity, if the checkpoint was made from this log; raises `LogRolledBack`. Blocks.
+
+    A log restored from an old backup and grown again has a longer tail but another past: hence the event's id.
+    """
+    with NatsConnection.open(endpoint) as connection:
+        identity, state = state_of_log(connection, stream)
+        if held.position == 0:
+            return identity
+        record = None if state.last < held.position else connection.ask(message_at(stream, held.position))
+    event_id = "" if record is None else header(record[3], MSG_ID) or ""
+    if held.log != identity:
+        reason = f"it was made from the log {held.log} and the stream {stream!r} is {identity}"
+    elif state.last < held.position:
+        reason = f"the log ends at position {state.last}"
+    elif record is None:
+        reason = "the log has no event there any more"
+    elif event_id != held.event_id:
+        reason = f"the event there is {event_id or 'without id'}, and it was {held.event_id}"
+    else:
+        return identity
+    raise LogRolledBack(held.name, held.position, reason)

@@ -22,9 +22,8 @@ from eventjet.quarantine.fold import AggregateKey, BlockedAggregates, Offered, O
 from eventjet.quarantine.rows import WaitingEvent
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.statements import PARKED, RETRIED, RETRY, Parked, QuarantineChanges
-from eventjet.workers.context import WorkerContext
-from eventjet.workers.log_identity import check_log
-from eventjet.workers.session import Session
+from eventjet.workers.context import Session, WorkerContext
+from eventjet.workers.reader import check_log
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.fold_writer import Prepared, changes_of
 
@@ -72,8 +71,7 @@ class _Retries:
         self._context = context
         self._resolved = resolved
         self._held = held
-        self._size_max = min(context.options.batch_max, _EVENTS_MAX)
-        self._size = self._size_max
+        self._size = self._size_max = min(context.options.batch_max, _EVENTS_MAX)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Each round takes events out of the quarantine, or parks them anew."""

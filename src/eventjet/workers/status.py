@@ -21,7 +21,7 @@ from eventjet.settings import Settings
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, NEW, Checkpoint
 from eventjet.sql.database import READ_ONLY, Database
-from eventjet.workers.log_identity import state_of_log
+from eventjet.workers.reader import state_of_log
 
 _PACE_S = 10.0
 

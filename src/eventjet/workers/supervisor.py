@@ -16,12 +16,11 @@ from eventjet.settings import Settings
 from eventjet.sql import locations
 from eventjet.sql.database import Database
 from eventjet.workers.context import WorkerContext, WorkerOptions
-from eventjet.workers.health import HealthMonitor
-from eventjet.workers.http import serving
+from eventjet.workers.health import HealthMonitor, serving
 from eventjet.workers.lease import new_owner
-from eventjet.workers.log_identity import state_of_log
 from eventjet.workers.notify import Notifier
 from eventjet.workers.projector import Projector
+from eventjet.workers.reader import state_of_log
 
 _log = logging.getLogger(__name__)
 
@@ -43,16 +42,20 @@ async def run_workers(
     tables are missing at the start; later outages are waited out. At the address `http` health and metrics are told
     meanwhile.
     """
-    options = options or WorkerOptions()
     chosen = _chosen(app, names)
     endpoint = Endpoint.of(settings)
-    notifier = Notifier(endpoint, app.name)
     context = WorkerContext(
-        app.name, app.catalog, Database(settings.database), endpoint, new_owner(), options, notifier=notifier
+        app.name,
+        app.catalog,
+        Database(settings.database),
+        endpoint,
+        new_owner(),
+        options or WorkerOptions(),
+        Notifier(endpoint, app.name),
     )
     await _check(context, chosen)
     async with AsyncExitStack() as ending:
-        ending.push_async_callback(asyncio.to_thread, notifier.close)
+        ending.push_async_callback(asyncio.to_thread, context.notifier.close)
         if http is not None:
             await ending.enter_async_context(serving(http, HealthMonitor(app, settings, context, chosen)))
         await _work(context, chosen, stop, on_ready)
@@ -75,17 +78,15 @@ async def _work(
     ]
     try:
         await stop.wait()
-        await _drain(tasks, context.options.drain_s)
+        _, late = await asyncio.wait(tasks, timeout=context.options.drain_s)
+        for task in late:
+            _log.warning(
+                "%s did not finish its batch within %g s and is cut off", task.get_name(), context.options.drain_s
+            )
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _drain(tasks: Sequence[asyncio.Task[None]], drain_s: float) -> None:
-    _, late = await asyncio.wait(tasks, timeout=drain_s)
-    for task in late:
-        _log.warning("%s did not finish its batch within %g s and is cut off", task.get_name(), drain_s)
 
 
 def _chosen(app: Application, names: Sequence[str]) -> list[AnyResolved]:
@@ -108,9 +109,9 @@ async def _check(context: WorkerContext, chosen: Sequence[AnyResolved]) -> None:
             await connection.run_sync(lambda sync: locations.check_tables(sync, chosen))
     finally:
         await engine.dispose()
-    await asyncio.to_thread(_check_stream, context)
 
+    def check_stream() -> None:
+        with NatsConnection.open(context.endpoint) as connection:
+            state_of_log(connection, context.stream)
 
-def _check_stream(context: WorkerContext) -> None:
-    with NatsConnection.open(context.endpoint) as link:
-        state_of_log(link, context.stream)
+    await asyncio.to_thread(check_stream)

@@ -12,8 +12,9 @@ refuses the batch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from sqlalchemy import JSON, Connection, LargeBinary, Table
@@ -29,9 +30,52 @@ from eventjet.sql.dialect import Dialect
 from eventjet.sql.locations import located
 from eventjet.sql.statements import Changes, QuarantineChanges
 from eventjet.writers.batch import Batch
-from eventjet.writers.recent import NONE, ROWS_MAX, RecentRows
+
+RECENT_ROWS_MAX = 20_000
+"""Rows kept in memory, at most twice as many for a moment."""
 
 _Read: TypeAlias = Callable[[Sequence[RowKey]], Rows]
+
+
+class RecentRows:
+    """Rows committed lately, so that hot ones are not read again before every batch.
+
+    True for as long as nobody else writes, which the checkpoint's epoch and position prove in every transaction.
+    """
+
+    __slots__ = ("_limit", "_new", "_old")
+
+    def __init__(self, limit: int = RECENT_ROWS_MAX) -> None:
+        self._limit = limit
+        self._new: Rows = {}
+        self._old: Rows = {}
+
+    def find(
+        self, keys: Iterable[RowKey], before: Mapping[RowKey, Any] = MappingProxyType({})
+    ) -> tuple[Rows, list[RowKey]]:
+        """(rows known, None where there is none; keys that must be read), after what `before` changes."""
+        if not self._limit:
+            return {}, list(keys)
+        new, old = self._new, self._old
+        known: Rows = {}
+        missing: list[RowKey] = []
+        for key in keys:
+            if key in before:
+                known[key] = before[key]
+            elif key in new:
+                known[key] = new[key]
+            elif key in old:
+                known[key] = old[key]
+            else:
+                missing.append(key)
+        return known, missing
+
+    def remember(self, changed: Mapping[RowKey, Any]) -> None:
+        """These rows are in the database, or gone from it."""
+        if self._limit:
+            self._new.update(changed)
+            if len(self._new) > self._limit:
+                self._old, self._new = self._new, {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +117,7 @@ class FoldWriter:
         )
         self._position: int | None = None
         """Where what is remembered is true."""
-        self._recent = RecentRows(0 if heavy else ROWS_MAX)
+        self._recent = RecentRows(0 if heavy else RECENT_ROWS_MAX)
         self._blocked = BlockedAggregates() if blocked is None else blocked
         self._prepared: deque[Prepared] = deque()
         """What was folded after that position: at most a batch whose commit is under way and the one after it."""
@@ -148,7 +192,7 @@ class FoldWriter:
             prepared = Prepared(batch, Changes(made=list(self._fold({}, events).values())), {})
         else:
             keys = self._fold.keys(events) if self._parking is None else self._parking.keys(events)
-            rows, missing = self._recent.find(keys, NONE if before is None else before.rows)
+            rows, missing = self._recent.find(keys, {} if before is None else before.rows)
             if missing:
                 if read is None:
                     return None
@@ -165,22 +209,19 @@ class FoldWriter:
 
 
 def fenced(connection: Connection, held: Checkpoint, batch: Batch) -> CheckpointFenced:
-    """What the checkpoint says where it should let the batch in."""
-    found = read(connection, held.name, held.revision)
-    if found is None:
-        return CheckpointFenced(held.name, "its checkpoint is gone")
-    if found.epoch != held.epoch:
-        return CheckpointFenced(
-            held.name, f"{found.owner or 'nobody'} holds it in epoch {found.epoch}, this was {held.epoch}"
-        )
-    return CheckpointFenced(
-        held.name, f"its checkpoint is at position {found.position} and the batch starts after {batch.after}"
-    )
+    """The error of a batch that the checkpoint did not let in, with what the checkpoint says instead."""
+    current = read(connection, held.name, held.revision)
+    if current is None:
+        reason = "its checkpoint is gone"
+    elif current.epoch != held.epoch:
+        reason = f"{current.owner or 'nobody'} holds it in epoch {current.epoch}, this was {held.epoch}"
+    else:
+        reason = f"its checkpoint is at position {current.position} and the batch starts after {batch.after}"
+    return CheckpointFenced(held.name, reason)
 
 
 def changes_of(changed: Rows, quarantine: QuarantineChanges | None = None) -> Changes:
     """What a fold did to rows that are read."""
-    if None in changed.values():
-        kept = [row for row in changed.values() if row is not None]
-        return Changes(kept, gone=[key for key, row in changed.items() if row is None], quarantine=quarantine)
-    return Changes(list(changed.values()), quarantine=quarantine)
+    kept = [row for row in changed.values() if row is not None]
+    gone = [key for key, row in changed.items() if row is None] if len(kept) < len(changed) else []
+    return Changes(kept, gone=gone, quarantine=quarantine)

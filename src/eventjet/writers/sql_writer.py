@@ -6,13 +6,18 @@ short the lease is. The session's limits bound how long a worker that is stopped
 
 from __future__ import annotations
 
+import re
 import time
-from contextlib import suppress
-from typing import Any, NoReturn
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from typing import Any
 
-from sqlalchemy import Connection
+import psycopg
+from psycopg.pq import TransactionStatus
+from sqlalchemy import DDL, Connection, Table, TextClause, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql.dml import UpdateBase
 
 from eventjet import failpoints
 from eventjet.domain.recorded import Recorded
@@ -23,7 +28,18 @@ from eventjet.sql.dialect import is_transient
 from eventjet.sql.transitions import advance, renew
 from eventjet.writers.batch import Batch, reason_of
 from eventjet.writers.fold_writer import fenced
-from eventjet.writers.sql_guard import Guard, driver_of, is_over, is_spoilt
+
+_ENDS = re.compile(
+    r"^\s*(begin|start\s+transaction|savepoint|release|commit|end|abort|rollback|prepare\s+transaction)\b"
+    r"|;\s*(commit|abort|rollback)\b",
+    re.IGNORECASE,
+)
+"""Statements by hand that would end the transaction, or begin another."""
+_TOGETHER = "the checkpoint is in the same transaction"
+_WENT_ON = (
+    "it went on after an error of the database, which undid everything; "
+    "use `connection.begin_nested()` around what may fail"
+)
 
 
 class SqlWriter:
@@ -63,38 +79,122 @@ class SqlWriter:
         """One event; whatever its handler raises, or leaves behind, names it."""
         name = str(getattr(handler, "__qualname__", handler))
         guard = self._guard
+        error: BaseException | None = None
+        reason: str | None = None
         try:
             with guard.handling(name):
                 await handler(event, connection)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises names its event
-            await self._fail(connection, event, error)
-        if guard.refusal is not None or guard.fault is not None:
-            await self._fail(connection, event, guard.refusal or guard.fault)
-        if is_over(driver):
+        except Exception as raised:  # noqa: BLE001 - whatever a handler raises names its event
+            error = raised
+        error = guard.refusal or guard.fault or error
+        if error is not None:
+            reason = reason_of(error)
+        elif is_over(driver):
             raise TransactionEnded(self._resolved.name, event.position, name)
-        if is_spoilt(driver):
-            await self._fail(
-                connection,
-                event,
-                "it went on after an error of the database, which undid everything; use `connection.begin_nested()` "
-                "around what may fail",
-            )
-        if connection.in_nested_transaction():
-            await self._fail(connection, event, "it left a savepoint open; use `async with connection.begin_nested()`")
-
-    async def _fail(
-        self, connection: AsyncConnection, event: Recorded[Any], error: BaseException | str | None
-    ) -> NoReturn:
-        guard = self._guard
+        elif is_spoilt(driver):
+            reason = _WENT_ON
+        elif connection.in_nested_transaction():
+            reason = "it left a savepoint open; use `async with connection.begin_nested()`"
+        if reason is None:
+            return
         if guard.refusal is not None:
             # SQLAlchemy takes the transaction for over, and the server does not.
             with suppress(SQLAlchemyError):
                 await connection.invalidate()
-            error = guard.refusal
-        elif guard.fault is not None:
-            raise guard.fault
         elif isinstance(error, DBAPIError) and is_transient(error):
             raise error
-        reason = reason_of(error) if isinstance(error, BaseException) else str(error)
-        cause = error if isinstance(error, BaseException) else None
-        raise HandlerFailed(self._resolved.name, event.position, event.aggregate_id, reason) from cause
+        raise HandlerFailed(self._resolved.name, event.position, event.aggregate_id, reason) from error
+
+
+class NotAllowed(Exception):
+    """A handler tried what it must not do; nothing has happened yet."""
+
+
+class Guard:
+    """Keeps a handler inside the transaction it was given, and its faults apart; on one connection at a time.
+
+    What a handler must not do is refused before it takes effect. A fault of the connection, of a lock or of the server
+    that the handler met is told as such, whatever the handler made of it.
+    """
+
+    def __init__(self, resolved: ResolvedSql) -> None:
+        self._declared = {table.name for table in resolved.tables}
+        self._connection: Connection | None = None
+        self._handler: str | None = None
+        self.refusal: NotAllowed | None = None
+        """Why the handler that runs, or ran last, was refused something."""
+        self.fault: DBAPIError | None = None
+        """The first transient fault that the handler met."""
+
+    def attach(self, connection: AsyncConnection) -> None:
+        """Watch this connection from here on."""
+        sync = connection.sync_connection
+        assert sync is not None
+        if sync is self._connection:
+            return
+        self._connection = sync
+        event.listen(sync, "commit", self._on_commit)
+        event.listen(sync, "rollback", self._on_rollback)
+        event.listen(sync, "before_execute", self._check_table)
+        event.listen(sync, "before_cursor_execute", self._check_text)
+        event.listen(sync.engine, "handle_error", self._note)
+
+    @contextmanager
+    def handling(self, handler: str) -> Generator[None]:
+        """While the handler of this name runs."""
+        self._handler, self.refusal, self.fault = handler, None, None
+        try:
+            yield
+        finally:
+            self._handler = None
+
+    def _refuse(self, what: str) -> None:
+        if self._handler is not None:
+            self.refusal = self.refusal or NotAllowed(f"{self._handler} must not {what}")
+            raise self.refusal
+
+    def _on_commit(self, _connection: Connection) -> None:
+        self._refuse(f"commit: {_TOGETHER}")
+
+    def _on_rollback(self, _connection: Connection) -> None:
+        self._refuse(f"roll back: {_TOGETHER}")
+
+    def _check_table(self, _connection: Any, statement: Any, *_: Any) -> None:
+        table = getattr(statement, "table", None) if isinstance(statement, UpdateBase) else None
+        if isinstance(table, Table) and (table.schema is not None or table.name not in self._declared):
+            self._refuse(f"write to {table.fullname!r}, which is not among the projection's tables")
+
+    def _check_text(
+        self, _connection: Any, _cursor: Any, statement: str, _parameters: Any, context: Any, _many: bool
+    ) -> None:
+        ends = _ENDS.search(statement) if self._handler is not None and _is_by_hand(context) else None
+        if ends is not None:
+            self._refuse(f"execute {' '.join(ends[0].split()).lstrip('; ').upper()}: {_TOGETHER}")
+
+    def _note(self, context: Any) -> None:
+        error = context.sqlalchemy_exception
+        if self._handler is not None and self.fault is None and isinstance(error, DBAPIError) and is_transient(error):
+            self.fault = error
+
+
+def _is_by_hand(context: Any) -> bool:
+    """Whether the statement's text is the application's own; SQLAlchemy's, for `begin_nested`, may be a savepoint."""
+    compiled = getattr(context, "compiled", None)
+    return compiled is None or isinstance(compiled.statement, TextClause | DDL)
+
+
+async def driver_of(connection: AsyncConnection) -> Any:
+    """The driver's own connection."""
+    return (await connection.get_raw_connection()).driver_connection
+
+
+def is_over(driver: Any) -> bool:
+    """Whether the transaction has ended."""
+    if isinstance(driver, psycopg.AsyncConnection):
+        return driver.info.transaction_status == TransactionStatus.IDLE
+    return not driver.in_transaction
+
+
+def is_spoilt(driver: Any) -> bool:
+    """Whether nothing but a rollback is possible: PostgreSQL would answer a commit with one, and say nothing."""
+    return isinstance(driver, psycopg.AsyncConnection) and driver.info.transaction_status == TransactionStatus.INERROR
