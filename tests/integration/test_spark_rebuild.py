@@ -20,8 +20,8 @@ from eventjet.errors import RebuildError
 from eventjet.nats.ranges import Range, split
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
-from eventjet.spark.read_planning import log_frame
 from eventjet.spark.session import Started
+from eventjet.spark.source import log_frame
 from eventjet.sql.locations import create_tables
 from tests.integration.rebuild_log import ALL, Book, remains
 

@@ -19,7 +19,7 @@ from eventjet.spark.fold_tasks import pack_rows, unpack_rows
 from eventjet.spark.jvm import Java, find_java, make_java_home
 from eventjet.spark.loading import passwordless
 from eventjet.spark.options import LogOptions, connection_options, is_sealed, unseal
-from eventjet.spark.packaging import pack
+from eventjet.spark.running import pack
 from eventjet.spark.session import scratch_folder, with_retries
 from eventjet.sql.database import Database
 

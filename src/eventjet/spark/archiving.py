@@ -27,8 +27,7 @@ from eventjet.nats.ranges import range_count
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.replay_source import Log
 from eventjet.spark.columns import SCHEMA
-from eventjet.spark.following import following
-from eventjet.spark.packaging import provisions
+from eventjet.spark.running import following, provisions
 from eventjet.spark.session import Started, first_line
 
 _NOT_THERE = "PATH_NOT_FOUND"

@@ -43,7 +43,7 @@ from eventjet.projections.application import Application
 from eventjet.settings import Settings
 from eventjet.spark.columns import pyarrow, records_of
 from eventjet.spark.options import connection_options
-from eventjet.spark.packaging import send_files, shipped
+from eventjet.spark.running import send_files, shipped
 from eventjet.spark.schema import Form, forms_of, leaf, quoted
 from eventjet.spark.session import Started, found_session, scratch_folder
 from eventjet.store.topology import missing

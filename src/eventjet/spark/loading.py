@@ -1,4 +1,4 @@
-"""Load shadows on Spark: read ranges, shuffle by key, sort by position, fold whole partitions, load from the tasks.
+"""Shadows and snapshots on Spark: read ranges, shuffle by key, sort by position, fold and load whole partitions.
 
 Tasks load into PostgreSQL themselves. SQLite has one writer, so there the rows come back to the driver as Arrow. What a
 task finds wrong with events and rows comes back as a value: it would only fail again.
@@ -6,10 +6,12 @@ task finds wrong with events and rows comes back as a value: it would only fail 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +25,19 @@ from eventjet.projections.row_codec import ColumnValues
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.load import Part, Target, load_part
 from eventjet.rebuild.plan import Pass, Plan, Route
+from eventjet.rebuild.snapshot_folding import SnapshotFold, Tally
 from eventjet.spark.archiving import archived_frame, reading
+from eventjet.spark.columns import pyarrow, records_of
 from eventjet.spark.fold_tasks import KEYED, RESULT, FoldTask, KeyTask, unpack_rows
-from eventjet.spark.following import following
-from eventjet.spark.options import seal
-from eventjet.spark.packaging import provisions
-from eventjet.spark.read_planning import log_frame
+from eventjet.spark.options import LogOptions, seal
+from eventjet.spark.running import following, provisions
 from eventjet.spark.session import Started, is_remote
+from eventjet.spark.source import log_frame
 from eventjet.sql.database import Database
 from eventjet.sql.statements import Parked
+
+_TALLY = "tally string"
+"""What a task that folds snapshots tells: its `Tally` as JSON."""
 
 
 def load_on_spark(job: Job, plan: Plan, targets: Sequence[Target], started: Started, *, ship: bool) -> list[Part]:
@@ -143,3 +149,46 @@ def passwordless(database: Database, secrets: Path) -> Database:
     bare = URL.create(url.drivername, url.username, None, url.host, url.port, url.database, url.query)
     sealed = seal(secrets, "pgpass", str(url.password))
     return Database(bare.update_query_dict({"passfile": sealed}).render_as_string(hide_password=False))
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTask:
+    """Folds records that are sorted by subject and position."""
+
+    app: AppRef
+    aggregate: str
+    least: int
+    last: int
+    options: Mapping[str, str]
+    """Of the source: how to reach the server."""
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        endpoint = LogOptions.parse(self.options).endpoint()
+        current: bytes | None = None
+        with SnapshotFold(self.app.load(), self.aggregate, self.least, endpoint, self.last) as fold:
+            for batch in batches:
+                for subject, records in groupby(records_of(batch), key=itemgetter(2)):
+                    if current not in (None, subject):
+                        fold.finish(current)
+                    current = subject
+                    fold.take(subject, list(records))
+            yield pyarrow().RecordBatch.from_pylist([{"tally": json.dumps(asdict(fold.done()))}])
+
+
+def fold_on_spark(job: Job, plan: Plan, aggregate: str, least: int, started: Started, *, ship: bool) -> Tally:
+    """Write the snapshots of one aggregate type; raises `RebuildError`."""
+    with provisions(job, started) as provided:
+        task = SnapshotTask(provided.app(ship=ship), aggregate, least, plan.last, provided.options)
+        provided.send()
+        reach = {"fromPosition": str(plan.first), "toPosition": str(plan.last), "partitions": str(len(plan.ranges))}
+        frame: Any = started.spark.read.format("jetstream").options(**provided.options, **reach).load()
+        own = frame.where(frame["subject"].startswith(f"{plan.stream}.{aggregate}."))
+        histories = own.repartition(plan.partitions, "subject").sortWithinPartitions("subject", "position")
+        tally = Tally()
+        with (
+            job.watch.phase("read", plan.events),
+            following(started.spark, job.watch, "read", 0, plan.events, plan.events),
+        ):
+            for row in histories.mapInArrow(task, _TALLY).collect():
+                tally.add(json.loads(row.tally))
+    return tally

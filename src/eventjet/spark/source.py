@@ -23,26 +23,38 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import datasource as spark
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from eventjet.errors import HistoryBroken, StoreUnavailable, UsageError
-from eventjet.nats.api import StreamState
+from eventjet.errors import HistoryBroken, StoreUnavailable, StreamMissing, Unreachable, UsageError
+from eventjet.nats.api import StreamState, deleted_positions, messages_of, stream_info
 from eventjet.nats.connection import NatsConnection
-from eventjet.spark.columns import columns_in, schema_of
+from eventjet.nats.ranges import Range, range_count, read_range, split
+from eventjet.spark.columns import SCHEMA, arrow_batch, columns_in, schema_of
 from eventjet.spark.options import LogOptions
-from eventjet.spark.read_planning import RangePartition, asked_for, log_state, ranges, read_records
 from eventjet.store.topology import IDENTITY
+
+BATCH = 1_000
+"""Records an Arrow batch; a record may be nearly a megabyte."""
 
 _PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
 _LITERAL = re.compile(r"[^\s.*>]+(\.[^\s.*>]+)*")
 _END = 2**63 - 1
+
+
+@dataclass
+class RangePartition(InputPartition):
+    """Positions `start` <= position < `end`."""
+
+    start: int
+    end: int
 
 
 class JetStreamSource(DataSource):
@@ -76,13 +88,13 @@ class JetStreamReader(DataSourceReader):
 
     def partitions(self) -> list[RangePartition]:
         with NatsConnection.open(self.options.endpoint()) as connection:
-            state = log_state(self.options, connection)
-            first, last = asked_for(self.options, state)
+            state = _log_state(self.options, connection)
+            first, last = _asked_for(self.options, state)
             first, last = max(first, self.at_least), min(last, self.at_most)
-            return ranges(self.options, state, connection, first, last, at_least=2) or [RangePartition(1, 1)]
+            return _ranges(self.options, state, connection, first, last, at_least=2) or [RangePartition(1, 1)]
 
     def read(self, partition: Any) -> Iterator[Any]:
-        return read_records(self.options, partition, self._columns)
+        return _read_records(self.options, partition, self._columns)
 
 
 class FilteringReader(JetStreamReader):
@@ -153,7 +165,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark names it
         state = self._current_state()
-        first, _ = asked_for(self._options, state)
+        first, _ = _asked_for(self._options, state)
         if first > state.last + 1:
             raise UsageError(
                 f"fromPosition is {first}, and the log ends at {state.last}. Give {state.last + 1} at most."
@@ -186,10 +198,10 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if state is None or state.last < end["position"]:
             state = self._checked_state(end)
         assert self._connection is not None
-        return ranges(self._options, state, self._connection, start["position"] + 1, end["position"], at_least=1)
+        return _ranges(self._options, state, self._connection, start["position"] + 1, end["position"], at_least=1)
 
     def read(self, partition: Any) -> Iterator[Any]:
-        return read_records(self._options, partition, self._columns)
+        return _read_records(self._options, partition, self._columns)
 
     def stop(self) -> None:
         if self._connection is not None:
@@ -212,10 +224,84 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Ask, and connect again once: the server drops a connection that was idle for long."""
         if self._connection is not None:
             with suppress(StoreUnavailable):
-                return log_state(self._options, self._connection)
+                return _log_state(self._options, self._connection)
             self._connection.close()
         self._connection = NatsConnection.open(self._options.endpoint())
-        return log_state(self._options, self._connection)
+        return _log_state(self._options, self._connection)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """Reads the ranges whose numbers it is given; on every try the same records, or an error."""
+
+    options: LogOptions
+    ranges: tuple[Range, ...]
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from _read_records(self.options, self.ranges[number], self.options.columns)
+
+
+def log_frame(spark: SparkSession, options: Mapping[str, str], ranges: Sequence[Range]) -> DataFrame:
+    """The records of the ranges in the source's `SCHEMA`, a partition for each range, in order within it.
+
+    `options` are the source's, and name no positions. A position that is missing fails the query. The source gives the
+    same rows, but Spark starts three Python processes, one after the other, to ask which sources there are, how to make
+    this one and how to cut it. A plan that has cut the log already needs none of them, and its reading and its folding
+    share their Python workers.
+    """
+    numbers: Any = spark.range(0, len(ranges), 1, len(ranges))
+    return numbers.mapInArrow(ReadTask(LogOptions.parse(options), tuple(ranges)), SCHEMA)
+
+
+def _log_state(options: LogOptions, connection: NatsConnection) -> StreamState:
+    """The stream as its leader sees it; raises `Unreachable` when there is none."""
+    try:
+        return connection.ask(stream_info(options.stream))
+    except StreamMissing:
+        raise Unreachable(
+            f"The stream {options.stream!r}",
+            "it does not exist on this server",
+            "Name the app as `stream`, and its server as `servers`.",
+        ) from None
+
+
+def _asked_for(options: LogOptions, state: StreamState) -> tuple[int, int]:
+    """(first, last) position of the read; raises `HistoryBroken` when the log does not have what was named."""
+    begins = max(state.first, 1)
+    first = begins if options.first is None else max(options.first, 1)
+    last = state.last if options.last is None else options.last
+    if first <= last and first < begins:
+        raise HistoryBroken(options.stream, first, f"the log begins at position {begins}")
+    if first <= last and last > state.last:
+        missing = f"the log ends at {state.last}, though positions up to {last} were asked for"
+        raise HistoryBroken(options.stream, state.last + 1, missing)
+    return first, last
+
+
+def _ranges(
+    options: LogOptions, state: StreamState, connection: NatsConnection, first: int, last: int, at_least: int
+) -> list[RangePartition]:
+    """Cut `first` to `last` into what tasks read; raises `HistoryBroken` for what a filtered read would not notice."""
+    events = last - first + 1
+    if options.subject is not None and events > 0:
+        if state.deleted:
+            for hole in connection.ask(deleted_positions(options.stream)):
+                if first <= hole <= last:
+                    raise HistoryBroken(options.stream, hole, "it is missing")
+        if not options.subject.endswith("*"):
+            # One aggregate is a few events in a log of many: not worth a task for every range of the log.
+            events, at_least = min(events, connection.ask(messages_of(options.stream, options.subject))), 1
+    count = options.partitions or range_count(events, at_least)
+    return [RangePartition(part.start, part.end) for part in split(first, last, count)]
+
+
+def _read_records(options: LogOptions, partition: Any, columns: Sequence[str]) -> Iterator[Any]:
+    """A range in Arrow batches, the same on every try; raises `HistoryBroken` for a position that is missing."""
+    start, end, subject = partition.start, partition.end, options.subject
+    for records in read_range(options.endpoint(), options.stream, start, end, batch=BATCH, filter_subject=subject):
+        yield arrow_batch(records, columns)
 
 
 def _filters_are_pushed() -> bool:
