@@ -9,13 +9,11 @@ import http.client
 import json
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import reserved_port
-from eventjet.dev.server import Home
 from eventjet.errors import Unreachable
 
 _COMPONENT = "The embedded NATS cluster"
@@ -27,11 +25,8 @@ _REQUEST_S = 2.0
 class NatsCluster:
     """Three replicas' worth of servers. A single one is killed, paused and started again through `servers`."""
 
-    def __init__(self, directory: Path | None = None, *, sync_interval: str = "always", config: str = "") -> None:
-        """`config` is laid over each server's own."""
-        self._home = Home(directory, "eventjet-nats-cluster-")
+    def __init__(self, *, sync_interval: str = "always") -> None:
         self._sync_interval = sync_interval
-        self._config = config
         self.servers: list[NatsServer] = []
         """Empty before the first start; then n1, n2, n3."""
 
@@ -67,8 +62,12 @@ class NatsCluster:
         for server in self.servers:
             name = _leader_by(server)
             if name is not None:
-                return next((one for one in self.servers if one.directory.name == name), None)
+                return self.named(name)
         return None
+
+    def named(self, name: str) -> NatsServer:
+        """The server that calls itself so: n1, n2 or n3."""
+        return self.servers[int(name.removeprefix("n")) - 1]
 
     def stop(self) -> None:
         """End all in good order; `start` goes on with the same data."""
@@ -91,11 +90,10 @@ class NatsCluster:
             server.resume()
 
     def close(self) -> None:
-        """End all and remove the temporary directory; a directory that was given stays as it is."""
-        self.stop()
-        self._home.remove()
-        if self._home.temporary:
-            self.servers = []
+        """End all and remove their directories."""
+        for server in self.servers:
+            server.close()
+        self.servers = []
 
     def __enter__(self) -> Self:
         return self.start()
@@ -120,13 +118,9 @@ class NatsCluster:
 
     def _made(self, route_ports: list[int]) -> list[NatsServer]:
         routes = ", ".join(f"nats-route://127.0.0.1:{port}" for port in route_ports)
+        group = f"cluster {{ name: eventjet, listen: 127.0.0.1:%d, routes: [{routes}] }}"
         return [
-            NatsServer(
-                self._home.part(f"n{number}"),
-                sync_interval=self._sync_interval,
-                config=f"server_name: n{number}\n"
-                f"cluster {{ name: eventjet, listen: 127.0.0.1:{port}, routes: [{routes}] }}\n{self._config}",
-            )
+            NatsServer(sync_interval=self._sync_interval, config=f"server_name: n{number}\n{group % port}")
             for number, port in enumerate(route_ports, start=1)
         ]
 

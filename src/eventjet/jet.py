@@ -16,10 +16,10 @@ from eventjet.errors import OutcomeUnknown, UsageError
 from eventjet.nats.client import Client, connect
 from eventjet.projections.application import Application, Declared
 from eventjet.repository import Committed, Imported, ImportReport, Planned, Repository
+from eventjet.repository.conflicts import transact
 from eventjet.repository.histories import Snapshots
 from eventjet.repository.importing import Importer
-from eventjet.repository.token import position_in
-from eventjet.repository.transaction import transact
+from eventjet.repository.planned import position_in
 from eventjet.settings import Settings
 from eventjet.snapshots.kv import KeyValueSnapshots
 from eventjet.snapshots.snapshot import SnapshotCodec, SnapshotKeeper
@@ -76,7 +76,7 @@ class Jet:
             if every is not None and self._snapshots is not None:
                 snapshots = Snapshots(self._snapshots, SnapshotCodec[Any](aggregate), every)
             initial = cast("Callable[[], Any]", aggregate)
-            found = Repository(self.name, self.store, self._app.catalog, initial, snapshots=snapshots)
+            found = Repository(self.name, self.store, self._app.catalog, initial, snapshots)
             self._repositories[aggregate] = found
         return found
 

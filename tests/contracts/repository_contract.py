@@ -20,9 +20,8 @@ from tests.contracts.store_contract import write
 Accounts = Repository[Account, AccountEvent]
 
 
-def repository(app: str, store: EventStore, conflicts_max: int = 100) -> Accounts:
-    catalog = Catalog([Opened, Deposited, Withdrawn])
-    return Repository(app, store, catalog, Account, conflicts_max=conflicts_max)
+def repository(app: str, store: EventStore) -> Accounts:
+    return Repository(app, store, Catalog([Opened, Deposited, Withdrawn]), Account)
 
 
 class RepositoryContract:
@@ -137,7 +136,7 @@ class RepositoryContract:
         with pytest.raises(InsufficientFunds):
             await accounts.execute("poor", Account.withdraw, Decimal(1))
 
-    async def test_lost_races_are_bounded(self, app: str, store: EventStore) -> None:
+    async def test_lost_races_are_bounded(self, app: str, store: EventStore, monkeypatch: pytest.MonkeyPatch) -> None:
         class Contested:
             def __init__(self, store: EventStore) -> None:
                 self._inner = store
@@ -150,7 +149,8 @@ class RepositoryContract:
                 self.tries += 1
                 raise ConcurrencyConflict("account.poor", 0)
 
+        monkeypatch.setattr("eventjet.repository.conflicts.CONFLICTS_MAX", 5)
         contested: Any = Contested(store)
         with pytest.raises(ConcurrencyConflict):
-            await repository(app, contested, conflicts_max=5).execute("poor", Account.deposit, Decimal(1))
+            await repository(app, contested).execute("poor", Account.deposit, Decimal(1))
         assert contested.tries == 5

@@ -63,7 +63,7 @@ async def opened(url: str, app: str, request_timeout_s: float = 4.0) -> AsyncGen
 async def leader_of(cluster: NatsCluster, store: JetStreamStore) -> NatsServer:
     """The server that leads the stream."""
     name = (await store._client.api(f"STREAM.INFO.{store.app}"))["cluster"]["leader"]
-    return next(server for server in cluster.servers if server.directory.name == name)
+    return cluster.named(name)
 
 
 class Writer:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eventjet import App, Imported, Metadata
-from eventjet.archive.batches import Past
+from eventjet.archive.batches import ArchivedLog
 from eventjet.archive.manifest import ArchivedFile, Segment, dump_segment
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.examples.bank.account import Account, Deposited, Opened
@@ -38,7 +38,7 @@ def append_raw(url: str, records: Iterable[tuple[str, bytes, bytes]]) -> int:
     return logs.append(endpoint(url), NAME, records)
 
 
-def past_of(records: Sequence[RawRecord], log: str = "the-log", name: str = NAME) -> Past:
+def past_of(records: Sequence[RawRecord], log: str = "the-log", name: str = NAME) -> ArchivedLog:
     """A past in memory, in pages of an odd size."""
     first = records[0][0]
 
@@ -47,7 +47,7 @@ def past_of(records: Sequence[RawRecord], log: str = "the-log", name: str = NAME
         for at in range(0, len(wanted), 333):
             yield list(wanted[at : at + 333])
 
-    return Past("the archive", name, log, first, records[-1][0], pages)
+    return ArchivedLog("the archive", name, log, first, records[-1][0], pages)
 
 
 async def fill(app: App, url: str, count: int = 1_500, seed: int = 3) -> None:

@@ -82,7 +82,7 @@ def test_a_killed_program_leaves_nothing_of_a_cluster() -> None:
     servers = told(program)
     assert len(servers) == 3
     finish(program)
-    assert eventually(lambda: not any(alive(pid) or folder.parent.exists() for pid, folder in servers))
+    assert eventually(lambda: not any(alive(pid) or folder.exists() for pid, folder in servers))
 
 
 def test_a_program_killed_while_its_server_is_paused_leaves_nothing() -> None:

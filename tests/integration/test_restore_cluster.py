@@ -36,7 +36,7 @@ def test_the_leader_may_be_killed_on_the_way() -> None:
         def told(phase: str, done: int, _total: int) -> None:
             if phase == "publish" and done == 2 * BATCH_MAX:
                 killed.append(leader_of(cluster.urls))
-                next(one for one in cluster.servers if one.directory.name == killed[0]).kill()
+                cluster.named(killed[0]).kill()
 
         endpoint = Endpoint(tuple(cluster.urls))
         report = Restore(endpoint, past_of(records), replicas=3, progress=told, timeout_s=2.0).run()

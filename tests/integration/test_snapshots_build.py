@@ -20,8 +20,7 @@ from eventjet.domain.identity import encode_id
 from eventjet.errors import Refused, Unreachable, UsageError
 from eventjet.nats.endpoint import Endpoint
 from eventjet.rebuild import EngineName, SnapshotReport, build_snapshots
-from eventjet.snapshots.bulk import BulkSnapshots, Offer
-from eventjet.snapshots.kv import VALUE_MAX
+from eventjet.snapshots.kv import VALUE_MAX, BulkSnapshots, Offer
 from eventjet.spark.session import Started
 from tests.hostile_ids import hostile_ids
 from tests.integration.snapshot_log import Scene, known

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import eventjet.archive.batches
-from eventjet.archive.batches import BATCH_BYTES, BATCH_MAX, HEADERS_ADDED, Past, RestoreBatch, batches, lasting
+from eventjet.archive.batches import BATCH_BYTES, BATCH_MAX, HEADERS_ADDED, ArchivedLog, RestoreBatch, batches, lasting
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.envelope import RawRecord, header, header_block, recorded_at
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
@@ -28,11 +28,11 @@ def record(position: int, *lines: str, subject: str = "bank.account.a", body: by
     return position, NS + position, subject.encode(), block.encode(), body
 
 
-def past(*records: RawRecord, last: int | None = None) -> Past:
+def past(*records: RawRecord, last: int | None = None) -> ArchivedLog:
     def pages(start: int, end: int) -> Iterator[list[RawRecord]]:
         yield [one for one in records if start <= one[0] < end]
 
-    return Past("there", "bank", "log", records[0][0], last or records[-1][0], pages)
+    return ArchivedLog("there", "bank", "log", records[0][0], last or records[-1][0], pages)
 
 
 def published(batch: RestoreBatch) -> list[RawRecord]:

@@ -232,12 +232,13 @@ async def test_a_conflict_reads_only_what_is_new() -> None:
     assert min(asked) >= 4
 
 
-async def test_lost_races_name_the_position_that_was_lost() -> None:
+async def test_lost_races_name_the_position_that_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     class Contested(MemoryStore):
         async def append(self, writes: Any) -> int:
             raise ConcurrencyConflict("taken", 41)
 
-    bells = Repository("x", Contested("x"), Catalog([Rung]), Bell, conflicts_max=2)
+    monkeypatch.setattr("eventjet.repository.conflicts.CONFLICTS_MAX", 2)
+    bells = Repository("x", Contested("x"), Catalog([Rung]), Bell)
     with pytest.raises(ConcurrencyConflict, match="position 41"):
         await bells.execute("b", Bell.ring)
 

@@ -10,7 +10,7 @@ import pytest
 
 from eventjet.codec.subjects import notice, notice_subject, read_notice
 from eventjet.errors import NotCaughtUp, Unreachable, UsageError
-from eventjet.repository.token import position_in, token_at
+from eventjet.repository.planned import Committed, position_in
 from eventjet.sql.waiting import Standing, Waiting, serving
 from tests.integration.projecting import BALANCES, MOVEMENTS
 
@@ -70,7 +70,7 @@ def test_a_notice_is_read_as_it_was_written_and_nothing_else_is() -> None:
 
 
 def test_a_token_names_its_app_and_its_position() -> None:
-    assert token_at("bank", 1234) == "bank:1234"
+    assert Committed(None, (), 1234, 1, "bank").token == "bank:1234"
     assert position_in("bank:1234", "bank") == 1234
     assert position_in(" bank:0\t", "bank") == 0
 

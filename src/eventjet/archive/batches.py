@@ -1,4 +1,4 @@
-"""PURE: a log's past as it is published again, in batches that are stored whole or not at all.
+"""PURE: an archived log as it is published again, in batches that are stored whole or not at all.
 
 Subject, body, and all headers that are told to readers stay as they are, in their order. What was said only to the
 server (batches, expectations of a whole stream) goes, and `Ej-Recorded-At` keeps the time that the server will not give
@@ -8,7 +8,7 @@ again. Whatever is published twice in this way is the same as what was published
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -33,14 +33,13 @@ _NO_HEADERS = b"NATS/1.0\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
-    """A log's past, wherever it is kept."""
+class ArchivedLog:
+    """A log as an archive holds it, wherever that is."""
 
     name: str
     """Where, for errors."""
     stream: str
-    log: str
-    """The identity of the log."""
+    identity: str
     first: int
     last: int
     records: Callable[[int, int], Iterable[list[RawRecord]]]
@@ -59,19 +58,17 @@ class Past:
         raise ArchiveBroken(self.name, f"it has no event at position {position}")
 
 
-def lasting(record: RawRecord) -> tuple[int, bytes, bytes, bytes]:
-    """(position, subject, headers, body): what is the same however often a record is published again."""
-    position, _, subject, _, body = record
-    return position, subject, _EXPECTATION.sub(b"", _kept(record)), body
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RestoreBatch:
     """Messages that follow one another in the log."""
 
-    records: tuple[RawRecord, ...]
-    blocks: tuple[bytes, ...]
+    records: list[RawRecord] = field(default_factory=list[RawRecord])
+    blocks: list[bytes] = field(default_factory=list[bytes])
     """The headers of each as they are published, without the batch's own."""
+    size: int = 0
+    ids: set[str] = field(default_factory=set[str])
+    lasts: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    """Of each subject in it, the position of its last message."""
 
     @property
     def first(self) -> int:
@@ -99,79 +96,59 @@ class RestoreBatch:
         return b"".join(before), headers + b"Nats-Batch-Commit: 1\r\n\r\n"
 
 
-def batches(past: Past, start: int) -> Iterator[RestoreBatch]:
-    """The past from a position on; raises `ArchiveBroken` where its records do not follow one another.
+def batches(log: ArchivedLog, start: int) -> Iterator[RestoreBatch]:
+    """The log from a position on; raises `ArchiveBroken` where its records do not follow one another.
 
     It is cut in the same places whether it was published again before or not.
     """
-    making = _Making(past)
+    batch = RestoreBatch()
     position = start
-    for page in past.records(start, past.last + 1):
+    for page in log.records(start, log.last + 1):
         for record in page:
             if record[0] != position:
-                raise ArchiveBroken(past.name, f"position {record[0]} comes where {position} should")
+                raise ArchiveBroken(log.name, f"position {record[0]} comes where {position} should")
             position += 1
             block = _kept(record)
             bare = _EXPECTATION.sub(b"", block)
             size = len(record[2]) + len(bare) + len(record[4])
             event_id = header(bare, MSG_ID)
-            if making.is_full_for(size, event_id):
-                yield making.made()
-            making.add(record, block if making.may_expect(record) else bare, size, event_id)
-    if making.records:
-        yield making.made()
-    if position != past.last + 1:
-        raise ArchiveBroken(past.name, f"it ends before position {position}")
+            # One batch cannot hold an id twice; the log can, if long enough lay between them.
+            full = len(batch.records) == BATCH_MAX or batch.size + size > BATCH_BYTES or event_id in batch.ids
+            if full and batch.records:
+                yield batch
+                batch = RestoreBatch()
+            batch.records.append(record)
+            batch.blocks.append(block if _may_expect(log, record, batch.lasts) else bare)
+            batch.lasts[record[2]] = record[0]
+            batch.size += size
+            if event_id is not None:
+                batch.ids.add(event_id)
+    if batch.records:
+        yield batch
+    if position != log.last + 1:
+        raise ArchiveBroken(log.name, f"it ends before position {position}")
 
 
-@dataclass(slots=True)
-class _Making:
-    """The batch that is being filled."""
+def _may_expect(log: ArchivedLog, record: RawRecord, lasts: Mapping[bytes, int]) -> bool:
+    """Whether the server can check what the record expects, when `lasts` are the subjects' last positions in its batch.
 
-    past: Past
-    records: list[RawRecord] = field(default_factory=list[RawRecord])
-    blocks: list[bytes] = field(default_factory=list[bytes])
-    ids: set[str] = field(default_factory=set[str])
-    lasts: dict[bytes, int] = field(default_factory=dict[bytes, int])
-    """Of each subject in it, the position of its last message."""
-    size: int = 0
+    It cannot for the second message of a subject in a batch, so that is done here, and not where what is expected lies
+    before the archive's first position.
+    """
+    position, _, subject, block, _ = record
+    expected = number_of(block, EXPECTED)
+    if expected is None or _OF_ANOTHER in block or 0 < expected < log.first:
+        return False
+    before = lasts.get(subject, expected)
+    if expected != before:
+        raise ArchiveBroken(log.name, f"position {position} was written after {expected}, but {before} came before it")
+    return subject not in lasts
 
-    def is_full_for(self, size: int, event_id: str | None) -> bool:
-        if not self.records:
-            return False
-        # One batch cannot hold an id twice; the log can, if long enough lay between them.
-        return len(self.records) == BATCH_MAX or self.size + size > BATCH_BYTES or event_id in self.ids
 
-    def may_expect(self, record: RawRecord) -> bool:
-        """Whether the server can check what the record expects.
-
-        It cannot for the second message of a subject in a batch, so that is done here, and not where what is expected
-        lies before the past's first position.
-        """
-        position, _, subject, block, _ = record
-        expected = number_of(block, EXPECTED)
-        if expected is None or _OF_ANOTHER in block or 0 < expected < self.past.first:
-            return False
-        before = self.lasts.get(subject, expected)
-        if expected != before:
-            reason = f"position {position} was written after {expected}, but {before} came before it"
-            raise ArchiveBroken(self.past.name, reason)
-        return subject not in self.lasts
-
-    def add(self, record: RawRecord, block: bytes, size: int, event_id: str | None) -> None:
-        self.records.append(record)
-        self.blocks.append(block)
-        self.lasts[record[2]] = record[0]
-        self.size += size
-        if event_id is not None:
-            self.ids.add(event_id)
-
-    def made(self) -> RestoreBatch:
-        done = RestoreBatch(tuple(self.records), tuple(self.blocks))
-        self.records, self.blocks, self.size = [], [], 0
-        self.ids.clear()
-        self.lasts.clear()
-        return done
+def lasting(record: RawRecord) -> tuple[int, bytes, bytes, bytes]:
+    """(position, subject, headers, body): what is the same however often a record is published again."""
+    position, _, subject, _, body = record
+    return position, subject, _EXPECTATION.sub(b"", _kept(record)), body
 
 
 def _kept(record: RawRecord) -> bytes:
@@ -179,15 +156,11 @@ def _kept(record: RawRecord) -> bytes:
     block = _TO_THE_SERVER.sub(b"", record[3] or _NO_HEADERS)
     if _TOLD in block:
         return block
-    return b"%b%b%b\r\n\r\n" % (block.rstrip(b"\r\n"), _TOLD, _time(record[1]))
-
-
-def _time(time_ns: int) -> bytes:
-    """RFC 3339 in UTC, to the nanosecond."""
-    second, rest = divmod(time_ns, 1_000_000_000)
-    return b"%b.%09dZ" % (_second(second), rest)
+    second, nanosecond = divmod(record[1], 1_000_000_000)
+    time = f"{_second(second)}.{nanosecond:09d}Z"
+    return b"%b%b%b\r\n\r\n" % (block.rstrip(b"\r\n"), _TOLD, time.encode())
 
 
 @lru_cache(maxsize=64)
-def _second(second: int) -> bytes:
-    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
+def _second(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")

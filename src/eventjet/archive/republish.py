@@ -1,4 +1,4 @@
-"""Publishing a past into an empty stream: the same positions, ids, versions and times, or an error.
+"""Publishing an archived log into an empty stream: the same positions, ids, versions and times, or an error.
 
 Each batch is atomic and expects the log to end right before it, so it is stored where it belongs or not at all,
 whoever else writes. When an answer is lost, the restore reads what the stream holds. Whatever ends a restore, the next
@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from eventjet import failpoints
-from eventjet.archive.batches import HEADERS_ADDED, Past, RestoreBatch, batches, lasting
+from eventjet.archive.batches import HEADERS_ADDED, ArchivedLog, RestoreBatch, batches, lasting
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
 from eventjet.errors import (
     ApiRefused,
@@ -69,12 +69,12 @@ class Restore:
     """Makes the stream, or goes on where an interrupted restore ended, and compares all that it holds. Blocks.
 
     `run` raises `Refused` for a stream that holds anything else and when somebody else writes, `ArchiveBroken` for a
-    past that does not follow from itself, `HistoryBroken` when what was stored is not what was read, and
+    log that does not follow from itself, `HistoryBroken` when what was stored is not what was read, and
     `StoreUnavailable` when the server stores nothing for a minute. What `progress` and `wait` raise ends it.
     """
 
     endpoint: Endpoint
-    past: Past
+    log: ArchivedLog
     replicas: int = 1
     progress: Tell = lambda _phase, _done, _total: None
     wait: Callable[[float], object] = time.sleep
@@ -84,92 +84,92 @@ class Restore:
 
     def run(self) -> Restored:
         """See the class; once."""
-        past = self.past
+        log = self.log
         try:
             start = self._prepare()
             began = time.monotonic()
-            for batch in batches(past, start):
+            for batch in batches(log, start):
                 self._store(batch)
                 failpoints.reach("restore.batch_stored")
-                self.progress("publish", batch.last - past.first + 1, past.events)
+                self.progress("publish", batch.last - log.first + 1, log.events)
             self.seconds["publish"] = round(time.monotonic() - began, 3)
             # What is stored should not be in vain because of an election at the end.
-            end = f"The end of the restore into {past.stream}"
+            end = f"The end of the restore into {log.stream}"
             self._insist(end, self._check_end)
             self._compare()
             self._insist(end, self._finish)
         finally:
             self._drop()
-        published = past.last - start + 1
-        return Restored(past.stream, past.log, past.first, past.last, past.events, published, self.seconds)
+        published = log.last - start + 1
+        return Restored(log.stream, log.identity, log.first, log.last, log.events, published, self.seconds)
 
     # Before.
 
     def _prepare(self) -> int:
         """Make the stream what it must be, and return the position to go on at; raises `Refused` before any change."""
-        past = self.past
+        log = self.log
         try:
             state = self._state()
         except StreamMissing:
             return self._create()
-        drifts = compare(stream_config(past.stream, self.replicas), state.config)
+        drifts = compare(stream_config(log.stream, self.replicas), state.config)
         wrong = [str(drift) for drift in drifts if drift.setting not in _SET_HERE]
         if wrong:
             raise self._refused(f"the stream is not as it should be ({'; '.join(wrong)})")
-        if state.messages == 0 and state.last + 1 == past.first:
+        if state.messages == 0 and state.last + 1 == log.first:
             self._check_alone(state)
-            start = past.first
+            start = log.first
         else:
             start = self._continued(state)
         self._configure(state, finished=False)
         return start
 
     def _create(self) -> int:
-        past = self.past
-        config = {**_config(past, self.replicas), "duplicate_window": WINDOW_NS}
+        log = self.log
+        config = {**_config(log, self.replicas), "duplicate_window": WINDOW_NS}
         try:
             self._ask(api.create_stream(config))
         except ApiRefused as refusal:
             if refusal.err_code == api.NAME_IN_USE:
                 raise self._refused("somebody else made the stream just now") from None
-            raise not_created(past.stream, refusal) from None
-        return past.first
+            raise not_created(log.stream, refusal) from None
+        return log.first
 
     def _continued(self, state: api.StreamState) -> int:
-        """Where to go on in a stream that holds the past's first events, and nothing else."""
-        past, identity = self.past, state.metadata.get(IDENTITY)
+        """Where to go on in a stream that holds the archive's first events, and nothing else."""
+        log, identity = self.log, state.metadata.get(IDENTITY)
         holds = f"it holds {state.messages:,} events at positions {state.first:,} to {state.last:,}"
         if state.messages == 0:
             raise self._refused(
-                f"its next event gets position {state.last + 1:,}, and the archive's first {past.first:,}"
+                f"its next event gets position {state.last + 1:,}, and the archive's first {log.first:,}"
             )
-        if identity != past.log:
+        if identity != log.identity:
             raise self._refused(
-                f"{holds} of the log {identity or 'without identity'}, and the archive is of {past.log}"
+                f"{holds} of the log {identity or 'without identity'}, and the archive is of {log.identity}"
             )
-        if state.first != past.first or state.last > past.last or state.deleted:
-            raise self._refused(f"{holds}, and the archive {past.first:,} to {past.last:,}")
+        if state.first != log.first or state.last > log.last or state.deleted:
+            raise self._refused(f"{holds}, and the archive {log.first:,} to {log.last:,}")
         for position in (state.first, state.last):
-            found = self._ask(api.message_at(past.stream, position))
-            if found is None or lasting(found) != lasting(past.record(position)):
+            found = self._ask(api.message_at(log.stream, position))
+            if found is None or lasting(found) != lasting(log.record(position)):
                 raise self._refused(f"{holds}, and its event at position {position:,} is not that of the archive")
         return state.last + 1
 
     def _check_alone(self, state: api.StreamState) -> None:
         """An empty stream becomes another log, and workers that wait for its events would note the wrong one."""
-        if state.metadata.get(IDENTITY) == self.past.log:
+        if state.metadata.get(IDENTITY) == self.log.identity:
             return
-        if waiting := self._ask(api.waiting_consumers(self.past.stream)):
+        if waiting := self._ask(api.waiting_consumers(self.log.stream)):
             raise self._refused(f"workers wait for its events ({', '.join(waiting)}); stop them first")
 
     def _configure(self, state: api.StreamState, *, finished: bool) -> None:
         """Of an existing stream: its identity, room for what events grow by, and how long ids are remembered."""
-        wanted = _config(self.past, self.replicas)
+        wanted = _config(self.log, self.replicas)
         size = state.config["max_msg_size"]
         if 0 < size < wanted["max_msg_size"]:
             size = wanted["max_msg_size"]
         window = wanted["duplicate_window"] if finished else WINDOW_NS
-        metadata = {**state.metadata, IDENTITY: self.past.log}
+        metadata = {**state.metadata, IDENTITY: self.log.identity}
         config = {**state.config, "metadata": metadata, "max_msg_size": size, "duplicate_window": window}
         if config != state.config:
             self._ask(api.update_stream(config))
@@ -187,7 +187,7 @@ class Restore:
             contradicted_at = self._check_answer(batch, answer, contradicted_at)
             return self._send(batch)
 
-        self._insist(f"Storing positions {batch.first:,} to {batch.last:,} of {self.past.stream}", attempt)
+        self._insist(f"Storing positions {batch.first:,} to {batch.last:,} of {self.log.stream}", attempt)
 
     def _insist(self, what: str, attempt: Callable[[Exception | None], Exception | None]) -> None:
         """Repeat `attempt`, given the fault of the try before, until it returns none or patience ends."""
@@ -214,7 +214,7 @@ class Restore:
         largest = max(len(block) + len(record[4]) for block, record in zip(batch.blocks, batch.records, strict=True))
         if largest + HEADERS_ADDED > link.max_payload:
             raise Refused(
-                f"The restore of {self.past.name}",
+                f"The restore of {self.log.name}",
                 f"the server takes messages of {link.max_payload:,} bytes; an event of positions {batch.first:,} to "
                 f"{batch.last:,} has {largest:,}",
                 "Set `max_payload: 1MB` in its configuration, and restore again.",
@@ -240,11 +240,11 @@ class Restore:
         if state.last < batch.first:
             # A leader that was deposed, or the log lost its end: the next run goes on where that is.
             raise StoreUnavailable(f"Position {batch.first - 1:,}", f"the log ends at {state.last:,} all at once")
-        at = self._ask(api.message_at(self.past.stream, batch.last))
+        at = self._ask(api.message_at(self.log.stream, batch.last))
         if state.last != batch.last or at is None or lasting(at) != lasting(batch.records[-1]):
             raise Refused(
-                f"The restore of {self.past.name}",
-                f"somebody else wrote to the stream {self.past.stream!r}: it ends at position {state.last:,} after "
+                f"The restore of {self.log.name}",
+                f"somebody else wrote to the stream {self.log.stream!r}: it ends at position {state.last:,} after "
                 f"{batch.first - 1:,} were restored",
                 "Stop all that writes to it, delete the stream, and restore again.",
             )
@@ -261,7 +261,7 @@ class Restore:
         code, said = answer.err_code, answer.description
         if code in REFUSALS:
             raise Refused(
-                f"The restore of {self.past.name}",
+                f"The restore of {self.log.name}",
                 f"the server takes no more after position {batch.first - 1:,}: {said} ({code})",
                 "Make room, or fix the limit that it names, and restore again: it goes on there.",
             )
@@ -270,31 +270,31 @@ class Restore:
         since = since or time.monotonic()
         if time.monotonic() - since > STALE_LEADER_S:
             reason = f"an event of positions {batch.first} to {batch.last} does not follow the one it was written after"
-            raise ArchiveBroken(self.past.name, reason)
+            raise ArchiveBroken(self.log.name, reason)
         return since
 
     # After.
 
     def _check_end(self, _: object) -> None:
-        past = self.past
+        log = self.log
         state = self._state()
         found = (state.metadata.get(IDENTITY), state.first, state.last, state.messages)
-        if found != (past.log, past.first, past.last, past.events):
+        if found != (log.identity, log.first, log.last, log.events):
             raise HistoryBroken(
-                past.stream, state.last, f"it holds {state.messages} events of the log {found[0]} after the restore"
+                log.stream, state.last, f"it holds {state.messages} events of the log {found[0]} after the restore"
             )
 
     def _compare(self) -> None:
-        """Read all of it again and compare it with the past; raises `HistoryBroken` for the first difference."""
-        past, began = self.past, time.monotonic()
-        stored = read_range(self.endpoint, past.stream, past.first, past.last + 1)
-        kept = past.records(past.first, past.last + 1)
+        """Read all of it again and compare it with the archive; raises `HistoryBroken` for the first difference."""
+        log, began = self.log, time.monotonic()
+        stored = read_range(self.endpoint, log.stream, log.first, log.last + 1)
+        kept = log.records(log.first, log.last + 1)
         pairs = zip(chain.from_iterable(stored), chain.from_iterable(kept), strict=True)
         for count, (one, other) in enumerate(pairs, 1):
             if lasting(one) != lasting(other):
-                raise HistoryBroken(past.stream, one[0], "it is not the event of the archive")
-            if count % 1_000 == 0 or count == past.events:
-                self.progress("compare", count, past.events)
+                raise HistoryBroken(log.stream, one[0], "it is not the event of the archive")
+            if count % 1_000 == 0 or count == log.events:
+                self.progress("compare", count, log.events)
         self.seconds["compare"] = round(time.monotonic() - began, 3)
 
     def _finish(self, _: object) -> None:
@@ -304,13 +304,13 @@ class Restore:
 
     def _refused(self, reason: str) -> Refused:
         return Refused(
-            f"The restore of {self.past.name} into the stream {self.past.stream!r}",
+            f"The restore of {self.log.name} into the stream {self.log.stream!r}",
             reason,
             "Nothing was written. Restore to another server or account, or delete that stream if nobody needs it.",
         )
 
     def _state(self) -> api.StreamState:
-        return self._ask(api.stream_info(self.past.stream))
+        return self._ask(api.stream_info(self.log.stream))
 
     def _ask(self, request: api.Request[T]) -> T:
         return self._link().ask(request, timeout_s=self.timeout_s)
@@ -326,8 +326,8 @@ class Restore:
             self.held = None
 
 
-def _config(past: Past, replicas: int) -> dict[str, Any]:
+def _config(log: ArchivedLog, replicas: int) -> dict[str, Any]:
     """The stream as `init` makes it, with the log's identity and first position, and room for what events grow by."""
-    config = stream_config(past.stream, replicas)
-    config |= {"max_msg_size": SERVER_MESSAGE_MAX + HEADERS_ADDED, "metadata": {IDENTITY: past.log}}
-    return config if past.first == 1 else {**config, "first_seq": past.first}
+    config = stream_config(log.stream, replicas)
+    config |= {"max_msg_size": SERVER_MESSAGE_MAX + HEADERS_ADDED, "metadata": {IDENTITY: log.identity}}
+    return config if log.first == 1 else {**config, "first_seq": log.first}

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import psycopg
 
-from eventjet.dev.demo_command import DemoCommand
 from eventjet.dev.demo_traffic import Traffic, old_account_id, old_accounts
+from eventjet.dev.process import ServerProcess
 from eventjet.dev.stack import Stack, running_stack
+from eventjet.dev.supervisor import Program
 from eventjet.errors import DemoFailed, NotCaughtUp
 from eventjet.examples import demo_bank
 from eventjet.jet import Jet
@@ -28,7 +32,10 @@ from eventjet.sql.checkpoint import FAILED
 _APP = f"{demo_bank.__name__}:bank"
 _PROJECTION = demo_bank.balances.name
 _COMMAND_S = 120.0
+_POLL_S = 0.1
 _CATCH_UP_S = 150.0
+_Step = Callable[[str, int, int | None], None]
+"""Told the name of a step, how much of it is done, and of how much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,3 +209,51 @@ class _Demo:
 
     def _counting(self, phase: str, total: int) -> Callable[[int], None]:
         return lambda done: self._progress(phase, done, total)
+
+
+class DemoCommand(ServerProcess):
+    """Started when it is made; `finished`, `stop` or `kill` ends it."""
+
+    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+        self._name = f"`eventjet {' '.join(arguments)}`"
+        self._read = 0
+        self._rest = b""
+        # Not from the current folder, where anything may lie.
+        program = Program([sys.executable, "-P", "-m", "eventjet.cli", *arguments], grace_s=25.0)
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("EVENTJET_")}
+        super().__init__(self._name, program, log, {**ours, **environ})
+
+    async def finished(self, timeout_s: float, step: _Step = lambda _name, _done, _total: None) -> tuple[int, str]:
+        """Wait for its end; its exit status, and what it printed apart from its progress.
+
+        Raises `DemoFailed` when that takes too long. Ends it when cancelled.
+        """
+        output: list[str] = []
+        deadline = time.monotonic() + timeout_s
+        try:
+            while self.running:
+                output += self._printed(step)
+                if time.monotonic() > deadline:
+                    raise DemoFailed(self._name, f"it was not done within {timeout_s:g} s")
+                await asyncio.sleep(_POLL_S)
+        except BaseException:
+            self.kill()
+            raise
+        output += self._printed(step)
+        return self.wait(0) or 0, "\n".join(output)
+
+    def _printed(self, step: _Step) -> Iterator[str]:
+        """The lines printed since; those of progress go to `step` instead."""
+        with self._log.open("rb") as log:
+            log.seek(self._read)
+            fresh = log.read()
+        self._read += len(fresh)
+        *lines, self._rest = (self._rest + fresh).split(b"\n")
+        for line in lines:
+            text = line.decode(errors="replace")
+            if not text.startswith("phase="):
+                yield text
+                continue
+            values = {name: value for name, _, value in (part.partition("=") for part in text.split())}
+            total = values.get("total")
+            step(values["phase"], int(values["done"]), None if total is None else int(total))

@@ -15,8 +15,7 @@ import sysconfig
 from pathlib import Path
 from typing import Self
 
-from eventjet.dev.process import ServerProcess
-from eventjet.dev.server import EmbeddedServer, Home
+from eventjet.dev.server import EmbeddedServer
 from eventjet.dev.supervisor import Program
 from eventjet.errors import ComponentMissing
 
@@ -26,11 +25,12 @@ _GRACE_S = 15.0
 class NatsServer(EmbeddedServer):
     """One server; paused, it keeps its connections open and answers nothing."""
 
+    name = "nats"
     component = "The embedded nats-server"
 
     def __init__(
         self,
-        directory: Path | Home | None = None,
+        directory: Path | None = None,
         *,
         port: int | None = None,
         sync_interval: str = "always",
@@ -41,7 +41,7 @@ class NatsServer(EmbeddedServer):
 
         `config` is nats-server configuration laid over ours: TLS, users, a cluster.
         """
-        super().__init__(directory if isinstance(directory, Home) else Home(directory, "eventjet-nats-"), port)
+        super().__init__(directory, port)
         self._sync_interval = sync_interval
         self._config = config
         self._jetstream = jetstream
@@ -50,13 +50,11 @@ class NatsServer(EmbeddedServer):
     def start(self, timeout_s: float = 30.0) -> Self:
         if self.running:
             return self
-        directory = self._home.path()
-        ports = directory / "ports"
+        ports = self.directory / "ports"
         ports.mkdir(exist_ok=True)
-        config = directory / "nats.conf"
-        config.write_text(self._configuration(directory), encoding="utf-8")
-        program = Program([str(_program()), "-c", str(config)], grace_s=_GRACE_S, remove=self._home.scrap)
-        process = self._process = ServerProcess(self.component, program, self.log)
+        config = self.directory / "nats.conf"
+        config.write_text(self._configuration(), encoding="utf-8")
+        process = self._process = self._launch(Program([str(_program()), "-c", str(config)], grace_s=_GRACE_S))
         process.await_ready(lambda: self._read_ports(ports / f"nats-server_{process.pid}.ports"), timeout_s)
         return self
 
@@ -70,19 +68,15 @@ class NatsServer(EmbeddedServer):
         """Where `/varz`, `/jsz` and `/healthz` answer over HTTP; another port after each start."""
         return self._started(self._monitor_url)
 
-    @property
-    def log(self) -> Path:
-        return self._home.path() / "nats.log"
-
-    def _configuration(self, directory: Path) -> str:
+    def _configuration(self) -> str:
         lines = [
             f"listen: 127.0.0.1:{self._port or -1}",
             "http: 127.0.0.1:-1",
             "max_payload: 1MB",
-            f"ports_file_dir: {_quoted(directory / 'ports')}",
+            f"ports_file_dir: {_quoted(self.directory / 'ports')}",
         ]
         if self._jetstream:
-            data = _quoted(directory / "data")
+            data = _quoted(self.directory / "data")
             lines.append(f"jetstream {{ store_dir: {data}, sync_interval: {self._sync_interval} }}")
         return "\n".join([*lines, self._config, ""])
 

@@ -26,8 +26,7 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
-from eventjet.dev.process import ServerProcess
-from eventjet.dev.server import EmbeddedServer, Home
+from eventjet.dev.server import EmbeddedServer
 from eventjet.dev.supervisor import Account, Program
 from eventjet.errors import ComponentMissing, Unreachable
 
@@ -57,6 +56,7 @@ _NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
 class PostgresServer(EmbeddedServer):
     """One server; its password is kept with its data."""
 
+    name = "postgres"
     component = "The embedded PostgreSQL"
 
     def __init__(self, directory: Path | None = None, *, port: int | None = None, durable: bool = True) -> None:
@@ -64,14 +64,14 @@ class PostgresServer(EmbeddedServer):
 
         Not durable means that a power cut may lose or break the data: faster, and enough for tests.
         """
-        super().__init__(Home(directory, "eventjet-postgres-"), port)
+        super().__init__(directory, port)
         self._durable = durable
 
     def start(self, timeout_s: float = 60.0) -> Self:
         if self.running:
             return self
         account = _unprivileged()
-        home = self._home.path()
+        home = self.directory
         if account is not None and not any(home.iterdir()):
             # A new folder is the server's: others may pass, not list, and what is in it has modes of its own.
             home.chmod(0o711)
@@ -84,17 +84,17 @@ class PostgresServer(EmbeddedServer):
             self._initialise(programs, account)
         with reserved_port() if self._port is None else nullcontext(self._port) as port:
             command = self._serving(programs, port)
-            program = Program(command, signal.SIGINT, signal.SIGQUIT, _GRACE_S, account, self._home.scrap)
-            process = self._process = self._launched(program)
+            program = Program(command, signal.SIGINT, signal.SIGQUIT, _GRACE_S, account)
+            process = self._process = self._launch(program, _environ())
             process.await_ready(lambda: self._state(process.pid) == _READY, timeout_s)
         self._port = port
         return self
 
     def close(self) -> None:
         self.stop()
-        if self._process is not None and self._home.temporary:
+        if self._process is not None and self._given is None:
             _release_shared_memory(self._data / "postmaster.pid", self._process.pid)
-        self._home.remove()
+        super().close()
 
     def create_database(self, name: str) -> str:
         """Create an empty database; returns its URL."""
@@ -114,12 +114,8 @@ class PostgresServer(EmbeddedServer):
         return f"postgresql+psycopg://{_USER}:{self._password()}@127.0.0.1:{self.port}/{quote(database, safe='')}"
 
     @property
-    def log(self) -> Path:
-        return self._home.path() / "postgres.log"
-
-    @property
     def _data(self) -> Path:
-        return self._home.path() / "data"
+        return self.directory / "data"
 
     def _execute(self, statement: LiteralString, name: str) -> None:
         conninfo = self.url.replace("+psycopg", "", 1)
@@ -131,15 +127,9 @@ class PostgresServer(EmbeddedServer):
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         return [str(programs / "postgres"), "-D", str(self._data), *options]
 
-    def _launched(self, program: Program) -> ServerProcess:
-        """Neither the caller's locale and PG* variables reach it, nor its secrets: another user may run it."""
-        kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}
-        return ServerProcess(self.component, program, self.log, {**kept, "LC_ALL": "C"})
-
     def _initialise(self, programs: Path, account: Account | None) -> None:
         """Make the data folder; whole or not at all, so a start that was cut short is simply repeated."""
-        home = self._home.path()
-        unfinished, password = home / "data.new", home / "password.new"
+        unfinished, password = self.directory / "data.new", self.directory / "password.new"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
         _own(unfinished, account, 0o700)
@@ -149,7 +139,7 @@ class PostgresServer(EmbeddedServer):
         if not self._durable:
             options.append("--no-sync")
         command = [str(programs / "initdb"), *options, f"--pwfile={password}", "-D", str(unfinished)]
-        initdb = self._launched(Program(command, account=account, remove=self._home.scrap))
+        initdb = self._launch(Program(command, account=account), _environ())
         status = initdb.finish(_INITDB_S)
         password.unlink()
         if status != 0:
@@ -158,7 +148,7 @@ class PostgresServer(EmbeddedServer):
 
     def _password(self) -> str:
         """Made once and kept with the data, readable by this user alone."""
-        file = self._home.path() / "password"
+        file = self.directory / "password"
         if not file.exists():
             made = file.with_suffix(f".{os.getpid()}")
             made.touch(0o600)
@@ -190,6 +180,12 @@ def _programs(install: Path, home: Path, account: Account | None) -> Path:
         shutil.copytree(libraries, copy.parent.parent / libraries.name, symlinks=True)
     _open_to_all(home / "program")
     return copy / "bin"
+
+
+def _environ() -> dict[str, str]:
+    """Neither the caller's locale and PG* variables, nor its secrets: another user may run the server."""
+    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}
+    return {**kept, "LC_ALL": "C"}
 
 
 def _unprivileged() -> Account | None:

@@ -7,10 +7,13 @@ import signal
 import tempfile
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Self, TypeVar
 
 from eventjet.dev.process import ServerProcess
+from eventjet.dev.supervisor import Program
 from eventjet.errors import Unreachable
 
 T = TypeVar("T")
@@ -19,11 +22,14 @@ T = TypeVar("T")
 class EmbeddedServer(ABC):
     """`stop`, `kill` and `start` again keep data, port and directory; `close` removes what it made."""
 
+    name: str
     component: str
     """What errors call it."""
 
-    def __init__(self, home: Home, port: int | None) -> None:
-        self._home = home
+    def __init__(self, directory: Path | None, port: int | None) -> None:
+        self._given = None if directory is None else directory.absolute()
+        self._temporary: Path | None = None
+        self._removal: weakref.finalize[[Path, bool], EmbeddedServer] | None = None
         self._port: int | None = port
         self._process: ServerProcess | None = None
 
@@ -54,7 +60,9 @@ class EmbeddedServer(ABC):
     def close(self) -> None:
         """End it and remove its temporary directory; a directory that was given stays as it is."""
         self.stop()
-        self._home.remove()
+        if self._removal is not None:
+            self._removal()
+        self._temporary = self._removal = None
 
     def __enter__(self) -> Self:
         return self.start()
@@ -78,52 +86,27 @@ class EmbeddedServer(ABC):
 
     @property
     def directory(self) -> Path:
-        """Configuration, log and data."""
-        return self._home.path()
+        """Configuration, log and data; a temporary one is gone after `close`, or when this object or the program is."""
+        if self._given is not None:
+            self._given.mkdir(parents=True, exist_ok=True)
+            return self._given
+        if self._temporary is None:
+            # Directly under the temporary folder: its parents can be reached by the user PostgreSQL runs as.
+            self._temporary = Path(tempfile.mkdtemp(prefix=f"eventjet-{self.name}-"))
+            self._removal = weakref.finalize(self, shutil.rmtree, self._temporary, True)
+        return self._temporary
+
+    @property
+    def log(self) -> Path:
+        return self.directory / f"{self.name}.log"
+
+    def _launch(self, program: Program, environ: Mapping[str, str] | None = None) -> ServerProcess:
+        """Run a program of this server; a temporary directory goes with the program that uses this object."""
+        remove = str(self.directory) if self._given is None else None
+        return ServerProcess(self.component, replace(program, remove=remove), self.log, environ)
 
     def _started(self, value: T | None) -> T:
         if value is None:
             remedy = "Call `start()` first, or use it in a `with` block."
             raise Unreachable(self.component, "it was not started", remedy)
         return value
-
-
-class Home:
-    """Made on first use; a temporary one is gone after `remove`, or when this object or the program is."""
-
-    def __init__(self, given: Path | None, prefix: str = "eventjet-", *, scrap: str | None = None) -> None:
-        """`scrap` is the temporary folder that a given folder is part of."""
-        self._given = None if given is None else given.absolute()
-        self._prefix = prefix
-        self._scrap = scrap
-        self._made: Path | None = None
-        self._removal: weakref.finalize[[Path, bool], Home] | None = None
-
-    @property
-    def temporary(self) -> bool:
-        return self._given is None or self._scrap is not None
-
-    @property
-    def scrap(self) -> str | None:
-        """What a supervisor removes when the program ends without having closed its server."""
-        return str(self.path()) if self._given is None else self._scrap
-
-    def part(self, name: str) -> Home:
-        """A folder within this one, which goes when this one goes."""
-        return Home(self.path() / name, scrap=self.scrap)
-
-    def path(self) -> Path:
-        if self._given is not None:
-            self._given.mkdir(parents=True, exist_ok=True)
-            return self._given
-        if self._made is None:
-            # Directly under the temporary folder: its parents can be reached by the user PostgreSQL runs as.
-            self._made = Path(tempfile.mkdtemp(prefix=self._prefix))
-            self._removal = weakref.finalize(self, shutil.rmtree, self._made, True)
-        return self._made
-
-    def remove(self) -> None:
-        """Remove the folder if it is a temporary one."""
-        if self._removal is not None:
-            self._removal()
-        self._made = self._removal = None

@@ -18,7 +18,6 @@ from typing import Any
 
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
-from eventjet.dev.server import Home
 from eventjet.errors import UsageError
 
 _PORTS = "ports.json"
@@ -53,25 +52,28 @@ class Stack:
 def running_stack(folder: Path | None = None, *, postgres: bool = False) -> Generator[Stack]:
     """Start what is needed, and end it with the block; `postgres` is an embedded PostgreSQL instead of a SQLite file.
 
-    Raises `Unreachable`, and `UsageError` when the folder is in use by another stack.
+    `folder` is an absolute path; without one all of it is temporary. Raises `Unreachable`, and `UsageError` when the
+    folder is in use by another stack.
     """
-    home = Home(folder, "eventjet-dev-")
     with ExitStack() as ending:
-        ending.callback(home.remove)
-        path = home.path()
-        ending.enter_context(_sole_user(path))
-        ports = {} if home.temporary else _remembered(path / _PORTS)
-        nats = ending.enter_context(closing(NatsServer(home.part("nats"), port=ports.get("nats")))).start()
+        ports: dict[str, int] = {}
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            ending.enter_context(_sole_user(folder))
+            ports = _remembered(folder / _PORTS)
+        data = None if folder is None else folder / "nats"
+        nats = ending.enter_context(closing(NatsServer(data, port=ports.get("nats")))).start()
         ports["nats"] = nats.port
+        # What is temporary goes with the server's own folder.
+        path = folder or nats.directory
         database = f"sqlite:///{path / 'eventjet.db'}"
         if postgres:
-            # A temporary one has a folder of its own: as root it runs as another user, who could not pass through ours.
-            data = None if home.temporary else path / "postgres"
+            data = None if folder is None else folder / "postgres"
             server = ending.enter_context(closing(PostgresServer(data, port=ports.get("postgres")))).start()
             ports["postgres"] = server.port
             database = server.url.replace("+psycopg", "", 1)
-        if not home.temporary:
-            (path / _PORTS).write_text(json.dumps(ports), encoding="utf-8")
+        if folder is not None:
+            (folder / _PORTS).write_text(json.dumps(ports), encoding="utf-8")
         yield Stack(path, nats.url, database)
 
 

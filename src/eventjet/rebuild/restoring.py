@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eventjet.archive import republish
-from eventjet.archive.batches import Past
+from eventjet.archive.batches import ArchivedLog
 from eventjet.archive.reading import ArchiveReader
 from eventjet.archive.republish import Restored
 from eventjet.codec.envelope import MSG_ID, header
@@ -36,10 +36,10 @@ async def restore(
     def work(watch: Watch) -> Restored:
         stream = loaded(app).name
         with open_engine(engine, watch) as chosen:
-            past = _checked(stream, ArchiveReader(chosen.archive_files(url)), watch)
+            log = _checked(stream, ArchiveReader(chosen.archive_files(url)), watch)
             restoring = republish.Restore(
                 Endpoint.of(settings).with_name("eventjet-restore"),
-                past,
+                log,
                 replicas=settings.replicas,
                 progress=watch.tell,
                 wait=watch.wait,
@@ -50,8 +50,8 @@ async def restore(
     return await in_thread(settings, progress, work)
 
 
-def _checked(stream: str, archive: ArchiveReader, watch: Watch) -> Past:
-    """The archive as a past, once it is known to be what was sealed."""
+def _checked(stream: str, archive: ArchiveReader, watch: Watch) -> ArchivedLog:
+    """The archive as a log, once it is known to be what was sealed."""
     manifest = archive.manifest
     if not manifest.segments:
         raise ArchiveBroken(manifest.url, "nothing is in it")
@@ -62,8 +62,8 @@ def _checked(stream: str, archive: ArchiveReader, watch: Watch) -> Past:
         )
     watch.tell("check", 0, manifest.events)
     archive.check(manifest.first, manifest.last)
-    past = Past(manifest.url, stream, newest.log, manifest.first, manifest.last, archive.records)
-    if (header(past.record(past.last)[3], MSG_ID) or "") != newest.last_id:
+    log = ArchivedLog(manifest.url, stream, newest.log, manifest.first, manifest.last, archive.records)
+    if (header(log.record(log.last)[3], MSG_ID) or "") != newest.last_id:
         raise ArchiveBroken(manifest.url, f"its last event is not {newest.last_id}, which its manifest names")
     watch.tell("check", manifest.events, manifest.events)
-    return past
+    return log

@@ -14,8 +14,7 @@ from eventjet.errors import EventjetError, UsageError
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.application import Application
 from eventjet.repository.histories import Histories, fold_records
-from eventjet.snapshots.bulk import WINDOW, WINDOW_BYTES, BulkSnapshots, Offer
-from eventjet.snapshots.kv import VALUE_MAX
+from eventjet.snapshots.kv import VALUE_MAX, WINDOW, WINDOW_BYTES, BulkSnapshots, Offer
 from eventjet.snapshots.snapshot import SnapshotCodec
 
 TOLD_MAX = 20

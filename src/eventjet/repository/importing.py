@@ -89,14 +89,9 @@ class Importer:
             chunk.append((key, ordinal, encoded))
             size += len(encoded.body)
             if len(chunk) == BATCH_MAX or size > _BYTES_MAX:
-                await self._store_chunk(chunk)
+                await self._store_chunk(chunk, progress)
                 chunk, size = [], 0
-                if progress is not None:
-                    progress(self._stored + self._skipped)
-        if chunk:
-            await self._store_chunk(chunk)
-        if progress is not None:
-            progress(self._stored + self._skipped)
+        await self._store_chunk(chunk, progress)
         return ImportReport(self._stored, self._skipped, self._position)
 
     def _encoded(self, one: Imported) -> EncodedEvent:
@@ -110,7 +105,7 @@ class Importer:
             )
         return self._catalog.encode(one.event)
 
-    async def _store_chunk(self, chunk: Sequence[_Item]) -> None:
+    async def _store_chunk(self, chunk: Sequence[_Item], progress: Callable[[int], object] | None) -> None:
         await self._learn({key for key, _, _ in chunk if key not in self._known})
         missing = self._missing(chunk)
         limit = len(missing)
@@ -141,6 +136,8 @@ class Importer:
                 ) from None
             missing = missing[stored:]
             limit *= 2
+        if progress is not None:
+            progress(self._stored + self._skipped)
 
     def _missing(self, items: Sequence[_Item]) -> list[_Item]:
         """Those that are not in the log yet, the others counted."""

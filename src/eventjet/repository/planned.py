@@ -1,7 +1,8 @@
-"""A decision not yet taken, and what comes of one."""
+"""A decision not yet taken, what comes of one, and where that is in the log as a token."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from eventjet.domain.history import FoldedState
 from eventjet.domain.recorded import NO_METADATA, Metadata
 from eventjet.errors import UsageError
-from eventjet.repository.token import token_at
 from eventjet.store.store import Append
 
 if TYPE_CHECKING:
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 E = TypeVar("E")
+
+_TOKEN = re.compile(r"([a-z][a-z0-9_]{0,62}):(0|[1-9][0-9]{0,18})", re.ASCII)
+_POSITION_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,8 @@ class Committed(Generic[S, E]):
 
     @property
     def token(self) -> str:
-        """The app and the position, as text for an HTTP header; `caught_up` takes it in another process."""
-        return token_at(self.app, self.position)
+        """The app and the position as text for an HTTP header, `bank:1234`; `caught_up` takes it in another process."""
+        return f"{self.app}:{self.position}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +77,16 @@ def recorded_events(result: Any) -> tuple[Any, ...]:
             result.close()
         raise UsageError("A decision returned a coroutine or an iterator. Return one event, a list of them, or None.")
     return (result,)
+
+
+def position_in(token: str, app: str) -> int:
+    """The position that a token names; raises `UsageError` for what is no token, or one of another app."""
+    found = _TOKEN.fullmatch(token.strip(" \t"))
+    if found is None or int(found[2]) > _POSITION_MAX:
+        raise UsageError(f"{token[:80]!r} is not a token. Hand on `Committed.token` as it is, for instance {app}:1234.")
+    if found[1] != app:
+        raise UsageError(
+            f"The token {found[0]!r} is of the app {found[1]!r}, and this connection is of {app!r}. "
+            "Hand it to a process of the app that made it."
+        )
+    return int(found[2])

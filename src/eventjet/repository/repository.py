@@ -6,10 +6,13 @@ decision that records nothing, or raises, has no such check, so its state is con
 
 from __future__ import annotations
 
+import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from weakref import WeakValueDictionary
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import context_headers
@@ -21,8 +24,7 @@ from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, current_me
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import ConcurrencyConflict, UsageError
 from eventjet.observability.tracing import current_traceparent
-from eventjet.repository.cache import Cache
-from eventjet.repository.conflicts import CONFLICTS_MAX, retried
+from eventjet.repository.conflicts import recorded, retried
 from eventjet.repository.histories import Histories, Snapshots
 from eventjet.repository.planned import Committed, Decided, Planned, recorded_events
 from eventjet.store.store import Append, EventStore, NewEvent
@@ -30,6 +32,46 @@ from eventjet.store.store import Append, EventStore, NewEvent
 S = TypeVar("S")
 E = TypeVar("E")
 P = ParamSpec("P")
+
+CACHE_MAX = 10_000
+"""Folded states kept by one repository."""
+
+
+class Cache(Generic[S]):
+    """Folded states of hot aggregates; and one lock an id, so that tasks queue instead of losing races."""
+
+    def __init__(self) -> None:
+        self._states: OrderedDict[str, FoldedState[S]] = OrderedDict()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def get(self, aggregate_id: str) -> FoldedState[S] | None:
+        """What is known; safe to decide on, since the log checks the expected position."""
+        return self._states.get(aggregate_id)
+
+    def put(self, aggregate_id: str, state: FoldedState[S]) -> None:
+        """Remember a state, unless a newer one is known; the one written longest ago goes first."""
+        known = self._states.get(aggregate_id)
+        if known is not None and known.position > state.position:
+            return
+        self._states[aggregate_id] = state
+        self._states.move_to_end(aggregate_id)
+        if len(self._states) > CACHE_MAX:
+            self._states.popitem(last=False)
+
+    def drop(self, aggregate_id: str) -> None:
+        """Forget what turned out stale."""
+        self._states.pop(aggregate_id, None)
+
+    def clear(self) -> None:
+        """Forget every state."""
+        self._states.clear()
+
+    def lock(self, aggregate_id: str) -> asyncio.Lock:
+        """One command at a time on one id, within this process; there as long as somebody holds it or waits for it."""
+        lock = self._locks.get(aggregate_id)
+        if lock is None:
+            lock = self._locks[aggregate_id] = asyncio.Lock()
+        return lock
 
 
 class Repository(Generic[S, E]):
@@ -41,9 +83,7 @@ class Repository(Generic[S, E]):
         store: EventStore,
         catalog: Catalog,
         aggregate: Callable[[], S],
-        *,
         snapshots: Snapshots[S] | None = None,
-        conflicts_max: int = CONFLICTS_MAX,
     ) -> None:
         self.cache: Cache[S] = Cache()
         self.histories = Histories(store, catalog, aggregate, snapshots)
@@ -51,7 +91,6 @@ class Repository(Generic[S, E]):
         self._app = app
         self._catalog = catalog
         self._events = frozenset(folded_events(aggregate))
-        self._conflicts_max = conflicts_max
 
     async def load(
         self,
@@ -115,8 +154,8 @@ class Repository(Generic[S, E]):
     async def run(self, plan: Planned[S, E]) -> Committed[S, E]:
         """What `execute` does, with an id and metadata where the plan has them."""
         self.subject(plan.aggregate_id)
-        async with self.cache.alone(plan.aggregate_id):
-            return await retried(lambda again: self._attempt(plan, again), self._conflicts_max)
+        async with self.cache.lock(plan.aggregate_id):
+            return await retried(lambda again: self._attempt(plan, again))
 
     async def _attempt(self, plan: Planned[S, E], again: bool) -> Committed[S, E] | ConcurrencyConflict:
         held = await self.known(plan.aggregate_id, again)
@@ -145,16 +184,19 @@ class Repository(Generic[S, E]):
         try:
             events = recorded_events(plan.decide(held.state))
         except Exception:
-            if await self._is_current(plan.aggregate_id, held):
+            conflict = await self._outdated(plan.aggregate_id, held)
+            if conflict is None:
                 raise
-            return self._stale(plan.aggregate_id, held)
+            return conflict
         if not events:
             # Nothing is appended, so the log cannot check the expected position: ask whether it is the newest.
-            if await self._is_current(plan.aggregate_id, held):
-                return Decided(plan, held, None, held.state)
-            return self._stale(plan.aggregate_id, held)
+            return await self._outdated(plan.aggregate_id, held) or Decided(plan, held, None, held.state)
         append = self._append_of(plan, held, events)
-        return Decided(plan, held, append, self._state_after(held.state, append))
+        state = held.state
+        for new in append.events:
+            # As it will be read back: what no fold can take is not stored.
+            state = self.histories.evolve(state, new.encoded.event)
+        return Decided(plan, held, append, state)
 
     async def fresh(self, aggregate_id: str) -> FoldedState[S]:
         """The newest state, remembered."""
@@ -182,11 +224,10 @@ class Repository(Generic[S, E]):
         """Where its events are; raises `Refused` for an id that cannot be a token."""
         return subject_of(self._app, self.info.name, aggregate_id)
 
-    async def _is_current(self, aggregate_id: str, held: FoldedState[S]) -> bool:
-        """Whether the leader knows of nothing newer."""
-        return await self.histories.store.last(self.info.name, aggregate_id) == held.position
-
-    def _stale(self, aggregate_id: str, held: FoldedState[S]) -> ConcurrencyConflict:
+    async def _outdated(self, aggregate_id: str, held: FoldedState[S]) -> ConcurrencyConflict | None:
+        """None when the leader knows of nothing newer."""
+        if await self.histories.store.last(self.info.name, aggregate_id) == held.position:
+            return None
         return ConcurrencyConflict(self.subject(aggregate_id), held.position)
 
     def _append_of(self, plan: Planned[S, E], held: FoldedState[S], events: Sequence[E]) -> Append:
@@ -198,12 +239,6 @@ class Repository(Generic[S, E]):
         context = () if bare else tuple(context_headers(plan.command_id, merged))
         made = tuple(NewEvent(new_event_id(), self._encoded(event), context) for event in events)
         return Append(self.info.name, plan.aggregate_id, held.position, held.version, made)
-
-    def _state_after(self, state: S, append: Append) -> S:
-        """The fold of what is about to be stored, as it will be read back: what no fold can take is not stored."""
-        for new in append.events:
-            state = self.histories.evolve(state, new.encoded.event)
-        return state
 
     async def _first_outcome(self, aggregate_id: str, first: int, last: int) -> Committed[S, E]:
         held, recorded = await self.histories.outcome(aggregate_id, first, last)
@@ -238,24 +273,3 @@ class Command(Generic[S, E]):
         """As `Repository.execute`, once."""
         plan = self._repository.decide(aggregate_id, decide, *args, **kwargs)
         return await self._repository.run(replace(plan, command_id=self._command_id, metadata=self._metadata))
-
-
-async def recorded(
-    store: EventStore, decided: Sequence[Decided[Any, Any]]
-) -> tuple[Committed[Any, Any], ...] | ConcurrencyConflict:
-    """Append what was decided, all of it or nothing; raises what `EventStore.append` raises, but for a conflict."""
-    appends = [one.append for one in decided if one.append is not None]
-    assert len(appends) == len(decided), "what records nothing is not appended"
-    for one in decided:
-        one.plan.repository.cache.drop(one.plan.aggregate_id)
-    try:
-        position = await store.append(appends) - sum(len(append.events) for append in appends)
-    except ConcurrencyConflict as conflict:
-        for one in decided:
-            one.plan.repository.cache.put(one.plan.aggregate_id, one.held)  # what follows it is all there is to read
-        return conflict
-    done: list[Committed[Any, Any]] = []
-    for one, append in zip(decided, appends, strict=True):
-        position += len(append.events)
-        done.append(one.plan.repository.committed(one, append, position))
-    return tuple(done)

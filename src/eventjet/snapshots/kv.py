@@ -1,19 +1,35 @@
-"""Snapshots in a JetStream key-value bucket (ADR-8): `<app>_snapshots`, history 1, key `<aggregate>.<encoded id>`."""
+"""Snapshots in a JetStream key-value bucket (ADR-8): `<app>_snapshots`, history 1, key `<aggregate>.<encoded id>`.
+
+One at a time as commands go, or many at once, none over a newer one.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from eventjet.codec.envelope import EXPECTED, RawRecord, header_block
+from eventjet.codec.envelope import EXPECTED, MSG_ID, RawRecord, header, header_block
 from eventjet.codec.subjects import entity_key
-from eventjet.errors import ApiRefused, StoreError
-from eventjet.nats.api import IN_PROCESS, WRONG_SEQUENCE, Request, answer_in, direct_last, last_message
+from eventjet.domain.history import FoldedState
+from eventjet.errors import ApiRefused, StoreError, StoreUnavailable, Unreachable
+from eventjet.nats.api import IN_PROCESS, WRONG_SEQUENCE, Request, answer_in, direct_last, last_message, message_at
 from eventjet.nats.client import Client
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
 
 VALUE_MAX = 890_000
 """Bytes of one value; larger states are not kept."""
+WINDOW = 64
+"""Snapshots written together: the server may have to send as many of 900,000 bytes, and keeps 64 MB for a reader."""
+WINDOW_BYTES = 8_000_000
+
+_PATIENCE_S = 30.0
+_TIMEOUT_S = 10.0
+_PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +84,99 @@ class KeyValueSnapshots:
         """As `SnapshotStore.put`; a value beyond `VALUE_MAX` bytes is not kept."""
         if len(value) <= VALUE_MAX:
             await self._client.ask(self._bucket.write(entity_key(aggregate, aggregate_id), value))
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One snapshot to be written."""
+
+    key: str
+    """`<aggregate>.<encoded id>`: its key in the bucket, and its subject in the log without the app."""
+    position: int
+    """Of the last event in it."""
+    event_id: str
+    value: bytes
+
+
+class BulkSnapshots:
+    """Many snapshots of one aggregate type, written at once. A context manager; blocking.
+
+    Each is written only if the entry is still the one that was looked at, so commands, other builds and retries may
+    write at the same time: whoever comes second looks again.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, app: str, bucket: str, last: int, decode: Callable[[bytes], FoldedState[Any] | None]
+    ) -> None:
+        """Offers hold all events up to position `last`; `decode` gives None for what is no snapshot."""
+        self._endpoint = endpoint
+        self._app = app
+        self._last = last
+        self._decode = decode
+        self._bucket = Bucket(bucket)
+        self._link: NatsConnection | None = None
+        self.written = 0
+        self.newer = 0
+        """How many had a snapshot of the same or of a later event."""
+
+    def __enter__(self) -> BulkSnapshots:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hang_up()
+
+    def put(self, offers: Sequence[Offer]) -> None:
+        """Write those that are newer than what is there, at most `WINDOW` together.
+
+        Tries again for half a minute while the server does not answer, then raises `StoreUnavailable` or
+        `Unreachable`.
+        """
+        deadline = time.monotonic() + _PATIENCE_S
+        lost = False
+        left = list(offers)
+        while left:
+            try:
+                left = self._round(left, through_leader=lost)
+                lost = True
+                if not left:
+                    return
+                fault: Exception = StoreUnavailable(f"The bucket {self._bucket.name}", f"{left[0].key} keeps changing")
+            except (StoreUnavailable, Unreachable) as error:
+                self._hang_up()
+                fault = error
+            if time.monotonic() > deadline:
+                raise fault
+            time.sleep(_PAUSE_S)
+
+    def _round(self, offers: Sequence[Offer], *, through_leader: bool) -> list[Offer]:
+        """Look at each entry and write what is newer; returns those whose entry changed in between."""
+        link = self._link or NatsConnection.open(self._endpoint, timeout_s=_TIMEOUT_S)
+        self._link = link
+        # A replica that was asked may be behind the write that came in between.
+        look = self._bucket.entry_from_leader if through_leader else self._bucket.entry
+        entries = link.ask_all([look(offer.key) for offer in offers], timeout_s=_TIMEOUT_S)
+        due: list[tuple[Offer, int]] = []
+        for offer, entry in zip(offers, entries, strict=True):
+            held = None if entry is None else self._decode(entry[4])
+            if held is None or not self._stands(link, offer, held):
+                due.append((offer, 0 if entry is None else entry[0]))
+        writes = [self._bucket.write(offer.key, offer.value, expected) for offer, expected in due]
+        stored = link.ask_all(writes, timeout_s=_TIMEOUT_S) if writes else []
+        self.newer += len(offers) - len(due)
+        self.written += sum(stored)
+        return [offer for (offer, _), done in zip(due, stored, strict=True) if not done]
+
+    def _stands(self, link: NatsConnection, offer: Offer, held: FoldedState[Any]) -> bool:
+        """Whether the snapshot that is there holds all that the offer does, of this very log."""
+        if held.position == offer.position:
+            return held.event_id == offer.event_id
+        if held.position <= self._last:
+            return False  # older, or of an event that this log does not have
+        record = link.ask(message_at(self._app, held.position))
+        named = f"{self._app}.{offer.key}".encode()
+        return record is not None and record[2] == named and header(record[3], MSG_ID) == held.event_id
+
+    def _hang_up(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
