@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eventjet import App, Imported, Metadata
-from eventjet.archive.batches import ArchivedLog
 from eventjet.archive.manifest import ArchivedFile, Segment, dump_segment
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.examples.bank.account import Account, Deposited, Opened
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from tests import logs
+from tests.archives import batch_of
 
 NAME = "bank"
 
@@ -36,18 +35,6 @@ def records_of(url: str, name: str = NAME) -> list[RawRecord]:
 def append_raw(url: str, records: Iterable[tuple[str, bytes, bytes]]) -> int:
     """Store (subject after the stream's name, headers, body) triples; returns the last position."""
     return logs.append(endpoint(url), NAME, records)
-
-
-def past_of(records: Sequence[RawRecord], log: str = "the-log", name: str = NAME) -> ArchivedLog:
-    """A past in memory, in pages of an odd size."""
-    first = records[0][0]
-
-    def pages(start: int, end: int) -> Iterator[list[RawRecord]]:
-        wanted = records[start - first : end - first]
-        for at in range(0, len(wanted), 333):
-            yield list(wanted[at : at + 333])
-
-    return ArchivedLog("the archive", name, log, first, records[-1][0], pages)
 
 
 async def fill(app: App, url: str, count: int = 1_500, seed: int = 3) -> None:
@@ -93,15 +80,7 @@ def _file(folder: Path, segment: Sequence[RawRecord], records: Sequence[RawRecor
     path = f"events/{name}/part-{records[0][0]}.parquet"
     at = folder / path
     at.parent.mkdir(parents=True, exist_ok=True)
-    position, time_ns, subject, headers, body = zip(*records, strict=True)
-    columns: dict[str, Any] = {
-        "position": pa.array(position, pa.int64()),
-        "time_ns": pa.array(time_ns, pa.int64()),
-        "subject": pa.array([one.decode() for one in subject], pa.string()),
-        "headers": pa.array(headers, pa.binary()),
-        "body": pa.array(body, pa.binary()),
-    }
-    pq.write_table(pa.table(columns), at, compression="zstd")
+    pq.write_table(pa.Table.from_batches([batch_of(records)]), at, compression="zstd")
     found = at.read_bytes()
     return ArchivedFile(path, records[0][0], records[-1][0], len(found), hashlib.sha256(found).hexdigest())
 

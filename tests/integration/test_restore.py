@@ -21,6 +21,7 @@ from eventjet.nats.api import stream_info
 from eventjet.nats.connection import NatsConnection, ask_once
 from eventjet.nats.protocol import Frame
 from eventjet.store.topology import IDENTITY, stream_config
+from tests.archives import archive_of
 from tests.faults.proxy import PASS, Fate, NatsProxy, Publish
 from tests.integration.restoring import (
     NAME,
@@ -28,7 +29,6 @@ from tests.integration.restoring import (
     delete,
     endpoint,
     fill,
-    past_of,
     records_of,
 )
 from tests.logs import block
@@ -82,7 +82,7 @@ def interrupt_after(events: int) -> object:
 
 def restored(url: str, records: Sequence[RawRecord], progress: object = None) -> Restored:
     told = {} if progress is None else {"progress": progress}
-    return Restore(endpoint(url), past_of(records, LOG), timeout_s=20.0, **told).run()  # type: ignore[arg-type]
+    return Restore(endpoint(url), archive_of(records, LOG), timeout_s=20.0, **told).run()  # type: ignore[arg-type]
 
 
 async def test_the_restored_log_is_the_same_and_init_finds_nothing_amiss(url: str, records: list[RawRecord]) -> None:
@@ -213,7 +213,7 @@ async def test_an_answer_that_is_lost_is_found_out_by_reading(
         return fate if len(commits) in (2, 4) else PASS
 
     async with NatsProxy(url, choose) as proxy:
-        past = past_of(records, LOG)
+        past = archive_of(records, LOG)
         report = await asyncio.to_thread(Restore(endpoint(proxy.url), past, timeout_s=20.0).run)
     assert report.events == len(records)
     assert same(url, records)

@@ -9,7 +9,8 @@ from eventjet.archive.republish import Restore
 from eventjet.codec.envelope import RawRecord
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from tests.integration.restoring import NAME, past_of, records_of
+from tests.archives import archive_of
+from tests.integration.restoring import NAME, records_of
 from tests.logs import block
 from tests.nats_cluster import NatsCluster
 
@@ -39,7 +40,7 @@ def test_the_leader_may_be_killed_on_the_way() -> None:
                 cluster.named(killed[0]).kill()
 
         endpoint = Endpoint(tuple(cluster.urls))
-        report = Restore(endpoint, past_of(records), replicas=3, progress=told, timeout_s=2.0).run()
+        report = Restore(endpoint, archive_of(records), replicas=3, progress=told, timeout_s=2.0).run()
         assert len(killed) == 1
         assert (report.published, report.events) == (EVENTS, EVENTS)
         alive = next(one.url for one in cluster.servers if one.running)

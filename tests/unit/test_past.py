@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import chain
 
@@ -11,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import eventjet.archive.batches
-from eventjet.archive.batches import BATCH_BYTES, BATCH_MAX, HEADERS_ADDED, ArchivedLog, RestoreBatch, batches, lasting
+from eventjet.archive.batches import BATCH_BYTES, BATCH_MAX, HEADERS_ADDED, RestoreBatch, batches, lasting
+from eventjet.archive.reading import ArchiveReader
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.envelope import RawRecord, header, header_block, recorded_at
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
 from eventjet.errors import ArchiveBroken, Refused
 from eventjet.store.store import Append, NewEvent, check_save, event_headers, message_size
+from tests.archives import archive_of
 
 NS = 1_700_000_000_123_456_789
 ID = "Nats-Msg-Id: "
@@ -28,11 +29,8 @@ def record(position: int, *lines: str, subject: str = "bank.account.a", body: by
     return position, NS + position, subject.encode(), block.encode(), body
 
 
-def past(*records: RawRecord, last: int | None = None) -> ArchivedLog:
-    def pages(start: int, end: int) -> Iterator[list[RawRecord]]:
-        yield [one for one in records if start <= one[0] < end]
-
-    return ArchivedLog("there", "bank", "log", records[0][0], last or records[-1][0], pages)
+def past(*records: RawRecord, last: int | None = None) -> ArchiveReader:
+    return archive_of(records, last=last)
 
 
 def published(batch: RestoreBatch) -> list[RawRecord]:
@@ -89,7 +87,7 @@ def test_the_time_is_that_of_the_first_log_and_is_told_once() -> None:
 
 def test_a_record_without_headers_gets_its_time() -> None:
     (batch,) = batches(past((1, NS, b"bank.account.a", b"", b"x")), 1)
-    assert batch.blocks == (b"NATS/1.0\r\nEj-Recorded-At: 2023-11-14T22:13:20.123456789Z\r\n\r\n",)
+    assert batch.blocks == [b"NATS/1.0\r\nEj-Recorded-At: 2023-11-14T22:13:20.123456789Z\r\n\r\n"]
 
 
 def test_the_server_is_asked_to_check_the_first_expectation_of_each_subject_in_a_batch() -> None:
@@ -113,8 +111,8 @@ def test_a_chain_that_is_broken_within_a_batch_is_found_before_it_is_sent() -> N
 @pytest.mark.parametrize(
     ("records", "last", "said"),
     [
-        ([record(1), record(3)], 3, "position 3 comes where 2 should"),
-        ([record(1), record(2)], 3, "it ends before position 3"),
+        ([record(1), record(3)], 3, "has position 3 where 2 should be"),
+        ([record(1), record(2)], 3, "position 3 is not in it"),
     ],
 )
 def test_a_past_with_a_gap_is_refused(records: list[RawRecord], last: int, said: str) -> None:

@@ -8,11 +8,13 @@ again. Whatever is published twice in this way is the same as what was published
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 
+from eventjet.archive.manifest import Archive
+from eventjet.archive.reading import ArchiveReader
 from eventjet.codec.envelope import EXPECTED, MSG_ID, RECORDED_AT, RawRecord, header, number_of
 from eventjet.errors import ArchiveBroken
 from eventjet.nats.protocol import publish_frame
@@ -30,32 +32,6 @@ _EXPECTATION = re.compile(rb"\r\nNats-Expected-Last-Subject-Sequence: [^\r\n]*")
 _OF_ANOTHER = b"\r\nNats-Expected-Last-Subject-Sequence-Subject: "
 _TOLD = f"\r\n{RECORDED_AT}: ".encode()
 _NO_HEADERS = b"NATS/1.0\r\n\r\n"
-
-
-@dataclass(frozen=True, slots=True)
-class ArchivedLog:
-    """A log as an archive holds it, wherever that is."""
-
-    name: str
-    """Where, for errors."""
-    stream: str
-    identity: str
-    first: int
-    last: int
-    records: Callable[[int, int], Iterable[list[RawRecord]]]
-    """Its records at `start` <= position < `end`, in order."""
-
-    @property
-    def events(self) -> int:
-        """How many there are."""
-        return self.last - self.first + 1
-
-    def record(self, position: int) -> RawRecord:
-        """One of its records; raises `ArchiveBroken` when it has none there."""
-        for page in self.records(position, position + 1):
-            if page and page[0][0] == position:
-                return page[0]
-        raise ArchiveBroken(self.name, f"it has no event at position {position}")
 
 
 @dataclass(slots=True)
@@ -96,18 +72,15 @@ class RestoreBatch:
         return b"".join(before), headers + b"Nats-Batch-Commit: 1\r\n\r\n"
 
 
-def batches(log: ArchivedLog, start: int) -> Iterator[RestoreBatch]:
-    """The log from a position on; raises `ArchiveBroken` where its records do not follow one another.
+def batches(archive: ArchiveReader, start: int) -> Iterator[RestoreBatch]:
+    """The records from a position on; raises `ArchiveBroken` where they do not follow one another.
 
-    It is cut in the same places whether it was published again before or not.
+    They are cut in the same places whether they were published again before or not.
     """
+    sealed = archive.manifest
     batch = RestoreBatch()
-    position = start
-    for page in log.records(start, log.last + 1):
+    for page in archive.records(start, sealed.last + 1):
         for record in page:
-            if record[0] != position:
-                raise ArchiveBroken(log.name, f"position {record[0]} comes where {position} should")
-            position += 1
             block = _kept(record)
             bare = _EXPECTATION.sub(b"", block)
             size = len(record[2]) + len(bare) + len(record[4])
@@ -118,18 +91,16 @@ def batches(log: ArchivedLog, start: int) -> Iterator[RestoreBatch]:
                 yield batch
                 batch = RestoreBatch()
             batch.records.append(record)
-            batch.blocks.append(block if _may_expect(log, record, batch.lasts) else bare)
+            batch.blocks.append(block if _may_expect(sealed, record, batch.lasts) else bare)
             batch.lasts[record[2]] = record[0]
             batch.size += size
             if event_id is not None:
                 batch.ids.add(event_id)
     if batch.records:
         yield batch
-    if position != log.last + 1:
-        raise ArchiveBroken(log.name, f"it ends before position {position}")
 
 
-def _may_expect(log: ArchivedLog, record: RawRecord, lasts: Mapping[bytes, int]) -> bool:
+def _may_expect(sealed: Archive, record: RawRecord, lasts: Mapping[bytes, int]) -> bool:
     """Whether the server can check what the record expects, when `lasts` are the subjects' last positions in its batch.
 
     It cannot for the second message of a subject in a batch, so that is done here, and not where what is expected lies
@@ -137,11 +108,12 @@ def _may_expect(log: ArchivedLog, record: RawRecord, lasts: Mapping[bytes, int])
     """
     position, _, subject, block, _ = record
     expected = number_of(block, EXPECTED)
-    if expected is None or _OF_ANOTHER in block or 0 < expected < log.first:
+    if expected is None or _OF_ANOTHER in block or 0 < expected < sealed.first:
         return False
     before = lasts.get(subject, expected)
     if expected != before:
-        raise ArchiveBroken(log.name, f"position {position} was written after {expected}, but {before} came before it")
+        reason = f"position {position} was written after {expected}, but {before} came before it"
+        raise ArchiveBroken(sealed.url, reason)
     return subject not in lasts
 
 

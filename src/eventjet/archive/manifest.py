@@ -71,6 +71,16 @@ class Archive:
     segments: tuple[Segment, ...]
 
     @property
+    def stream(self) -> str:
+        """Of its log; an empty archive has neither."""
+        return self.segments[-1].stream
+
+    @property
+    def log(self) -> str:
+        """The identity of its log."""
+        return self.segments[-1].log
+
+    @property
     def first(self) -> int:
         """Position of the first record; 0 in an empty archive."""
         return self.segments[0].first if self.segments else 0

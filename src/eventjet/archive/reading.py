@@ -119,6 +119,10 @@ class ArchiveReader:
         if position < end:
             raise ArchiveBroken(url, f"position {position} is not in it")
 
+    def record(self, position: int) -> RawRecord:
+        """The one at a position; raises as `records` does."""
+        return next(self.records(position, position + 1))[0]
+
     def _records_of(self, path: str, batch: int) -> Iterator[list[RawRecord]]:
         arrow = _arrow("pyarrow")
         try:

@@ -15,7 +15,9 @@ from itertools import chain
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from eventjet import failpoints
-from eventjet.archive.batches import HEADERS_ADDED, ArchivedLog, RestoreBatch, batches, lasting
+from eventjet.archive.batches import HEADERS_ADDED, RestoreBatch, batches, lasting
+from eventjet.archive.manifest import Archive
+from eventjet.archive.reading import ArchiveReader
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
 from eventjet.errors import (
     ApiRefused,
@@ -74,102 +76,104 @@ class Restore:
     """
 
     endpoint: Endpoint
-    log: ArchivedLog
+    archive: ArchiveReader
     replicas: int = 1
     progress: Tell = lambda _phase, _done, _total: None
     wait: Callable[[float], object] = time.sleep
     timeout_s: float = 5.0
     held: NatsConnection | None = None
     seconds: dict[str, float] = field(default_factory=dict[str, float])
+    sealed: Archive = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sealed = self.archive.manifest
 
     def run(self) -> Restored:
         """See the class; once."""
-        log = self.log
+        sealed = self.sealed
         try:
             start = self._prepare()
             began = time.monotonic()
-            for batch in batches(log, start):
+            for batch in batches(self.archive, start):
                 self._store(batch)
                 failpoints.reach("restore.batch_stored")
-                self.progress("publish", batch.last - log.first + 1, log.events)
+                self.progress("publish", batch.last - sealed.first + 1, sealed.events)
             self.seconds["publish"] = round(time.monotonic() - began, 3)
             # What is stored should not be in vain because of an election at the end.
-            end = f"The end of the restore into {log.stream}"
-            self._insist(end, self._check_end)
+            end = f"The end of the restore into {sealed.stream}"
+            self._insist(end, lambda _: self._check_end())
             self._compare()
-            self._insist(end, self._finish)
+            self._insist(end, lambda _: self._configure(self._state(), finished=True))
         finally:
             self._drop()
-        published = log.last - start + 1
-        return Restored(log.stream, log.identity, log.first, log.last, log.events, published, self.seconds)
+        published = sealed.last - start + 1
+        return Restored(sealed.stream, sealed.log, sealed.first, sealed.last, sealed.events, published, self.seconds)
 
     # Before.
 
     def _prepare(self) -> int:
         """Make the stream what it must be, and return the position to go on at; raises `Refused` before any change."""
-        log = self.log
+        sealed = self.sealed
         try:
             state = self._state()
         except StreamMissing:
             return self._create()
-        drifts = compare(stream_config(log.stream, self.replicas), state.config)
+        drifts = compare(stream_config(sealed.stream, self.replicas), state.config)
         wrong = [str(drift) for drift in drifts if drift.setting not in _SET_HERE]
         if wrong:
             raise self._refused(f"the stream is not as it should be ({'; '.join(wrong)})")
-        if state.messages == 0 and state.last + 1 == log.first:
+        if state.messages == 0 and state.last + 1 == sealed.first:
             self._check_alone(state)
-            start = log.first
+            start = sealed.first
         else:
             start = self._continued(state)
         self._configure(state, finished=False)
         return start
 
     def _create(self) -> int:
-        log = self.log
-        config = {**_config(log, self.replicas), "duplicate_window": WINDOW_NS}
+        sealed = self.sealed
+        config = {**_config(sealed, self.replicas), "duplicate_window": WINDOW_NS}
         try:
             self._ask(api.create_stream(config))
         except ApiRefused as refusal:
             if refusal.err_code == api.NAME_IN_USE:
                 raise self._refused("somebody else made the stream just now") from None
-            raise not_created(log.stream, refusal) from None
-        return log.first
+            raise not_created(sealed.stream, refusal) from None
+        return sealed.first
 
     def _continued(self, state: api.StreamState) -> int:
         """Where to go on in a stream that holds the archive's first events, and nothing else."""
-        log, identity = self.log, state.metadata.get(IDENTITY)
+        sealed, identity = self.sealed, state.metadata.get(IDENTITY)
         holds = f"it holds {state.messages:,} events at positions {state.first:,} to {state.last:,}"
         if state.messages == 0:
-            raise self._refused(
-                f"its next event gets position {state.last + 1:,}, and the archive's first {log.first:,}"
-            )
-        if identity != log.identity:
-            raise self._refused(
-                f"{holds} of the log {identity or 'without identity'}, and the archive is of {log.identity}"
-            )
-        if state.first != log.first or state.last > log.last or state.deleted:
-            raise self._refused(f"{holds}, and the archive {log.first:,} to {log.last:,}")
+            reason = f"its next event gets position {state.last + 1:,}, and the archive's first {sealed.first:,}"
+            raise self._refused(reason)
+        if identity != sealed.log:
+            found = identity or "without identity"
+            raise self._refused(f"{holds} of the log {found}, and the archive is of {sealed.log}")
+        if state.first != sealed.first or state.last > sealed.last or state.deleted:
+            raise self._refused(f"{holds}, and the archive {sealed.first:,} to {sealed.last:,}")
         for position in (state.first, state.last):
-            found = self._ask(api.message_at(log.stream, position))
-            if found is None or lasting(found) != lasting(log.record(position)):
+            found = self._ask(api.message_at(sealed.stream, position))
+            if found is None or lasting(found) != lasting(self.archive.record(position)):
                 raise self._refused(f"{holds}, and its event at position {position:,} is not that of the archive")
         return state.last + 1
 
     def _check_alone(self, state: api.StreamState) -> None:
         """An empty stream becomes another log, and workers that wait for its events would note the wrong one."""
-        if state.metadata.get(IDENTITY) == self.log.identity:
+        if state.metadata.get(IDENTITY) == self.sealed.log:
             return
-        if waiting := self._ask(api.waiting_consumers(self.log.stream)):
+        if waiting := self._ask(api.waiting_consumers(self.sealed.stream)):
             raise self._refused(f"workers wait for its events ({', '.join(waiting)}); stop them first")
 
     def _configure(self, state: api.StreamState, *, finished: bool) -> None:
         """Of an existing stream: its identity, room for what events grow by, and how long ids are remembered."""
-        wanted = _config(self.log, self.replicas)
+        wanted = _config(self.sealed, self.replicas)
         size = state.config["max_msg_size"]
-        if 0 < size < wanted["max_msg_size"]:
-            size = wanted["max_msg_size"]
+        if size > 0:
+            size = max(size, wanted["max_msg_size"])
         window = wanted["duplicate_window"] if finished else WINDOW_NS
-        metadata = {**state.metadata, IDENTITY: self.log.identity}
+        metadata = {**state.metadata, IDENTITY: self.sealed.log}
         config = {**state.config, "metadata": metadata, "max_msg_size": size, "duplicate_window": window}
         if config != state.config:
             self._ask(api.update_stream(config))
@@ -187,7 +191,7 @@ class Restore:
             contradicted_at = self._check_answer(batch, answer, contradicted_at)
             return self._send(batch)
 
-        self._insist(f"Storing positions {batch.first:,} to {batch.last:,} of {self.log.stream}", attempt)
+        self._insist(f"Storing positions {batch.first:,} to {batch.last:,} of {self.sealed.stream}", attempt)
 
     def _insist(self, what: str, attempt: Callable[[Exception | None], Exception | None]) -> None:
         """Repeat `attempt`, given the fault of the try before, until it returns none or patience ends."""
@@ -214,7 +218,7 @@ class Restore:
         largest = max(len(block) + len(record[4]) for block, record in zip(batch.blocks, batch.records, strict=True))
         if largest + HEADERS_ADDED > link.max_payload:
             raise Refused(
-                f"The restore of {self.log.name}",
+                f"The restore of {self.sealed.url}",
                 f"the server takes messages of {link.max_payload:,} bytes; an event of positions {batch.first:,} to "
                 f"{batch.last:,} has {largest:,}",
                 "Set `max_payload: 1MB` in its configuration, and restore again.",
@@ -240,11 +244,11 @@ class Restore:
         if state.last < batch.first:
             # A leader that was deposed, or the log lost its end: the next run goes on where that is.
             raise StoreUnavailable(f"Position {batch.first - 1:,}", f"the log ends at {state.last:,} all at once")
-        at = self._ask(api.message_at(self.log.stream, batch.last))
+        at = self._ask(api.message_at(self.sealed.stream, batch.last))
         if state.last != batch.last or at is None or lasting(at) != lasting(batch.records[-1]):
             raise Refused(
-                f"The restore of {self.log.name}",
-                f"somebody else wrote to the stream {self.log.stream!r}: it ends at position {state.last:,} after "
+                f"The restore of {self.sealed.url}",
+                f"somebody else wrote to the stream {self.sealed.stream!r}: it ends at position {state.last:,} after "
                 f"{batch.first - 1:,} were restored",
                 "Stop all that writes to it, delete the stream, and restore again.",
             )
@@ -261,7 +265,7 @@ class Restore:
         code, said = answer.err_code, answer.description
         if code in REFUSALS:
             raise Refused(
-                f"The restore of {self.log.name}",
+                f"The restore of {self.sealed.url}",
                 f"the server takes no more after position {batch.first - 1:,}: {said} ({code})",
                 "Make room, or fix the limit that it names, and restore again: it goes on there.",
             )
@@ -270,47 +274,43 @@ class Restore:
         since = since or time.monotonic()
         if time.monotonic() - since > STALE_LEADER_S:
             reason = f"an event of positions {batch.first} to {batch.last} does not follow the one it was written after"
-            raise ArchiveBroken(self.log.name, reason)
+            raise ArchiveBroken(self.sealed.url, reason)
         return since
 
     # After.
 
-    def _check_end(self, _: object) -> None:
-        log = self.log
+    def _check_end(self) -> None:
+        sealed = self.sealed
         state = self._state()
         found = (state.metadata.get(IDENTITY), state.first, state.last, state.messages)
-        if found != (log.identity, log.first, log.last, log.events):
-            raise HistoryBroken(
-                log.stream, state.last, f"it holds {state.messages} events of the log {found[0]} after the restore"
-            )
+        if found != (sealed.log, sealed.first, sealed.last, sealed.events):
+            reason = f"it holds {state.messages} events of the log {found[0]} after the restore"
+            raise HistoryBroken(sealed.stream, state.last, reason)
 
     def _compare(self) -> None:
         """Read all of it again and compare it with the archive; raises `HistoryBroken` for the first difference."""
-        log, began = self.log, time.monotonic()
-        stored = read_range(self.endpoint, log.stream, log.first, log.last + 1)
-        kept = log.records(log.first, log.last + 1)
+        sealed, began = self.sealed, time.monotonic()
+        stored = read_range(self.endpoint, sealed.stream, sealed.first, sealed.last + 1)
+        kept = self.archive.records(sealed.first, sealed.last + 1)
         pairs = zip(chain.from_iterable(stored), chain.from_iterable(kept), strict=True)
         for count, (one, other) in enumerate(pairs, 1):
             if lasting(one) != lasting(other):
-                raise HistoryBroken(log.stream, one[0], "it is not the event of the archive")
-            if count % 1_000 == 0 or count == log.events:
-                self.progress("compare", count, log.events)
+                raise HistoryBroken(sealed.stream, one[0], "it is not the event of the archive")
+            if count % 1_000 == 0 or count == sealed.events:
+                self.progress("compare", count, sealed.events)
         self.seconds["compare"] = round(time.monotonic() - began, 3)
-
-    def _finish(self, _: object) -> None:
-        self._configure(self._state(), finished=True)
 
     # Helpers.
 
     def _refused(self, reason: str) -> Refused:
         return Refused(
-            f"The restore of {self.log.name} into the stream {self.log.stream!r}",
+            f"The restore of {self.sealed.url} into the stream {self.sealed.stream!r}",
             reason,
             "Nothing was written. Restore to another server or account, or delete that stream if nobody needs it.",
         )
 
     def _state(self) -> api.StreamState:
-        return self._ask(api.stream_info(self.log.stream))
+        return self._ask(api.stream_info(self.sealed.stream))
 
     def _ask(self, request: api.Request[T]) -> T:
         return self._link().ask(request, timeout_s=self.timeout_s)
@@ -326,8 +326,8 @@ class Restore:
             self.held = None
 
 
-def _config(log: ArchivedLog, replicas: int) -> dict[str, Any]:
+def _config(sealed: Archive, replicas: int) -> dict[str, Any]:
     """The stream as `init` makes it, with the log's identity and first position, and room for what events grow by."""
-    config = stream_config(log.stream, replicas)
-    config |= {"max_msg_size": SERVER_MESSAGE_MAX + HEADERS_ADDED, "metadata": {IDENTITY: log.identity}}
-    return config if log.first == 1 else {**config, "first_seq": log.first}
+    config = stream_config(sealed.stream, replicas)
+    config |= {"max_msg_size": SERVER_MESSAGE_MAX + HEADERS_ADDED, "metadata": {IDENTITY: sealed.log}}
+    return config if sealed.first == 1 else {**config, "first_seq": sealed.first}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from eventjet.archive import republish
-from eventjet.archive.batches import ArchivedLog
 from eventjet.archive.reading import ArchiveReader
 from eventjet.archive.republish import Restored
 from eventjet.codec.envelope import MSG_ID, header
@@ -36,10 +35,11 @@ async def restore(
     def work(watch: Watch) -> Restored:
         stream = loaded(app).name
         with open_engine(engine, watch) as chosen:
-            log = _checked(stream, ArchiveReader(chosen.archive_files(url)), watch)
+            archive = ArchiveReader(chosen.archive_files(url))
+            _check(stream, archive, watch)
             restoring = republish.Restore(
                 Endpoint.of(settings).with_name("eventjet-restore"),
-                log,
+                archive,
                 replicas=settings.replicas,
                 progress=watch.tell,
                 wait=watch.wait,
@@ -50,20 +50,17 @@ async def restore(
     return await in_thread(settings, progress, work)
 
 
-def _checked(stream: str, archive: ArchiveReader, watch: Watch) -> ArchivedLog:
-    """The archive as a log, once it is known to be what was sealed."""
+def _check(stream: str, archive: ArchiveReader, watch: Watch) -> None:
+    """Raise unless the archive is what was sealed, and of this stream."""
     manifest = archive.manifest
     if not manifest.segments:
         raise ArchiveBroken(manifest.url, "nothing is in it")
-    newest = manifest.segments[-1]
-    if newest.stream != stream:
+    if manifest.stream != stream:
         raise UsageError(
-            f"The archive {manifest.url} is of {newest.stream!r}, and the app is {stream!r}. Name the app it is of."
+            f"The archive {manifest.url} is of {manifest.stream!r}, and the app is {stream!r}. Name the app it is of."
         )
     watch.tell("check", 0, manifest.events)
     archive.check(manifest.first, manifest.last)
-    log = ArchivedLog(manifest.url, stream, newest.log, manifest.first, manifest.last, archive.records)
-    if (header(log.record(log.last)[3], MSG_ID) or "") != newest.last_id:
-        raise ArchiveBroken(manifest.url, f"its last event is not {newest.last_id}, which its manifest names")
+    if (header(archive.record(manifest.last)[3], MSG_ID) or "") != (last_id := manifest.segments[-1].last_id):
+        raise ArchiveBroken(manifest.url, f"its last event is not {last_id}, which its manifest names")
     watch.tell("check", manifest.events, manifest.events)
-    return log

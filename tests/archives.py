@@ -1,0 +1,60 @@
+"""Archives in memory: one segment of one file, whatever its records are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from eventjet.archive.manifest import ArchivedFile, Segment, dump_segment
+from eventjet.archive.reading import ArchiveReader
+from eventjet.codec.envelope import MSG_ID, RawRecord, header
+
+_PAGE = 333
+"""Records of a page: an odd size."""
+
+
+class MemoryFiles:
+    """As `ArchiveFiles`."""
+
+    url = "the archive"
+
+    def __init__(self, records: Sequence[RawRecord], stream: str, log: str, last: int | None) -> None:
+        self._records = records
+        self._stream = stream
+        self._log = log
+        self._last = last or records[-1][0]
+
+    def manifest_lines(self) -> list[str]:
+        first, end = self._records[0], self._records[-1]
+        files = (ArchivedFile("events/part", first[0], self._last, 0, ""),)
+        last_id = header(end[3], MSG_ID) or ""
+        return [dump_segment(Segment(self._stream, self._log, first[0], self._last, first[1], end[1], last_id, files))]
+
+    def digests(self, paths: Sequence[str]) -> Mapping[str, tuple[int, str]]:
+        return dict.fromkeys(paths, (0, ""))
+
+    def batches(self, path: str, size: int) -> Iterator[Any]:
+        for at in range(0, len(self._records), _PAGE):
+            yield batch_of(self._records[at : at + _PAGE])
+
+
+def archive_of(
+    records: Sequence[RawRecord], log: str = "the-log", *, stream: str = "bank", last: int | None = None
+) -> ArchiveReader:
+    """An archive of these records, whose manifest ends at `last`."""
+    return ArchiveReader(MemoryFiles(records, stream, log, last))
+
+
+def batch_of(records: Sequence[RawRecord]) -> pa.RecordBatch:
+    """Records as an archive's file holds them."""
+    position, time_ns, subject, headers, body = zip(*records, strict=True)
+    columns: dict[str, Any] = {
+        "position": pa.array(position, pa.int64()),
+        "time_ns": pa.array(time_ns, pa.int64()),
+        "subject": pa.array([one.decode() for one in subject], pa.string()),
+        "headers": pa.array(headers, pa.binary()),
+        "body": pa.array(body, pa.binary()),
+    }
+    return pa.RecordBatch.from_pydict(columns)
