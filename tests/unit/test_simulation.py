@@ -15,7 +15,6 @@ from eventjet.store.outcome import (
     Answer,
     Conflicted,
     ErrorReply,
-    RefusedOutcome,
     Save,
     Silence,
     Slots,
@@ -35,8 +34,8 @@ SEEDS_TO_CATCH = 3_000
 
 COVERED = {
     "Conflicted after doubt", "Conflicted at once", "Conflicted when resumed", "Conflicted without another's event",
-    "ForbiddenOutcome at once", "RefusedOutcome at once", "Stored after doubt", "Stored at once",
-    "Stored when resumed", "Unknown after doubt", "Unknown when resumed",
+    "ErrorReply at once", "Stored after doubt", "Stored at once",
+    "Stored when resumed", "Violation at once", "Unknown after doubt", "Unknown when resumed",
     "answer lost", "answer of a deposed leader", "batch cut", "busy", "connection lost", "denied", "deposed",
     "duplicate", "election", "error 10071", "error 10158", "error 10164", "error 10176", "error 10201", "full",
     "id claimed", "landed late", "pause", "proposal lost", "proposal survived", "replicas 1", "replicas 3",
@@ -103,26 +102,26 @@ class BelievesAFirstConflict(Save):
 
 class GivesUpAfterOneTimeout(Save):
     def answered(self, answer: Answer) -> Step:
-        return RefusedOutcome(0, "timeout") if isinstance(answer, Silence) else super().answered(answer)
+        return ErrorReply(0, 0, "timeout") if isinstance(answer, Silence) else super().answered(answer)
 
 
 class CallsTheDeadlineFailed(Save):
     def looked(self, slots: Slots | None, now: float) -> Step:
         step = super().looked(slots, now)
-        return RefusedOutcome(0, step.cause) if isinstance(step, Unknown) else step
+        return ErrorReply(0, 0, step.cause) if isinstance(step, Unknown) else step
 
 
 class BelievesAnyRefusal(Save):
     def answered(self, answer: Answer) -> Step:
         step = super().answered(answer)
         if isinstance(answer, ErrorReply) and answer.status == 400 and answer.code not in (10071, 10164, 10176, 10201):
-            return RefusedOutcome(answer.code, answer.text)
+            return answer
         return step
 
 
 class BelievesADenialAfterDoubt(Save):
     def answered(self, answer: Answer) -> Step:
-        return RefusedOutcome(0, "denied") if isinstance(answer, Violation) else super().answered(answer)
+        return ErrorReply(0, 0, "denied") if isinstance(answer, Violation) else super().answered(answer)
 
 
 class GivesUpEarly(Save):
@@ -149,10 +148,10 @@ class SaysTheSlotIsTheLastPosition(Save):
         (Rules(save=TrustsDuplicates), "was called stored"),
         (Rules(save=BelievesAnyConflict), "was called Conflicted"),
         (Rules(save=BelievesAFirstConflict), "was called Conflicted"),
-        (Rules(save=GivesUpAfterOneTimeout), "was called RefusedOutcome"),
-        (Rules(save=CallsTheDeadlineFailed), "was called RefusedOutcome"),
-        (Rules(save=BelievesAnyRefusal), "was called RefusedOutcome"),
-        (Rules(save=BelievesADenialAfterDoubt), "was called RefusedOutcome"),
+        (Rules(save=GivesUpAfterOneTimeout), "was called ErrorReply"),
+        (Rules(save=CallsTheDeadlineFailed), "was called ErrorReply"),
+        (Rules(save=BelievesAnyRefusal), "was called ErrorReply"),
+        (Rules(save=BelievesADenialAfterDoubt), "was called ErrorReply"),
         (Rules(save=GivesUpEarly), "before its deadline"),
         (Rules(save=SaysTheSlotIsTheLastPosition), "was called stored at"),
     ],

@@ -109,22 +109,16 @@ def answer_in(frame: Frame, subject: str) -> dict[str, Any]:
         error = answer.get("error")
     except (ValueError, AttributeError):
         raise StoreUnavailable(subject, f"JetStream's answer is not JSON ({frame[4][:40]!r})") from None
-    if error:
-        raise api_fault(subject, error)
-    return answer
-
-
-def api_fault(subject: str, error: dict[str, Any]) -> Exception:
-    """The error for the `error` object of an answer."""
-    code = int(error.get("code", 0))
-    err_code = int(error.get("err_code", 0))
+    if not error:
+        return answer
+    code, err_code = int(error.get("code", 0)), int(error.get("err_code", 0))
     description = str(error.get("description", "no description"))
     if err_code in _SWITCHED_OFF:
-        return Unreachable("JetStream", description, "Switch it on in the server's config and for this account.")
+        raise Unreachable("JetStream", description, "Switch it on in the server's config and for this account.")
     if code == 503 or err_code in _PASSING:
-        return StoreUnavailable(subject, f"{description} ({err_code})")
+        raise StoreUnavailable(subject, f"{description} ({err_code})")
     kind = StreamMissing if err_code == _NO_STREAM else ApiRefused
-    return kind(subject, code, err_code, description)
+    raise kind(subject, code, err_code, description)
 
 
 # Streams.
@@ -137,17 +131,15 @@ def stream_info(stream: str) -> Request[StreamState]:
 
 def deleted_positions(stream: str) -> Request[list[int]]:
     """The positions of deleted messages."""
-    return _call(f"STREAM.INFO.{stream}", {"deleted_details": True}, lambda found: found["state"].get("deleted") or [])
+    return _call(f"STREAM.INFO.{stream}", {"deleted_details": True}, lambda info: info["state"].get("deleted") or [])
 
 
 def messages_of(stream: str, subject: str) -> Request[int]:
     """How many messages the stream holds of a subject."""
-
-    def count(found: dict[str, Any]) -> int:
-        counts: dict[str, int] = found["state"].get("subjects") or {}
-        return sum(counts.values())
-
-    return _call(f"STREAM.INFO.{stream}", {"subjects_filter": subject}, count)
+    query = {"subjects_filter": subject}
+    return _call(
+        f"STREAM.INFO.{stream}", query, lambda info: sum(dict[str, int](info["state"].get("subjects") or ()).values())
+    )
 
 
 def create_stream(config: Mapping[str, Any]) -> Request[StreamState]:

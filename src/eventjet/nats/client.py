@@ -72,16 +72,10 @@ async def _connected(client: Client) -> dict[str, Any]:
         return await client.connect()
 
 
-def version_of(text: str) -> tuple[int, int, int]:
-    """The numbers of a version such as `2.15.1` or `2.15.0-RC.1`; zeros for what is missing."""
-    numbers = [int(number) for number in re.findall(r"\d+", text.partition("-")[0])[:3]]
-    major, minor, patch = (*numbers, 0, 0, 0)[:3]
-    return major, minor, patch
-
-
 def _check_server(where: str, info: dict[str, Any]) -> None:
     version = str(info.get("version", ""))
-    if version_of(version) < MINIMUM_SERVER:
+    numbers = tuple(map(int, re.findall(r"\d+", version.partition("-")[0])))  # of 2.15.1, or of 2.15.0-RC.1
+    if numbers < MINIMUM_SERVER:
         needed = ".".join(map(str, MINIMUM_SERVER))
         raise Unreachable(
             where,

@@ -1,6 +1,6 @@
 """`NatsConnection`: one blocking connection to NATS.
 
-For one thread at a time; `wake` and `close` may be called from any. Every wait is bounded: by its own timeout, and by
+For one thread at a time; `close` may be called from any. Every wait is bounded: by its own timeout, and by
 pings that tell a server which stopped answering from one that has nothing to say. It does not reconnect: its owner
 knows where to go on. Messages of other subscriptions that arrive during a `request` are kept for the next `receive`.
 """
@@ -176,16 +176,12 @@ class NatsConnection:
 
     # The end.
 
-    def wake(self) -> None:
-        """From any thread: make the thread that waits on it raise `ConnectionClosed` at once, and every later call."""
+    def close(self) -> None:
+        """From any thread, any number of times: the thread that waits on it raises `ConnectionClosed` at once."""
         self._closed = True
         with suppress(OSError):
             # Past ssl's own shutdown, which would pull the TLS state from under the reader.
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """From any thread, any number of times. A thread that waits on it is woken first."""
-        self.wake()
         with self._busy, suppress(OSError):
             self._sock.close()
 

@@ -139,12 +139,11 @@ def _connect_options(endpoint: Endpoint, info: dict[str, Any], *, encrypted: boo
     }
     nonce = str(info.get("nonce", "")).encode()
     if endpoint.credentials is not None:
-        content = _read(endpoint.credentials)
-        jwt = _found(_JWT, content, endpoint.credentials, "user JWT")
-        seed = _found(_SEED, content, endpoint.credentials, "seed")
+        jwt = _read(endpoint.credentials, _JWT, "user JWT")
+        seed = _read(endpoint.credentials, _SEED, "seed")
         options |= {"jwt": jwt.decode(), "sig": _signed(seed, nonce, endpoint.credentials)[1]}
     elif endpoint.nkey is not None:
-        seed = _found(_BARE_SEED, _read(endpoint.nkey), endpoint.nkey, "seed of a user (SU…)")
+        seed = _read(endpoint.nkey, _BARE_SEED, "seed of a user (SU…)")
         public, signature = _signed(seed, nonce, endpoint.nkey)
         options |= {"nkey": public, "sig": signature}
     if endpoint.user is not None:
@@ -168,15 +167,11 @@ def _signed(seed: bytes, nonce: bytes, path: Path) -> tuple[str, str]:
     return public, signature
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, pattern: re.Pattern[bytes], what: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        match = pattern.search(Path(path).read_bytes())
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}. Give a readable credentials file.") from None
-
-
-def _found(pattern: re.Pattern[bytes], content: bytes, path: Path, what: str) -> bytes:
-    match = pattern.search(content)
     if match is None:
         raise UsageError(f"{path} holds no {what}. Give the file that `nsc` or `nk` wrote.")
     return match[1]
@@ -216,21 +211,19 @@ def _refusal_of_client(error: Exception, endpoint: Endpoint, peer: str) -> Unaut
     return None
 
 
-_REASONS: tuple[tuple[type[Exception], str], ...] = (
-    (ConnectionRefusedError, "refused the connection"),
-    (socket.gaierror, "is a name that does not resolve"),
-    (TimeoutError, "gave no answer in time"),
-)
-
-
 def _reason(error: Exception) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"has a certificate that is not trusted ({error.verify_message})"
-    for kind, reason in _REASONS:
-        if isinstance(error, kind):
-            return reason
-    if isinstance(error, ssl.SSLError):
-        return f"failed at TLS ({error.reason or error})"
-    if isinstance(error, ValueError):
-        return f"does not speak NATS as expected: {error}"
-    return str(error.reason if isinstance(error, StoreUnavailable) else error)
+    match error:
+        case ssl.SSLCertVerificationError():
+            return f"has a certificate that is not trusted ({error.verify_message})"
+        case ConnectionRefusedError():
+            return "refused the connection"
+        case socket.gaierror():
+            return "is a name that does not resolve"
+        case TimeoutError():
+            return "gave no answer in time"
+        case ssl.SSLError():
+            return f"failed at TLS ({error.reason or error})"
+        case ValueError():
+            return f"does not speak NATS as expected: {error}"
+        case _:
+            return str(error.reason if isinstance(error, StoreUnavailable) else error)

@@ -76,8 +76,8 @@ class Endpoint:
         object.__setattr__(self, "servers", tuple(plain))
 
     def _take_userinfo(self, name: str, password: str | None) -> None:
-        found = {"token": name} if password is None else {"user": name, "password": unquote(password)}
-        for field, value in found.items():
+        userinfo = {"token": name} if password is None else {"user": name, "password": unquote(password)}
+        for field, value in userinfo.items():
             if getattr(self, field) not in (None, value):
                 raise UsageError(f"The servers name more than one {field}. Use the same for all of one cluster.")
             object.__setattr__(self, field, value)

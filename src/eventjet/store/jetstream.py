@@ -100,22 +100,17 @@ class JetStreamStore(EventStore):
         ids = [[new.event_id for new in write.events] for write in writes]
         save = outcome.Save(ids, deadline=deadline, jitter=random.random)
         step: outcome.Step = save.resume() if first is None else save.answered(first)
-        while True:
-            match step:
-                case outcome.Send(after_s=pause_s):
-                    if pause_s:
-                        await asyncio.sleep(pause_s)
-                    left_s = max(_GRACE_S, deadline - time.monotonic())
-                    timeout_s = min(self._client.timeout_s, left_s)
-                    step = save.answered(await self._send(subjects, writes, timeout_s))
-                case outcome.Look(after_s=pause_s):
-                    if pause_s:
-                        await asyncio.sleep(pause_s)
-                    step = save.looked(await self._look(subjects, writes), time.monotonic())
-                case outcome.Stored(position=position):
-                    return position
-                case _:
-                    raise _error_of(step, subjects, writes)
+        while isinstance(step, outcome.Send | outcome.Look):
+            if step.after_s:
+                await asyncio.sleep(step.after_s)
+            if isinstance(step, outcome.Send):
+                timeout_s = min(self._client.timeout_s, max(_GRACE_S, deadline - time.monotonic()))
+                step = save.answered(await self._send(subjects, writes, timeout_s))
+            else:
+                step = save.looked(await self._look(subjects, writes), time.monotonic())
+        if isinstance(step, outcome.Stored):
+            return step.position
+        raise _error_of(step, subjects, writes)
 
     def _subjects(self, writes: Sequence[Append]) -> list[str]:
         return [subject_of(self.app, write.aggregate, write.aggregate_id) for write in writes]
@@ -260,17 +255,15 @@ class LongReads:
         await self._client.close()
 
 
-def _error_of(step: outcome.Step, subjects: Sequence[str], writes: Sequence[Append]) -> Exception:
+def _error_of(failed: outcome.Failed, subjects: Sequence[str], writes: Sequence[Append]) -> Exception:
     shown = ", ".join(subjects[:3]) + ("…" if len(subjects) > 3 else "")
-    match step:
+    match failed:
         case outcome.Conflicted(index=index):
             return ConcurrencyConflict(subjects[index or 0], writes[index or 0].expected)
-        case outcome.RefusedOutcome(code=code, reason=reason):
-            return Refused(f"A save to {shown}", f"the server answered {reason!r} ({code})", "Nothing was stored.")
-        case outcome.ForbiddenOutcome(reason=reason):
+        case outcome.ErrorReply(code=code, text=text):
+            return Refused(f"A save to {shown}", f"the server answered {text!r} ({code})", "Nothing was stored.")
+        case outcome.Violation(reason=reason):
             return Forbidden(f"a publish to {shown}", reason)
         case outcome.Unknown(cause=cause):
             ids = [new.event_id for write in writes for new in write.events]
             return OutcomeUnknown(subjects, ids, cause, writes)
-        case _:
-            return AssertionError(f"not an outcome: {step}")

@@ -71,7 +71,7 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """The server denied the publish; nothing was stored by this try."""
+    """The server denied the publish to these credentials; nothing was stored by this try."""
 
     reason: str
 
@@ -136,28 +136,15 @@ class Conflicted:
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedOutcome:
-    """Nothing is stored, and sending it again would not help."""
-
-    code: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ForbiddenOutcome:
-    """Nothing is stored: the credentials may not do this."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Unknown:
     """The deadline passed first."""
 
     cause: str
 
 
-Outcome = Stored | Conflicted | RefusedOutcome | ForbiddenOutcome | Unknown
+Failed = Conflicted | ErrorReply | Violation | Unknown
+"""An error or a violation is definite as an outcome: nothing is stored, and sending it again would not help."""
+Outcome = Stored | Failed
 Step = Send | Look | Outcome
 
 
@@ -202,11 +189,11 @@ class Save:
                 return Look()
             case ErrorReply(code=code, text=text):
                 if self._untroubled and (code in REFUSALS or (code == STORE_FAILED and text in LIMITS)):
-                    return RefusedOutcome(code, text)
+                    return answer
                 return self._doubt(f"error {code}: {text}")
-            case Violation(reason=reason):
-                return ForbiddenOutcome(reason) if self._untroubled else self._doubt(reason)
-            case Silence(reason=reason):
+            case Violation() if self._untroubled:
+                return answer
+            case Violation(reason=reason) | Silence(reason=reason):
                 return self._doubt(reason)
 
     def looked(self, slots: Slots | None, now: float) -> Step:
