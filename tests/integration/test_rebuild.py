@@ -221,6 +221,10 @@ async def test_hand_made_changes_are_gone_after_a_rebuild(book: Book) -> None:
     [
         ("create view rich as select * from balances where amount > 0", "the view public.rich"),
         ("create table child (id text references balances)", "the foreign key child_id_fkey of child"),
+        (
+            "alter table balances add constraint own_fk foreign key (account_id) references balances",
+            "the foreign key own_fk",
+        ),
         ("create index by_hand on balances (events)", "the index by_hand"),
         ("create publication everything for all tables", "the publication everything"),
         ("create policy own on balances using (true)", "the policy own"),

@@ -214,7 +214,9 @@ class Shadow(Generic[R_co]):
 
     def _check_obstacles(self, connection: Connection, location: str, live: Mapping[TableName, TableRef]) -> None:
         """Refuse by name what depends on a live table, and would stay with it."""
-        dialect, along = dialect_of(connection), list(live.values())
+        dialect = dialect_of(connection)
+        # The shadow of a fold is made without foreign keys, also without those to its own table.
+        along = list(live.values()) if self._by_hand else []
         located = located_tables(self.resolved, location, dialect)
         for name, declared, table in zip(self._names, self.resolved.tables, located, strict=True):
             found = (
