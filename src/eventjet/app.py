@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import MISSING, fields
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 
 from eventjet.codec.catalog import Catalog, Upcaster
 from eventjet.codec.subjects import is_name
-from eventjet.domain.aggregate import AggregateInfo, aggregate_info, event_info
+from eventjet.domain.aggregate import AggregateInfo, AggregateType, aggregate_info, event_info
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import DefinitionError, UsageError
 from eventjet.jet import Jet, open_jet
@@ -26,12 +26,6 @@ from eventjet.sql.sqlite_types import make_readable
 NAME_RULE = "[a-z][a-z0-9_]*"
 
 
-class Folded(Protocol):
-    """Anything with an `evolve`: the class object of an aggregate."""
-
-    def evolve(self, instance: Any, event: Any, /) -> object: ...
-
-
 class App:
     """Everything an application declares. Raises `DefinitionError` with all faults at once."""
 
@@ -39,7 +33,7 @@ class App:
         self,
         name: str,
         *,
-        aggregates: Sequence[Folded],
+        aggregates: Sequence[AggregateType[Any, Any]],
         projections: Sequence[Declared] = (),
         upcasters: Sequence[Upcaster] = (),
         retired_events: Sequence[str] = (),
@@ -57,14 +51,12 @@ class App:
         if faults:
             raise DefinitionError(faults)
 
-    @asynccontextmanager
-    async def connect(
+    def connect(
         self, settings: Settings | None = None, /, **overrides: Unpack[SettingsOverrides]
-    ) -> AsyncGenerator[Jet]:
+    ) -> AbstractAsyncContextManager[Jet]:
         """A connection, by keywords over `settings` or over `EVENTJET_*`; raises `Unreachable` and `UsageError`."""
         settings = Settings.load(overrides) if settings is None else settings.with_overrides(overrides)
-        async with open_jet(self, settings) as jet:
-            yield jet
+        return open_jet(self, settings)
 
 
 def load_app(reference: str, folder: Path | None = None) -> App:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeVar, cast, overload
 
@@ -23,7 +22,7 @@ from eventjet.repository.planned import position_in
 from eventjet.settings import Settings
 from eventjet.snapshots.kv import KeyValueSnapshots
 from eventjet.snapshots.snapshot import SnapshotCodec, SnapshotKeeper
-from eventjet.sql.waiting import Checkpoints, Listen, Waiting
+from eventjet.sql.waiting import Checkpoints, Waiting
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.store import EventStore, LogState
 from eventjet.store.topology import Topology, declare
@@ -38,32 +37,29 @@ S3 = TypeVar("S3")
 E3 = TypeVar("E3")
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """The log of an app and, where it is on a server, what goes with it there."""
-
-    store: EventStore
-    client: Client | None = None
-    snapshots: SnapshotKeeper | None = None
-    listen: Listen | None = None
-    """How `caught_up` hears of the workers' notices."""
-
-
 class Jet:
     """Made by `App.connect`; safe for any number of tasks of one loop."""
 
-    def __init__(self, app: Application, settings: Settings, backend: Backend) -> None:
+    def __init__(
+        self,
+        app: Application,
+        settings: Settings,
+        store: EventStore,
+        client: Client | None = None,
+        snapshots: SnapshotKeeper | None = None,
+    ) -> None:
         self.name = app.name
         self.settings = settings
-        self.store = backend.store
-        self.client = backend.client
+        self.store = store
+        self.client = client
         """None for a log in memory."""
         self._app = app
-        self._snapshots = backend.snapshots
+        self._snapshots = snapshots
         self._repositories: dict[Any, Repository[Any, Any]] = {}
         self._decoder = Decoder(app.catalog)
         self._checkpoints = Checkpoints(settings.database)
-        self._waiting = Waiting(app.name, self._checkpoints, backend.listen)
+        # Workers' notices come over the connection; without one there is nothing to wait for.
+        self._waiting = Waiting(app.name, self._checkpoints, client.listen if client is not None else None)
 
     def repository(self, aggregate: AggregateType[S, E], /) -> Repository[S, E]:
         """The repository of one aggregate type, the same for every call; raises `UsageError` for a stranger."""
@@ -214,7 +210,7 @@ async def open_jet(app: Application, settings: Settings) -> AsyncGenerator[Jet]:
     client = await connect(settings)
     store = JetStreamStore(app.name, client, save_timeout_s=settings.save_timeout_s)
     keeper = SnapshotKeeper(KeyValueSnapshots(snapshot_bucket(app.name), client))
-    jet = Jet(app, settings, Backend(store, client, keeper, client.listen))
+    jet = Jet(app, settings, store, client, keeper)
     client.on_lost.append(jet.forget)
     async with AsyncExitStack() as ending:
         # In reverse, each even when one before it was cancelled.

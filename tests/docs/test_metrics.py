@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eventjet.observability.names import METRICS
+from eventjet.observability.metrics import METRICS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 

@@ -22,7 +22,7 @@ from sqlalchemy import make_url
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
 from eventjet.errors import Unreachable
-from eventjet.observability.names import METRICS
+from eventjet.observability.metrics import METRICS
 from eventjet.settings import Settings
 from eventjet.sql.pausing import pause
 from eventjet.workers.context import WorkerOptions

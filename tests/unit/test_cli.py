@@ -6,10 +6,12 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from eventjet.cli.history import ShownEvent
+from eventjet.cli.history import line, shown
 from eventjet.cli.main import exit_status, main, report
 from eventjet.cli.rebuild import shown_key
 from eventjet.cli.running import Lines
@@ -131,25 +133,27 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
 
 
 def test_an_event_is_shown_in_80_columns_and_whole_as_json() -> None:
-    event = ShownEvent(
-        position=12,
-        recorded_at=datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC),
-        aggregate="account",
-        aggregate_id="a-1",
-        version=3,
-        type="account.withdrawn",
-        schema=2,
-        event_id="id",
-        command_id="c-1",
-        metadata={"actor": "ada"},
-        data={"amount": "1", "reason": "r" * 90},
-        fault=None,
+    headers = (
+        b"NATS/1.0\r\nNats-Msg-Id: id\r\nEj-Type: account.withdrawn\r\nEj-Schema: 2\r\nEj-Version: 3\r\n"
+        b"Ej-Command: c-1\r\nEj-Meta-actor: ada\r\n\r\n"
     )
-    lines = event.line(80, named=True).splitlines()
+    body = {"amount": "1", "reason": "r" * 90}
+    moment = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
+    record = (
+        12,
+        int(moment.timestamp()) * 10**9 + 678_000_000,
+        b"bank.account.a-1",
+        headers,
+        json.dumps(body).encode(),
+    )
+    event = shown(cast("Any", SimpleNamespace(decode=lambda _: None)), record)
+    lines = line(event, named=True).splitlines()
     assert lines[0] == "     12  2026-01-02 03:04:05Z  account a-1  v3  account.withdrawn (schema 2)"
-    assert event.as_json() == json.loads(json.dumps(event.as_json()))
-    assert event.as_json()["recorded_at"] == "2026-01-02T03:04:05.678000Z"
-    assert event.as_json()["command_id"] == "c-1"
+    assert all(len(line) <= 80 for line in lines)
+    assert event == json.loads(json.dumps(event))
+    assert event["recorded_at"] == "2026-01-02T03:04:05.678000Z"
+    assert (event["command_id"], event["metadata"], event["data"]) == ("c-1", {"actor": "ada"}, body)
+    assert "fault" not in event
 
 
 def test_counts_and_keys_read_as_one_writes_them() -> None:

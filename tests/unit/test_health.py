@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from eventjet.errors import UsageError
-from eventjet.observability.metrics import Meter, exposition
-from eventjet.observability.names import METRICS, POSITION, STATE
+from eventjet.observability.metrics import METRICS, POSITION, STATE, Meter, exposition
 from eventjet.workers.health import HealthState, address_of
 from eventjet.workers.status import ProjectionStatus, StatusSnapshot, paced
 

@@ -17,7 +17,7 @@ from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import RawRecord
 from eventjet.domain.history import COMMANDS_MAX, Commands
 from eventjet.errors import ConcurrencyConflict, DefinitionError, Refused, StoreUnavailable, UsageError
-from eventjet.jet import Backend, Jet
+from eventjet.jet import Jet
 from eventjet.repository import Repository
 from eventjet.settings import Settings
 from eventjet.store.memory import MemoryStore
@@ -92,7 +92,7 @@ class Forgetful:
 
 def connection(*aggregates: Any, store: EventStore | None = None, retired: tuple[str, ...] = ()) -> Jet:
     app = App(f"app_{uuid4().hex[:8]}", aggregates=aggregates, retired_events=retired)
-    return Jet(app, Settings(), Backend(store or MemoryStore(app.name)))
+    return Jet(app, Settings(), store or MemoryStore(app.name))
 
 
 class Lagging:

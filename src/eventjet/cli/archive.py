@@ -10,8 +10,8 @@ import typer
 
 from eventjet.cli.rebuild import MasterOption
 from eventjet.cli.running import finished
-from eventjet.cli.target import AppTarget, JsonOption, on_app
-from eventjet.cli.terminal import answer, counted, say
+from eventjet.cli.target import AppTarget, on_app
+from eventjet.cli.terminal import Answer, counted, say
 
 if TYPE_CHECKING:
     from eventjet.archive.manifest import Segment
@@ -31,8 +31,7 @@ def archive(
         int, typer.Option("--segment-events", metavar="N", min=1, help="Events a segment holds at most.")
     ] = 1_000_000,
     master: MasterOption = None,
-    json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Seal what the archive at URL does not have yet into Parquet files, each read back before it counts.
 
     Stopped at any moment, the next run goes on after the last sealed segment. One run at a time.
@@ -44,17 +43,13 @@ def archive(
         write, at.ref, url, at.settings, to=to, segment_events=segment_events, engine=EngineOptions(master=master)
     )
     report = finished("What was sealed stays sealed; the next run goes on after it.", work)
-    sealed = [
-        {
-            "first": segment.first,
-            "last": segment.last,
-            "events": segment.events,
-            "files": len(segment.files),
-            "bytes": _size(segment),
-        }
-        for segment in report.sealed
-    ]
-    answer({**asdict(report), "sealed": sealed}, lambda: _print_archived(report), as_json=json)
+    value = {**asdict(report), "sealed": [_as_json(segment) for segment in report.sealed]}
+    return Answer(value, lambda: _print_archived(report))
+
+
+def _as_json(segment: Segment) -> dict[str, int]:
+    told = {"first": segment.first, "last": segment.last, "events": segment.events}
+    return {**told, "files": len(segment.files), "bytes": _size(segment)}
 
 
 def _size(segment: Segment) -> int:
@@ -75,7 +70,7 @@ def _print_archived(report: ArchiveReport) -> None:
 
 
 @on_app(database=False)
-def restore(at: AppTarget, url: UrlArgument, master: MasterOption = None, json: JsonOption = False) -> None:
+def restore(at: AppTarget, url: UrlArgument, master: MasterOption = None) -> Answer:
     """Publish an archive into an empty stream: the same events at the same positions, so that read models go on.
 
     Stop what works on the app's log first. Run it again after Ctrl-C or a fault, and it goes on where it ended.
@@ -88,7 +83,7 @@ def restore(at: AppTarget, url: UrlArgument, master: MasterOption = None, json: 
         "What was restored stays; run it again and it goes on there.",
         partial(publish, at.ref, url, at.settings, engine=EngineOptions(master=master)),
     )
-    answer(report, lambda: _print_restored(report), as_json=json)
+    return Answer(report, lambda: _print_restored(report))
 
 
 def _print_restored(report: Restored) -> None:

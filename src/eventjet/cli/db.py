@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eventjet.cli.target import AppTarget, DatabaseOption, JsonOption, on_app, safe_settings
-from eventjet.cli.terminal import answer, note, print_table, say
+from eventjet.cli.terminal import Answer, note, print_table, say
 from eventjet.errors import EventjetError, UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _NAMED = re.compile(r"([a-z][a-z0-9_]*):([0-9]{1,9})")
 
 
 @on_app()
-def init(at: AppTarget, json: JsonOption = False) -> None:
+def init(at: AppTarget) -> Answer:
     """Create or check the app's stream, bucket and tables; nothing that exists is changed.
 
     Exit status 1 when something exists and is not as it should be.
@@ -37,7 +37,7 @@ def init(at: AppTarget, json: JsonOption = False) -> None:
     if drifts:
         lines.append("What differs was made by something else; change it on the server with `nats stream edit`.")
     value = {"app": app, "log": topology.identity, "created": [*topology.created, *tables], "drifts": drifts}
-    answer(value, lambda: say("\n".join(lines)), as_json=json, ok=not drifts)
+    return Answer(value, "\n".join(lines), ok=not drifts)
 
 
 async def prepare(at: AppTarget) -> tuple[Topology, list[str]]:
@@ -66,14 +66,12 @@ def upgrade(json: JsonOption = False, database: DatabaseOption = None) -> None:
     lines = [f"created  table {name}" for name in done.tables]
     lines += [f"added    column {name}" for name in done.columns]
     lines.append(f"eventjet's tables in {where.shown} are at revision {done.after} ({was})")
-    answer({"database": where.shown, **asdict(done)}, lambda: say("\n".join(lines)), as_json=json)
+    Answer({"database": where.shown, **asdict(done)}, "\n".join(lines)).give(as_json=json)
 
 
 @db.command()
 @on_app()
-def promote(
-    at: AppTarget, projection: Annotated[str, typer.Argument(help="Which one.")], json: JsonOption = False
-) -> None:
+def promote(at: AppTarget, projection: Annotated[str, typer.Argument(help="Which one.")]) -> Answer:
     """Give the revision that the app declares the declared table, for readers to see: to go back to an older one.
 
     The other revision's table goes aside and is one. Refused while the app's revision lacks events the other has.
@@ -81,8 +79,7 @@ def promote(
     from eventjet.sql.database import Database
     from eventjet.sql.promotion import promote as exchange
 
-    (name,) = at.chosen([projection])
-    resolved = at.app().projections[name]
+    resolved = at.projection(projection)
     where = Database(at.settings.database)
     with where.reaching_sync():
         done = exchange(where, resolved)
@@ -91,12 +88,12 @@ def promote(
         table.name for table in resolved.tables
     )
     if done is None:
-        text = f"{name} revision {resolved.revision} has {tables} already"
+        text = f"{projection} revision {resolved.revision} has {tables} already"
     else:
         aside = ", ".join(f"revision {revision}" for revision in left) or "no revision"
-        text = f"{name} revision {resolved.revision} has {tables}; {aside} went aside"
-    value = {"projection": name, "revision": resolved.revision, "promoted": done is not None, "left": left}
-    answer(value, lambda: say(text), as_json=json)
+        text = f"{projection} revision {resolved.revision} has {tables}; {aside} went aside"
+    value = {"projection": projection, "revision": resolved.revision, "promoted": done is not None, "left": left}
+    return Answer(value, text)
 
 
 @db.command()
@@ -110,8 +107,7 @@ def unused(
         ),
     ] = None,
     drop_runs: Annotated[bool, typer.Option("--drop-runs", help="Remove what killed rebuilds left behind.")] = False,
-    json: JsonOption = False,
-) -> None:
+) -> Answer:
     """List the tables of revisions that the app no longer declares, and what killed rebuilds left; drop what is named.
 
     Nothing that a worker keeps or that readers see is dropped.
@@ -129,7 +125,7 @@ def unused(
             revisions = look(connection, list(at.app().projections.values()))
             runs = orphaned(connection, where)
     value = {"revisions": revisions, "runs": runs, "dropped": dropped, "dropped_runs": cleared}
-    answer(value, lambda: _print(dropped, cleared, revisions, runs), as_json=json)
+    return Answer(value, lambda: _print(dropped, cleared, revisions, runs))
 
 
 def _named(text: str) -> tuple[str, int]:

@@ -6,14 +6,15 @@ import asyncio
 import json as jsonlib
 import textwrap
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eventjet.cli.target import AppTarget, JsonOption, on_app
-from eventjet.cli.terminal import answer, note, print_json, printable, stored_json, terminal_width
+from eventjet.cli.target import AppTarget, on_app
+from eventjet.cli.terminal import Answer, note, print_json, printable, stored_json, terminal_width
 from eventjet.errors import CodecError, UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 _LAST = 10
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _INDENT = " " * 9
-_WHERE_GIVEN = ("command_id", "metadata", "fault")
 
 
 @on_app()
@@ -31,21 +31,15 @@ def history(
     at: AppTarget,
     aggregate: Annotated[str, typer.Argument(help="The aggregate's name, for instance account.")],
     aggregate_id: Annotated[str, typer.Argument(metavar="ID", help="Which one.")],
-    json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Show what happened to one aggregate; exit status 1 when it has no events."""
     events = asyncio.run(_history(at, aggregate, aggregate_id))
-
-    def show() -> None:
-        for event in events:
-            print(event.line(terminal_width(), named=False))
-        if not events:
-            note(f"There are no events of {aggregate} {aggregate_id}.")
-
-    answer([event.as_json() for event in events], show, as_json=json, ok=bool(events))
+    if not events:
+        return Answer([], lambda: note(f"There are no events of {aggregate} {aggregate_id}."), ok=False)
+    return Answer(events, lambda: print("\n".join(line(event, named=False) for event in events)))
 
 
-async def _history(at: AppTarget, aggregate: str, aggregate_id: str) -> list[ShownEvent]:
+async def _history(at: AppTarget, aggregate: str, aggregate_id: str) -> list[dict[str, Any]]:
     app = at.app()
     names = sorted(info.name for info in app.aggregates.values())
     if aggregate not in names:
@@ -76,55 +70,31 @@ async def _tail(at: AppTarget, start: int | None, *, follow: bool, as_json: bool
         async for record in jet.store.records(start=first, follow=follow):
             event = shown(jet, record)
             if as_json:
-                print_json(event.as_json(), indent=None)
+                print_json(event, indent=None)
             else:
-                print(event.line(terminal_width(), named=True), flush=True)
+                print(line(event, named=True), flush=True)
 
 
-@dataclass(frozen=True, slots=True)
-class ShownEvent:
-    """One record of the log, its body as it is stored; names as in the vocabulary."""
-
-    position: int
-    recorded_at: datetime
-    aggregate: str
-    aggregate_id: str
-    version: int | None
-    event_id: str
-    type: str
-    schema: int | None
-    data: Any
-    """The stored JSON; text when it is none."""
-    command_id: str | None
-    metadata: Mapping[str, str]
-    fault: str | None
-    """Why the app cannot read it."""
-
-    def as_json(self) -> dict[str, Any]:
-        """For programs."""
-        value = {field.name: getattr(self, field.name) for field in fields(self)}
-        value["recorded_at"] = self.recorded_at.isoformat().replace("+00:00", "Z")
-        return {name: held for name, held in value.items() if name not in _WHERE_GIVEN or held not in (None, {})}
-
-    def line(self, width: int, *, named: bool) -> str:
-        """One event in one line, or more where the width asks for it; `named` says whose it is."""
-        when = self.recorded_at.strftime("%Y-%m-%d %H:%M:%SZ")
-        whose = f"{self.aggregate} {self.aggregate_id}  " if named else ""
-        version = "v?" if self.version is None else f"v{self.version}"
-        schema = "" if self.schema in (None, 1) else f" (schema {self.schema})"
-        data = self.data
-        if not isinstance(data, str):
-            data = jsonlib.dumps(data, ensure_ascii=False, separators=(",", ":"))
-        head = printable(f"{self.position:>7}  {when}  {whose}{version}  {self.type}{schema}")
-        rest = printable(data) + ("" if self.fault is None else f"  unreadable: {printable(self.fault)}")
-        if len(head) + 2 + len(rest) <= width:
-            return f"{head}  {rest}"
-        lines = [_filled(head, width, ""), _filled(rest, width, _INDENT)]
-        return "\n".join(line for line in lines if line)
+def line(event: Mapping[str, Any], *, named: bool) -> str:
+    """An event in one line, or more where the terminal asks for it; `named` says whose it is."""
+    when = datetime.fromisoformat(event["recorded_at"]).strftime("%Y-%m-%d %H:%M:%SZ")
+    whose = f"{event['aggregate']} {event['aggregate_id']}  " if named else ""
+    version = "v?" if event["version"] is None else f"v{event['version']}"
+    schema = "" if event["schema"] in (None, 1) else f" (schema {event['schema']})"
+    data = event["data"]
+    if not isinstance(data, str):
+        data = jsonlib.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    head = printable(f"{event['position']:>7}  {when}  {whose}{version}  {event['type']}{schema}")
+    rest = printable(data + (f"  unreadable: {event['fault']}" if "fault" in event else ""))
+    width = terminal_width()
+    if len(head) + 2 + len(rest) <= width:
+        return f"{head}  {rest}"
+    filled = partial(textwrap.fill, width=width, subsequent_indent=_INDENT, break_on_hyphens=False)
+    return "\n".join(filter(None, [filled(head), filled(rest, initial_indent=_INDENT)]))
 
 
-def shown(jet: Jet, record: RawRecord) -> ShownEvent:
-    """What can be said of a record; never raises for what is in it."""
+def shown(jet: Jet, record: RawRecord) -> dict[str, Any]:
+    """What can be said of a record, with the names of the vocabulary; never raises for what is in it."""
     from eventjet.codec.envelope import MSG_ID, SCHEMA, TYPE, VERSION, header, metadata_of, recorded_at
 
     position, time_ns, subject, block, body = record
@@ -135,29 +105,27 @@ def shown(jet: Jet, record: RawRecord) -> ShownEvent:
         jet.decode(record)
     except CodecError as error:
         fault = fault or str(error)
-    command_id, metadata = None, dict[str, str]()
+    command_id, metadata = None, dict[str, Any]()
     try:
         command_id, known = metadata_of(block)
+        named = asdict(known)
+        extra = named.pop("extra")
+        metadata = {name: value for name, value in named.items() if value} | extra
     except ValueError as error:
         fault = fault or str(error)
-    else:
-        values = asdict(known)
-        extra = values.pop("extra")
-        metadata = {name: value for name, value in values.items() if value} | extra
-    return ShownEvent(
-        position=position,
-        recorded_at=when,
-        aggregate=aggregate,
-        aggregate_id=aggregate_id,
-        version=_number(header(block, VERSION)),
-        event_id=header(block, MSG_ID) or "",
-        type=header(block, TYPE) or "?",
-        schema=_number(header(block, SCHEMA)),
-        data=stored_json(body),
-        command_id=command_id,
-        metadata=metadata,
-        fault=fault,
-    )
+    event: dict[str, Any] = {
+        "position": position,
+        "recorded_at": when.isoformat().replace("+00:00", "Z"),
+        "aggregate": aggregate,
+        "aggregate_id": aggregate_id,
+        "version": _number(header(block, VERSION)),
+        "event_id": header(block, MSG_ID) or "",
+        "type": header(block, TYPE) or "?",
+        "schema": _number(header(block, SCHEMA)),
+        "data": stored_json(body),
+    }
+    optional = {"command_id": command_id, "metadata": metadata or None, "fault": fault}
+    return event | {name: value for name, value in optional.items() if value is not None}
 
 
 def _named(subject: bytes) -> tuple[str, str, str | None]:
@@ -173,7 +141,3 @@ def _named(subject: bytes) -> tuple[str, str, str | None]:
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() else None
-
-
-def _filled(text: str, width: int, indent: str) -> str:
-    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=_INDENT, break_on_hyphens=False)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eventjet.cli.target import AppTarget, JsonOption, on_app
-from eventjet.cli.terminal import ANSWER_IS_NO, answer, note, print_table, printable, say, stored_json
+from eventjet.cli.target import AppTarget, on_app
+from eventjet.cli.terminal import ANSWER_IS_NO, Answer, note, print_table, printable, say, stored_json
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ def list_(
     at: AppTarget,
     projection: Annotated[str | None, typer.Argument(metavar="PROJECTION", help="Default: all of the app.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Also those that were retried or dropped.")] = False,
-    json: JsonOption = False,
-) -> None:
+) -> Answer:
     """List parked events, with the number of events that each blocks."""
     from eventjet.quarantine.resolutions import listed
 
@@ -44,7 +43,7 @@ def list_(
     with _connected(at, read_only=True) as connection:
         events = listed(connection, names, resolved=everything)
     declared = {name: resolved.revision for name, resolved in at.app().projections.items()}
-    answer([_as_json(event) for event in events], lambda: _print(events, declared, everything), as_json=json)
+    return Answer([_as_json(event) for event in events], lambda: _print(events, declared, everything))
 
 
 @commands.command()
@@ -53,12 +52,11 @@ def show(
     at: AppTarget,
     projection: ProjectionArgument,
     position: Annotated[int, typer.Argument(help="Of the event.")],
-    json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Show one event of the quarantine: its reason, the traceback, and what is stored of it."""
     from eventjet.quarantine.resolutions import shown
 
-    revision = _revision(at, projection)
+    revision = at.projection(projection).revision
     with _connected(at, read_only=True) as connection:
         found = shown(connection, projection, revision, position)
     if found is None:
@@ -68,7 +66,7 @@ def show(
         )
     payload = None if found.payload is None else stored_json(found.payload)
     whole = {"traceback": found.traceback, "payload": payload, "blocked_by": found.blocked_by}
-    answer(_as_json(found.event) | whole, lambda: print("\n".join(_lines(found))), as_json=json)
+    return Answer(_as_json(found.event) | whole, lambda: print("\n".join(_lines(found))))
 
 
 @commands.command()
@@ -79,17 +77,16 @@ def retry(
     positions: Annotated[list[int] | None, typer.Argument(metavar="[POSITION]...", help="Parked events.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All parked events.")] = False,
     timeout_s: TimeoutOption = 10.0,
-    json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Have a worker try parked events again, and those they block; exit status 1 when one fails again."""
     from eventjet.quarantine import resolutions
 
     if bool(positions) == everything:
         raise UsageError("Name the positions of the events to try again, or give --all for every parked one.")
-    revision = _revision(at, projection)
+    revision = at.projection(projection).revision
     with _connected(at) as connection:
         chosen = resolutions.retry(connection, projection, revision, None if everything else positions)
-    _answer_outcomes(projection, _awaited(at, projection, chosen, timeout_s), json=json)
+    return _outcome_of(at, projection, chosen, timeout_s)
 
 
 @commands.command()
@@ -100,12 +97,11 @@ def drop(
     positions: Annotated[list[int], typer.Argument(metavar="POSITION...", help="Parked events.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     timeout_s: TimeoutOption = 10.0,
-    json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Give parked events up for good: no engine will take them, and a worker goes on with those they blocked."""
     from eventjet.quarantine import resolutions
 
-    revision = _revision(at, projection)
+    revision = at.projection(projection).revision
     if not yes:
         listed = ", ".join(map(str, positions))
         question = f"Never show position {listed} in {projection}? A rebuild will leave it out too."
@@ -114,12 +110,7 @@ def drop(
             raise typer.Exit(ANSWER_IS_NO)
     with _connected(at) as connection:
         chosen = resolutions.drop(connection, projection, revision, positions)
-    _answer_outcomes(projection, _awaited(at, projection, chosen, timeout_s), json=json)
-
-
-def _revision(at: AppTarget, name: str) -> int:
-    at.chosen([name])
-    return at.app().projections[name].revision
+    return _outcome_of(at, projection, chosen, timeout_s)
 
 
 @contextmanager
@@ -135,30 +126,26 @@ def _connected(at: AppTarget, *, read_only: bool = False) -> Generator[Any]:
         yield connection
 
 
-def _awaited(at: AppTarget, name: str, chosen: Sequence[int], timeout_s: float) -> list[Outcome]:
+def _outcome_of(at: AppTarget, name: str, chosen: Sequence[int], timeout_s: float) -> Answer:
     """What became of the verdicts, as soon as no worker has anything to do about them."""
     from eventjet.quarantine.resolutions import outcomes
 
-    revision = _revision(at, name)
+    revision = at.projection(name).revision
     deadline = time.monotonic() + timeout_s
     while True:
         with _connected(at, read_only=True) as connection:
             found = outcomes(connection, name, revision, chosen)
         left_s = deadline - time.monotonic()
         if left_s <= 0 or not any(outcome.is_open for outcome in found):
-            return found
+            break
         time.sleep(min(_POLL_S, left_s))
-
-
-def _answer_outcomes(name: str, outcomes: Sequence[Outcome], *, json: bool) -> None:
-    lines = [_told(outcome) for outcome in outcomes] or ["Nothing is parked."]
-    if any(outcome.is_open for outcome in outcomes):
+    lines = [_told(outcome) for outcome in found] or ["Nothing is parked."]
+    if any(outcome.is_open for outcome in found):
         lines.append(
             f"No worker has carried it out yet. One of {name} will: as soon as it runs, or gets to it, and not "
             "while the projection is paused."
         )
-    failed = any(outcome.next_resolution == "parked" for outcome in outcomes)
-    answer(outcomes, lambda: say("\n".join(lines)), as_json=json, ok=not failed)
+    return Answer(found, "\n".join(lines), ok=all(outcome.next_resolution != "parked" for outcome in found))
 
 
 def _told(one: Outcome) -> str:

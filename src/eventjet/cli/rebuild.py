@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from eventjet.cli.running import finished
-from eventjet.cli.target import AppTarget, JsonOption, on_app
-from eventjet.cli.terminal import answer, counted, say, spent, where
+from eventjet.cli.target import AppTarget, on_app
+from eventjet.cli.terminal import Answer, counted, say, spent, where
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ def rebuild(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the plan and what would refuse it; change nothing.")
     ] = False,
-    json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Make read models again from the log while the live ones serve, and swap them in.
 
     Ctrl-C, or a fault anywhere, leaves the live ones as they are.
@@ -67,11 +66,10 @@ def rebuild(
     chosen, names = _engine_options(engine, master, no_ship), at.chosen(projections)
     if dry_run:
         planned = asyncio.run(preview(at.ref, names, at.settings, engine=chosen, from_archive=from_archive))
-        answer(_as_json(planned), lambda: _print_preview(planned), as_json=json, ok=not planned.refusals)
-        return
+        return Answer(_as_json(planned), lambda: _print_preview(planned), ok=not planned.refusals)
     work = partial(make_again, at.ref, names, at.settings, engine=chosen, from_archive=from_archive)
     report = finished("No live read model was changed but by a swap that was complete.", work)
-    answer(report, lambda: _print_rebuilt(report), as_json=json)
+    return Answer(report, lambda: _print_rebuilt(report))
 
 
 @on_app()
@@ -82,8 +80,7 @@ def verify(
     master: MasterOption = None,
     from_archive: FromArchiveOption = None,
     no_ship: NoShipOption = False,
-    json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Compare a read model with the log, row by row; exit status 1 when they differ.
 
     Workers, commands and readers go on meanwhile. The first differences are named, with the position since which
@@ -92,12 +89,12 @@ def verify(
     from eventjet.rebuild import verify as compare
 
     chosen = _engine_options(engine, master, no_ship)
-    (name,) = at.chosen([projection])
+    name = at.projection(projection).name
     work = partial(compare, at.ref, name, at.settings, engine=chosen, from_archive=from_archive)
     report = finished("Nothing was changed.", work)
     examples = [{**asdict(example), "key": shown_key(example.key)} for example in report.examples]
     value = {**asdict(report), "examples": examples}
-    answer(value, lambda: _print_verified(report), as_json=json, ok=not report.differences)
+    return Answer(value, lambda: _print_verified(report), ok=not report.differences)
 
 
 @snapshots.command()
@@ -111,8 +108,7 @@ def build(
     ] = None,
     engine: EngineOption = "spark",
     master: MasterOption = None,
-    json: JsonOption = False,
-) -> None:
+) -> Answer:
     """Write the snapshots of all aggregates of a type from one reading of the log.
 
     Commands go on meanwhile, and no snapshot takes the place of a newer one. Exit status 1 when a history is broken.
@@ -126,7 +122,7 @@ def build(
     )
     value = asdict(report)
     tally = value.pop("tally")
-    answer(value | tally, lambda: _print_built(report), as_json=json, ok=not report.tally.broken)
+    return Answer(value | tally, lambda: _print_built(report), ok=not report.tally.broken)
 
 
 def _engine_options(name: str, master: str | None, no_ship: bool = False) -> EngineOptions:

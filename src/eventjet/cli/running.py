@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from eventjet.cli.target import AppTarget
 from eventjet.cli.terminal import note
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
+    from eventjet.dev.demo import ShowProgress
     from eventjet.rebuild.progress import Progress
 
 T = TypeVar("T")
 
-DRAIN_S = 20.0
-"""How long workers may take to finish their batch."""
+STOP_S = 20.0
+"""How long workers may take to end: what they do not commit by then is read again by the next ones."""
 _LINE_EVERY_S = 1.0
 _WORTH_S = 2.0
 """What is over sooner needs no progress."""
@@ -102,69 +103,44 @@ async def run_until_stopped(
 
     Raises what stops them. Their log goes to standard error.
     """
+    from eventjet.workers.supervisor import run_workers
+
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
     )
     logging.getLogger("eventjet").setLevel(logging.INFO)
-    stop = asyncio.Event()
-    running = asyncio.ensure_future(_work(at, names, stop, on_ready, http))
-    loop = asyncio.get_running_loop()
-
-    def asked() -> None:
-        if stop.is_set():
-            running.cancel()
-        stop.set()
-
-    def wake(_number: int, _frame: FrameType | None) -> None:
-        loop.call_soon_threadsafe(asked)
-
-    with _handling(wake, signal.SIGTERM, signal.SIGINT):
-        await _drained(running, stop)
-
-
-async def _work(
-    at: AppTarget,
-    names: Sequence[str],
-    stop: asyncio.Event,
-    on_ready: Callable[[], None],
-    http: tuple[str, int] | None,
-) -> None:
-    from eventjet.workers.supervisor import run_workers
-
-    if not names:
-        on_ready()
-        await stop.wait()
-        return
-    app = at.app()
     # Batches of thousands of events live for a moment and make no cycles: looked for at the usual rate, they
     # cost an eighth of a worker's time.
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-    await run_workers(app, at.settings, names, stop=stop, on_ready=on_ready, http=http)
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
+    async def work() -> None:
+        if names:
+            await run_workers(at.app(), at.settings, names, stop=stop, on_ready=on_ready, http=http)
+        else:
+            on_ready()
+            await stop.wait()
 
-async def _drained(running: asyncio.Future[None], stop: asyncio.Event) -> None:
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not running.done():
-        note("stopping: the batches in hand are finished first")
-        await asyncio.wait({running}, timeout=DRAIN_S)
-        if not running.done():
-            note(f"not done within {DRAIN_S:g} s: ended; what was not committed is read again by the next worker")
+    running = asyncio.ensure_future(work())
+
+    def asked() -> None:
+        if stop.is_set():
             running.cancel()
-    with suppress(asyncio.CancelledError):
+            return
+        note("stopping: the batches in hand are finished first")
+        stop.set()
+        loop.call_later(STOP_S, running.cancel)
+
+    def wake(_number: int, _frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(asked)
+
+    with _handling(wake, signal.SIGTERM, signal.SIGINT), suppress(asyncio.CancelledError):
         await running
 
 
-class ProgressView(Protocol):
-    """Told where a phase stands, as often as one likes."""
-
-    def __call__(self, phase: str, done: int, total: int | None = None, step: str = "") -> None: ...
-
-
 @contextmanager
-def progress() -> Generator[ProgressView]:
+def progress() -> Generator[ShowProgress]:
     """Bars on a terminal, otherwise lines such as `phase=load done=50000 total=200000`."""
     if not sys.stderr.isatty():
         yield Lines()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eventjet.cli.target import AppTarget, JsonOption, on_app
-from eventjet.cli.terminal import answer, counted, note, print_json, printable, say, where
+from eventjet.cli.terminal import Answer, counted, note, print_json, printable, say, where
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,7 +49,7 @@ def status(
         asyncio.run(_watch(at, interval, as_json=json))
     else:
         statuses = asyncio.run(read_status(at.app(), at.settings, pause_s=1.0))
-        answer(statuses, lambda: _print(statuses), as_json=json)
+        Answer(statuses, lambda: _print(statuses)).give(as_json=json)
 
 
 async def _watch(at: AppTarget, interval_s: float, *, as_json: bool) -> None:

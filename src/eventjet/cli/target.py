@@ -15,12 +15,14 @@ from urllib.parse import parse_qs, urlsplit
 
 import typer
 
+from eventjet.cli.terminal import Answer
 from eventjet.errors import UsageError
 from eventjet.projections.app_ref import AppRef
 from eventjet.settings import Settings
 
 if TYPE_CHECKING:
     from eventjet.app import App
+    from eventjet.projections.sql_projection import AnyResolved
 
 P = ParamSpec("P")
 
@@ -70,6 +72,11 @@ class AppTarget:
                 raise UsageError(f"The app {app.name!r} has no projection {name!r}. It has {known}.")
         return list(dict.fromkeys(names)) or list(app.projections)
 
+    def projection(self, name: str) -> AnyResolved:
+        """The projection of this name; raises `UsageError` for one that the app does not have."""
+        self.chosen([name])
+        return self.app().projections[name]
+
     def app(self) -> App:
         """Import it; raises `UsageError` and `DefinitionError`."""
         from eventjet.app import load_app
@@ -85,20 +92,30 @@ class AppTarget:
 
 def on_app(
     *, servers: bool = True, database: bool = True
-) -> Callable[[Callable[Concatenate[AppTarget, P], None]], Callable[..., None]]:
-    """Make a command of a function of an `AppTarget`, which gets the options that say which app, and where."""
+) -> Callable[[Callable[Concatenate[AppTarget, P], Answer | None]], Callable[..., None]]:
+    """Make a command of a function of an `AppTarget`, which gets the options that say which app, and where.
+
+    One that returns an `Answer` gets `--json` as well.
+    """
     wanted = {"app": AppOption, "app_dir": AppDirOption}
     wanted |= {"servers": ServersOption} if servers else {}
     wanted |= {"database": DatabaseOption} if database else {}
     added = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in wanted.items()]
+    as_json = Parameter("json", Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption)
 
-    def declare(run: Callable[Concatenate[AppTarget, P], None]) -> Callable[..., None]:
-        _, *own = signature(run, eval_str=True).parameters.values()
-        parameters = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in own] + added
+    def declare(run: Callable[Concatenate[AppTarget, P], Answer | None]) -> Callable[..., None]:
+        declared = signature(run, eval_str=True)
+        answers = declared.return_annotation is Answer
+        _, *own = declared.parameters.values()
+        parameters = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in own]
+        parameters += [as_json, *added] if answers else added
 
         def command(**given: Any) -> None:
             where = [given.pop(name, None) for name in ("app", "app_dir", "servers", "database")]
-            cast("Callable[..., None]", run)(target(*where), **given)
+            json = given.pop("json") if answers else False
+            answer = cast("Callable[..., Answer | None]", run)(target(*where), **given)
+            if answer is not None:
+                answer.give(as_json=json)
 
         command.__name__, command.__doc__ = run.__name__, run.__doc__
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

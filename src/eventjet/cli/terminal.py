@@ -7,7 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
 import typer
@@ -55,14 +55,27 @@ def terminal_width() -> int:
     return shutil.get_terminal_size((WIDTH_MAX, 24)).columns
 
 
-def answer(value: object, show: Callable[[], None], *, as_json: bool, ok: bool = True) -> None:
-    """What a command came to: the value as JSON for programs, else what `show` prints; exit status 1 unless `ok`."""
-    if as_json:
-        print_json(value)
-    else:
-        show()
-    if not ok:
-        raise typer.Exit(ANSWER_IS_NO)
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command came to."""
+
+    value: object
+    """For programs, as JSON."""
+    shown: str | Callable[[], None]
+    """For people: prose, or what prints it."""
+    ok: bool = True
+    """Whether the exit status is 0, else 1."""
+
+    def give(self, *, as_json: bool) -> None:
+        """Print it and end with its status."""
+        if as_json:
+            print_json(self.value)
+        elif isinstance(self.shown, str):
+            say(self.shown)
+        else:
+            self.shown()
+        if not self.ok:
+            raise typer.Exit(ANSWER_IS_NO)
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:

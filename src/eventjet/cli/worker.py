@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from eventjet.cli.running import run_until_stopped
-from eventjet.cli.target import AppTarget, JsonOption, on_app
-from eventjet.cli.terminal import answer, note, say
+from eventjet.cli.target import AppTarget, on_app
+from eventjet.cli.terminal import Answer, note
 from eventjet.errors import UsageError
 
 NamesArgument = Annotated[list[str], typer.Argument(metavar="PROJECTION...", help="Which ones.")]
@@ -49,7 +49,7 @@ def worker(
 
 
 @on_app(servers=False)
-def pause(at: AppTarget, projections: NamesArgument, revision: RevisionOption = None, json: JsonOption = False) -> None:
+def pause(at: AppTarget, projections: NamesArgument, revision: RevisionOption = None) -> Answer:
     """Let projections stand still, all of them or none, until `eventjet resume`.
 
     Their workers stop before the next commit and stand by. A rebuild may go on; what it swaps in stays paused.
@@ -63,20 +63,18 @@ def pause(at: AppTarget, projections: NamesArgument, revision: RevisionOption = 
         f"at position {one.position:,}"
         for one in done
     ]
-    answer(done, lambda: say("\n".join(lines)), as_json=json)
+    return Answer(done, "\n".join(lines))
 
 
 @on_app(servers=False)
-def resume(
-    at: AppTarget, projections: NamesArgument, revision: RevisionOption = None, json: JsonOption = False
-) -> None:
+def resume(at: AppTarget, projections: NamesArgument, revision: RevisionOption = None) -> Answer:
     """Let paused projections go on, all of them or none; a worker that stands by takes them at its next look."""
     from eventjet.sql.pausing import resume
 
     chosen = _chosen(at, projections, revision)
     done = asyncio.run(resume(at.settings.database, chosen, declared=revision is None))
     lines = [f"{one.name} revision {one.revision} goes on from position {one.position:,}" for one in done]
-    answer(done, lambda: say("\n".join(lines)), as_json=json)
+    return Answer(done, "\n".join(lines))
 
 
 def _chosen(at: AppTarget, names: Sequence[str], revision: int | None) -> list[tuple[str, int]]:

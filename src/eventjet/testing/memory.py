@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from eventjet.jet import Backend, Jet
+from eventjet.jet import Jet
 from eventjet.projections.application import Application
 from eventjet.settings import Settings
 from eventjet.store.memory import MemoryStore
@@ -18,4 +18,4 @@ async def in_memory(app: Application) -> AsyncGenerator[Jet]:
     Repositories, transactions, imports and `tail` do what they do on a server, conflicts included. No worker keeps
     read models of it, so `caught_up` raises `UsageError`: test a projection with `projected`.
     """
-    yield Jet(app, Settings(), Backend(MemoryStore(app.name)))
+    yield Jet(app, Settings(), MemoryStore(app.name))

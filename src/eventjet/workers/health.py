@@ -20,7 +20,7 @@ from socketserver import TCPServer
 from typing import Any
 
 from eventjet.errors import EventjetError, Unreachable, UsageError
-from eventjet.observability import names
+from eventjet.observability import metrics
 from eventjet.observability.metrics import CONTENT_TYPE, Sample, exposition
 from eventjet.projections.application import Application
 from eventjet.projections.sql_projection import AnyResolved
@@ -96,13 +96,13 @@ class HealthState:
 
     def samples(self, now: float) -> list[Sample]:
         """The gauges, of the last look."""
-        samples: list[Sample] = [(names.HEALTHY, (), int(self.verdict(now).healthy))]
+        samples: list[Sample] = [(metrics.HEALTHY, (), int(self.verdict(now).healthy))]
         if self.looked_at is not None:
-            samples.append((names.LOOK_AGE, (), now - self.looked_at))
+            samples.append((metrics.LOOK_AGE, (), now - self.looked_at))
         for seen in self.seen.values():
             samples += _gauges(seen.status, self.owner)
         if self.seen:
-            samples.append((names.LOG_POSITION, (), max(seen.status.log_position for seen in self.seen.values())))
+            samples.append((metrics.LOG_POSITION, (), max(seen.status.log_position for seen in self.seen.values())))
         return samples
 
     def _judged(self, seen: _Seen, now: float) -> dict[str, Any]:
@@ -132,13 +132,13 @@ class HealthState:
 def _gauges(status: ProjectionStatus, owner: str) -> list[Sample]:
     own = (status.name, str(status.revision))
     gauges: list[Sample] = [
-        (names.POSITION, own, status.position),
-        (names.LAG_EVENTS, own, status.lag_events),
-        (names.PARKED, own, status.parked),
-        (names.HELD, own, int(status.owner == owner)),
-        *((names.STATE, (*own, state), int(status.state == state)) for state in STATES),
+        (metrics.POSITION, own, status.position),
+        (metrics.LAG_EVENTS, own, status.lag_events),
+        (metrics.PARKED, own, status.parked),
+        (metrics.HELD, own, int(status.owner == owner)),
+        *((metrics.STATE, (*own, state), int(status.state == state)) for state in STATES),
     ]
-    return gauges if status.lag_s is None else [*gauges, (names.LAG_SECONDS, own, status.lag_s)]
+    return gauges if status.lag_s is None else [*gauges, (metrics.LAG_SECONDS, own, status.lag_s)]
 
 
 class HealthMonitor:
