@@ -74,7 +74,7 @@ def upgrade(json: JsonOption = False, database: DatabaseOption = None) -> None:
 def promote(at: AppTarget, projection: Annotated[str, typer.Argument(help="Which one.")]) -> Answer:
     """Give the revision that the app declares the declared table, for readers to see: to go back to an older one.
 
-    The other revision's table goes aside and is one. Refused while the app's revision lacks events the other has.
+    The other revision's table goes aside and is kept. Refused while the app's revision lacks events the other has.
     """
     from eventjet.sql.database import Database
     from eventjet.sql.promotion import promote as exchange
