@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from eventjet.projections.columns import normaliser, unsupported
 from eventjet.sql.sqlite import SQLITE
-from eventjet.sql.sqlite_types import ExactNumeric, UtcDateTime
+from eventjet.sql.sqlite_types import StoredAsText
 
 
 class Colour(enum.Enum):
@@ -31,12 +31,12 @@ KINDS: dict[str, tuple[sa.TypeEngine[Any], st.SearchStrategy[Any]]] = {
     "bigint": (sa.BigInteger(), st.integers()),
     "numeric(12,2)": (sa.Numeric(12, 2), st.decimals() | st.integers()),
     "numeric(5)": (sa.Numeric(5), st.decimals(places=0) | st.integers()),
-    "exact numeric": (ExactNumeric(12, 2), st.decimals(places=2)),
+    "exact numeric": (StoredAsText(sa.Numeric(12, 2)), st.decimals(places=2)),
     "numeric": (sa.Numeric(), st.decimals(allow_nan=False, allow_infinity=False)),
     "double": (sa.Double(), st.floats() | st.integers()),
     "boolean": (sa.Boolean(), st.booleans()),
     "instant": (sa.DateTime(timezone=True), st.datetimes(timezones=st.timezones() | st.none())),
-    "utc instant": (UtcDateTime(), st.datetimes(timezones=st.just(UTC))),
+    "utc instant": (StoredAsText(sa.DateTime(timezone=True)), st.datetimes(timezones=st.just(UTC))),
     "wall time": (sa.DateTime(), st.datetimes()),
     "date": (sa.Date(), st.dates()),
     "uuid": (sa.Uuid(), st.uuids()),

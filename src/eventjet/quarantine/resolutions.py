@@ -7,22 +7,18 @@ next term begins with carrying the verdict out.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, Select, case, func, select, update
 
 from eventjet.errors import UsageError
 from eventjet.quarantine.rows import of
 from eventjet.sql import checkpoint, transitions
 from eventjet.sql.own_tables import Clock, quarantine
-from eventjet.sql.statements import BLOCKED, BLOCKING, DROPPED, PARKED, RETRY
+from eventjet.sql.statements import BLOCKED, DROPPED, PARKED, RETRY
 
 _q = quarantine.c
-_SHOWN = (
-    _q.projection, _q.revision, _q.position, _q.aggregate, _q.aggregate_id, _q.event_id, _q.event_type, _q.resolution,
-    _q.reason, _q.parked_at, _q.resolved_at,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,35 +70,35 @@ class Outcome:
         return RETRY in (self.resolution, self.next_resolution)
 
 
+_other = quarantine.alias()
+_blocked = select(func.count()).where(
+    *(_other.c[name] == _q[name] for name in ("projection", "revision", "aggregate", "aggregate_id")),
+    _other.c.resolution == BLOCKED,
+)
+_LISTED = (
+    *(_q[one.name] for one in fields(Listed)[:-1]),
+    case((_q.resolution.in_((PARKED, RETRY)), _blocked.scalar_subquery()), else_=0),
+)
+"""The fields of `Listed`."""
+
+
 def listed(connection: Connection, names: Collection[str], *, resolved: bool = False) -> list[Listed]:
     """The parked events of some projections, those to be tried again among them; with `resolved` history too."""
-    counted = (
-        select(_q.projection, _q.revision, _q.aggregate, _q.aggregate_id, func.count())
-        .where(_q.projection.in_(names), _q.resolution == BLOCKED)
-        .group_by(_q.projection, _q.revision, _q.aggregate, _q.aggregate_id)
-    )
-    blocked: dict[Any, int] = {tuple(row[:4]): row[4] for row in connection.execute(counted)}
     which = _q.resolution != BLOCKED if resolved else _q.resolution.in_((PARKED, RETRY))
-    query = select(*_SHOWN).where(_q.projection.in_(names), which)
-    return [
-        _listed(row, blocked.get((row[0], row[1], row[3], row[4]), 0) if row[7] in BLOCKING else 0)
-        for row in connection.execute(query.order_by(_q.projection, _q.revision, _q.position))
-    ]
+    query: Select[Any] = select(*_LISTED).where(_q.projection.in_(names), which)
+    return [Listed(*row) for row in connection.execute(query.order_by(_q.projection, _q.revision, _q.position))]
 
 
 def shown(connection: Connection, name: str, revision: int, position: int) -> Shown | None:
     """One event; None when the quarantine does not have it."""
-    query = select(*_SHOWN, _q.traceback, _q.payload).where(of(name, revision), _q.position == position)
+    query = select(*_LISTED, _q.traceback, _q.payload).where(of(name, revision), _q.position == position)
     row = connection.execute(query).one_or_none()
     if row is None:
         return None
-    resolution, head = row[7], _heads(connection, name, revision).get((row[3], row[4]))
-    waiting = 0
-    if resolution in (PARKED, RETRY):
-        same = (_q.aggregate == row[3], _q.aggregate_id == row[4], _q.resolution == BLOCKED)
-        waiting = connection.scalar(select(func.count()).where(of(name, revision), *same)) or 0
-    blocked_by = head[0] if resolution == BLOCKED and head is not None else None
-    return Shown(_listed(row[:-2], waiting), row[-2], row[-1], blocked_by)
+    event = Listed(*row[:-2])
+    head = _heads(connection, name, revision).get((event.aggregate, event.aggregate_id))
+    blocked_by = head[0] if event.resolution == BLOCKED and head is not None else None
+    return Shown(event, row.traceback, row.payload, blocked_by)
 
 
 def retry(connection: Connection, name: str, revision: int, positions: Sequence[int] | None) -> list[int]:
@@ -160,11 +156,6 @@ def _heads(connection: Connection, name: str, revision: int) -> dict[tuple[str, 
     )
     rows = connection.execute(query.order_by(_q.position.desc()))
     return {(row[0], row[1]): (row[2], row[3], row[4]) for row in rows}
-
-
-def _listed(row: Any, blocked: int) -> Listed:
-    whole: Any = (*row, blocked)
-    return Listed(*whole)
 
 
 def _locked(connection: Connection, name: str, revision: int) -> dict[int, tuple[str, str]]:

@@ -10,10 +10,7 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from datetime import date, datetime
-from decimal import Decimal
 from typing import Any, ClassVar
-from uuid import UUID
 
 from sqlalchemy import CheckConstraint, Connection, Engine, Table, create_engine, event, text
 from sqlalchemy import types as sa
@@ -25,12 +22,10 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.sql import quoted_name
 
 from eventjet.projections.row_codec import RowCodec
-from eventjet.projections.values import dumps, loads
 from eventjet.sql import sqlite_statements, sqlite_types
 from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.sqlite_statements import CLOCK, SqliteStatements
-from eventjet.sql.sqlite_types import datetime_to_text, decimal_to_text
 from eventjet.sql.statements import Parked, QuarantineChanges
 
 BUSY_TIMEOUT_S = 15.0
@@ -59,15 +54,7 @@ class Sqlite(Dialect):
     is_concurrent = False
     relocates_handlers = False
     look_options: ClassVar[Mapping[str, Any]] = {READ_ONLY: True}
-    conversions = (
-        (sa.Float, float, float),
-        (sa.Numeric, decimal_to_text, Decimal),
-        (sa.DateTime, datetime_to_text, datetime.fromisoformat),
-        (sa.Date, date.isoformat, date.fromisoformat),
-        (sa.Uuid, lambda value: value.hex, UUID),
-        (sa.Boolean, int, bool),
-        (sa.JSON, dumps, loads),
-    )
+    conversions = sqlite_types.CONVERSIONS
 
     def storage_type(self, kind: sa.TypeEngine[Any]) -> sa.TypeEngine[Any]:
         return sqlite_types.storage_type(kind)
