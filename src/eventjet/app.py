@@ -21,7 +21,7 @@ from eventjet.projections.resolve import resolve
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql, SqlProjection, resolve_sql
 from eventjet.settings import Settings, SettingsOverrides
 from eventjet.snapshots.snapshot import SnapshotCodec
-from eventjet.sql.sqlite_types import make_readable
+from eventjet.sql.sqlite import make_readable
 
 NAME_RULE = "[a-z][a-z0-9_]*"
 

@@ -35,7 +35,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.projections.sql_projection import ResolvedSql, resolve_sql
 from eventjet.settings import Settings
 from eventjet.sql.database import READ_ONLY, Database
-from eventjet.sql.sqlite_types import make_readable
+from eventjet.sql.sqlite import make_readable
 from eventjet.workers.context import WorkerOptions
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import CATALOG, Added, Closed, Opened, made

@@ -23,7 +23,7 @@ from eventjet.projections.resolve import ResolvedProjection
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
-from eventjet.sql.sqlite_types import make_readable
+from eventjet.sql.sqlite import make_readable
 from eventjet.store.topology import IDENTITY
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.status import ProjectionStatus, status

@@ -15,8 +15,7 @@ from eventjet.projections.resolve import resolve
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.locations import located
-from eventjet.sql.sqlite import SQLITE
-from eventjet.sql.sqlite_types import make_readable
+from eventjet.sql.sqlite import SQLITE, make_readable
 
 table = Table(
     "kinds",

@@ -14,8 +14,7 @@ from sqlalchemy import types as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from eventjet.projections.columns import normaliser, unsupported
-from eventjet.sql.sqlite import SQLITE
-from eventjet.sql.sqlite_types import StoredAsText
+from eventjet.sql.sqlite import SQLITE, StoredAsText
 
 
 class Colour(enum.Enum):

@@ -38,17 +38,7 @@ class RowCodec:
     `normalise` does not depend on the database: `load(dump(normalise(row)))` equals `normalise(row)` on each of them.
     """
 
-    __slots__ = (
-        "_dumps",
-        "_loads",
-        "_make",
-        "_values",
-        "columns",
-        "key",
-        "normalise",
-        "row_type",
-        "table_name",
-    )
+    __slots__ = ("_dumps", "_loads", "_make", "_values", "columns", "key", "normalise", "row_type", "table_name")
 
     def __init__(self, table: Table, row_type: type, values: ColumnValues | None = None) -> None:
         declared = list(table.columns)

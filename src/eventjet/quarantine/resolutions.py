@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import Connection, Select, case, func, select, update
+from sqlalchemy import ColumnElement, Connection, case, func, select, update
 
 from eventjet.errors import UsageError
 from eventjet.quarantine.rows import of
@@ -75,24 +75,25 @@ _blocked = select(func.count()).where(
     *(_other.c[name] == _q[name] for name in ("projection", "revision", "aggregate", "aggregate_id")),
     _other.c.resolution == BLOCKED,
 )
-_LISTED = (
+_LISTED: list[ColumnElement[Any]] = [
     *(_q[one.name] for one in fields(Listed)[:-1]),
     case((_q.resolution.in_((PARKED, RETRY)), _blocked.scalar_subquery()), else_=0),
-)
+]
 """The fields of `Listed`."""
 
 
 def listed(connection: Connection, names: Collection[str], *, resolved: bool = False) -> list[Listed]:
     """The parked events of some projections, those to be tried again among them; with `resolved` history too."""
     which = _q.resolution != BLOCKED if resolved else _q.resolution.in_((PARKED, RETRY))
-    query: Select[Any] = select(*_LISTED).where(_q.projection.in_(names), which)
-    return [Listed(*row) for row in connection.execute(query.order_by(_q.projection, _q.revision, _q.position))]
+    query = select(*_LISTED).where(_q.projection.in_(names), which)
+    rows = connection.execute(query.order_by(_q.projection, _q.revision, _q.position))
+    return [Listed(*row) for row in rows]
 
 
 def shown(connection: Connection, name: str, revision: int, position: int) -> Shown | None:
     """One event; None when the quarantine does not have it."""
     query = select(*_LISTED, _q.traceback, _q.payload).where(of(name, revision), _q.position == position)
-    row = connection.execute(query).one_or_none()
+    row: Any = connection.execute(query).one_or_none()
     if row is None:
         return None
     event = Listed(*row[:-2])

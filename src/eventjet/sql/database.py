@@ -120,7 +120,8 @@ class Database:
             ) from None
 
 
-def shown_of(connection: Connection) -> str:
-    """The URL of a connection as a person would have written it, without its password."""
+def unusable(connection: Connection, reason: str, remedy: str) -> Unreachable:
+    """The error for a database that is there and cannot be used as it is."""
+    # As a person would have written it: without the driver.
     url = connection.engine.url.set(drivername=connection.dialect.name)
-    return Database(url.render_as_string(hide_password=False)).shown
+    return Unreachable(f"The database {Database(url.render_as_string(hide_password=False)).shown}", reason, remedy)

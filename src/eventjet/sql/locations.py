@@ -13,14 +13,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import Connection, Engine, Inspector, MetaData, Table, inspect
+from sqlalchemy import Connection, Engine, MetaData, Table, inspect
 from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
-from eventjet.errors import LocationTaken, NamedByHandlers, Unreachable
+from eventjet.errors import LocationTaken, NamedByHandlers
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.sql import checkpoint, migrations, transitions
 from eventjet.sql.checkpoint import DECLARED, RETIRED, UNASSIGNED, Checkpoint, revisions
-from eventjet.sql.database import shown_of
+from eventjet.sql.database import unusable
 from eventjet.sql.dialect import Dialect, dialect_of
 
 
@@ -87,22 +87,28 @@ def check(connection: Connection, resolved: AnyResolved) -> None:
     """
     dialect = dialect_of(connection)
     held = checkpoint.read(connection, resolved.name, resolved.revision)
-    shown = f"The database {shown_of(connection)}"
     named = f"revision {resolved.revision} of projection {resolved.name!r}"
     if held is not None and held.state == RETIRED:
-        raise Unreachable(shown, f"{named} was retired", "Run `eventjet init` to let it begin anew.")
+        raise unusable(connection, f"{named} was retired", "Run `eventjet init` to let it begin anew.")
     if held is None or not _is_assigned(held):
         holder = _holder(connection, resolved)
         if holder is not None:
             check_location(resolved, dialect.own_location(resolved.name, resolved.revision), dialect)
-            raise Unreachable(shown, str(LocationTaken(resolved, holder)).partition(". Run")[0], "Run `eventjet init`.")
+            taken = str(LocationTaken(resolved, holder)).partition(". Run")[0]
+            raise unusable(connection, taken, "Run `eventjet init`.")
     elif _begun(held) and held.tables != recorded(resolved):
         was = ", ".join(name for _, name in names_of(held.tables))
-        remedy = "Raise its revision, or rebuild it."
-        raise Unreachable(shown, f"the rows of {named} are in {was}, and another table is declared", remedy)
-    found = inspect(connection)
+        reason = f"the rows of {named} are in {was}, and another table is declared"
+        raise unusable(connection, reason, "Raise its revision, or rebuild it.")
+    inspector = inspect(connection)
     for table in located_tables(resolved, held.location if held else DECLARED, dialect):
-        _check_table(found, table, shown)
+        if not inspector.has_table(table.name, schema=table.schema):
+            raise unusable(connection, f"the table {table.fullname!r} is not in it", "Run `eventjet init` once.")
+        present = {column["name"] for column in inspector.get_columns(table.name, schema=table.schema)}
+        missing = [column.name for column in table.columns if column.name not in present]
+        if missing:
+            reason = f"the table {table.fullname!r} has no column {', '.join(map(repr, missing))}"
+            raise unusable(connection, reason, "Rebuild the projection, or alter the table.")
 
 
 def holders(found: Sequence[Checkpoint], resolved: AnyResolved) -> list[Checkpoint]:
@@ -130,7 +136,7 @@ def names_of(recorded: str) -> list[tuple[str | None, str]]:
 
 def located(table: Table, location: str, dialect: Dialect) -> Table:
     """The table of a fold as it is created and read in a location."""
-    return _located(_stored([table], dialect), location, dialect)[0]
+    return _copies([table], location, dialect)[0]
 
 
 def located_tables(resolved: AnyResolved, location: str, dialect: Dialect) -> list[Table]:
@@ -139,15 +145,7 @@ def located_tables(resolved: AnyResolved, location: str, dialect: Dialect) -> li
     Raises `NamedByHandlers` where they cannot be in that location.
     """
     check_location(resolved, location, dialect)
-    made = _stored(resolved.tables, dialect)
-    if isinstance(resolved, ResolvedSql):
-        for table in made:
-            for check in dialect.exactness_checks(table):
-                table.append_constraint(check)
-            for key in table.foreign_keys:
-                # Resolved by name while the names are still those of the declaration.
-                _ = key.column
-    return _located(made, location, dialect)
+    return _copies(resolved.tables, location, dialect, by_hand=isinstance(resolved, ResolvedSql))
 
 
 def check_location(resolved: AnyResolved, location: str, dialect: Dialect) -> None:
@@ -203,27 +201,19 @@ def _begun(held: Checkpoint) -> bool:
     return held.position > 0 or held.log != ""
 
 
-def _check_table(found: Inspector, table: Table, shown: str) -> None:
-    if not found.has_table(table.name, schema=table.schema):
-        raise Unreachable(shown, f"the table {table.fullname!r} is not in it", "Run `eventjet init` once.")
-    present = {column["name"] for column in found.get_columns(table.name, schema=table.schema)}
-    missing = [column.name for column in table.columns if column.name not in present]
-    if missing:
-        reason = f"the table {table.fullname!r} has no column {', '.join(map(repr, missing))}"
-        raise Unreachable(shown, reason, "Rebuild the projection, or alter the table.")
-
-
-def _stored(tables: Sequence[Table], dialect: Dialect) -> list[Table]:
+def _copies(tables: Sequence[Table], location: str, dialect: Dialect, *, by_hand: bool = False) -> list[Table]:
     """Copies of declared tables with the types that a database holds exactly, in a `MetaData` of their own."""
     together = MetaData()
     made = [table.to_metadata(together) for table in tables]
     for table in made:
         for column in table.columns:
             column.type = dialect.storage_type(column.type)
-    return made
-
-
-def _located(made: list[Table], location: str, dialect: Dialect) -> list[Table]:
+    for table in made if by_hand else ():
+        for check in dialect.exactness_checks(table):
+            table.append_constraint(check)
+        for key in table.foreign_keys:
+            # Resolved by name while the names are still those of the declaration.
+            _ = key.column
     if location != DECLARED:
         dialect.relocate(made, location)
     return made

@@ -17,7 +17,7 @@ from eventjet.sql import transitions
 from eventjet.sql.checkpoint import FAILED, PAUSED, Checkpoint, ensure, lock
 from eventjet.sql.database import Database
 
-_Change: TypeAlias = "Callable[[Connection, Sequence[Checkpoint]], list[Paused]]"
+_Change: TypeAlias = Callable[[Connection, Checkpoint], Checkpoint | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,47 +49,38 @@ async def resume(database: str, chosen: Sequence[tuple[str, int]], *, declared: 
 
 
 async def _change(database: str, change: _Change, chosen: Sequence[tuple[str, int]], *, declared: bool) -> list[Paused]:
-    def run(connection: Connection) -> list[Paused]:
-        if declared:
-            for one in sorted(chosen):
-                ensure(connection, *one)
-        return change(connection, [_locked(connection, *one) for one in sorted(chosen)])
-
     where = Database(database)
     engine = where.engine("eventjet pause")
     try:
         async with where.reaching(), engine.begin() as connection:
-            return await connection.run_sync(run)
+            return await connection.run_sync(
+                lambda sync: [_changed(sync, change, *one, declared=declared) for one in sorted(chosen)]
+            )
     finally:
         await engine.dispose()
 
 
-def _pause(connection: Connection, found: Sequence[Checkpoint]) -> list[Paused]:
-    for one in found:
-        if one.state != PAUSED and one.state not in transitions.PAUSE.states:
-            because = f" ({' '.join(one.reason.split()).rstrip('.')})" if one.reason else ""
-            raise UsageError(
-                f"Revision {one.revision} of projection {one.name!r} is {one.state}{because}, so nothing advances it. "
-                "There is nothing to pause."
-            )
-    return [_outcome(one, transitions.pause(connection, one)) for one in found]
-
-
-def _resume(connection: Connection, found: Sequence[Checkpoint]) -> list[Paused]:
-    for one in found:
-        if one.state != PAUSED:
-            remedy = "Start a worker that takes it, or rebuild it." if one.state == FAILED else "Nothing to resume."
-            raise UsageError(f"Revision {one.revision} of projection {one.name!r} is {one.state}, not paused. {remedy}")
-    return [_outcome(one, transitions.resume(connection, one)) for one in found]
-
-
-def _outcome(before: Checkpoint, after: Checkpoint | None) -> Paused:
-    state = before.state if after is None else after.state
-    return Paused(before.name, before.revision, state, before.position, changed=after is not None)
-
-
-def _locked(connection: Connection, name: str, revision: int) -> Checkpoint:
-    found = lock(connection, name, revision)
-    if found is None:
+def _changed(connection: Connection, change: _Change, name: str, revision: int, *, declared: bool) -> Paused:
+    if declared:
+        ensure(connection, name, revision)
+    before = lock(connection, name, revision)
+    if before is None:
         raise UsageError(f"There is no revision {revision} of projection {name!r}. See `eventjet status`.")
-    return found
+    after = change(connection, before)
+    return Paused(name, revision, (after or before).state, before.position, changed=after is not None)
+
+
+def _pause(connection: Connection, found: Checkpoint) -> Checkpoint | None:
+    if found.state != PAUSED and found.state not in transitions.PAUSE.states:
+        because = f" ({' '.join(found.reason.split()).rstrip('.')})" if found.reason else ""
+        what = f"Revision {found.revision} of projection {found.name!r} is {found.state}{because}"
+        raise UsageError(f"{what}, so nothing advances it. There is nothing to pause.")
+    return transitions.pause(connection, found)
+
+
+def _resume(connection: Connection, found: Checkpoint) -> Checkpoint | None:
+    if found.state != PAUSED:
+        remedy = "Start a worker that takes it, or rebuild it." if found.state == FAILED else "Nothing to resume."
+        what = f"Revision {found.revision} of projection {found.name!r} is {found.state}"
+        raise UsageError(f"{what}, not paused. {remedy}")
+    return transitions.resume(connection, found)

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
 from typing import Any, TypeAlias
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import Column, Connection, Table
 from sqlalchemy import types as sa
 from sqlalchemy.dialects import postgresql
 
-from eventjet.projections.columns import plain
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql.statements import (
     COLUMNS,
@@ -47,18 +46,6 @@ _RESOLVED = (
     "from unnest(%s::bigint[], %s::text[]) d(position, resolution) where q.projection = %s and q.revision = %s "
     f"and q.position = d.position and {_HELD})"
 )
-_NAMES: tuple[tuple[type[Any], str], ...] = (
-    (sa.SmallInteger, "int2"),
-    (sa.BigInteger, "int8"),
-    (sa.Integer, "int4"),
-    (sa.Float, "float8"),
-    (sa.Numeric, "numeric"),
-    (sa.Boolean, "bool"),
-    (sa.Date, "date"),
-    (sa.Uuid, "uuid"),
-    (sa.LargeBinary, "bytea"),
-)
-_BARE = (sa.Integer, sa.Float, sa.Numeric)
 _DIALECT = postgresql.dialect()
 
 
@@ -67,12 +54,13 @@ class PostgresStatements:
 
     def __init__(self, table: Table, codec: RowCodec) -> None:
         names = Names(table, _DIALECT)
-        columns = list(table.columns)
         self._codec = codec
-        self._literals = [_literal(column.type) for column in columns]
-        self._key_literals = [_literal(column.type) for column in names.key]
-        arrays = ", ".join(f"%s::{_element_type(column.type)}[]" for column in columns)
-        keys = ", ".join(f"%s::{_element_type(column.type)}[]" for column in names.key)
+        of_row = [_array_of(column) for column in table.columns]
+        of_key = [_array_of(column) for column in names.key]
+        self._literals = [write for _, write in of_row]
+        self._key_literals = [write for _, write in of_key]
+        arrays = ", ".join(array for array, _ in of_row)
+        keys = ", ".join(array for array, _ in of_key)
         aliases = ", ".join(f"k{index}" for index in range(len(names.key)))
         same = " and ".join(f"t.{names.quoted(column)} = k.k{index}" for index, column in enumerate(names.key))
         self._read = f"select {names.all('t.')} from unnest({keys}) as k({aliases}) join {names.table} t on {same}"  # noqa: S608 - declared names
@@ -80,7 +68,7 @@ class PostgresStatements:
             (only,) = names.key
             self._read = (
                 f"select {names.all('t.')} from {names.table} t "  # noqa: S608 - declared names
-                f"where t.{names.quoted(only)} = any(%s::{_element_type(only.type)}[])"
+                f"where t.{names.quoted(only)} = any({keys})"
             )
         self._held = f"with held as ({ADVANCE.format('%s', CLOCK)} returning 1)"
         self._made = (
@@ -141,48 +129,43 @@ def _arrays(rows: Sequence[Key], literals: Sequence[Literal]) -> tuple[str, ...]
     return tuple([write(column) for write, column in zip(literals, zip(*rows, strict=True), strict=True)])
 
 
-def _element_type(kind: sa.TypeEngine[Any]) -> str:
-    """The SQL name of the array's element type, without a length or scale that could cut a value."""
-    kind = plain(kind)
-    if isinstance(kind, sa.Enum):
-        return kind.compile(_DIALECT) if kind.native_enum else "text"
-    if isinstance(kind, sa.String):
-        return "text"
-    if isinstance(kind, sa.JSON):
-        return kind.compile(_DIALECT)
-    if isinstance(kind, sa.DateTime):
-        return "timestamptz" if kind.timezone else "timestamp"
-    return next(name for known, name in _NAMES if isinstance(kind, known))
-
-
-def _literal(kind: sa.TypeEngine[Any]) -> Literal:
-    """How dumped values of this type become one literal."""
-    kind = plain(kind)
-    if isinstance(kind, _BARE):
-        return _bare
-    if isinstance(kind, sa.LargeBinary):
-        return _bytes
-    return _quoted if isinstance(kind, sa.String | sa.JSON) else _unescaped
-
-
-def _bare(values: Iterable[Any]) -> str:
-    return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
-
-
-def _unescaped(values: Iterable[Any]) -> str:
-    """Of types whose text has neither quotes nor backslashes."""
-    return "{" + ",".join(["NULL" if value is None else f'"{value}"' for value in values]) + "}"
-
-
-def _bytes(values: Iterable[bytes | None]) -> str:
-    return "{" + ",".join(["NULL" if value is None else f'"\\\\x{value.hex()}"' for value in values]) + "}"
-
-
-def _quoted(values: Iterable[str | None]) -> str:
-    return "{" + ",".join(["NULL" if value is None else _quote(value) for value in values]) + "}"
+def _array(write: Callable[[Any], str]) -> Literal:
+    return lambda values: "{" + ",".join(["NULL" if value is None else write(value) for value in values]) + "}"
 
 
 def _quote(value: str) -> str:
     if '"' in value or "\\" in value:
         value = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{value}"'
+
+
+_BARE, _QUOTED = _array(str), _array(_quote)
+_UNESCAPED = _array('"{}"'.format)
+"""Of types whose text has neither quotes nor backslashes."""
+_ARRAYS_OF: tuple[tuple[type[Any], str, Literal], ...] = (
+    (sa.Enum, "", _QUOTED),
+    (sa.String, "text", _QUOTED),
+    (sa.JSON, "", _QUOTED),
+    (sa.SmallInteger, "int2", _BARE),
+    (sa.BigInteger, "int8", _BARE),
+    (sa.Integer, "int4", _BARE),
+    (sa.Float, "float8", _BARE),
+    (sa.Numeric, "numeric", _BARE),
+    (sa.Boolean, "bool", _UNESCAPED),
+    (sa.DateTime, "", _UNESCAPED),
+    (sa.Date, "date", _UNESCAPED),
+    (sa.Uuid, "uuid", _UNESCAPED),
+    (sa.LargeBinary, "bytea", _array(lambda value: f'"\\\\x{value.hex()}"')),
+)
+"""(type of column, type of the array's elements, how dumped values become an array); no name where it is the column's.
+
+A name has no length or scale that could cut a value.
+"""
+
+
+def _array_of(column: Column[Any]) -> tuple[str, Literal]:
+    """The placeholder for an array of a column's values, and how these are written."""
+    kind = column.type
+    name, write = next((name, write) for known, name, write in _ARRAYS_OF if isinstance(kind, known))
+    is_text = isinstance(kind, sa.Enum) and not kind.native_enum
+    return f"%s::{name or ('text' if is_text else kind.compile(_DIALECT))}[]", write

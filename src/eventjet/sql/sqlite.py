@@ -5,28 +5,59 @@ A transaction that writes has the whole file to itself, so locks are nothing her
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import astuple
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any, ClassVar
+from uuid import UUID
 
-from sqlalchemy import CheckConstraint, Connection, Engine, Table, create_engine, event, text
+from sqlalchemy import (
+    CheckConstraint,
+    Column,
+    Connection,
+    Engine,
+    Table,
+    and_,
+    create_engine,
+    event,
+    not_,
+    text,
+    type_coerce,
+)
 from sqlalchemy import types as sa
+from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.engine.interfaces import Dialect as SqlalchemyDialect
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool
 from sqlalchemy.sql import quoted_name
 
+from eventjet.projections.columns import normaliser, plain
 from eventjet.projections.row_codec import RowCodec
-from eventjet.sql import sqlite_statements, sqlite_types
+from eventjet.projections.values import Convert, dumps, loads
 from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified
 from eventjet.sql.own_tables import Clock
-from eventjet.sql.sqlite_statements import CLOCK, SqliteStatements
-from eventjet.sql.statements import Parked, QuarantineChanges
+from eventjet.sql.statements import (
+    COLUMNS,
+    INSERT,
+    REPLACE,
+    Advance,
+    Changes,
+    Key,
+    Names,
+    Parked,
+    QuarantineChanges,
+    by_key,
+)
+from eventjet.sql.transitions import ADVANCE
 
 BUSY_TIMEOUT_S = 15.0
 """How long a writer waits for another one; it polls, so a busy worker makes it wait for several batches."""
@@ -47,26 +78,54 @@ _INDEXES = text(
     "where type = 'index' and sql is not null and lower(tbl_name) = lower(:name) order by 1"
 )
 
+CLOCK = "(julianday('now') - 2440587.5) * 86400.0"
+
+_PARKED = f"{INSERT} values (?, ?, {', '.join('?' for _ in COLUMNS)}, {CLOCK}) {REPLACE}"
+_FREED = "delete from eventjet_quarantine where projection = ? and revision = ? and position = ?"
+_RESOLVED = (
+    f"update eventjet_quarantine set resolution = ?, resolved_at = {CLOCK} "  # noqa: S608 - of constants
+    "where projection = ? and revision = ? and position = ?"
+)
+
+_CONVERSIONS: tuple[tuple[type[Any], Convert, Convert], ...] = (
+    (sa.Float, float, float),
+    (sa.Numeric, lambda value: format(value, "f"), Decimal),
+    (sa.DateTime, lambda value: value.isoformat(" ", "microseconds"), datetime.fromisoformat),
+    (sa.Date, date.isoformat, date.fromisoformat),
+    (sa.Uuid, lambda value: value.hex, UUID),
+    (sa.Boolean, int, bool),
+    (sa.JSON, dumps, loads),
+)
+"""See `Dialect.conversions`."""
+
 
 class Sqlite(Dialect):
-    name = sqlite_types.SQLITE
+    name = "sqlite"
     clock = CLOCK
     is_concurrent = False
     relocates_handlers = False
     look_options: ClassVar[Mapping[str, Any]] = {READ_ONLY: True}
-    conversions = sqlite_types.CONVERSIONS
+    conversions = _CONVERSIONS
 
     def storage_type(self, kind: sa.TypeEngine[Any]) -> sa.TypeEngine[Any]:
-        return sqlite_types.storage_type(kind)
+        is_decimal = isinstance(kind, sa.Numeric) and not isinstance(kind, sa.Float)
+        is_instant = isinstance(kind, sa.DateTime) and kind.timezone
+        return StoredAsText(kind) if is_decimal or is_instant or isinstance(kind, sa.JSON) else kind
 
     def exactness_checks(self, table: Table) -> list[CheckConstraint]:
-        return sqlite_types.exactness_checks(table)
+        """SQLite would compute with such text as with a float; what then differs from the exact form is refused."""
+        kinds = [(column, plain(column.type)) for column in table.columns if isinstance(column.type, StoredAsText)]
+        return [
+            _exact(column, kind.scale or 0)
+            for column, kind in kinds
+            if isinstance(kind, sa.Numeric) and kind.precision is not None
+        ]
 
     def statements(self, table: Table, codec: RowCodec) -> SqliteStatements:
         return SqliteStatements(table, codec, [self.dumper(column.type) for column in table.primary_key.columns])
 
     def park(self, connection: Connection, name: str, revision: int, parked: Sequence[Parked]) -> None:
-        sqlite_statements.write_quarantine(connection, name, revision, QuarantineChanges(parked))
+        _write_quarantine(connection, name, revision, QuarantineChanges(parked))
 
     def own_location(self, name: str, revision: int) -> str:  # noqa: ARG002 - each table has its name
         return f"__r{revision}"
@@ -170,6 +229,15 @@ class Sqlite(Dialect):
 SQLITE = Sqlite()
 
 
+def make_readable(table: Table) -> None:
+    """Let the application's own `select(table)` read on SQLite what eventjet writes there; declared types stay."""
+    for column in table.columns:
+        stored = SQLITE.storage_type(column.type)
+        if stored is not column.type:
+            with suppress(ArgumentError):  # it has been told already
+                column.type = column.type.with_variant(stored, SQLITE.name)
+
+
 def connect(url: URL) -> sqlite3.Connection:
     """A blocking sqlite3 connection that begins no transaction by itself."""
     with ExitStack() as unwanted:
@@ -234,3 +302,93 @@ def _is_busy(error: object) -> bool:
 @compiles(Clock, Sqlite.name)
 def _clock(_element: Clock, _compiler: Any, **_: Any) -> str:  # pyright: ignore[reportUnusedFunction]  registered
     return f"({CLOCK})"
+
+
+class StoredAsText(sa.TypeDecorator[Any]):
+    """A declared type whose values are kept exactly, as text: one of SQLite's own would round or change them.
+
+    Decimals have their fixed scale, and instants are in UTC, in a form that sorts by time. A column declared JSON would
+    turn the text `12` into a number.
+    """
+
+    impl = sa.Text
+    cache_ok = True
+
+    def __init__(self, stands_for: sa.TypeEngine[Any]) -> None:
+        super().__init__()
+        self.stands_for = stands_for
+        self._dump, self._load = next((dump, load) for kind, dump, load in _CONVERSIONS if isinstance(stands_for, kind))
+
+    def process_bind_param(self, value: Any, dialect: SqlalchemyDialect) -> Any:  # noqa: ARG002 - SQLAlchemy's signature
+        return None if value is None else self._dump(normaliser(self.stands_for)(value))
+
+    def process_result_value(self, value: Any, dialect: SqlalchemyDialect) -> Any:  # noqa: ARG002 - SQLAlchemy's signature
+        return None if value is None else self._load(value)
+
+
+def _exact(column: Column[Any], scale: int) -> CheckConstraint:
+    stored = type_coerce(column, sa.Text())
+    digits = "." + "[0-9]" * scale if scale else ""
+    return CheckConstraint(
+        and_(
+            stored.bool_op("glob")(f"*[0-9]{digits}"),
+            not_(stored.bool_op("glob")("*[^-.0-9]*" if scale else "*[^-0-9]*")),
+        )
+    )
+
+
+class SqliteStatements:
+    """For one table and its checkpoint."""
+
+    def __init__(self, table: Table, codec: RowCodec, key_dumps: Sequence[Convert | None]) -> None:
+        names = Names(table, sqlite_dialect())
+        marks = ", ".join("?" for _ in table.columns)
+        self._codec = codec
+        self._key_dumps = key_dumps
+        self._alone = len(names.key) == 1
+        parts = ["k.value"] if self._alone else [f"k.value ->> {index}" for index in range(len(names.key))]
+        same = " and ".join(f"t.{names.quoted(column)} = {part}" for column, part in zip(names.key, parts, strict=True))
+        equal = " and ".join(f"{names.quoted(column)} = ?" for column in names.key)
+        self._advance = ADVANCE.format("?", CLOCK)
+        self._insert = f"insert into {names.table} ({names.all()}) values ({marks})"  # noqa: S608 - declared names
+        self._upsert = self._insert + names.on_conflict()
+        # A cross join keeps the order: each key is looked up in the index.
+        self._read = f"select {names.all('t.')} from json_each(?) k cross join {names.table} t on {same}"  # noqa: S608 - declared names
+        self._delete = f"delete from {names.table} where {equal}"  # noqa: S608 - declared names
+
+    def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
+        dumped = self._dumped(keys)
+        wanted = json.dumps([key[0] for key in dumped] if self._alone else dumped)
+        return by_key(self._codec, connection.exec_driver_sql(self._read, (wanted,)))
+
+    def write(self, connection: Connection, advance: Advance, changes: Changes) -> bool:
+        if connection.exec_driver_sql(self._advance, advance).rowcount != 1:
+            return False
+        dump = self._codec.dump
+        if changes.gone:
+            connection.exec_driver_sql(self._delete, self._dumped(changes.gone))
+        for statement, rows in ((self._insert, changes.made), (self._upsert, changes.kept)):
+            if rows:
+                connection.exec_driver_sql(statement, [dump(row) for row in rows])
+        if changes.quarantine is not None:
+            _write_quarantine(connection, advance[3], advance[4], changes.quarantine)
+        return True
+
+    def _dumped(self, keys: Sequence[Key]) -> list[Key]:
+        if not any(self._key_dumps):
+            return list(keys)
+        dumps = self._key_dumps
+        return [
+            tuple([part if dump is None else dump(part) for dump, part in zip(dumps, key, strict=True)]) for key in keys
+        ]
+
+
+def _write_quarantine(connection: Connection, name: str, revision: int, changes: QuarantineChanges) -> None:
+    """What a batch does to the quarantine."""
+    for statement, rows in (
+        (_PARKED, [(name, revision, *astuple(one)) for one in changes.parked]),
+        (_FREED, [(name, revision, position) for position in changes.freed]),
+        (_RESOLVED, [(resolution, name, revision, position) for position, resolution in changes.resolved]),
+    ):
+        if rows:
+            connection.exec_driver_sql(statement, rows)

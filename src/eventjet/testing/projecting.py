@@ -23,7 +23,7 @@ from eventjet.projections.sql_projection import ResolvedSql, SqlProjection, reso
 from eventjet.sql import checkpoint
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
-from eventjet.sql.sqlite_types import make_readable
+from eventjet.sql.sqlite import make_readable
 from eventjet.writers.batch import Batch
 from eventjet.writers.sql_writer import SqlWriter
 

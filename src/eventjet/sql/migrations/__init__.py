@@ -8,7 +8,7 @@ makes, and a test compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, sel
 
 from eventjet.errors import Unreachable
 from eventjet.sql.checkpoint import DECLARED
-from eventjet.sql.database import shown_of
+from eventjet.sql.database import unusable
 from eventjet.sql.dialect import dialect_of
 
 HEAD = "0001"
@@ -88,9 +88,8 @@ def upgrade(connection: Connection) -> Upgraded:
 
 def newer(connection: Connection, found: str | None) -> Unreachable:
     """The error for a database whose revision this eventjet does not know."""
-    shown = shown_of(connection)
     reason = f"eventjet's tables in it are at revision {found!r}, which this version of eventjet does not know"
-    return Unreachable(f"The database {shown}", reason, "A newer eventjet made them: upgrade eventjet here too.")
+    return unusable(connection, reason, "A newer eventjet made them: upgrade eventjet here too.")
 
 
 def check(connection: Connection) -> None:
@@ -98,23 +97,22 @@ def check(connection: Connection) -> None:
     found = version(connection)
     if found == HEAD:
         return
-    if found is not None and found > HEAD:
-        raise newer(connection, found)
-    shown = shown_of(connection)
-    if found is None and (there := _shape(connection)).keys() - {VERSION_TABLE}:
-        raise _unversioned(connection, there)
     if found is None:
-        raise Unreachable(f"The database {shown}", "eventjet's tables are not in it", "Run `eventjet init` once.")
+        there = _shape(connection)
+        if there.keys() - {VERSION_TABLE}:
+            raise _unversioned(connection, there)
+        raise unusable(connection, "eventjet's tables are not in it", "Run `eventjet init` once.")
+    if found > HEAD:
+        raise newer(connection, found)
     reason = f"eventjet's tables in it are at revision {found}, and this version needs {HEAD}"
-    raise Unreachable(f"The database {shown}", reason, "Run `eventjet db upgrade`.")
+    raise unusable(connection, reason, "Run `eventjet db upgrade`.")
 
 
-def _unversioned(connection: Connection, there: Mapping[str, object]) -> Unreachable:
+def _unversioned(connection: Connection, there: Iterable[str]) -> Unreachable:
     """The error for tables of eventjet of which nobody noted what they are."""
-    shown = shown_of(connection)
-    reason = f"{VERSION_TABLE!r} is gone or empty, and {', '.join(sorted(there.keys() - {VERSION_TABLE}))} are there"
+    reason = f"{VERSION_TABLE!r} is gone or empty, and {', '.join(sorted({*there} - {VERSION_TABLE}))} are there"
     remedy = "Restore it from a backup, or drop these tables and the read models, and run `eventjet init`."
-    return Unreachable(f"The database {shown}", reason, remedy)
+    return unusable(connection, reason, remedy)
 
 
 def _shape(connection: Connection) -> dict[str, set[str]]:
