@@ -15,7 +15,7 @@ from sqlalchemy import Column, Integer, MetaData, Table, make_url
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import NotCaughtUp, PromotionRefused, Unreachable, UsageError
 from eventjet.projections.resolve import ResolvedProjection
-from eventjet.rebuild.orphaned_runs import orphaned, remove_orphaned
+from eventjet.rebuild.spaces import orphaned, remove_orphaned
 from eventjet.settings import Settings
 from eventjet.sql.database import READ_ONLY, Database
 from eventjet.sql.locations import check_tables, create_tables

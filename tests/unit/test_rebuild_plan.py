@@ -18,8 +18,8 @@ from eventjet.errors import UsageError
 from eventjet.nats.ranges import EVENTS_PER_RANGE, range_count, split
 from eventjet.projections.projection import projection
 from eventjet.projections.resolve import resolve
-from eventjet.rebuild.engine import open_engine
 from eventjet.rebuild.folding import key_token
+from eventjet.rebuild.job import open_engine
 from eventjet.rebuild.plan import (
     ENGINES,
     EVENTS_PER_PARTITION,

@@ -112,7 +112,7 @@ def unused(
 
     Nothing that a worker keeps or that readers see is dropped.
     """
-    from eventjet.rebuild.orphaned_runs import orphaned, remove_orphaned
+    from eventjet.rebuild.spaces import orphaned, remove_orphaned
     from eventjet.sql.database import Database
     from eventjet.sql.retired_tables import unused as look
 

@@ -12,15 +12,14 @@ from eventjet.lazy import lazy
 if TYPE_CHECKING:
     from eventjet.archive.republish import Restored
     from eventjet.projections.app_ref import AppRef
-    from eventjet.rebuild.archiving import ArchiveReport, archive
-    from eventjet.rebuild.engine import EngineOptions
+    from eventjet.rebuild.archiving import ArchiveReport, archive, restore
+    from eventjet.rebuild.compare import Difference
+    from eventjet.rebuild.job import EngineOptions
     from eventjet.rebuild.plan import ENGINES, EngineName
-    from eventjet.rebuild.previewing import Candidate, Preview, preview
     from eventjet.rebuild.progress import Progress
-    from eventjet.rebuild.restoring import restore
-    from eventjet.rebuild.runner import RebuildReport, Rebuilt, rebuild
+    from eventjet.rebuild.runner import Candidate, Preview, RebuildReport, Rebuilt, preview, rebuild
     from eventjet.rebuild.snapshots import SnapshotReport, build_snapshots
-    from eventjet.rebuild.verifying import Difference, VerifyReport, verify
+    from eventjet.rebuild.verifying import VerifyReport, verify
 
 __all__ = [
     "ENGINES",
@@ -50,14 +49,13 @@ __getattr__ = lazy(
     {
         "eventjet.archive.republish": ("Restored",),
         "eventjet.projections.app_ref": ("AppRef",),
-        "eventjet.rebuild.archiving": ("ArchiveReport", "archive"),
-        "eventjet.rebuild.engine": ("EngineOptions",),
+        "eventjet.rebuild.archiving": ("ArchiveReport", "archive", "restore"),
+        "eventjet.rebuild.compare": ("Difference",),
+        "eventjet.rebuild.job": ("EngineOptions",),
         "eventjet.rebuild.plan": ("ENGINES", "EngineName"),
-        "eventjet.rebuild.previewing": ("Candidate", "Preview", "preview"),
         "eventjet.rebuild.progress": ("Progress",),
-        "eventjet.rebuild.restoring": ("restore",),
-        "eventjet.rebuild.runner": ("RebuildReport", "Rebuilt", "rebuild"),
+        "eventjet.rebuild.runner": ("Candidate", "Preview", "RebuildReport", "Rebuilt", "preview", "rebuild"),
         "eventjet.rebuild.snapshots": ("SnapshotReport", "build_snapshots"),
-        "eventjet.rebuild.verifying": ("Difference", "VerifyReport", "verify"),
+        "eventjet.rebuild.verifying": ("VerifyReport", "verify"),
     },
 )

@@ -1,17 +1,23 @@
-"""`archive`: the log's past into sealed Parquet files, segment after segment, each proved before it counts."""
+"""`archive`: the log's past into sealed Parquet files, segment after segment, each proved before it counts.
+
+`restore`: an archive published again into an empty stream, so that all that stands on its log can go on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from eventjet.archive import republish
 from eventjet.archive.manifest import Archive, Segment, cut
 from eventjet.archive.reading import ArchiveReader, folder_of
-from eventjet.errors import UsageError
-from eventjet.projections.app_ref import AppRef
+from eventjet.archive.republish import Restored
+from eventjet.codec.envelope import MSG_ID, header
+from eventjet.errors import ArchiveBroken, UsageError
+from eventjet.nats.endpoint import Endpoint
+from eventjet.projections.app_ref import AppRef, loaded
 from eventjet.projections.application import Application
-from eventjet.rebuild.engine import EngineOptions
-from eventjet.rebuild.job import Job, in_thread, open_job
+from eventjet.rebuild.job import EngineOptions, Job, in_job, in_thread, open_engine
 from eventjet.rebuild.plan import EngineName
 from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.replay_source import Log, check_same_past
@@ -58,12 +64,8 @@ async def archive(
     if segment_events < 1:
         raise UsageError(f"A segment of {segment_events} events cannot be. Give 1 or more.")
 
-    def work(watch: Watch) -> ArchiveReport:
-        folder_of(url)
-        with open_job(app, settings, watch, engine) as job:
-            return _archive(job, url, to, segment_events)
-
-    return await in_thread(settings, progress, work)
+    folder_of(url)  # raises for a URL that no archive can have
+    return await in_job(app, settings, engine, lambda job: _archive(job, url, to, segment_events), progress=progress)
 
 
 def _archive(job: Job, url: str, to: int | None, segment_events: int) -> ArchiveReport:
@@ -91,3 +93,53 @@ def _end(log: Log, to: int | None) -> int:
             f"The log {log.stream!r} has no position {to:,}; it ends at {log.last:,}. Name one that it has."
         )
     return to
+
+
+async def restore(
+    app: Application | AppRef,
+    url: str,
+    settings: Settings,
+    *,
+    engine: EngineName | EngineOptions = "spark",
+    progress: Report | None = None,
+) -> Restored:
+    """Publish the archive at `url` into the stream of an app, and compare what it holds then.
+
+    Spark is started only for an archive outside this machine's folders. It may be cancelled or killed at any moment;
+    the next run goes on where it ended. `progress` is called from another thread. Raises `ArchiveBroken` before
+    anything is written, `UsageError` for an archive of another app, and what `eventjet.archive.republish` raises.
+    """
+
+    def work(watch: Watch) -> Restored:
+        stream = loaded(app).name
+        with open_engine(engine, watch) as chosen:
+            archive = ArchiveReader(chosen.archive_files(url))
+            _check(stream, archive, watch)
+            restoring = republish.Restore(
+                Endpoint.of(settings).with_name("eventjet-restore"),
+                archive,
+                replicas=settings.replicas,
+                progress=watch.tell,
+                wait=watch.wait,
+                timeout_s=settings.request_timeout_s,
+            )
+            return restoring.run()
+
+    return await in_thread(settings, progress, work)
+
+
+def _check(stream: str, archive: ArchiveReader, watch: Watch) -> None:
+    """Raise unless the archive is what was sealed, and of this stream."""
+    manifest = archive.manifest
+    if not manifest.segments:
+        raise ArchiveBroken(manifest.url, "nothing is in it")
+    if manifest.stream != stream:
+        raise UsageError(
+            f"The archive {manifest.url} is of {manifest.stream!r}, and the app is {stream!r}. Name the app it is of."
+        )
+    watch.tell("check", 0, manifest.events)
+    archive.check(manifest.first, manifest.last)
+    last_id = manifest.segments[-1].last_id
+    if (header(archive.record(manifest.last)[3], MSG_ID) or "") != last_id:
+        raise ArchiveBroken(manifest.url, f"its last event is not {last_id}, which its manifest names")
+    watch.tell("check", manifest.events, manifest.events)

@@ -24,11 +24,11 @@ from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine import rows
 from eventjet.quarantine.fold import BlockedAggregates, reader
 from eventjet.rebuild.job import Job
-from eventjet.rebuild.load import Part
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Phase
 from eventjet.rebuild.replay_source import read_ahead
-from eventjet.rebuild.shadow import Shadow, Swapped, begin, begun
+from eventjet.rebuild.run_space import Part
+from eventjet.rebuild.shadow import Shadow, begin, begun
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.exchange import NotNow
@@ -176,7 +176,7 @@ def check_loaded(shadow: Shadow[AnyResolved], plan: Plan, parts: Sequence[Part])
     return rows
 
 
-def swap_in(shadow: Shadow[AnyResolved], follower: Follower, job: Job) -> Swapped:
+def swap_in(shadow: Shadow[AnyResolved], follower: Follower, job: Job) -> Checkpoint:
     """Catch the finished shadow up and swap it in; raises `RebuildError` when that could not be done in time."""
     log, watch = job.log, job.watch
     deadline = time.monotonic() + PATIENCE_S

@@ -1,4 +1,4 @@
-"""Tables of a `SqlProjection`, live and made again, compared row by row by the database itself.
+"""Live tables compared with the same ones made again: a fold's row by row in the normal form, others by the database.
 
 Numbers that PostgreSQL gave are no function of the log: those of a batch that was rolled back are never used again. So
 such columns, and foreign keys to them, are left out, and rows that have no other key are paired in their order.
@@ -6,37 +6,122 @@ such columns, and foreign keys to them, are left out, and rows that have no othe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Collection, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from heapq import merge
+from itertools import groupby, repeat
+from typing import Any
 
-from sqlalchemy import JSON, Column, ColumnElement, Connection, MetaData, Table, Text, and_, cast, func, or_, select
+from sqlalchemy import JSON, Column, ColumnElement, Connection, String, Table, Text, and_, cast, func, or_, select
 from sqlalchemy.dialects.postgresql import JSONB
 
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.projections.row_codec import RowCodec
+from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.rebuild.progress import Watch
+from eventjet.rebuild.shadow import Pair, Shadow
+from eventjet.sql.database import READ_ONLY
 
-Pair: TypeAlias = tuple[Table, Table]
-"""(the copy of the live one, what was made from the log) of one table."""
+EXAMPLES_MAX = 20
+"""Differences that are looked into; all are counted."""
+UNKNOWN_SINCE = "since when is not known of SQL by hand"
 
+_FETCH = 2_000
+_TOLD_EVERY = 10_000
 _PAIRED = "eventjet_row"
 
 
-class TableDifference:
-    """One row that is not what the log says; None stands for no row."""
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One key whose live row is not what the log says."""
 
-    __slots__ = ("expected", "key", "live")
+    key: tuple[Any, ...]
+    """For SQL by hand the table's name comes first."""
+    live: Any
+    """The live row; None when there is none."""
+    expected: Any
+    """The row folded from the log; None when there should be none."""
+    since: str
+    """`missed since N`: equal before the event at position N; or `never equal`. Not known for SQL by hand."""
 
-    def __init__(
-        self, key: tuple[Any, ...], live: Mapping[str, Any] | None, expected: Mapping[str, Any] | None
-    ) -> None:
-        self.key = key
-        """The table's name, and the primary key or the row's number in its order."""
-        self.live = live
-        self.expected = expected
+
+def compare_rows(shadow: Shadow[ResolvedProjection], watch: Watch) -> tuple[int, int, list[tuple[Any, Any]]]:
+    """(live rows, differences, the first pairs of live and expected row) of a fold."""
+    codec = RowCodec(shadow.resolved.table, shadow.resolved.row_type, shadow.target.database.dialect)
+    ((copied, made),) = shadow.pairs()
+    rows = differences = 0
+    first: list[tuple[Any, Any]] = []
+    with (
+        _in_key_order(shadow, copied, codec) as live,
+        _in_key_order(shadow, made, codec) as expected,
+    ):
+        for one, other in _paired(live, expected, codec):
+            rows += one is not None
+            if rows % _TOLD_EVERY == 0:
+                watch.tell("compare", rows, 0)
+            if not _equal(one, other, codec):
+                differences += 1
+                if len(first) < EXAMPLES_MAX:
+                    first.append((one, other))
+    return rows, differences, first
 
 
-def compare_table(
-    connection: Connection, pair: Pair, numbered: Collection[Column[Any]], examples_max: int, watch: Watch
-) -> tuple[int, int, list[TableDifference]]:
+def compare_tables(shadow: Shadow[ResolvedSql], watch: Watch) -> tuple[int, int, list[Difference]]:
+    """(live rows, differences, the first of them table by table) of SQL by hand."""
+    rows = differences = 0
+    examples: list[Difference] = []
+    numbered = shadow.space.numbered(shadow.tables)
+    with shadow.engine().connect().execution_options(**{READ_ONLY: True}) as connection:
+        for pair in shadow.pairs():
+            some, different, first = _compare_table(connection, pair, numbered, watch)
+            rows, differences = rows + some, differences + different
+            examples += first
+    return rows, differences, examples[:EXAMPLES_MAX]
+
+
+@contextmanager
+def _in_key_order(shadow: Shadow[ResolvedProjection], table: Table, codec: RowCodec) -> Generator[Iterator[Any]]:
+    """The rows of one table, a few at a time, by key as Python sorts it."""
+    engine = shadow.engine()
+    quote = engine.dialect.identifier_preparer.quote_identifier
+    in_bytes = shadow.target.database.dialect.byte_order
+    order = ", ".join(
+        quote(column.name) + (in_bytes if isinstance(column.type, String) else "")
+        for column in shadow.resolved.table.primary_key.columns
+    )
+    columns = ", ".join(map(quote, codec.columns))
+    with engine.connect() as connection:
+        options = {"stream_results": True, "yield_per": _FETCH, READ_ONLY: True}
+        found = connection.execution_options(**options).exec_driver_sql(
+            f"select {columns} from {engine.dialect.identifier_preparer.format_table(table)} order by {order}"
+        )
+        yield map(codec.load, found)
+
+
+def _paired(live: Iterator[Any], expected: Iterator[Any], codec: RowCodec) -> Iterator[tuple[Any, Any]]:
+    """Rows of the same key together; None where a side has none. Both sides come in the order of their keys."""
+
+    def key(tagged: tuple[Any, int]) -> tuple[Any, ...]:
+        return codec.key(tagged[0])
+
+    for _, same in groupby(merge(zip(live, repeat(0)), zip(expected, repeat(1)), key=key), key):
+        sides = {side: row for row, side in same}
+        yield sides.get(0), sides.get(1)
+
+
+def _equal(one: Any, other: Any, codec: RowCodec) -> bool:
+    """Whether two rows are the same values, whatever their class calls equal."""
+    if one is None or other is None:
+        return one is other
+    pairs = zip(codec.dump(one), codec.dump(other), strict=True)
+    # A value that is not equal to itself (NaN) is the same as another one.
+    return all(a == b or (a != a and b != b) for a, b in pairs)
+
+
+def _compare_table(
+    connection: Connection, pair: Pair, numbered: Collection[Column[Any]], watch: Watch
+) -> tuple[int, int, list[Difference]]:
     """(live rows, differences, the first of them by key); `numbered` are made columns that the database filled."""
     live, made = pair
     rows = connection.scalar(select(func.count()).select_from(live)) or 0
@@ -67,14 +152,8 @@ def compare_table(
     columns = [side.c[name] for side in (left, right) for name in names]
     labelled = [column.label(f"c{number}") for number, column in enumerate(columns)]
     order = [func.coalesce(left.c[name], right.c[name]) for name in key]
-    found = connection.execute(select(*labelled).select_from(joined).where(differ).order_by(*order).limit(examples_max))
+    found = connection.execute(select(*labelled).select_from(joined).where(differ).order_by(*order).limit(EXAMPLES_MAX))
     return rows, differences, [_difference(made.name, tuple(row), names, len(key)) for row in found]
-
-
-def copy_of(table: Table, name: str) -> Table:
-    """A table beside another one, of the same columns, without any constraint."""
-    columns: list[Column[object]] = [Column(column.name, column.type, key=column.key) for column in table.columns]
-    return Table(name, MetaData(), *columns, schema=table.schema)
 
 
 def _is_given(column: Column[Any], numbered: Collection[Column[Any]]) -> bool:
@@ -84,14 +163,14 @@ def _is_given(column: Column[Any], numbered: Collection[Column[Any]]) -> bool:
     return any(key.column is not column and _is_given(key.column, numbered) for key in column.foreign_keys)
 
 
-def _difference(table: str, row: tuple[Any, ...], names: list[str], keys: int) -> TableDifference:
+def _difference(table: str, row: tuple[Any, ...], names: list[str], keys: int) -> Difference:
     live, expected = dict(zip(names, row, strict=False)), dict(zip(names, row[len(names) :], strict=True))
     sides = [side if any(side[name] is not None for name in names[:keys]) else None for side in (live, expected)]
     there = sides[0] or sides[1] or {}
     shown = [
         None if side is None else {name: value for name, value in side.items() if name != _PAIRED} for side in sides
     ]
-    return TableDifference((table, *[there[name] for name in names[:keys]]), shown[0], shown[1])
+    return Difference((table, *[there[name] for name in names[:keys]]), shown[0], shown[1], UNKNOWN_SINCE)
 
 
 def _comparable(column: ColumnElement[Any]) -> ColumnElement[Any]:

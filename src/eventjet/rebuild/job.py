@@ -1,36 +1,63 @@
-"""`Job`: one bulk job over one log, with all that its steps share; built once by the command that runs it."""
+"""`Job`: one bulk job over one log, with all that its steps share; built once by the command that runs it.
+
+`Engine`: what carries out the bulk of a job. Engines are found by name when a job asks for one, so nothing in this
+package imports Spark.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from os import cpu_count
-from typing import TypeVar
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import psycopg
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
-from eventjet.errors import RebuildError
+from eventjet.archive.manifest import Segment
+from eventjet.archive.reading import ArchiveFiles
+from eventjet.errors import RebuildError, UsageError
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import AppRef, loaded
 from eventjet.projections.application import Application
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.rebuild.engine import Engine, EngineOptions, open_engine
-from eventjet.rebuild.plan import EngineName, Extent, Plan, make_plan
+from eventjet.rebuild.plan import ENGINES, EngineName, Extent, Plan, make_plan
 from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.replay_source import Log, ReplaySource, archived_source
+from eventjet.rebuild.run_space import Part, Target
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.workers.reader import state_of_log
+
+if TYPE_CHECKING:
+    from eventjet.rebuild.snapshots import Tally
 
 T = TypeVar("T")
 
 STOP_TIMEOUT_S = 15.0
 """How long a cancelled job may take to clear up before its caller goes on without it."""
+
+
+_FACTORIES: Mapping[EngineName, str] = {
+    "spark": "eventjet.spark.engine:spark_engine",
+    "local": "eventjet.rebuild.local:local_engine",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Which engine a job runs on, and where."""
+
+    name: EngineName = "spark"
+    master: str | None = None
+    """Of Spark: else a session that runs already, else `SPARK_REMOTE`, else all cores of this machine."""
+    ship: bool = True
+    """Whether tasks on other machines are sent the application's package; otherwise it is installed there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +96,49 @@ class Job:
         return make_plan(self.extent(last), resolved, runs, keys=keys, engine=self.engine.name, cores=cores)
 
 
+class Engine(Protocol):
+    """One engine for the length of one job. Every method blocks, and raises `Unreachable` when it cannot start."""
+
+    @property
+    def name(self) -> EngineName: ...
+
+    def location(self) -> str | None:
+        """Where it would run; None for this process."""
+        ...
+
+    def obstacle(self) -> str | None:
+        """What it lacks on this machine, found out without starting it."""
+        ...
+
+    def archive_files(self, url: str) -> ArchiveFiles:
+        """The files of an archive; raises `UsageError` for a file system that the engine does not know."""
+        ...
+
+    def load(self, job: Job, plan: Plan, targets: Sequence[Target]) -> list[Part]:
+        """Fold what the plan reads and load it into the shadows; return what each part of each projection holds."""
+        ...
+
+    def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, least: int) -> Tally:
+        """Write the snapshots of the aggregates of one type that have `least` events."""
+        ...
+
+    def seal(self, job: Job, url: str, ranges: Sequence[tuple[int, int]]) -> list[Segment]:
+        """Archive ranges of positions (first, last), one segment each; the archive ends right before them."""
+        ...
+
+
+EngineFactory: TypeAlias = Callable[[EngineOptions, Watch], AbstractContextManager[Engine]]
+
+
+def open_engine(engine: EngineName | EngineOptions, watch: Watch) -> AbstractContextManager[Engine]:
+    """The engine of this name, until the end of a `with`; raises `UsageError` when there is none."""
+    options = engine if isinstance(engine, EngineOptions) else EngineOptions(engine)
+    if options.name not in _FACTORIES:
+        raise UsageError(f"There is no engine {options.name!r}. Use {' or '.join(ENGINES)}.")
+    factory: EngineFactory = resolve_name(_FACTORIES[options.name])
+    return factory(options, watch)
+
+
 @contextmanager
 def open_job(
     app: Application | AppRef,
@@ -88,6 +158,24 @@ def open_job(
             files = None if from_archive is None else chosen.archive_files(from_archive)
             source = ReplaySource(log) if files is None else archived_source(log, files)
         yield Job(application, app if isinstance(app, AppRef) else None, settings, chosen, source, watch)
+
+
+async def in_job(
+    app: Application | AppRef,
+    settings: Settings,
+    engine: EngineName | EngineOptions,
+    work: Callable[[Job], T],
+    *,
+    from_archive: str | None = None,
+    progress: Report | None = None,
+) -> T:
+    """Open a job, and run its blocking work, beside the loop; raises as `open_job` does."""
+
+    def run(watch: Watch) -> T:
+        with open_job(app, settings, watch, engine, from_archive) as job:
+            return work(job)
+
+    return await in_thread(settings, progress, run)
 
 
 async def in_thread(settings: Settings, report: Report | None, work: Callable[[Watch], T]) -> T:

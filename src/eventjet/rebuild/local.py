@@ -14,14 +14,14 @@ from eventjet.codec.envelope import RawRecord
 from eventjet.errors import UsageError
 from eventjet.nats.ranges import read_range
 from eventjet.projections.application import Application
-from eventjet.rebuild.engine import EngineOptions
 from eventjet.rebuild.folding import Folding, Foldings, uncollected
-from eventjet.rebuild.job import Job
-from eventjet.rebuild.load import Part, Target, load_part
+from eventjet.rebuild.job import EngineOptions, Job
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.replay_source import read_ahead
-from eventjet.rebuild.snapshot_folding import SnapshotFold, Tally, by_subject
+from eventjet.rebuild.run_space import Part, Target
+from eventjet.rebuild.snapshots import SnapshotFold, Tally, by_subject
+from eventjet.rebuild.spaces import space_kind
 
 BATCH = 2_000
 
@@ -35,7 +35,7 @@ def local_engine(options: EngineOptions, watch: Watch) -> AbstractContextManager
 
 
 class LocalEngine:
-    """See `eventjet.rebuild.engine.Engine`."""
+    """See `eventjet.rebuild.job.Engine`."""
 
     name: Literal["local"] = "local"
 
@@ -116,7 +116,7 @@ class _Loads:
         target = self._targets[index]
         number = next(self._numbers[index])
         rows = iter(folding.rows() if folding.resolved.reads else folding.drain())
-        loaded = load_part(target, number, self._told(rows, done, total))
+        loaded = space_kind(target.database).load(target, number, self._told(rows, done, total))
         self._parts.append(Part(target.projection, number, events, loaded, folding.parked))
 
     def _told(self, rows: Iterator[Sequence[Any]], done: int, total: int) -> Iterator[Sequence[Any]]:

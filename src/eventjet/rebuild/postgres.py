@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from typing import Any
 
+from psycopg import sql
 from sqlalchemy import (
     CheckConstraint,
     Column,
     Connection,
     Engine,
     Enum,
-    MetaData,
     PrimaryKeyConstraint,
     Table,
     UniqueConstraint,
     make_url,
+    select,
     text,
 )
 from sqlalchemy.exc import SQLAlchemyError
@@ -27,15 +28,13 @@ from sqlalchemy.schema import AddConstraint, CreateIndex, CreateTable
 from eventjet import failpoints
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import runs
-from eventjet.rebuild.refused import breaker_of_check, refusals
+from eventjet.rebuild.run_space import PURPOSE, RunSpace, Target, columns_alone, refusals, shown
 from eventjet.sql.database import BULK, Database
 from eventjet.sql.dialect import qualified
 from eventjet.sql.exchange import Exchange, Move, bounded
 from eventjet.sql.locations import creation, names_of, recorded
 from eventjet.sql.own_tables import projections, quarantine, rebuilds
 
-_PURPOSE = "eventjet rebuild"
-"""Of sessions that end others, or outlive them."""
 _STRANGE_WRITES = text(
     "select schemaname || '.' || relname from pg_stat_xact_user_tables "
     "where n_tup_ins + n_tup_upd + n_tup_del > 0 and schemaname <> :schema and schemaname !~ '^pg_temp' order by 1"
@@ -43,17 +42,16 @@ _STRANGE_WRITES = text(
 _LAST_NUMBER = text("select pg_sequence_last_value(to_regclass(pg_get_serial_sequence(:name, :column)))")
 
 
-class PostgresSpace:
-    """Two schemas, of the run's tables and of those they replace. See `RunSpace`."""
+class PostgresSpace(RunSpace):
+    """Two schemas, of the run's tables and of those they replace."""
 
     suffixes = ("", "_old")
-    """Of the names of the two schemas."""
 
     def __init__(self, database: Database, run: str) -> None:
         self.run = run
         self.database = database
         self.schema = self.attached = self.location = f"ej_{run}"
-        self.purpose = f"{_PURPOSE} {run}"
+        self.purpose = f"{PURPOSE} {run}"
         self.live = database.sync_engine(self.purpose)
         self._replaced = f"ej_{run}_old"
         self._claim = {"claim": f"eventjet-run-{run}"}
@@ -69,14 +67,50 @@ class PostgresSpace:
     @staticmethod
     @contextmanager
     def read_only(database: Database) -> Generator[Connection]:
-        engine = database.sync_engine(f"{_PURPOSE} --dry-run").execution_options(postgresql_readonly=True)
+        engine = database.sync_engine(f"{PURPOSE} --dry-run").execution_options(postgresql_readonly=True)
         with engine.connect() as connection:
             yield connection
+
+    @staticmethod
+    def load(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int:
+        """In one transaction with the row in the ledger, which says whether another try has done it already."""
+        assert target.schema is not None
+        ledger = sql.Identifier(target.schema, rebuilds.name)
+        connection = target.database.connect_postgres(target.purpose)
+        with refusals(target.projection), connection, connection.cursor() as cursor:
+            cursor.execute(
+                sql.SQL(
+                    "insert into {} (run, part, projection, revision) values (%s, %s, %s, %s) on conflict do nothing"
+                ).format(ledger),
+                (target.run, number, target.projection, target.revision),
+            )
+            this_part = (target.run, number)
+            if not cursor.rowcount:
+                cursor.execute(sql.SQL("select rows from {} where run = %s and part = %s").format(ledger), this_part)
+                found = cursor.fetchone()
+                assert found is not None
+                return int(found[0])
+            failpoints.reach("rebuild.part_begun")
+            statement = sql.SQL("copy {} ({}) from stdin").format(
+                sql.Identifier(target.schema, target.table), sql.SQL(", ").join(map(sql.Identifier, target.columns))
+            )
+            count = 0
+            with cursor.copy(statement) as copy:
+                write_row = copy.write_row
+                for row in rows:
+                    write_row(row)
+                    count += 1
+            failpoints.reach("rebuild.rows_copied")
+            cursor.execute(
+                sql.SQL("update {} set rows = %s where run = %s and part = %s").format(ledger), (count, *this_part)
+            )
+        failpoints.reach("rebuild.part_loaded")
+        return count
 
     @contextmanager
     def claimed(self) -> Generator[None]:
         """A lock of a session."""
-        with self.database.sync_engine(_PURPOSE).connect() as connection:
+        with self.database.sync_engine(PURPOSE).connect() as connection:
             connection.execute(text("select pg_advisory_lock(hashtextextended(:claim, 0))"), self._claim)
             connection.commit()
             yield
@@ -98,25 +132,31 @@ class PostgresSpace:
             for column in (column for table in tables for column in table.columns):
                 if isinstance(column.type, Enum) and column.type.native_enum:
                     column.type.create(connection, checkfirst=True)
-            for schema in (self.schema, self._replaced):
+            for schema in (self.attached, self._replaced):
                 connection.execute(text(f"create schema {self._quote(schema)}"))
-            for statement in [CreateTable(_bare(table)) for table in tables] if bare else creation(tables):
+            for statement in (
+                [CreateTable(columns_alone(table, table.name, "UNLOGGED")) for table in tables]
+                if bare
+                else creation(tables)
+            ):
                 connection.execute(statement)
             # A crash of the server empties them, and the next batch finds that out.
             for own in (projections.name, rebuilds.name, quarantine.name):
-                name = qualified(connection, self.schema, own)
+                name = qualified(connection, self.attached, own)
                 connection.execute(text(f"create unlogged table {name} (like {own} including all)"))
 
     def finish(self, projection: str, tables: Sequence[Table], *, bare: bool) -> None:
         if bare:
             with self.live.begin() as connection:
                 for table in tables:
-                    connection.execute(text(f"alter table {qualified(connection, self.schema, table.name)} set logged"))
+                    connection.execute(
+                        text(f"alter table {qualified(connection, self.attached, table.name)} set logged")
+                    )
                     _add_keys(connection, projection, table)
                 failpoints.reach("rebuild.keys_made")
         with self.live.begin() as connection:
             for table in tables:
-                connection.execute(text(f"analyze {qualified(connection, self.schema, table.name)}"))
+                connection.execute(text(f"analyze {qualified(connection, self.attached, table.name)}"))
 
     @contextmanager
     def snapshot(self) -> Generator[Connection]:
@@ -132,19 +172,15 @@ class PostgresSpace:
         """It is the same database."""
 
     def copy(self, connection: Connection, query: str, name: str) -> None:
-        connection.execute(text(f"create unlogged table {qualified(connection, self.schema, name)} as {query}"))
+        connection.execute(text(f"create unlogged table {qualified(connection, self.attached, name)} as {query}"))
 
     def exchange(self, connection: Connection, resolved: AnyResolved, location: str) -> Exchange:
         names = names_of(recorded(resolved))
         leaving = [Move(name, location, self._replaced) for name in names]
-        return Exchange(connection, leaving, [Move(name, self.schema, location) for name in names])
-
-    def carry_out(self, exchange: Exchange, resolved: AnyResolved, location: str) -> None:  # noqa: ARG002
-        """Nothing is copied."""
-        exchange.carry_out()
+        return Exchange(connection, leaving, [Move(name, self.attached, location) for name in names])
 
     def strange_writes(self, connection: Connection) -> list[str]:
-        return list(map(str, connection.scalars(_STRANGE_WRITES, {"schema": self.schema})))
+        return list(map(str, connection.scalars(_STRANGE_WRITES, {"schema": self.attached})))
 
     def numbered(self, tables: Sequence[Table]) -> set[Column[Any]]:
         with self.live.begin() as connection:
@@ -153,18 +189,18 @@ class PostgresSpace:
                 for table in tables
                 for column in table.columns
                 if connection.scalar(
-                    _LAST_NUMBER, {"name": qualified(connection, self.schema, table.name), "column": column.name}
+                    _LAST_NUMBER, {"name": qualified(connection, self.attached, table.name), "column": column.name}
                 )
                 is not None
             }
 
     def interrupt(self) -> None:
-        with suppress(SQLAlchemyError), self.database.sync_engine(_PURPOSE).begin() as connection:
+        with suppress(SQLAlchemyError), self.database.sync_engine(PURPOSE).begin() as connection:
             self._end_sessions(connection)
 
     def drop(self) -> None:
         """What a reader still holds is left, with its lease ended, to the next run."""
-        engine = self.database.sync_engine(_PURPOSE)
+        engine = self.database.sync_engine(PURPOSE)
         try:
             with engine.begin() as connection:
                 self.clear(connection)
@@ -176,7 +212,7 @@ class PostgresSpace:
     def clear(self, connection: Connection) -> None:
         """What its tasks are still writing would have to be waited for, so their sessions are ended."""
         self._end_sessions(connection)
-        for schema in (self.schema, self._replaced):
+        for schema in (self.attached, self._replaced):
             connection.execute(text(f"drop schema if exists {self._quote(schema)} cascade"))
 
     def _end_sessions(self, connection: Connection) -> None:
@@ -188,7 +224,7 @@ class PostgresSpace:
 
     def _first_in_path(self, *options: str) -> Database:
         """The same database with the run's schema first in the search path, and other options of the session."""
-        path = ",".join(map(self._quote, (self.schema, *self._search_path)))
+        path = ",".join(map(self._quote, (self.attached, *self._search_path)))
         option = f"-c search_path={path}".replace("\\", "\\\\").replace(" ", "\\ ").replace("-c\\ ", "-c ", 1)
         url = make_url(self.database.url)
         given = url.query.get("options", "")
@@ -202,30 +238,11 @@ class PostgresSpace:
             return connection.scalar(text("select current_schemas(false)")) or ()
 
 
-def _bare(table: Table) -> Table:
-    """The columns alone."""
-    columns: list[Column[Any]] = []
-    for column in table.columns:
-        default: Any = column.server_default
-        columns.append(
-            Column(
-                column.name,
-                column.type,
-                key=column.key,
-                nullable=column.nullable,
-                server_default=getattr(default, "arg", None),
-                comment=column.comment,
-            )
-        )
-    return Table(table.name, MetaData(), *columns, schema=table.schema, prefixes=["UNLOGGED"])
-
-
 def _add_keys(connection: Connection, projection: str, table: Table) -> None:
-    """The constraints and indexes that `_bare` left out; raises `RowsRefused` for rows that break one."""
+    """The constraints and indexes that a bare table lacks; raises `RowsRefused` for rows that break one."""
     for constraint in sorted(table.constraints, key=lambda one: not isinstance(one, PrimaryKeyConstraint)):
         if isinstance(constraint, CheckConstraint):
-            breaker = partial(breaker_of_check, connection, table, constraint)
-            with refusals(projection, breaker), connection.begin_nested():
+            with refusals(projection, partial(_breaker, connection, table, constraint)), connection.begin_nested():
                 connection.execute(AddConstraint(constraint))
         elif isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint):
             with refusals(projection):
@@ -233,3 +250,11 @@ def _add_keys(connection: Connection, projection: str, table: Table) -> None:
     for index in sorted(table.indexes, key=lambda one: str(one.name)):
         with refusals(projection):
             connection.execute(CreateIndex(index))
+
+
+def _breaker(connection: Connection, table: Table, rule: CheckConstraint) -> str:
+    """One row that breaks a check."""
+    keys = list(table.primary_key.columns)
+    broken = text(f"not ({rule.sqltext.compile(dialect=connection.dialect, compile_kwargs={'literal_binds': True})})")
+    values = connection.execute(select(*keys).where(broken).limit(1)).first()
+    return "" if values is None else f"the row of {shown(keys, tuple(values))}"

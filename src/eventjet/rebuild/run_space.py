@@ -5,159 +5,219 @@ A schema of the run's own on PostgreSQL, a file of the run's own on SQLite.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+import reprlib
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from sqlalchemy import Column, Connection, Engine, Table
+import psycopg
+from sqlalchemy import Column, Connection, Engine, MetaData, Table
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from eventjet.errors import RowsRefused
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.rebuild.postgres import PostgresSpace
-from eventjet.rebuild.runs import RUN
-from eventjet.rebuild.sqlite import SqliteSpace
 from eventjet.sql.database import Database
 from eventjet.sql.exchange import Exchange
+from eventjet.sql.statements import Parked
+
+PURPOSE = "eventjet rebuild"
+"""What a database shows of sessions that are not one run's own, or outlive it."""
+
+_RULES = (psycopg.IntegrityError, psycopg.DataError, sqlite3.IntegrityError, sqlite3.DataError)
+"""What the drivers raise about values and rows."""
 
 
-class RunSpace(Protocol):
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where one projection's rows go; a value that can be pickled."""
+
+    run: str
+    purpose: str
+    """What the database shows of the sessions that load."""
+    projection: str
+    revision: int
+    database: Database
+    """Where the shadow is: the live one on PostgreSQL, a file of the run's own on SQLite."""
+    schema: str | None
+    """The run's schema; None on SQLite."""
+    table: str
+    columns: tuple[str, ...]
+    known: Mapping[int, str] = field(default_factory=dict[int, str], repr=False, hash=False)
+    """Positions that are in the live quarantine, with what was decided; empty where nothing is quarantined."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one task folded and loaded of one projection."""
+
+    projection: str
+    number: int
+    events: int
+    rows: int
+    parked: Sequence[Parked] = ()
+    """What it could not take."""
+
+
+class RunSpace(ABC):
     """One run's place. Every method blocks; connections are to the live database unless something else is said."""
 
-    @property
-    def live(self) -> Engine:
-        """Connections to the live database."""
-        ...
+    suffixes: ClassVar[tuple[str, ...]]
+    """Of the names, after `ej_<run>`, of everything that may be a run's."""
+    run: str
+    live: Engine
+    """Connections to the live database."""
+    purpose: str
+    """What the database shows of the run's sessions."""
+    database: Database
+    """Where rows are loaded: the live one on PostgreSQL, the run's file on SQLite."""
+    schema: str | None
+    """What `database` calls the schema of the run's tables; None where they need none."""
+    attached: str
+    """What connections to the live database call it, once they have been attached."""
+    location: str
+    """The location whose names the run's tables have."""
 
-    @property
-    def purpose(self) -> str:
-        """What the database shows of the run's sessions."""
-        ...
-
-    @property
-    def database(self) -> Database:
-        """Where rows are loaded: the live one on PostgreSQL, the run's file on SQLite."""
-        ...
-
-    @property
-    def schema(self) -> str | None:
-        """What `database` calls the schema of the run's tables; None where they need none."""
-        ...
-
-    @property
-    def attached(self) -> str:
-        """What connections to the live database call it, once they have been attached."""
-        ...
-
-    @property
-    def location(self) -> str:
-        """The location whose names the run's tables have."""
-        ...
+    @abstractmethod
+    def __init__(self, database: Database, run: str) -> None:
+        """Nothing is made yet."""
 
     @staticmethod
+    @abstractmethod
     def names(connection: Connection, database: Database) -> Sequence[str]:
         """Of everything that may be a run's, in a database."""
-        ...
 
     @staticmethod
+    @abstractmethod
     def described(database: Database) -> str:
         """Where a run's tables would be, in words."""
-        ...
 
     @staticmethod
+    @abstractmethod
     def read_only(database: Database) -> AbstractContextManager[Connection | None]:
         """A connection that cannot write and leaves nothing behind; None where there is no database yet."""
-        ...
 
+    @staticmethod
+    @abstractmethod
+    def load(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int:
+        """Load one part, whole or not at all, and once only; return how many rows the ledger says it has.
+
+        A task that is tried again finds its part in the ledger. Raises `RowsRefused`.
+        """
+
+    @abstractmethod
     def claimed(self) -> AbstractContextManager[None]:
         """Hold what tells other processes that this run's process lives; it goes with the process."""
-        ...
 
+    @abstractmethod
     def is_claimed(self, connection: Connection) -> bool:
         """Whether the run's process lives; if not, nobody else finds that out until the transaction ends."""
-        ...
 
+    @abstractmethod
     def engine(self) -> Engine:
         """Connections that find the run's tables, and eventjet's own of the run, by their names alone."""
-        ...
 
+    @abstractmethod
     def handlers_engine(self) -> AsyncEngine:
         """The same, for handlers of SQL by hand."""
-        ...
 
+    @abstractmethod
     def create(self, tables: Sequence[Table], *, bare: bool) -> None:
         """Make the tables, empty, and eventjet's own; `bare` ones lack until `finish` what would slow a load."""
-        ...
 
+    @abstractmethod
     def finish(self, projection: str, tables: Sequence[Table], *, bare: bool) -> None:
         """Make them what the declared ones are; raises `RowsRefused` for what a rule forbids."""
-        ...
 
+    @abstractmethod
     def snapshot(self) -> AbstractContextManager[Connection]:
         """A transaction, attached, that sees the live database as it is at one moment, and lets others write there."""
-        ...
 
+    @abstractmethod
     def swapping(self) -> AbstractContextManager[Connection]:
         """A transaction for the swap; raises `NotNow`."""
-        ...
 
+    @abstractmethod
     def attach(self, connection: Connection) -> None:
         """Let it see the run's tables. What is written to them by others afterwards may wait for its end."""
-        ...
 
+    @abstractmethod
     def copy(self, connection: Connection, query: str, name: str) -> None:
         """Make a table of the run's of what a query gives."""
-        ...
 
+    @abstractmethod
     def exchange(self, connection: Connection, resolved: AnyResolved, location: str) -> Exchange:
         """The live tables, which are in that location, for the run's."""
-        ...
 
     def carry_out(self, exchange: Exchange, resolved: AnyResolved, location: str) -> None:
         """Put the run's tables, or their rows, in the place of the live ones, which are locked."""
-        ...
+        del resolved, location
+        exchange.carry_out()
 
     def strange_writes(self, connection: Connection) -> list[str]:
         """Tables other than the run's that the open transaction of a handler has written to."""
-        ...
+        del connection
+        return []
 
     def numbered(self, tables: Sequence[Table]) -> set[Column[Any]]:
         """Columns that a sequence filled which does not take numbers back when a transaction is rolled back."""
-        ...
+        del tables
+        return set()
 
+    @abstractmethod
     def interrupt(self) -> None:
         """End what the run's connections are doing, from another thread. Never raises."""
-        ...
 
+    @abstractmethod
     def drop(self) -> None:
         """Remove what is there, or what it replaced, and forget the run. Never raises."""
-        ...
 
+    @abstractmethod
     def clear(self, connection: Connection) -> None:
         """Remove what is there of a run whose process is gone."""
-        ...
 
 
-_KINDS: dict[str, type[PostgresSpace] | type[SqliteSpace]] = {"postgresql": PostgresSpace, "sqlite": SqliteSpace}
+@contextmanager
+def refusals(projection: str, find: Callable[[], str] = str) -> Generator[None]:
+    """Turn what a driver raises about a rule into `RowsRefused`; `find` names the row where the driver does not."""
+    try:
+        yield
+    except DBAPIError as error:
+        if not isinstance(error.orig, _RULES):
+            raise
+        raise RowsRefused(projection, _reason(error.orig, find())) from error
+    except _RULES as error:
+        raise RowsRefused(projection, _reason(error, find())) from error
 
 
-def run_space(database: Database, run: str) -> RunSpace:
-    """The place of one run."""
-    return _KINDS[database.dialect.name](database, run)
+def shown(columns: Sequence[Column[Any]], values: Sequence[Any]) -> str:
+    """Columns with their values, as a refusal names a row."""
+    return ", ".join(f"{column.name} = {reprlib.repr(value)}" for column, value in zip(columns, values, strict=True))
 
 
-def found_spaces(connection: Connection, database: Database) -> list[tuple[str, str]]:
-    """(name, run) of everything there is of runs, by the names alone."""
-    kind = _KINDS[database.dialect.name]
-    name_of_run = re.compile(rf"ej_({RUN.pattern})(?:{'|'.join(map(re.escape, kind.suffixes))})")
-    return [(name, found[1]) for name in kind.names(connection, database) if (found := name_of_run.fullmatch(name))]
+def _reason(error: Exception, row: str) -> str:
+    lines = [str(error), row]
+    if isinstance(error, psycopg.Error):
+        lines = [error.diag.message_primary or str(error), error.diag.message_detail or "", row]
+    return "; ".join(line.strip().rstrip(".") for line in lines if line.strip())
 
 
-def described(database: Database) -> str:
-    """Where the tables of a run would be, in words."""
-    return _KINDS[database.dialect.name].described(database)
-
-
-def read_only(database: Database) -> AbstractContextManager[Connection | None]:
-    """A connection that cannot write and leaves nothing behind; None where there is no database yet."""
-    return _KINDS[database.dialect.name].read_only(database)
+def columns_alone(table: Table, name: str, *prefixes: str) -> Table:
+    """A table beside another one, of the same columns, without any constraint or index."""
+    columns: list[Column[Any]] = []
+    for column in table.columns:
+        default = getattr(column.server_default, "arg", None)
+        columns.append(
+            Column(
+                column.name,
+                column.type,
+                key=column.key,
+                nullable=column.nullable,
+                server_default=default,
+                comment=column.comment,
+            )
+        )
+    return Table(name, MetaData(), *columns, schema=table.schema, prefixes=[*prefixes])

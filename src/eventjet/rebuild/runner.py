@@ -1,4 +1,7 @@
-"""`rebuild`: read models made again from the log beside the live ones, then swapped in."""
+"""`rebuild`: read models made again from the log beside the live ones, then swapped in.
+
+`preview`: what that would do and what would refuse it, found out without changing anything.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,26 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from sqlalchemy import Connection
+
 from eventjet import failpoints
-from eventjet.errors import UsageError
-from eventjet.projections.app_ref import AppRef, loaded
+from eventjet.errors import RebuildError, UsageError
+from eventjet.projections.app_ref import AppRef
 from eventjet.projections.application import Application
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.rebuild.catchup import catching_up, check_loaded, is_of_this_log, replaying, swap_in
-from eventjet.rebuild.engine import EngineOptions
-from eventjet.rebuild.job import Job, in_thread, open_job
-from eventjet.rebuild.load import Part
-from eventjet.rebuild.orphaned_runs import remove_orphaned
-from eventjet.rebuild.plan import EngineName, Plan
-from eventjet.rebuild.progress import Report, Watch
+from eventjet.rebuild.job import EngineOptions, Job, in_job
+from eventjet.rebuild.plan import EngineName, Plan, Route, route_of
+from eventjet.rebuild.progress import Report
+from eventjet.rebuild.run_space import Part
 from eventjet.rebuild.runs import new_run
-from eventjet.rebuild.shadow import Shadow, Swapped, shadow_of
+from eventjet.rebuild.shadow import Shadow, check_kept, shadow_of
+from eventjet.rebuild.spaces import orphaned, remove_orphaned, space_kind
 from eventjet.settings import Settings
+from eventjet.sql import checkpoint, migrations
+from eventjet.sql.checkpoint import Checkpoint
+from eventjet.sql.database import Database
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +82,9 @@ async def rebuild(
     `progress` is called from another thread. Raises `RebuildError`, `Unreachable`, `UsageError`, and what the
     application's own code raises about an event (`HandlerFailed`, `CodecError`).
     """
-
-    def work(watch: Watch) -> RebuildReport:
-        resolved = projections_of(loaded(app), names)
-        with open_job(app, settings, watch, engine, from_archive) as job:
-            return _rebuild(job, resolved)
-
-    return await in_thread(settings, progress, work)
+    return await in_job(
+        app, settings, engine, lambda job: _rebuild(job, names), from_archive=from_archive, progress=progress
+    )
 
 
 def projections_of(app: Application, names: Sequence[str]) -> list[AnyResolved]:
@@ -101,8 +104,8 @@ def load(job: Job, plan: Plan, shadows: Sequence[Shadow[ResolvedProjection]]) ->
     return job.engine.load(job, folded, [shadow.target for shadow in shadows]) if folded.passes else []
 
 
-def _rebuild(job: Job, resolved: Sequence[AnyResolved]) -> RebuildReport:
-    database, watch = job.database, job.watch
+def _rebuild(job: Job, names: Sequence[str]) -> RebuildReport:
+    database, watch, resolved = job.database, job.watch, projections_of(job.app, names)
     with ExitStack() as stack:
         with watch.phase("start"):
             remove_orphaned(database)
@@ -152,8 +155,94 @@ def _replayed(job: Job, plan: Plan, tables: Shadow[ResolvedSql]) -> Rebuilt:
         return _rebuilt(tables.resolved, rows, swap_in(tables, follower, job))
 
 
-def _rebuilt(resolved: AnyResolved, rows: int, swapped: Swapped) -> Rebuilt:
+def _rebuilt(resolved: AnyResolved, rows: int, swapped: Checkpoint) -> Rebuilt:
     by_hand = isinstance(resolved, ResolvedSql)
     return Rebuilt(
         resolved.name, resolved.revision, rows, swapped.position, swapped.generation, swapped.location, by_hand
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One projection that would be made again."""
+
+    projection: str
+    revision: int
+    route: Route
+    position: int | None
+    """Of the live read model; None when there is none yet."""
+    state: str | None
+    refusal: str | None
+    """Why a rebuild of it would end at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A rebuild that did not take place."""
+
+    plan: Plan
+    master: str | None
+    """Where Spark would run; None for the local engine."""
+    database: str
+    """Without its password."""
+    location: str
+    """Where the shadows would be."""
+    candidates: tuple[Candidate, ...]
+    upgrades: bool
+    """Whether eventjet's own tables would be made, or brought up to date, first."""
+    remains: tuple[str, ...]
+    """What killed runs left behind, which would be removed first."""
+    refusal: str | None
+    """Why the engine could not run."""
+
+    @property
+    def refusals(self) -> list[str]:
+        """Everything that would have to be fixed first."""
+        return list(filter(None, [self.refusal, *(one.refusal for one in self.candidates)]))
+
+
+async def preview(
+    app: Application | AppRef,
+    names: Sequence[str],
+    settings: Settings,
+    *,
+    engine: EngineName | EngineOptions = "spark",
+    from_archive: str | None = None,
+) -> Preview:
+    """Plan a rebuild and change nothing at all. Raises `ArchiveBroken`, `Unreachable` and `UsageError`."""
+    return await in_job(app, settings, engine, lambda job: _preview(job, names), from_archive=from_archive)
+
+
+def _preview(job: Job, names: Sequence[str]) -> Preview:
+    database, kind, resolved = job.database, space_kind(job.database), projections_of(job.app, names)
+    runs = [new_run() for _ in resolved]
+    plan = job.plan(resolved, runs, job.log.last)
+    with database.reaching_sync(), kind.read_only(database) as connection:
+        current = connection is not None and migrations.version(connection) == migrations.HEAD
+        known = connection if current else None
+        candidates = tuple(_candidate(database, one, run, known) for one, run in zip(resolved, runs, strict=True))
+        left = () if connection is None else tuple(orphaned(connection, database))
+    return Preview(
+        plan=plan,
+        master=job.engine.location(),
+        database=database.shown,
+        location=f"{kind.described(database)} each",
+        candidates=candidates,
+        upgrades=not current,
+        remains=left,
+        refusal=job.engine.obstacle(),
+    )
+
+
+def _candidate(database: Database, resolved: AnyResolved, run: str, connection: Connection | None) -> Candidate:
+    held, refusal = None, None
+    if connection is not None:
+        held = checkpoint.read(connection, resolved.name, resolved.revision)
+        try:
+            if held is not None:
+                check_kept(resolved, held)
+            Shadow(database, resolved, run).check_swappable(connection)
+        except RebuildError as error:
+            refusal = str(error)
+    position, state = (held.position, held.state) if held is not None else (None, None)
+    return Candidate(resolved.name, resolved.revision, route_of(resolved), position, state, refusal)

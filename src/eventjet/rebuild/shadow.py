@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
-from sqlalchemy import Connection, Engine, ForeignKeyConstraint, Table, func, insert, select
+from sqlalchemy import Connection, Engine, ForeignKeyConstraint, MetaData, Table, delete, func, insert, select
 
 from eventjet import failpoints
-from eventjet.errors import RebuildRefused, RevisionDropped
+from eventjet.errors import QuarantineChanged, RebuildRefused, RevisionDropped
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.rebuild import live_quarantine, runs
-from eventjet.rebuild.compare import Pair, copy_of
-from eventjet.rebuild.load import Target
+from eventjet.quarantine.rows import of
+from eventjet.rebuild import runs
 from eventjet.rebuild.progress import Watch
-from eventjet.rebuild.run_space import run_space
+from eventjet.rebuild.run_space import PURPOSE, Target, columns_alone
+from eventjet.rebuild.spaces import space_kind
 from eventjet.sql import checkpoint, transitions
 from eventjet.sql.checkpoint import BUILDING, DECLARED, RETIRED, Checkpoint, revisions
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import TableName, TableRef, dialect_of, listed, qualified
 from eventjet.sql.exchange import NotNow, lock_as_workers
 from eventjet.sql.locations import create_tables, located_tables, names_of, recorded
-from eventjet.sql.own_tables import projections
+from eventjet.sql.own_tables import projections, quarantine
+from eventjet.sql.statements import RETRIED, VERDICTS
 
 TAIL_MAX = 5_000
 """Events a shadow may be behind when it is caught up while the live worker waits; more are caught up before."""
@@ -35,14 +35,8 @@ EPOCH = -1
 R_co = TypeVar("R_co", bound=AnyResolved, covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Swapped:
-    """The shadow is the live read model now."""
-
-    position: int
-    generation: int
-    location: str
-    """Where its table is: empty where it is declared."""
+Pair: TypeAlias = tuple[Table, Table]
+"""(the copy of the live one, what was made from the log) of one table."""
 
 
 class Shadow(Generic[R_co]):
@@ -55,13 +49,16 @@ class Shadow(Generic[R_co]):
     def __init__(self, database: Database, resolved: R_co, run: str) -> None:
         self.resolved: R_co = resolved
         self.run = run
-        self.space = run_space(database, run)
+        self.space = space_kind(database)(database, run)
         self.tables = located_tables(resolved, self.space.location, database.dialect)
         """As connections of `engine` find them."""
+        self._quarantine = quarantine.to_metadata(MetaData(), schema=self.space.attached)
+        """The shadow's, as connections to the live database find it."""
         self._names = names_of(recorded(resolved))
         self._by_hand = isinstance(resolved, ResolvedSql)
         self._known: Mapping[int, str] = {}
-        self._taken_over: live_quarantine.Snapshot | None = None
+        self._decided: frozenset[tuple[int, str]] | None = None
+        """What people had decided about the live quarantine when it was taken over."""
 
     @property
     def target(self) -> Target:
@@ -101,8 +98,8 @@ class Shadow(Generic[R_co]):
     def take_over_quarantine(self) -> None:
         """Obey the live quarantine, in `target.known`; the swap makes sure that people decided nothing meanwhile."""
         with self.space.snapshot() as connection:
-            self._taken_over = live_quarantine.take_over(connection, self.space.attached, self.resolved)
-        self._known = self._taken_over.known
+            self._copy_quarantine(connection, quarantine, self._quarantine)
+            self._known, self._decided = self._live_quarantine(connection)
 
     def copy_live(self) -> Checkpoint | None:
         """Copy the live rows as one snapshot shows them; return the checkpoint of that snapshot, if there is one.
@@ -120,12 +117,12 @@ class Shadow(Generic[R_co]):
                 columns = ", ".join(qualified(connection, None, column.name) for column in made.columns)
                 self.space.copy(connection, f"select {columns} from {found[name].quoted(connection)}", copied.name)
             if isinstance(self.resolved, ResolvedProjection) and self.resolved.quarantines:
-                self._known = live_quarantine.read(connection, self.resolved).known
+                self._known, _ = self._live_quarantine(connection)
             return live
 
     def pairs(self) -> list[Pair]:
         """What `copy_live` made, and the shadow's tables."""
-        return [(copy_of(table, f"eventjet_live_{number}"), table) for number, table in enumerate(self.tables)]
+        return [(columns_alone(table, f"eventjet_live_{number}"), table) for number, table in enumerate(self.tables)]
 
     def count(self) -> int:
         """Rows there are, in all tables."""
@@ -155,11 +152,11 @@ class Shadow(Generic[R_co]):
         with self.space.live.begin() as connection:
             return self._checkpoint(connection)
 
-    def swap(self, log: str, tail: Callable[[int], None] | None) -> Swapped:
-        """Put the shadow in the place of the live tables, if it is at least as far; raises `NotNow`.
+    def swap(self, log: str, tail: Callable[[int], None] | None) -> Checkpoint:
+        """Put the shadow in the place of the live tables, if it is at least as far; return the live checkpoint now.
 
         `tail` catches it up to a position; without it the live position is of another past and does not count. Up to
-        the last step the locks keep writers out and let readers in.
+        the last step the locks keep writers out and let readers in. Raises `NotNow`.
         """
         with self.space.swapping() as connection:
             runs.hold(connection, self.run)
@@ -180,13 +177,33 @@ class Shadow(Generic[R_co]):
             exchange.look_again()
             own = self._caught_up(live.position, tail)
             self.space.attach(connection)
-            before = None if tail is None else self._taken_over
-            live_quarantine.give_back(connection, self.space.attached, self.resolved, before)
+            self._give_quarantine_back(connection, None if tail is None else self._decided)
             self._check_obstacles(connection, live.location, exchange.leaving)
             self.space.carry_out(exchange, self.resolved, live.location)
             swapped = transitions.swap_in(connection, live, own, log, recorded(self.resolved))
             failpoints.reach("rebuild.inside_swap")
-            return Swapped(own.position, swapped.generation, live.location)
+            return swapped
+
+    def _live_quarantine(self, connection: Connection) -> tuple[dict[int, str], frozenset[tuple[int, str]]]:
+        """(positions that are not in the live rows, with why; what people decided, and what came of it)."""
+        own = of(self.resolved.name, self.resolved.revision)
+        events = connection.execute(select(quarantine.c.position, quarantine.c.resolution).where(own)).all()
+        known = {position: resolution for position, resolution in events if resolution != RETRIED}
+        return known, frozenset((position, resolution) for position, resolution in events if resolution in VERDICTS)
+
+    def _give_quarantine_back(self, connection: Connection, decided: frozenset[tuple[int, str]] | None) -> None:
+        """Put the shadow's in the place of the live one, whose checkpoint is locked.
+
+        Raises `QuarantineChanged` when people have decided anything but this.
+        """
+        if decided is not None and self._live_quarantine(connection)[1] != decided:
+            raise QuarantineChanged(self.resolved)
+        connection.execute(delete(quarantine).where(of(self.resolved.name, self.resolved.revision)))
+        self._copy_quarantine(connection, self._quarantine, quarantine)
+
+    def _copy_quarantine(self, connection: Connection, source: Table, target: Table) -> None:
+        own = (source.c.projection == self.resolved.name) & (source.c.revision == self.resolved.revision)
+        connection.execute(insert(target).from_select([column.name for column in source.c], select(source).where(own)))
 
     def _caught_up(self, position: int, tail: Callable[[int], None] | None) -> Checkpoint:
         """The shadow's checkpoint, once it is where the live one stands still."""
@@ -249,7 +266,7 @@ def shadow_of(
         try:
             with (
                 watch.interrupted_by(shadow.space.interrupt),
-                runs.renewed(database.sync_engine("eventjet rebuild"), run),
+                runs.renewed(database.sync_engine(PURPOSE), run),
             ):
                 shadow.create(to_swap=to_swap)
                 failpoints.reach("rebuild.shadow_made")

@@ -5,22 +5,160 @@ Commands go on meanwhile: a snapshot never replaces a newer one. Run again, it w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from os import cpu_count
+from typing import Any
 
-from eventjet.codec.subjects import snapshot_bucket
-from eventjet.errors import StreamMissing, Unreachable, UsageError
+from eventjet.codec.envelope import Decoder, RawRecord
+from eventjet.codec.subjects import entity_of, snapshot_bucket
+from eventjet.domain.aggregate import AggregateInfo
+from eventjet.domain.history import FoldedState
+from eventjet.errors import EventjetError, StreamMissing, Unreachable, UsageError
 from eventjet.nats.api import stream_info
 from eventjet.nats.connection import ask_once
-from eventjet.projections.app_ref import AppRef, loaded
+from eventjet.nats.endpoint import Endpoint
+from eventjet.projections.app_ref import AppRef
 from eventjet.projections.application import Application
-from eventjet.rebuild.engine import EngineOptions
-from eventjet.rebuild.job import Job, in_thread, open_job
+from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.plan import EngineName, plan_snapshots
-from eventjet.rebuild.progress import Report, Watch
-from eventjet.rebuild.snapshot_folding import Tally, aggregate_of
+from eventjet.rebuild.progress import Report
+from eventjet.repository.histories import Histories, fold_records
 from eventjet.settings import Settings
+from eventjet.snapshots.kv import VALUE_MAX, WINDOW, WINDOW_BYTES, BulkSnapshots, Offer
+from eventjet.snapshots.snapshot import SnapshotCodec
+
+TOLD_MAX = 20
+"""Broken histories that are named; the others are counted."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the aggregates that were folded."""
+
+    events: int = 0
+    aggregates: int = 0
+    written: int = 0
+    newer: int = 0
+    """Had a snapshot of the same or of a later event."""
+    few: int = 0
+    """Have too few events."""
+    too_large: int = 0
+    unkept: int = 0
+    """Have a state that would not come back from JSON as it is."""
+    broken: int = 0
+    told: list[str] = field(default_factory=list[str])
+    """What is wrong with the first of the broken ones."""
+
+    def add(self, other: Mapping[str, Any]) -> None:
+        """Take in the tally of another part."""
+        for name, value in other.items():
+            setattr(self, name, getattr(self, name) + value)
+        self.told = sorted(self.told)[:TOLD_MAX]
+
+
+class SnapshotFold:
+    """Folds histories of one aggregate type and offers those that are long enough; holds what is not finished yet."""
+
+    def __init__(self, app: Application, aggregate: str, least: int, endpoint: Endpoint, last: int) -> None:
+        self.tally = Tally()
+        self._initial, _ = aggregate_of(app, aggregate)
+        self._codec: SnapshotCodec[Any] = SnapshotCodec(self._initial)
+        self._decoder = Decoder(app.catalog)
+        self._least = least
+        self._bucket = BulkSnapshots(endpoint, app.name, snapshot_bucket(app.name), last, self._codec.decode)
+        self._prefix = len(app.name) + 1
+        self._held: dict[bytes, FoldedState[Any] | None] = {}
+        self._offers: list[Offer] = []
+        self._bytes = 0
+
+    def __enter__(self) -> SnapshotFold:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bucket.__exit__()
+
+    def take(self, subject: bytes, records: Sequence[RawRecord]) -> None:
+        """Fold the next events of one aggregate; one whose history is broken is passed over from then on."""
+        self.tally.events += len(records)
+        held = self._held[subject] if subject in self._held else FoldedState(self._initial(), 0, 0)
+        if held is None:
+            return
+        try:
+            entity_of(subject)  # raises for a subject that names no entity
+            self._held[subject] = fold_records(held, records, self._decoder, Histories[Any].evolve)
+        except EventjetError as error:
+            self._break(subject, str(error))
+        except Exception as error:  # noqa: BLE001 - whatever one aggregate's `evolve` raises, the others go on
+            self._break(subject, f"Folding {subject.decode()} raised {type(error).__name__}: {error}. Fix that first.")
+
+    def finish(self, subject: bytes) -> None:
+        """Offer the state after the last event of an aggregate."""
+        held = self._held.pop(subject)
+        self.tally.aggregates += 1
+        if held is None:
+            return
+        if held.version < self._least:
+            self.tally.few += 1
+            return
+        value = self._codec.encode(held)
+        if value is None:
+            self.tally.unkept += 1
+        elif len(value) > VALUE_MAX:
+            self.tally.too_large += 1
+        else:
+            self._offer(Offer(subject[self._prefix :].decode(), held.position, held.event_id, value))
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def done(self, tell: Callable[[int, int], None] | None = None) -> Tally:
+        """Finish all, telling how many of how many are, and write what is left."""
+        for number, subject in enumerate(subjects := list(self._held)):
+            if tell is not None and number % WINDOW == 0:
+                tell(number, len(subjects))
+            self.finish(subject)
+        self._write()
+        self.tally.written, self.tally.newer = self._bucket.written, self._bucket.newer
+        return self.tally
+
+    def _offer(self, offer: Offer) -> None:
+        if len(self._offers) == WINDOW or self._bytes + len(offer.value) > WINDOW_BYTES:
+            self._write()
+        self._offers.append(offer)
+        self._bytes += len(offer.value)
+
+    def _write(self) -> None:
+        self._bucket.put(self._offers)
+        self._offers, self._bytes = [], 0
+
+    def _break(self, subject: bytes, reason: str) -> None:
+        self._held[subject] = None
+        self.tally.broken += 1
+        if len(self.tally.told) < TOLD_MAX:
+            self.tally.told.append(reason)
+
+
+def by_subject(records: Iterable[RawRecord]) -> dict[bytes, list[RawRecord]]:
+    """The records of each aggregate, in order."""
+    found: dict[bytes, list[RawRecord]] = {}
+    for record in records:
+        found.setdefault(record[2], []).append(record)
+    return found
+
+
+def aggregate_of(app: Application, name: str) -> tuple[Any, AggregateInfo]:
+    """The class of an aggregate that keeps snapshots, and its declaration; raises `UsageError`."""
+    found = next(((cls, info) for cls, info in app.aggregates.items() if info.name == name), None)
+    if found is None:
+        held = ", ".join(info.name for info in app.aggregates.values()) or "none"
+        raise UsageError(f"The app {app.name!r} has no aggregate {name!r}. It has {held}.")
+    if found[1].snapshot_every is None:
+        raise UsageError(
+            f"The aggregate {name!r} keeps no snapshots, so no load would look for one. "
+            "Declare how often it should, as in `snapshot_every=100`."
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +190,15 @@ async def build_snapshots(
     a time. Raises `UsageError` for an aggregate that keeps no snapshots, `Unreachable` and `RebuildError`; the report
     names the histories that are broken.
     """
-
-    def work(watch: Watch) -> SnapshotReport:
-        _, info = aggregate_of(loaded(app), aggregate)
-        least = info.snapshot_every if min_events is None else min_events
-        assert least is not None
-        if least < 1:
-            raise UsageError(f"min_events is {least}. Give 1 or more.")
-        with open_job(app, settings, watch, engine) as job:
-            return _build(job, aggregate, least)
-
-    return await in_thread(settings, progress, work)
+    return await in_job(app, settings, engine, lambda job: _build(job, aggregate, min_events), progress=progress)
 
 
-def _build(job: Job, aggregate: str, least: int) -> SnapshotReport:
+def _build(job: Job, aggregate: str, min_events: int | None) -> SnapshotReport:
+    _, info = aggregate_of(job.app, aggregate)
+    least = info.snapshot_every if min_events is None else min_events
+    assert least is not None
+    if least < 1:
+        raise UsageError(f"min_events is {least}. Give 1 or more.")
     with job.watch.phase("start"):
         _check_bucket(job)
     plan = plan_snapshots(job.extent(job.log.state.last), engine=job.engine.name, cores=cpu_count() or 1)

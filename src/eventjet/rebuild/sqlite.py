@@ -7,46 +7,48 @@ from __future__ import annotations
 
 import fcntl
 import glob
+import reprlib
+import sqlite3
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
 
-from sqlalchemy import Column, Connection, Engine, Table, create_engine, make_url, text
+from sqlalchemy import Column, ColumnElement, Connection, Engine, Table, create_engine, func, make_url, select, text
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateIndex, CreateTable
 
+from eventjet import failpoints
 from eventjet.errors import LeaseEnded
-from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
+from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import runs
-from eventjet.rebuild.refused import double, refusals
+from eventjet.rebuild.run_space import PURPOSE, RunSpace, Target, refusals, shown
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import BULK, READ_ONLY, Database
 from eventjet.sql.dialect import qualified
 from eventjet.sql.exchange import Exchange, Move, NotNow
 from eventjet.sql.locations import creation, located_tables, names_of, recorded
-from eventjet.sql.own_tables import metadata
+from eventjet.sql.own_tables import metadata, rebuilds
 from eventjet.sql.sqlite import SQLITE
 
-_PURPOSE = "eventjet rebuild"
+CHUNK = 5_000
+"""Rows loaded in one transaction: the file's one writer lock is let go of in between."""
+
 _STEPS = 100_000
 """Steps of SQLite's machine between two looks: some milliseconds."""
 _CLAIM_TRIES = 750
 _CLAIM_S = 0.02
-_STATEMENTS = (
-    "select type, name, sql from {}.sqlite_master where lower(tbl_name) = lower(?) and sql is not null order by 2"
-)
-_COLUMNS = 'select name, type, "notnull", pk from pragma_table_info(?, ?)'
 
 
-class SqliteSpace:
-    """A file with the run's tables, and one beside it that is locked while the run's process lives. See `RunSpace`."""
+class SqliteSpace(RunSpace):
+    """A file with the run's tables, and one beside it that is locked while the run's process lives."""
 
     suffixes = ("", "-wal", "-shm", "-journal", ".lock")
     """Of the file, and of what SQLite and `claimed` keep beside it."""
@@ -55,8 +57,8 @@ class SqliteSpace:
         live = _file(database)
         self.run = run
         self.path = live.with_name(f"{live.name}.ej_{run}")
-        self.live = database.sync_engine(_PURPOSE)
-        self.purpose = _PURPOSE
+        self.live = database.sync_engine(PURPOSE)
+        self.purpose = PURPOSE
         own = make_url(database.url).set(database=str(self.path))
         self.database = Database(own.render_as_string(hide_password=False))
         self.schema = None
@@ -90,6 +92,33 @@ class SqliteSpace:
         with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
             yield connection
 
+    @staticmethod
+    def load(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int:
+        """Only this process writes to the shadow's file, so the ledger row may follow the last chunk."""
+        connection = target.database.connect_sqlite()
+        try:
+            # A shadow that does not survive a crash of the machine is made again.
+            connection.execute("pragma synchronous = off")
+            statement = (
+                f"insert into {_quoted(target.table)} ({', '.join(map(_quoted, target.columns))}) "
+                f"values ({', '.join('?' * len(target.columns))})"
+            )
+            failpoints.reach("rebuild.part_begun")
+            count = 0
+            remaining = iter(rows)
+            while chunk := list(islice(remaining, CHUNK)):
+                _insert(connection, target.projection, statement, chunk)
+                count += len(chunk)
+            failpoints.reach("rebuild.rows_copied")
+            connection.execute(
+                f"insert into {rebuilds.name} (run, part, projection, revision, rows) values (?, ?, ?, ?, ?)",
+                (target.run, number, target.projection, target.revision, count),
+            )
+            failpoints.reach("rebuild.part_loaded")
+            return count
+        finally:
+            connection.close()
+
     @contextmanager
     def claimed(self) -> Generator[None]:
         """A lock on a file, which goes with the process."""
@@ -108,11 +137,11 @@ class SqliteSpace:
 
     def engine(self) -> Engine:
         """Connections to the run's file."""
-        return self.database.sync_engine(_PURPOSE)
+        return self.database.sync_engine(PURPOSE)
 
     def handlers_engine(self) -> AsyncEngine:
         """Handlers are connected to the run's file alone, so they cannot reach anything else."""
-        made = self.database.engine(_PURPOSE, BULK)
+        made = self.database.engine(PURPOSE, BULK)
         SQLITE.enforce_foreign_keys(made.sync_engine)
         return made
 
@@ -127,7 +156,7 @@ class SqliteSpace:
         """Find rows that a unique index forbids before the live database is locked; durability comes with the swap."""
         with self.engine().begin() as connection:
             for index in [index for table in tables for index in table.indexes if index.unique and bare]:
-                twice = partial(double, connection, list(index.expressions))
+                twice = partial(_double, connection, list(index.expressions))
                 with refusals(projection, twice), connection.begin_nested():
                     connection.execute(CreateIndex(index))
 
@@ -161,7 +190,7 @@ class SqliteSpace:
         return Exchange(connection, [Move(name, location, location) for name in names_of(recorded(resolved))], [])
 
     def carry_out(self, exchange: Exchange, resolved: AnyResolved, location: str) -> None:
-        """Replace the rows, and the tables that are not as they are declared.
+        """Make the tables again as they are declared, with the run's rows; what refers to one does so by its name.
 
         Foreign keys are not enforced on this connection, so the order of the tables does not matter.
         """
@@ -170,26 +199,12 @@ class SqliteSpace:
         for old, new in zip(live, located_tables(resolved, self.location, SQLITE), strict=True):
             target = qualified(connection, "main", old.name)
             source = qualified(connection, self.attached, new.name)
-            # Not all indexes of a fold's table are made in the run's file.
-            whole = isinstance(resolved, ResolvedSql)
-            was = self._declared(connection, "main", old, whole=whole)
-            if was == self._declared(connection, self.attached, new, whole=whole):
-                connection.exec_driver_sql(f"delete from {target}")
-            else:
-                connection.exec_driver_sql(f"drop table if exists {target}")
-                for statement in creation([old]):
-                    connection.execute(statement)
+            connection.exec_driver_sql(f"drop table if exists {target}")
+            for statement in creation([old]):
+                connection.execute(statement)
             columns = ", ".join(qualified(connection, None, column.name) for column in new.columns)
             connection.exec_driver_sql(f"insert into {target} ({columns}) select {columns} from {source}")
             self._keep_numbers(connection, old)
-
-    def strange_writes(self, connection: Connection) -> list[str]:  # noqa: ARG002
-        """There is nothing else."""
-        return []
-
-    def numbered(self, tables: Sequence[Table]) -> set[Column[Any]]:  # noqa: ARG002
-        """None: here a transaction that is rolled back gives its numbers back."""
-        return set()
 
     def interrupt(self) -> None:
         self._stopped.set()
@@ -226,12 +241,6 @@ class SqliteSpace:
             time.sleep(_CLAIM_S)
         raise LeaseEnded
 
-    def _declared(self, connection: Connection, schema: str, table: Table, *, whole: bool) -> list[tuple[Any, ...]]:
-        """The `whole` declaration of a table with its indexes, or its columns alone."""
-        values = (table.name,) if whole else (table.name, schema)
-        query = _STATEMENTS.format(schema) if whole else _COLUMNS
-        return [tuple(row) for row in connection.exec_driver_sql(query, values)]
-
     def _keep_numbers(self, connection: Connection, table: Table) -> None:
         """Go on counting where the shadow does, in a table that gives no number twice."""
         counts = f"{self.attached}.sqlite_master where name = 'sqlite_sequence'"
@@ -253,3 +262,34 @@ def _try_lock(file: IO[bytes]) -> bool:
     except OSError:
         return False
     return True
+
+
+def _insert(connection: sqlite3.Connection, projection: str, statement: str, chunk: Sequence[Sequence[Any]]) -> None:
+    """All rows or none; raises `RowsRefused` with the row at fault, which the driver does not name."""
+    before = connection.total_changes
+    connection.execute("begin immediate")
+    try:
+        with refusals(projection, lambda: _shown_row(chunk[connection.total_changes - before])):
+            connection.executemany(statement, chunk)
+        connection.execute("commit")
+    except BaseException:
+        connection.execute("rollback")
+        raise
+
+
+def _shown_row(values: Sequence[Any]) -> str:
+    return f"the row is ({', '.join(map(reprlib.repr, values))})"
+
+
+def _double(connection: Connection, columns: Sequence[str | ColumnElement[Any]]) -> str:
+    """Values of columns that several rows have, and should not."""
+    plain = [one for one in columns if isinstance(one, Column)]
+    if len(plain) < len(columns):
+        return ""
+    query = select(*plain).group_by(*plain).having(func.count() > 1).limit(1)
+    values = connection.execute(query).first()
+    return "" if values is None else f"several rows have {shown(plain, tuple(values))}"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

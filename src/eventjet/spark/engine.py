@@ -15,12 +15,11 @@ from typing import Literal
 from eventjet.archive.manifest import Segment
 from eventjet.archive.reading import ArchiveFiles, FolderFiles, folder_of
 from eventjet.errors import EventjetError, Unreachable
-from eventjet.rebuild.engine import EngineOptions
-from eventjet.rebuild.job import Job
-from eventjet.rebuild.load import Part, Target
+from eventjet.rebuild.job import EngineOptions, Job
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
-from eventjet.rebuild.snapshot_folding import Tally
+from eventjet.rebuild.run_space import Part, Target
+from eventjet.rebuild.snapshots import Tally
 from eventjet.spark.jvm import find_java
 from eventjet.spark.session import Started, spark_session
 
@@ -35,7 +34,7 @@ def spark_engine(options: EngineOptions, watch: Watch) -> Generator[SparkEngine]
 
 
 class SparkEngine:
-    """See `eventjet.rebuild.engine.Engine`."""
+    """See `eventjet.rebuild.job.Engine`."""
 
     name: Literal["spark"] = "spark"
 

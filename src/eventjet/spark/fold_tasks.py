@@ -16,8 +16,9 @@ from eventjet.errors import CodecError, ProjectionError, RowsRefused
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.row_codec import ColumnValues
 from eventjet.rebuild.folding import Folding, Foldings, Tokens, fold_of, uncollected
-from eventjet.rebuild.load import Target, load_part
-from eventjet.rebuild.sqlite_load import CHUNK
+from eventjet.rebuild.run_space import Target
+from eventjet.rebuild.spaces import space_kind
+from eventjet.rebuild.sqlite import CHUNK
 from eventjet.spark.columns import SCHEMA, STORED, arrow_batch, arrow_schema, pyarrow, records_of
 from eventjet.spark.options import is_sealed, unseal
 from eventjet.sql.database import Database
@@ -142,7 +143,8 @@ class _Outlet:
         self._chunks += 1
         name = self._target.projection
         if self._target.database.dialect.is_concurrent:
-            yield _result(name, number, events=events, rows=load_part(self._target, number, rows))
+            loaded = space_kind(self._target.database).load(self._target, number, rows)
+            yield _result(name, number, events=events, rows=loaded)
             return
         total = 0
         remaining = iter(rows)

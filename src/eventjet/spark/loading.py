@@ -23,9 +23,10 @@ from eventjet.errors import RebuildError
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.row_codec import ColumnValues
 from eventjet.rebuild.job import Job
-from eventjet.rebuild.load import Part, Target, load_part
 from eventjet.rebuild.plan import Pass, Plan, Route
-from eventjet.rebuild.snapshot_folding import SnapshotFold, Tally
+from eventjet.rebuild.run_space import Part, Target
+from eventjet.rebuild.snapshots import SnapshotFold, Tally
+from eventjet.rebuild.spaces import space_kind
 from eventjet.spark.archiving import archived_frame, reading
 from eventjet.spark.columns import pyarrow, records_of
 from eventjet.spark.fold_tasks import KEYED, RESULT, FoldTask, KeyTask, unpack_rows
@@ -135,7 +136,7 @@ def _accounted(rows: Iterator[Any] | Sequence[Any], inserted_here: Mapping[str, 
         target = inserted_here.get(row.projection)
         if target is not None:
             handed = chain.from_iterable(map(unpack_rows, held.pop(key, [])))
-            loaded = load_part(target, row.part, handed)
+            loaded = space_kind(target.database).load(target, row.part, handed)
             if loaded != row.rows:
                 raise RebuildError(f"A task folded {row.rows} rows and {loaded} arrived. Run the rebuild again.")
         yield Part(row.projection, row.part, row.events, row.rows, parked.pop(key, ()))
