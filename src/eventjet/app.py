@@ -80,24 +80,19 @@ def _aggregates(declared: Sequence[Any], faults: list[str]) -> dict[Any, Aggrega
             faults.append(f"the aggregate's name {info.name!r} is not {NAME_RULE}")
         if names.setdefault(info.name, cls) is not cls:
             faults.append(f"two aggregates are called {info.name!r}")
-        faults.extend(_state_faults(cls))
+        faults += [
+            f"{cls.__qualname__}.{field.name} has no default, so there is no initial state"
+            for field in fields(cls)
+            if field.default is MISSING and field.default_factory is MISSING
+        ]
+        if not callable(getattr(cls, "evolve", None)):
+            faults.append(f"{cls.__qualname__} has no `evolve(self, event)`")
         infos[cls] = info
     return infos
 
 
-def _state_faults(cls: Any) -> list[str]:
-    bare = [field.name for field in fields(cls) if field.default is MISSING and field.default_factory is MISSING]
-    faults = [f"{cls.__qualname__}.{name} has no default, so there is no initial state" for name in bare]
-    if not callable(getattr(cls, "evolve", None)):
-        faults.append(f"{cls.__qualname__} has no `evolve(self, event)`")
-    return faults
-
-
 def _catalog(
-    aggregates: Mapping[Any, AggregateInfo],
-    upcasters: Sequence[Upcaster],
-    retired: Sequence[str],
-    faults: list[str],
+    aggregates: Mapping[Any, AggregateInfo], upcasters: Sequence[Upcaster], retired: Sequence[str], faults: list[str]
 ) -> Catalog:
     owners: dict[type, Any] = {}
     for cls in aggregates:

@@ -16,53 +16,20 @@ from pathlib import Path
 
 from eventjet.errors import UsageError
 
-NAMES = (
-    "worker.lease_taken",
-    "worker.durable_deleted",
-    "worker.durable_created",
-    "worker.log_checked",
-    "worker.batch_taken",
-    "worker.batch_folded",
-    "worker.before_commit",
-    "worker.rows_written",
-    "worker.after_commit",
-    "worker.lease_renewed",
-    "worker.before_settle",
-    "worker.after_settle",
-    "worker.before_release",
-    "takeover.moved",
-    "takeover.committed",
-    "rebuild.planned",
-    "rebuild.claimed",
-    "rebuild.announced",
-    "rebuild.shadow_made",
-    "rebuild.engine_started",
-    "rebuild.batch_read",
-    "rebuild.part_begun",
-    "rebuild.rows_copied",
-    "rebuild.part_loaded",
-    "rebuild.loaded",
-    "rebuild.keys_made",
-    "rebuild.indexed",
-    "rebuild.caught_up",
-    "rebuild.before_swap",
-    "rebuild.inside_swap",
-    "rebuild.after_swap",
-    "rebuild.dropped",
-    "verify.copied",
-    "verify.loaded",
-    "verify.compared",
-    "task.begun",
-    "task.folded",
-    "archive.written",
-    "archive.read_back",
-    "archive.sealed",
-    "restore.batch_sent",
-    "restore.batch_stored",
-)
-"""In the order in which they are reached: by a worker's term, by a revision that takes over from another one, by a
-rebuild, by a verification, by a task of either on Spark, which loads its parts itself, by the making of an archive,
-and by a restore."""
+_REACHED = {
+    "worker": "lease_taken durable_deleted durable_created log_checked batch_taken batch_folded before_commit "
+    "rows_written after_commit lease_renewed before_settle after_settle before_release",
+    "takeover": "moved committed",
+    "rebuild": "planned claimed announced shadow_made engine_started batch_read part_begun rows_copied part_loaded "
+    "loaded keys_made indexed caught_up before_swap inside_swap after_swap dropped",
+    "verify": "copied loaded compared",
+    "task": "begun folded",
+    "archive": "written read_back sealed",
+    "restore": "batch_sent batch_stored",
+}
+"""In the order in which a worker's term reaches them, a revision that takes over from another one, a rebuild, a
+verification, a task of either on Spark, which loads its parts itself, the making of an archive, and a restore."""
+NAMES = tuple(f"{where}.{step}" for where, steps in _REACHED.items() for step in steps.split())
 ACTIONS = ("kill", "stop", "interrupt", "raise", "tell")
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "interrupt": signal.SIGINT}

@@ -119,11 +119,10 @@ def _checked(settings: Settings) -> Settings:
             raise UsageError(
                 f"{shown!r} is not the URL of a NATS server. Write it as nats://host:4222 or tls://host:4222."
             )
-    if not re.match(r"(postgresql(\+psycopg)?|sqlite(\+aiosqlite)?)://", settings.database) or not _port_fits(
-        settings.database
-    ):
+    database = settings.database
+    if not re.match(r"(postgresql(\+psycopg)?|sqlite(\+aiosqlite)?)://", database) or not _port_fits(database):
         raise UsageError(
-            f"{redacted(settings.database)!r} is not a database eventjet can use. "
+            f"{redacted(database)!r} is not a database eventjet can use. "
             "Write postgresql://user@host/name or sqlite:///path/to/file.db."
         )
     if settings.replicas not in (1, 3, 5):

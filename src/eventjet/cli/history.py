@@ -96,9 +96,15 @@ def line(event: Mapping[str, Any], *, named: bool) -> str:
 def shown(jet: Jet, record: RawRecord) -> dict[str, Any]:
     """What can be said of a record, with the names of the vocabulary; never raises for what is in it."""
     from eventjet.codec.envelope import MSG_ID, SCHEMA, TYPE, VERSION, header, metadata_of, recorded_at
+    from eventjet.codec.subjects import entity_of
 
     position, time_ns, subject, block, body = record
-    aggregate, aggregate_id, fault = _named(subject)
+    fault: str | None = None
+    try:
+        aggregate, aggregate_id = entity_of(subject)
+    except ValueError as error:
+        aggregate, aggregate_id = "?", subject.decode("utf-8", "replace")
+        fault = f"the subject {aggregate_id!r} names no entity: {error}"
     when = _EPOCH + timedelta(microseconds=time_ns // 1000)
     try:
         when = recorded_at(record)
@@ -126,17 +132,6 @@ def shown(jet: Jet, record: RawRecord) -> dict[str, Any]:
     }
     optional = {"command_id": command_id, "metadata": metadata or None, "fault": fault}
     return event | {name: value for name, value in optional.items() if value is not None}
-
-
-def _named(subject: bytes) -> tuple[str, str, str | None]:
-    """(aggregate, its id, what is wrong with the subject)."""
-    from eventjet.codec.subjects import entity_of
-
-    try:
-        return *entity_of(subject), None
-    except ValueError as error:
-        text = subject.decode("utf-8", "replace")
-        return "?", text, f"the subject {text!r} names no entity: {error}"
 
 
 def _number(text: str | None) -> int | None:

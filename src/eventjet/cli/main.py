@@ -15,31 +15,23 @@ from typing import Annotated, cast
 
 import typer
 
+from eventjet import errors
 from eventjet.cli.archive import archive, restore
 from eventjet.cli.db import db, init
-from eventjet.cli.dev import demo, dev
 from eventjet.cli.history import history, tail
 from eventjet.cli.quarantine import commands as quarantine
 from eventjet.cli.rebuild import rebuild, snapshots, verify
 from eventjet.cli.status import status
 from eventjet.cli.terminal import ANSWER_IS_NO, note
-from eventjet.cli.worker import pause, resume, worker
-from eventjet.errors import (
-    DefinitionError,
-    EventjetError,
-    Forbidden,
-    RebuildRefused,
-    Refused,
-    StoreUnavailable,
-    Unreachable,
-    UsageError,
-)
+from eventjet.cli.worker import demo, dev, pause, resume, worker
 
 DONE = 0
 WRONG_USAGE = 2
 UNREACHABLE = 3
 OWN_FAULT = 70
 INTERRUPTED = 130
+_ABOUT_USAGE = (errors.UsageError, errors.DefinitionError, errors.RebuildRefused, errors.Refused)
+_ABOUT_COMPONENTS = (errors.Unreachable, errors.StoreUnavailable, errors.Forbidden)
 
 app = typer.Typer(
     name="eventjet",
@@ -113,17 +105,17 @@ def report(error: BaseException, *, debug: bool) -> int:
 
 def exit_status(error: BaseException) -> int:
     """The status a command ends with when this is what stopped it."""
-    if isinstance(error, UsageError | DefinitionError | RebuildRefused | Refused) or _is_usage(error):
+    if isinstance(error, _ABOUT_USAGE) or _is_usage(error):
         return WRONG_USAGE
-    if isinstance(error, Unreachable | StoreUnavailable | Forbidden):
+    if isinstance(error, _ABOUT_COMPONENTS):
         return UNREACHABLE
-    return ANSWER_IS_NO if isinstance(error, EventjetError) else OWN_FAULT
+    return ANSWER_IS_NO if isinstance(error, errors.EventjetError) else OWN_FAULT
 
 
 def _message(error: BaseException) -> str:
-    if isinstance(error, DefinitionError):
+    if isinstance(error, errors.DefinitionError):
         return f"{error}\nFix them and try again."
-    if isinstance(error, EventjetError):
+    if isinstance(error, errors.EventjetError):
         return " ".join(str(error).split())
     if _is_usage(error):
         text = str(error.format_message())  # type: ignore[attr-defined]  known by its name only
@@ -147,4 +139,4 @@ def _first_of(error: BaseException) -> BaseException:
         return error
     group = cast("BaseExceptionGroup[BaseException]", error)
     leaves = [_first_of(member) for member in group.exceptions]
-    return next((leaf for leaf in leaves if isinstance(leaf, EventjetError)), leaves[0])
+    return next((leaf for leaf in leaves if isinstance(leaf, errors.EventjetError)), leaves[0])

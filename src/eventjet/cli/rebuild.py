@@ -16,15 +16,7 @@ from eventjet.cli.terminal import Answer, counted, say, spent, where
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
-    from eventjet.rebuild import (
-        Candidate,
-        Difference,
-        EngineOptions,
-        Preview,
-        RebuildReport,
-        SnapshotReport,
-        VerifyReport,
-    )
+    from eventjet.rebuild import Difference, EngineOptions, Preview, RebuildReport, SnapshotReport, VerifyReport
 
 EngineOption = Annotated[
     str, typer.Option("--engine", metavar="spark|local", help="Spark, or this process alone without a JVM.")
@@ -156,8 +148,11 @@ def _print_rebuilt(report: RebuildReport) -> None:
 
 def _print_preview(planned: Preview) -> None:
     plan = planned.plan
-    for candidate in planned.candidates:
-        say(f"{candidate.projection} revision {candidate.revision}: {candidate.route.value}; {_live(candidate)}")
+    for one in planned.candidates:
+        live = (
+            "no live one yet" if one.position is None else f"the live one is {one.state} at position {one.position:,}"
+        )
+        say(f"{one.projection} revision {one.revision}: {one.route.value}; {live}")
     say(f"{plan.stream}: {counted(plan.events, 'event')}, positions {plan.first:,} to {plan.last:,}")
     if plan.archived >= plan.first:
         say(f"Positions up to {min(plan.archived, plan.last):,} would be read from the archive.")
@@ -173,10 +168,6 @@ def _print_preview(planned: Preview) -> None:
     for refusal in planned.refusals:
         say(f"Refused: {refusal}")
     say("Nothing was changed.")
-
-
-def _live(one: Candidate) -> str:
-    return "no live one yet" if one.position is None else f"the live one is {one.state} at position {one.position:,}"
 
 
 def _as_json(planned: Preview) -> dict[str, Any]:

@@ -38,10 +38,7 @@ def finished(consolation: str, work: Callable[..., Coroutine[Any, Any, T]]) -> T
     Ctrl-C and SIGTERM end it in good order, and then `consolation` says what became of things.
     """
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-    with _handling(interrupt, signal.SIGTERM), progress() as shown:
+    with _handling(lambda _number, _frame: signal.raise_signal(signal.SIGINT), signal.SIGTERM), progress() as shown:
 
         def show(step: Progress) -> None:
             shown(step.phase, step.done, step.total or None)
@@ -87,7 +84,7 @@ def interruptible() -> Generator[Callable[[], None]]:
 
 
 @contextmanager
-def _handling(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Generator[None]:
+def _handling(handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals) -> Generator[None]:
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -132,10 +129,10 @@ async def run_until_stopped(
         stop.set()
         loop.call_later(STOP_S, running.cancel)
 
-    def wake(_number: int, _frame: FrameType | None) -> None:
-        loop.call_soon_threadsafe(asked)
-
-    with _handling(wake, signal.SIGTERM, signal.SIGINT), suppress(asyncio.CancelledError):
+    with (
+        _handling(lambda _number, _frame: loop.call_soon_threadsafe(asked), signal.SIGTERM, signal.SIGINT),
+        suppress(asyncio.CancelledError),
+    ):
         await running
 
 

@@ -58,21 +58,8 @@ LOOK_AGE = Metric(
     "eventjet_worker_look_age_seconds", "gauge", "Age of the look that the gauges of projections and log are from.", ()
 )
 
-METRICS = (
-    POSITION,
-    LAG_EVENTS,
-    LAG_SECONDS,
-    PARKED,
-    STATE,
-    HELD,
-    LOG_POSITION,
-    EVENTS,
-    BATCHES,
-    COMMIT_SECONDS,
-    TERMS,
-    HEALTHY,
-    LOOK_AGE,
-)
+METRICS = tuple(metric for metric in tuple(globals().values()) if isinstance(metric, Metric))
+"""In the order of their declarations."""
 TERM_ENDS = ("drained", "fenced", "failed", "fault")
 """Values of `reason` of `eventjet_terms_total`."""
 

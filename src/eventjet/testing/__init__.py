@@ -15,12 +15,7 @@ if TYPE_CHECKING:
     from eventjet.testing.projecting import on, projected
     from eventjet.testing.scenarios import scenario
 
-__all__ = [
-    "in_memory",
-    "on",
-    "projected",
-    "scenario",
-]
+__all__ = ["in_memory", "on", "projected", "scenario"]
 
 __getattr__ = lazy(
     __name__,

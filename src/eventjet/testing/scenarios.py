@@ -29,11 +29,7 @@ class Given(Generic[S, E]):
         return Given(_folded(self.state, events, self._catalog), self._catalog)
 
     def when(
-        self,
-        decide: Callable[Concatenate[S, P], E | Sequence[E] | None],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, decide: Callable[Concatenate[S, P], E | Sequence[E] | None], /, *args: P.args, **kwargs: P.kwargs
     ) -> When[S, E]:
         """Make one decision; what it raises is kept for `then_raises`."""
         try:
