@@ -15,13 +15,12 @@ from eventjet.errors import OutcomeUnknown, UsageError
 from eventjet.nats.client import Client, connect
 from eventjet.projections.application import Application, Declared
 from eventjet.repository import Committed, Imported, ImportReport, Planned, Repository
-from eventjet.repository.conflicts import transact
+from eventjet.repository.decisions import position_in, transact
 from eventjet.repository.histories import Snapshots
 from eventjet.repository.importing import Importer
-from eventjet.repository.planned import position_in
 from eventjet.settings import Settings
-from eventjet.snapshots.kv import KeyValueSnapshots
-from eventjet.snapshots.snapshot import SnapshotCodec, SnapshotKeeper
+from eventjet.snapshots.kv import KeyValueSnapshots, SnapshotKeeper
+from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.sql.waiting import Checkpoints, Waiting
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.store import EventStore, LogState

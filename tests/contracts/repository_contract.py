@@ -149,7 +149,7 @@ class RepositoryContract:
                 self.tries += 1
                 raise ConcurrencyConflict("account.poor", 0)
 
-        monkeypatch.setattr("eventjet.repository.conflicts.CONFLICTS_MAX", 5)
+        monkeypatch.setattr("eventjet.repository.decisions.CONFLICTS_MAX", 5)
         contested: Any = Contested(store)
         with pytest.raises(ConcurrencyConflict):
             await repository(app, contested).execute("poor", Account.deposit, Decimal(1))

@@ -57,4 +57,4 @@ def purge(book: Book, first: int) -> None:
 
 
 def files_of(archive: Archive, folder: Path) -> list[Path]:
-    return [folder / file.path for file in archive.files()]
+    return [folder / file.path for file in archive.files(1, archive.last)]

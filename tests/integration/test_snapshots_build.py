@@ -164,10 +164,10 @@ async def test_only_a_snapshot_of_this_very_history_stands(scene: Scene, jet: Je
         value = scene.codec.encode(true[one])
         assert value is not None
         inner = {**orjson.loads(value)["snapshot"], **changed}
-        from eventjet.snapshots.snapshot import _checksum  # pyright: ignore[reportPrivateUsage]
+        from eventjet.snapshots.snapshot import _digest  # pyright: ignore[reportPrivateUsage]
 
         body = orjson.dumps(inner)
-        await bucket.put("tally", one, orjson.dumps({"checksum": _checksum(body), "snapshot": inner}))
+        await bucket.put("tally", one, orjson.dumps({"checksum": _digest(body), "snapshot": inner}))
 
     await hold("same")
     await bucket.put("tally", "rubbish", b"\xff")

@@ -38,13 +38,13 @@ def test_what_was_written_is_read_in_the_order_of_positions() -> None:
 
 def test_an_archive_without_lines_is_empty() -> None:
     archive = load_archive("a", [])
-    assert (archive.first, archive.last, archive.events, archive.files()) == (0, 0, 0, ())
+    assert (archive.first, archive.last, archive.events, archive.files(1, archive.last)) == (0, 0, 0, ())
 
 
 def test_the_files_of_a_range_are_those_that_hold_some_of_it() -> None:
     archive = Archive("a", SEALED)
     assert [(file.first, file.last) for file in archive.files(5, 11)] == [(5, 5), (6, 10), (11, 20)]
-    assert len(archive.files()) == 5
+    assert len(archive.files(1, archive.last)) == 5
     assert archive.files(22, 30) == archive.files(1, 2) == ()
 
 

@@ -237,7 +237,7 @@ async def test_lost_races_name_the_position_that_was_lost(monkeypatch: pytest.Mo
         async def append(self, writes: Any) -> int:
             raise ConcurrencyConflict("taken", 41)
 
-    monkeypatch.setattr("eventjet.repository.conflicts.CONFLICTS_MAX", 2)
+    monkeypatch.setattr("eventjet.repository.decisions.CONFLICTS_MAX", 2)
     bells = Repository("x", Contested("x"), Catalog([Rung]), Bell)
     with pytest.raises(ConcurrencyConflict, match="position 41"):
         await bells.execute("b", Bell.ring)

@@ -20,7 +20,8 @@ from eventjet.domain.history import Commands, FoldedState
 from eventjet.errors import StoreUnavailable
 from eventjet.repository import Repository
 from eventjet.repository.histories import Snapshots
-from eventjet.snapshots.snapshot import SnapshotCodec, SnapshotKeeper
+from eventjet.snapshots.kv import KeyValueSnapshots, SnapshotKeeper
+from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.store.memory import MemoryStore
 
 
@@ -45,7 +46,7 @@ class Tally:
         return replace(self, total=self.total + happened.n)
 
 
-class MemorySnapshots:
+class MemorySnapshots(KeyValueSnapshots):
     def __init__(self) -> None:
         self.values: dict[tuple[str, str], bytes] = {}
 

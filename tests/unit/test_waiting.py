@@ -10,7 +10,7 @@ import pytest
 
 from eventjet.codec.subjects import notice, notice_subject, read_notice
 from eventjet.errors import NotCaughtUp, Unreachable, UsageError
-from eventjet.repository.planned import Committed, position_in
+from eventjet.repository.decisions import Committed, position_in
 from eventjet.sql.waiting import Standing, Waiting, serving
 from tests.integration.projecting import BALANCES, MOVEMENTS
 

@@ -95,10 +95,10 @@ class Archive:
         """How many records it holds."""
         return sum(one.events for one in self.segments)
 
-    def files(self, first: int = 1, last: int | None = None) -> tuple[ArchivedFile, ...]:
-        """Those that hold positions from `first` to `last` (default: all), by position."""
-        end = self.last if last is None else last
-        return tuple(file for one in self.segments for file in one.files if file.first <= end and file.last >= first)
+    def files(self, first: int, last: int) -> tuple[ArchivedFile, ...]:
+        """Those that hold positions from `first` to `last`, by position."""
+        files = (file for segment in self.segments for file in segment.files)
+        return tuple(file for file in files if file.first <= last and file.last >= first)
 
 
 def cut(first: int, last: int, events: int) -> Iterator[tuple[int, int]]:
@@ -126,23 +126,17 @@ def load_archive(url: str, lines: Iterable[str]) -> Archive:
 
 
 def _segment(url: str, line: str) -> Segment:
+    """One line of the manifest, whose files have to make up the segment without a gap."""
     try:
         found: dict[str, Any] = orjson.loads(line)
         if found["format"] != FORMAT:
-            raise ArchiveBroken(
-                url, f"its manifest has the format {found['format']!r}, and this eventjet reads {FORMAT}"
-            )
+            reason = f"its manifest has the format {found['format']!r}, and this eventjet reads {FORMAT}"
+            raise ArchiveBroken(url, reason)
         names = ("stream", "log", "first", "last", "first_time_ns", "last_time_ns", "last_id")
         files = tuple(ArchivedFile(**each) for each in found["files"])
         segment = Segment(**{name: found[name] for name in names}, files=files)
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
         raise ArchiveBroken(url, f"a line of its manifest cannot be read ({error})") from error
-    _check(url, segment)
-    return segment
-
-
-def _check(url: str, segment: Segment) -> None:
-    """The files of a segment make it up without a gap."""
     following = segment.first
     for file in segment.files:
         if file.first != following or file.last < file.first:
@@ -150,3 +144,4 @@ def _check(url: str, segment: Segment) -> None:
         following = file.last + 1
     if following != segment.last + 1:
         raise ArchiveBroken(url, f"the files of {segment.name} end at position {following - 1}")
+    return segment

@@ -123,7 +123,10 @@ class Restore:
         if wrong:
             raise self._refused(f"the stream is not as it should be ({'; '.join(wrong)})")
         if state.messages == 0 and state.last + 1 == sealed.first:
-            self._check_alone(state)
+            # It becomes another log, and workers that wait for its events would note the wrong one.
+            waiting = state.metadata.get(IDENTITY) != sealed.log and self._ask(api.waiting_consumers(sealed.stream))
+            if waiting:
+                raise self._refused(f"workers wait for its events ({', '.join(waiting)}); stop them first")
             start = sealed.first
         else:
             start = self._continued(state)
@@ -158,13 +161,6 @@ class Restore:
             if found is None or lasting(found) != lasting(self.archive.record(position)):
                 raise self._refused(f"{holds}, and its event at position {position:,} is not that of the archive")
         return state.last + 1
-
-    def _check_alone(self, state: api.StreamState) -> None:
-        """An empty stream becomes another log, and workers that wait for its events would note the wrong one."""
-        if state.metadata.get(IDENTITY) == self.sealed.log:
-            return
-        if waiting := self._ask(api.waiting_consumers(self.sealed.stream)):
-            raise self._refused(f"workers wait for its events ({', '.join(waiting)}); stop them first")
 
     def _configure(self, state: api.StreamState, *, finished: bool) -> None:
         """Of an existing stream: its identity, room for what events grow by, and how long ids are remembered."""

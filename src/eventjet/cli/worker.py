@@ -138,15 +138,16 @@ def demo(
 
     Takes one to three minutes and leaves nothing behind.
     """
-    from eventjet.dev.demo import Sizes, run_demo
+    from eventjet.dev.demo import Demo
 
     began = time.monotonic()
     with interruptible(), progress() as shown:
-        report = run_demo(Sizes(accounts, commands, imported, engine), shown, say)
+        run = Demo(accounts, commands, imported, engine, shown, say)
+        run.run()
     print()
-    print_table(("phase", "events", "seconds", "events/s"), report.figures)
+    print_table(("phase", "events", "seconds", "events/s"), run.figures)
     print()
-    print_table(("verified", "rows", "differences"), report.verified)
+    print_table(("verified", "rows", "differences"), run.verified)
     print()
-    _, _, differences = report.verified[-1]
+    _, _, differences = run.verified[-1]
     say(f"Done in {time.monotonic() - began:.0f} s. The last verification: {differences} differences")

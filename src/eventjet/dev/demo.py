@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -38,16 +38,6 @@ _Step = Callable[[str, int, int | None], None]
 """Told the name of a step, how much of it is done, and of how much."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """How large the demo is."""
-
-    accounts: int
-    commands: int
-    imported: int
-    engine: str
-
-
 class ShowProgress(Protocol):
     """Told how far a phase is, and in which step."""
 
@@ -55,54 +45,43 @@ class ShowProgress(Protocol):
 
 
 @dataclass(slots=True)
-class DemoReport:
-    """Everything the demo measured, in order."""
+class Demo:
+    """One run, and what it measured."""
 
+    accounts: int
+    commands: int
+    imported: int
+    engine: str
+    progress: ShowProgress
+    say: Callable[[str], None]
     figures: list[tuple[str, int, float, int]] = field(default_factory=list[tuple[str, int, float, int]])
     """(phase, events, seconds, events a second)."""
     verified: list[tuple[str, int, int]] = field(default_factory=list[tuple[str, int, int]])
     """(when, rows, differences)."""
+    started: Counter[str] = field(default_factory=Counter[str])
+    """How often each command was."""
+    stack: Stack = field(init=False)
 
-    def add(self, phase: str, events: int, began: float) -> None:
-        """A phase that ends now."""
-        seconds = time.monotonic() - began
-        self.figures.append((phase, events, seconds, round(events / seconds)))
+    def run(self) -> None:
+        """Raises `Unreachable` when a server cannot start and `DemoFailed` when a promise is not kept."""
+        with running_stack(postgres=True) as self.stack:
+            asyncio.run(self._run())
 
-
-def run_demo(sizes: Sizes, progress: ShowProgress, say: Callable[[str], None]) -> DemoReport:
-    """Run it all; raises `Unreachable` when a server cannot start and `DemoFailed` when a promise is not kept."""
-    with running_stack(postgres=True) as stack:
-        return asyncio.run(_Demo(stack, sizes, progress, say).run())
-
-
-class _Demo:
-    """One run: each step adds its figures to the report."""
-
-    def __init__(self, stack: Stack, sizes: Sizes, progress: ShowProgress, say: Callable[[str], None]) -> None:
-        self._stack = stack
-        self._sizes = sizes
-        self._progress = progress
-        self._say = say
-        self._report = DemoReport()
-        self._started: Counter[str] = Counter()
-        """How often each command was."""
-
-    async def run(self) -> DemoReport:
+    async def _run(self) -> None:
         """From an empty log to a verified read model, twice, while commands keep arriving."""
-        self._say("NATS and PostgreSQL run. Creating the stream and the tables.")
-        status, output = await self._command("init").finished(_COMMAND_S)
-        if status != 0:
-            raise DemoFailed("init", output)
-        async with AsyncExitStack() as stack:
-            jets = [await stack.enter_async_context(self._connect()) for _ in range(2)]
-            traffic = Traffic(jets, self._sizes.accounts)
+        self.say("NATS and PostgreSQL run. Creating the stream and the tables.")
+        await self._command("init").finished()
+        async with AsyncExitStack() as ending:
+            urls = {"servers": self.stack.servers, "database": self.stack.database}
+            jets = [await ending.enter_async_context(demo_bank.bank.connect(**urls)) for _ in range(2)]
+            traffic = Traffic(jets, self.accounts)
             await self._fill(traffic, jets[0])
             worker = self._command("worker", _PROJECTION)
-            stack.callback(worker.kill)
+            ending.callback(worker.kill)
             await self._catch_up(worker, jets[0])
             async with traffic.kept_up() as tally:
-                await self._rebuild(jets[0], self._sizes.engine)
-                await self._verify(f"after the rebuild ({self._sizes.engine})")
+                await self._rebuild(jets[0], self.engine)
+                await self._verify(f"after the rebuild ({self.engine})")
                 # An account that gets no commands: the next event of another one would be folded over its row.
                 altered = old_account_id(0)
                 await self._alter(altered)
@@ -110,29 +89,27 @@ class _Demo:
                 # On the other engine: it is the same function, so it must be the same table.
                 await self._rebuild(jets[0], "local")
                 await self._verify("after the next rebuild (local)")
-            self._say(f"{tally.sent:,} commands arrived meanwhile, and {tally.recorded:,} events were recorded.")
+            self.say(f"{tally.sent:,} commands arrived meanwhile, and {tally.recorded:,} events were recorded.")
             await asyncio.to_thread(worker.stop)
             if status := worker.wait(0):
                 raise DemoFailed("worker", f"it ended with exit status {status}: {worker.tail()}")
-        return self._report
 
     async def _fill(self, traffic: Traffic, jet: Jet) -> None:
         """Commands, then an import."""
-        sizes = self._sizes
         began = time.monotonic()
-        opened = await traffic.open_accounts(self._counting("open", sizes.accounts))
-        self._report.add("accounts opened", opened.recorded, began)
+        opened = await traffic.open_accounts(self._counting("open", self.accounts))
+        self._measured("accounts opened", opened.recorded, began)
         began = time.monotonic()
-        tally = await traffic.run(sizes.commands, self._counting("commands", sizes.commands))
-        self._report.add("commands", tally.recorded, began)
-        self._say(
+        tally = await traffic.run(self.commands, self._counting("commands", self.commands))
+        self._measured("commands", tally.recorded, began)
+        self.say(
             f"{tally.sent:,} commands: {tally.recorded:,} recorded an event, {tally.refused:,} were refused for lack "
             f"of funds, {tally.decided - tally.sent:,} decisions were made again after a conflict."
         )
         began = time.monotonic()
-        counting = self._counting("import", sizes.imported)
-        imported = await jet.append_many(old_accounts(sizes.imported), source="old-bank", progress=counting)
-        self._report.add("events imported", imported.stored, began)
+        counting = self._counting("import", self.imported)
+        imported = await jet.append_many(old_accounts(self.imported), source="old-bank", progress=counting)
+        self._measured("events imported", imported.stored, began)
 
     async def _catch_up(self, worker: DemoCommand, jet: Jet) -> None:
         began = time.monotonic()
@@ -150,65 +127,66 @@ class _Demo:
                 if error.state == FAILED:
                     raise DemoFailed("worker", str(error)) from None
                 reached = error.reached
-            self._progress("worker", reached, last)
-        self._report.add("read by the worker", last, began)
+            self.progress("worker", reached, last)
+        self._measured("read by the worker", last, began)
 
     async def _rebuild(self, jet: Jet, engine: str) -> None:
         last = (await jet.log()).last
         began = time.monotonic()
-        phase, status, output = await self._step("rebuild", "--engine", engine)
-        if status != 0:
-            raise DemoFailed("rebuild", f"exit status {status}: {output}")
-        self._progress(phase, last, last)
-        self._report.add(f"rebuilt ({engine})", last, began)
+        phase, _ = await self._step("rebuild", "--engine", engine)
+        self.progress(phase, last, last)
+        self._measured(f"rebuilt ({engine})", last, began)
 
     async def _verify(self, when: str, *, differs: str | None = None) -> None:
         """Verify, and hold the answer to what is expected: no difference, or exactly one, at that key."""
         began = time.monotonic()
-        phase, status, output = await self._step("verify")
-        if status not in (0, 1):
-            raise DemoFailed("verification", output)
+        phase, output = await self._step("verify", statuses=(0, 1))
         found = json.loads(output[output.index("{") :])
         differences, rows, position = int(found["differences"]), int(found["rows"]), int(found["position"])
-        self._progress(phase, position, position)
-        self._report.add("verified", position, began)
-        self._report.verified.append((when, rows, differences))
+        self.progress(phase, position, position)
+        self._measured("verified", position, began)
+        self.verified.append((when, rows, differences))
         said = "1 difference" if differences == 1 else f"{differences} differences"
         keys = ", ".join(str(one["key"]) for one in found["examples"])
-        self._say(f"{said} {when}, in {rows:,} rows{f': {keys}' if keys else ''}")
+        self.say(f"{said} {when}, in {rows:,} rows{f': {keys}' if keys else ''}")
         if (differences, keys) != ((0, "") if differs is None else (1, differs)):
             raise DemoFailed("verification", f"it found {differences} difference(s) {when}: {keys}")
 
     async def _alter(self, key: str) -> None:
         """What no projection would do."""
-        async with await psycopg.AsyncConnection.connect(self._stack.database) as connection:
+        async with await psycopg.AsyncConnection.connect(self.stack.database) as connection:
             await connection.execute("update balances set amount = amount + 1 where account_id = %s", [key])
 
-    async def _step(self, command: str, *options: str) -> tuple[str, int, str]:
-        """Run a command on the projection, with its progress as ours; the name of its phase, its status and output."""
-        phase = f"{command} {self._started[command] + 1}"
-        self._progress(phase, 0)
+    async def _step(self, command: str, *options: str, statuses: tuple[int, ...] = (0,)) -> tuple[str, str]:
+        """Run a command on the projection, with its progress as ours; the name of its phase, and its output."""
+        phase = f"{command} {self.started[command] + 1}"
+        self.progress(phase, 0)
         running = self._command(command, _PROJECTION, *options, "--json")
-        finished = running.finished(_COMMAND_S, lambda step, done, total: self._progress(phase, done, total, step))
-        return phase, *await finished
+
+        def show(step: str, done: int, total: int | None) -> None:
+            self.progress(phase, done, total, step)
+
+        return phase, await running.finished(show, statuses)
 
     def _command(self, command: str, *options: str) -> DemoCommand:
-        self._started[command] += 1
+        self.started[command] += 1
         environ = {
-            "EVENTJET_SERVERS": self._stack.servers,
-            "EVENTJET_DATABASE": self._stack.database,
+            "EVENTJET_SERVERS": self.stack.servers,
+            "EVENTJET_DATABASE": self.stack.database,
             "EVENTJET_APP": _APP,
             # What a command that is killed leaves behind goes with the folder.
-            "TMPDIR": str(self._stack.folder),
+            "TMPDIR": str(self.stack.folder),
         }
-        log = self._stack.folder / f"{command}-{self._started[command]}.log"
-        return DemoCommand([command, *options, "--app-dir", str(self._stack.folder)], environ, log)
-
-    def _connect(self) -> AbstractAsyncContextManager[Jet]:
-        return demo_bank.bank.connect(servers=self._stack.servers, database=self._stack.database)
+        log = self.stack.folder / f"{command}-{self.started[command]}.log"
+        return DemoCommand([command, *options, "--app-dir", str(self.stack.folder)], environ, log)
 
     def _counting(self, phase: str, total: int) -> Callable[[int], None]:
-        return lambda done: self._progress(phase, done, total)
+        return lambda done: self.progress(phase, done, total)
+
+    def _measured(self, phase: str, events: int, began: float) -> None:
+        """A phase that ends now."""
+        seconds = time.monotonic() - began
+        self.figures.append((phase, events, seconds, round(events / seconds)))
 
 
 class DemoCommand(ServerProcess):
@@ -223,24 +201,27 @@ class DemoCommand(ServerProcess):
         ours = {name: value for name, value in os.environ.items() if not name.startswith("EVENTJET_")}
         super().__init__(self._name, program, log, {**ours, **environ})
 
-    async def finished(self, timeout_s: float, step: _Step = lambda _name, _done, _total: None) -> tuple[int, str]:
-        """Wait for its end; its exit status, and what it printed apart from its progress.
+    async def finished(self, step: _Step = lambda _name, _done, _total: None, statuses: tuple[int, ...] = (0,)) -> str:
+        """Wait for its end; what it printed apart from its progress. Ends it when cancelled.
 
-        Raises `DemoFailed` when that takes too long. Ends it when cancelled.
+        Raises `DemoFailed` when that takes too long, and for an exit status other than these.
         """
         output: list[str] = []
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + _COMMAND_S
         try:
             while self.running:
                 output += self._printed(step)
                 if time.monotonic() > deadline:
-                    raise DemoFailed(self._name, f"it was not done within {timeout_s:g} s")
+                    raise DemoFailed(self._name, f"it was not done within {_COMMAND_S:g} s")
                 await asyncio.sleep(_POLL_S)
         except BaseException:
             self.kill()
             raise
         output += self._printed(step)
-        return self.wait(0) or 0, "\n".join(output)
+        printed = "\n".join(output)
+        if self.wait(0) not in statuses:
+            raise DemoFailed(self._name, f"exit status {self.wait(0)}: {printed}")
+        return printed
 
     def _printed(self, step: _Step) -> Iterator[str]:
         """The lines printed since; those of progress go to `step` instead."""

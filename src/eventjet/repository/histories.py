@@ -24,7 +24,8 @@ from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState, fold_history
 from eventjet.domain.recorded import NO_METADATA, Recorded
 from eventjet.errors import DefinitionError, HistoryBroken, StoreUnavailable, UsageError
-from eventjet.snapshots.snapshot import SnapshotCodec, SnapshotKeeper
+from eventjet.snapshots.kv import SnapshotKeeper
+from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.store.store import EventStore
 
 S = TypeVar("S")

@@ -19,7 +19,7 @@ from eventjet.domain.identity import new_event_id
 from eventjet.domain.recorded import NO_METADATA
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import ConcurrencyConflict, Refused, UsageError
-from eventjet.repository.conflicts import CONFLICTS_MAX, retried
+from eventjet.repository.decisions import CONFLICTS_MAX, retried
 from eventjet.store.store import BATCH_MAX, Append, EventStore, NewEvent
 
 _Item = tuple[tuple[str, str], int, EncodedEvent]

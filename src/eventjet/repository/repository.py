@@ -1,4 +1,4 @@
-"""One aggregate type: load, decide, append, and on conflict (see `conflicts`) decide again.
+"""One aggregate type: load, decide, append, and on conflict (see `decisions`) decide again.
 
 `execute` may start from the cache: a cached state is safe to decide on, because the log checks the expected position. A
 decision that records nothing, or raises, has no such check, so its state is confirmed against the leader first.
@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from typing import Concatenate, Generic, ParamSpec, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from eventjet.codec.catalog import Catalog
@@ -24,9 +24,8 @@ from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, current_me
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import ConcurrencyConflict, UsageError
 from eventjet.observability.tracing import current_traceparent
-from eventjet.repository.conflicts import recorded, retried
+from eventjet.repository.decisions import Committed, Decided, Planned, recorded, recorded_events, retried
 from eventjet.repository.histories import Histories, Snapshots
-from eventjet.repository.planned import Committed, Decided, Planned, recorded_events
 from eventjet.store.store import Append, EventStore, NewEvent
 
 S = TypeVar("S")
@@ -59,11 +58,9 @@ class Cache(Generic[S]):
             self._states.popitem(last=False)
 
     def drop(self, aggregate_id: str) -> None:
-        """Forget what turned out stale."""
         self._states.pop(aggregate_id, None)
 
     def clear(self) -> None:
-        """Forget every state."""
         self._states.clear()
 
     def lock(self, aggregate_id: str) -> asyncio.Lock:
@@ -232,26 +229,24 @@ class Repository(Generic[S, E]):
 
     def _append_of(self, plan: Planned[S, E], held: FoldedState[S], events: Sequence[E]) -> Append:
         """The part of a save that these events are; raises `UsageError` and `UnencodableEvent`."""
+        for event in events:
+            if type(event) not in self._events:
+                raise UsageError(
+                    f"A decision of {self.info.name!r} returned {event!r}, which is not one of its events. "
+                    "Return events that its `evolve` is annotated with."
+                )
         merged = merge(current_metadata(), plan.metadata)
         if merged.traceparent is None and (traceparent := current_traceparent()) is not None:
             merged = merge(Metadata(traceparent=traceparent), merged)
         bare = merged is NO_METADATA and plan.command_id is None
         context = () if bare else tuple(context_headers(plan.command_id, merged))
-        made = tuple(NewEvent(new_event_id(), self._encoded(event), context) for event in events)
+        made = tuple(NewEvent(new_event_id(), self._catalog.encode(event), context) for event in events)
         return Append(self.info.name, plan.aggregate_id, held.position, held.version, made)
 
     async def _first_outcome(self, aggregate_id: str, first: int, last: int) -> Committed[S, E]:
         held, recorded = await self.histories.outcome(aggregate_id, first, last)
         events = tuple(cast("E", one.data) for one in recorded)
         return Committed(held.state, events, held.position, held.version, self._app)
-
-    def _encoded(self, event: E) -> Any:
-        if type(event) not in self._events:
-            raise UsageError(
-                f"A decision of {self.info.name!r} returned {event!r}, which is not one of its events. "
-                "Return events that its `evolve` is annotated with."
-            )
-        return self._catalog.encode(event)
 
 
 class Command(Generic[S, E]):

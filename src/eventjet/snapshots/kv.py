@@ -5,6 +5,8 @@ One at a time as commands go, or many at once, none over a newer one.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,9 @@ from eventjet.nats.protocol import Frame
 
 VALUE_MAX = 890_000
 """Bytes of one value; larger states are not kept."""
+QUEUE_MAX = 1_000
+CLOSE_S = 2.0
+
 WINDOW = 64
 """Snapshots written together: the server may have to send as many of 900,000 bytes, and keeps 64 MB for a reader."""
 WINDOW_BYTES = 8_000_000
@@ -43,7 +48,6 @@ class Bucket:
         return direct_last(f"KV_{self.name}", self._subject(key))
 
     def entry_from_leader(self, key: str) -> Request[RawRecord | None]:
-        """What is at a key."""
         return last_message(f"KV_{self.name}", self._subject(key))
 
     def write(self, key: str, value: bytes, expected: int | None = None) -> Request[bool]:
@@ -66,14 +70,14 @@ def _written(key: str, frame: Frame) -> bool:
 
 
 class KeyValueSnapshots:
-    """As `SnapshotStore`. Never in the way: what it cannot read in time is not there."""
+    """The newest snapshot of each aggregate. Losing one costs time, never truth."""
 
     def __init__(self, bucket: str, client: Client) -> None:
         self._bucket = Bucket(bucket)
         self._client = client
 
     async def get(self, aggregate: str, aggregate_id: str) -> bytes | None:
-        """As `SnapshotStore.get`."""
+        """The value; None also for what cannot be read in time."""
         try:
             entry = await self._client.ask(self._bucket.entry(entity_key(aggregate, aggregate_id)))
         except StoreError:
@@ -81,9 +85,60 @@ class KeyValueSnapshots:
         return None if entry is None else entry[4]
 
     async def put(self, aggregate: str, aggregate_id: str, value: bytes) -> None:
-        """As `SnapshotStore.put`; a value beyond `VALUE_MAX` bytes is not kept."""
+        """Replace it, but for a value beyond `VALUE_MAX` bytes; raises `StoreError` when that did not work."""
         if len(value) <= VALUE_MAX:
             await self._client.ask(self._bucket.write(entity_key(aggregate, aggregate_id), value))
+
+
+class SnapshotKeeper:
+    """Writes snapshots after the ack, off the caller's path, from a bounded queue: one task a connection.
+
+    A full queue drops: the next save of the aggregate brings another.
+    """
+
+    def __init__(self, store: KeyValueSnapshots) -> None:
+        self.store = store
+        self.written = 0
+        self.dropped = 0
+        self._queue: asyncio.Queue[tuple[str, str, Callable[[], bytes | None]]] = asyncio.Queue(QUEUE_MAX)
+        self._task: asyncio.Task[None] | None = None
+
+    def keep(self, aggregate: str, aggregate_id: str, encode: Callable[[], bytes | None]) -> None:
+        """Queue one; encoded when its turn comes."""
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._run())
+        try:
+            self._queue.put_nowait((aggregate, aggregate_id, encode))
+        except asyncio.QueueFull:
+            self.dropped += 1
+
+    async def close(self) -> None:
+        """Write what is queued, for two seconds at most."""
+        if self._task is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._queue.join()
+        self.dropped += self._queue.qsize()
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            aggregate, aggregate_id, encode = await self._queue.get()
+            try:
+                value = encode()
+                if value is None:
+                    self.dropped += 1
+                else:
+                    await self.store.put(aggregate, aggregate_id, value)
+                    self.written += 1
+            except Exception:  # noqa: BLE001  one state that cannot be kept must not keep the others from it
+                self.dropped += 1
+            finally:
+                self._queue.task_done()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,11 @@ schemas, revision), state, and a checksum over all of it. An unknown fingerprint
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from datetime import datetime, time
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import orjson
 from pydantic import TypeAdapter
@@ -27,71 +25,6 @@ from eventjet.errors import DefinitionError, UnencodableEvent
 S = TypeVar("S")
 
 FORMAT = 1
-QUEUE_MAX = 1_000
-CLOSE_S = 2.0
-
-
-class SnapshotStore(Protocol):
-    """Holds the newest snapshot of each aggregate. Losing one costs time, never truth."""
-
-    async def get(self, aggregate: str, aggregate_id: str) -> bytes | None:
-        """The value, or None; raises nothing that a missing snapshot would not."""
-        ...
-
-    async def put(self, aggregate: str, aggregate_id: str, value: bytes) -> None:
-        """Replace it; raises `StoreError` when that did not work."""
-        ...
-
-
-class SnapshotKeeper:
-    """Writes snapshots after the ack, off the caller's path, from a bounded queue: one task a connection.
-
-    A full queue drops: the next save of the aggregate brings another.
-    """
-
-    def __init__(self, store: SnapshotStore) -> None:
-        self.store = store
-        self.written = 0
-        self.dropped = 0
-        self._queue: asyncio.Queue[tuple[str, str, Callable[[], bytes | None]]] = asyncio.Queue(QUEUE_MAX)
-        self._task: asyncio.Task[None] | None = None
-
-    def keep(self, aggregate: str, aggregate_id: str, encode: Callable[[], bytes | None]) -> None:
-        """Queue one; encoded when its turn comes."""
-        if self._task is None:
-            self._task = asyncio.ensure_future(self._run())
-        try:
-            self._queue.put_nowait((aggregate, aggregate_id, encode))
-        except asyncio.QueueFull:
-            self.dropped += 1
-
-    async def close(self) -> None:
-        """Write what is queued, for two seconds at most."""
-        if self._task is None:
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                await self._queue.join()
-        self.dropped += self._queue.qsize()
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-        self._task = None
-
-    async def _run(self) -> None:
-        while True:
-            aggregate, aggregate_id, encode = await self._queue.get()
-            try:
-                value = encode()
-                if value is None:
-                    self.dropped += 1
-                else:
-                    await self.store.put(aggregate, aggregate_id, value)
-                    self.written += 1
-            except Exception:  # noqa: BLE001  one state that cannot be kept must not keep the others from it
-                self.dropped += 1
-            finally:
-                self._queue.task_done()
 
 
 class SnapshotCodec(Generic[S]):
@@ -128,14 +61,14 @@ class SnapshotCodec(Generic[S]):
             "state": orjson.Fragment(state),
         }
         body = orjson.dumps(inner)
-        return orjson.dumps({"checksum": _checksum(body), "snapshot": orjson.Fragment(body)})
+        return orjson.dumps({"checksum": _digest(body), "snapshot": orjson.Fragment(body)})
 
     def decode(self, value: bytes) -> FoldedState[S] | None:
         """The folded state; None for anything that is not exactly what this codec writes."""
         try:
             outer: dict[str, Any] = orjson.loads(value)
             inner: dict[str, Any] = outer["snapshot"]
-            if outer["checksum"] != _checksum(orjson.dumps(inner)):
+            if outer["checksum"] != _digest(orjson.dumps(inner)):
                 return None
             if inner["format"] != FORMAT or inner["fingerprint"] != self.fingerprint:
                 return None
@@ -150,7 +83,7 @@ class SnapshotCodec(Generic[S]):
 def _fingerprint(cls: Any, info: AggregateInfo, shape: Any) -> str:
     events = sorted((event_info(one).name, event_info(one).schema) for one in folded_events(cls))
     told = orjson.dumps([FORMAT, info.name, info.revision, shape, events], option=orjson.OPT_SORT_KEYS)
-    return hashlib.blake2b(told, digest_size=16).hexdigest()
+    return _digest(told)
 
 
 def _alike(one: Any, other: Any) -> bool:
@@ -169,5 +102,5 @@ def _alike(one: Any, other: Any) -> bool:
     return True
 
 
-def _checksum(body: bytes) -> str:
+def _digest(body: bytes) -> str:
     return hashlib.blake2b(body, digest_size=16).hexdigest()

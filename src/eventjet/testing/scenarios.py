@@ -9,7 +9,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.aggregate import AggregateType, aggregate_info
 from eventjet.domain.subscription import folded_events
-from eventjet.repository.planned import recorded_events
+from eventjet.repository.decisions import recorded_events
 
 S = TypeVar("S")
 E = TypeVar("E")

@@ -1,21 +1,78 @@
-"""Appending what was decided; a lost race is run again by a command, by a transaction and by an import alike."""
+"""Decisions on aggregates: planned, taken, recorded, and taken again after a lost race; and where they are in the log.
+
+A lost race is run again by a command, by a transaction and by an import alike.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from eventjet.domain.history import FoldedState
+from eventjet.domain.recorded import NO_METADATA, Metadata
 from eventjet.errors import ConcurrencyConflict, Refused, UsageError
-from eventjet.repository.planned import Committed, Decided, Planned
-from eventjet.store.store import EventStore
+from eventjet.store.store import Append, EventStore
 
+if TYPE_CHECKING:
+    from eventjet.repository.repository import Repository
+
+S = TypeVar("S")
+E = TypeVar("E")
 T = TypeVar("T")
 
 CONFLICTS_MAX = 100
 """Races lost in a row before the conflict is raised."""
+_TOKEN = re.compile(r"([a-z][a-z0-9_]{0,62}):(0|[1-9][0-9]{0,18})", re.ASCII)
+_POSITION_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Committed(Generic[S, E]):
+    """What came of a decision."""
+
+    state: S
+    """The state after its events."""
+    events: tuple[E, ...]
+    """What was recorded; empty when the decision was that nothing follows."""
+    position: int
+    """Position of the aggregate's last event; hand it to `caught_up` to read your write."""
+    version: int
+    """Version of the aggregate's last event."""
+    app: str = field(repr=False)
+    """Whose log that is."""
+
+    @property
+    def token(self) -> str:
+        """The app and the position as text for an HTTP header, `bank:1234`; `caught_up` takes it in another process."""
+        return f"{self.app}:{self.position}"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned(Generic[S, E]):
+    """What `Repository.decide` returns and `Jet.transact` takes."""
+
+    repository: Repository[S, E]
+    aggregate_id: str
+    decide: Callable[[S], E | Sequence[E] | None]
+    command_id: str | None = None
+    metadata: Metadata = NO_METADATA
+
+
+@dataclass(frozen=True, slots=True)
+class Decided(Generic[S, E]):
+    """A decision that was taken on a state."""
+
+    plan: Planned[S, E]
+    held: FoldedState[S]
+    append: Append | None
+    """What follows from it; None for nothing."""
+    state: S
+    """After its events."""
 
 
 async def retried(attempt: Callable[[bool], Awaitable[T | ConcurrencyConflict]]) -> T:
@@ -93,3 +150,29 @@ async def transact(store: EventStore, plans: Sequence[Planned[Any, Any]]) -> tup
             # In one order everywhere, so that two transactions never wait for each other.
             await stack.enter_async_context(plan.repository.cache.lock(plan.aggregate_id))
         return await retried(attempt)
+
+
+def recorded_events(result: Any) -> tuple[Any, ...]:
+    """What a decision returned, as a tuple; raises `UsageError` for a coroutine or an iterator."""
+    if result is None:
+        return ()
+    if isinstance(result, list | tuple):
+        return tuple(cast("Sequence[Any]", result))
+    if hasattr(result, "__await__") or hasattr(result, "__next__"):
+        if hasattr(result, "close"):
+            result.close()
+        raise UsageError("A decision returned a coroutine or an iterator. Return one event, a list of them, or None.")
+    return (result,)
+
+
+def position_in(token: str, app: str) -> int:
+    """The position that a token names; raises `UsageError` for what is no token, or one of another app."""
+    found = _TOKEN.fullmatch(token.strip(" \t"))
+    if found is None or int(found[2]) > _POSITION_MAX:
+        raise UsageError(f"{token[:80]!r} is not a token. Hand on `Committed.token` as it is, for instance {app}:1234.")
+    if found[1] != app:
+        raise UsageError(
+            f"The token {found[0]!r} is of the app {found[1]!r}, and this connection is of {app!r}. "
+            "Hand it to a process of the app that made it."
+        )
+    return int(found[2])
