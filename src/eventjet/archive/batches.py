@@ -1,4 +1,4 @@
-"""PURE: an archived log as it is published again, in batches that are stored whole or not at all.
+"""An archived log as it is published again, in batches that are stored whole or not at all.
 
 Subject, body, and all headers that are told to readers stay as they are, in their order. What was said only to the
 server (batches, expectations of a whole stream) goes, and `Ej-Recorded-At` keeps the time that the server will not give
@@ -48,12 +48,10 @@ class RestoreBatch:
 
     @property
     def first(self) -> int:
-        """Position of the first."""
         return self.records[0][0]
 
     @property
     def last(self) -> int:
-        """Position of the last."""
         return self.records[-1][0]
 
     def frames(self, batch_id: str) -> tuple[bytes, bytes]:

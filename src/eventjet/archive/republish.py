@@ -124,7 +124,8 @@ class Restore:
             raise self._refused(f"the stream is not as it should be ({'; '.join(wrong)})")
         if state.messages == 0 and state.last + 1 == sealed.first:
             # It becomes another log, and workers that wait for its events would note the wrong one.
-            waiting = state.metadata.get(IDENTITY) != sealed.log and self._ask(api.waiting_consumers(sealed.stream))
+            same = state.metadata.get(IDENTITY) == sealed.log
+            waiting = () if same else self._ask(api.waiting_consumers(sealed.stream))
             if waiting:
                 raise self._refused(f"workers wait for its events ({', '.join(waiting)}); stop them first")
             start = sealed.first

@@ -159,7 +159,9 @@ class Repository(Generic[S, E]):
         if plan.command_id is not None:
             versions = await self.histories.find_command(plan.aggregate_id, held, plan.command_id)
             if versions is not None:
-                return await self._first_outcome(plan.aggregate_id, *versions)
+                first, events = await self.histories.outcome(plan.aggregate_id, *versions)
+                data = tuple(cast("E", event.data) for event in events)
+                return Committed(first.state, data, first.position, first.version, self._app)
         decided = await self.decided(plan, held)
         if isinstance(decided, ConcurrencyConflict):
             return decided
@@ -242,11 +244,6 @@ class Repository(Generic[S, E]):
         context = () if bare else tuple(context_headers(plan.command_id, merged))
         made = tuple(NewEvent(new_event_id(), self._catalog.encode(event), context) for event in events)
         return Append(self.info.name, plan.aggregate_id, held.position, held.version, made)
-
-    async def _first_outcome(self, aggregate_id: str, first: int, last: int) -> Committed[S, E]:
-        held, recorded = await self.histories.outcome(aggregate_id, first, last)
-        events = tuple(cast("E", one.data) for one in recorded)
-        return Committed(held.state, events, held.position, held.version, self._app)
 
 
 class Command(Generic[S, E]):
