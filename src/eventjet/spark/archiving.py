@@ -27,7 +27,7 @@ from eventjet.nats.ranges import range_count
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.replay_source import Log
 from eventjet.spark.columns import SCHEMA
-from eventjet.spark.running import following, provisions
+from eventjet.spark.running import following, provisions, send_files
 from eventjet.spark.session import Started, first_line
 
 _NOT_THERE = "PATH_NOT_FOUND"
@@ -121,8 +121,8 @@ def seal_all(job: Job, files: ArchiveFiles, ranges: Sequence[tuple[int, int]], s
     """Archive ranges of positions, one segment each; raises `ArchiveBroken` when one reads back otherwise."""
     start, total = ranges[0][0], ranges[-1][1] - ranges[0][0] + 1
     with provisions(job, started) as provided, job.watch.phase("archive", total):
-        sealer = _Sealer(started.spark, files, job.log, provided.options)
-        provided.send()
+        sealer = _Sealer(started.spark, files.url, files, job.log, provided.options)
+        send_files(provided.secrets, started)
         sealed: list[Segment] = []
         for first, last in ranges:
             with following(started.spark, job.watch, "archive", first - start, last - first + 1, total):
@@ -136,14 +136,11 @@ class _Sealer:
     """A log and the archive that it goes to."""
 
     spark: SparkSession
+    url: str
     files: ArchiveFiles
     log: Log
     options: Mapping[str, str]
     """Of the source `jetstream`, without positions."""
-
-    @property
-    def url(self) -> str:
-        return self.files.url
 
     def seal(self, first: int, last: int) -> Segment:
         """Archive the positions from `first` to `last`, which the manifest must not have yet."""

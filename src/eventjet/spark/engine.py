@@ -9,19 +9,18 @@ import importlib.util
 import os
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from typing import Literal
 
 from eventjet.archive.manifest import Segment
 from eventjet.archive.reading import ArchiveFiles, FolderFiles, folder_of
-from eventjet.errors import EventjetError, Unreachable
+from eventjet.errors import EventjetError
 from eventjet.rebuild.job import EngineOptions, Job
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.run_space import Part, Target
 from eventjet.rebuild.snapshots import Tally
 from eventjet.spark.jvm import find_java
-from eventjet.spark.session import Started, spark_session
+from eventjet.spark.session import Started, not_installed, spark_session
 
 ALL_CORES = "local[*]"
 
@@ -50,8 +49,7 @@ class SparkEngine:
     def obstacle(self) -> str | None:
         # Whether a cluster can be reached shows only when it is tried.
         if importlib.util.find_spec("pyspark") is None:
-            remedy = 'Install it with `pip install "eventjet[spark]"`, or use `--engine local`.'
-            return str(Unreachable("Spark", "the package pyspark is not installed", remedy))
+            return str(not_installed("pyspark"))
         try:
             if self.location().startswith("local"):
                 find_java()
@@ -62,11 +60,15 @@ class SparkEngine:
     def archive_files(self, url: str) -> ArchiveFiles:
         if folder_of(url) is not None:
             return FolderFiles(url)
-        started = self._session()
-        self._stack.enter_context(self._watch.interrupted_by(partial(_interrupt, started)))
+        spark = self._session().spark
         from eventjet.spark.archiving import SparkFiles
 
-        return SparkFiles(started.spark, url)
+        def interrupt() -> None:
+            with suppress(Exception):
+                spark.interruptAll()
+
+        self._stack.enter_context(self._watch.interrupted_by(interrupt))
+        return SparkFiles(spark, url)
 
     def load(self, job: Job, plan: Plan, targets: Sequence[Target]) -> list[Part]:
         with self._watch.phase("spark"):
@@ -96,8 +98,3 @@ class SparkEngine:
             session = spark_session(self._options.master, bulk_only=True, interrupted_by=self._watch.interrupted_by)
             self._started = self._stack.enter_context(session)
         return self._started
-
-
-def _interrupt(started: Started) -> None:
-    with suppress(Exception):
-        started.spark.interruptAll()

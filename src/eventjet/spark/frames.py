@@ -45,7 +45,7 @@ from eventjet.spark.columns import pyarrow, records_of
 from eventjet.spark.options import connection_options
 from eventjet.spark.running import send_files, shipped
 from eventjet.spark.schema import Form, forms_of, leaf, quoted
-from eventjet.spark.session import Started, found_session, scratch_folder
+from eventjet.spark.session import found_session, scratch_folder
 from eventjet.store.topology import missing
 
 _CONTEXT = {"command_id": "str", "correlation": "str", "causation": "str", "actor": "str", "metadata": "map"}
@@ -76,24 +76,21 @@ def events(
     until = _time_of(as_of)
     first, last = _ends(settings, wired.name)
     if isinstance(as_of, int):
-        last = _position_of(as_of, last)
-    raw: Any = raw_events(started, wired.name, settings, first, last)
+        if not 0 <= as_of <= last:
+            raise UsageError(f"The log ends at position {last}; {as_of} is not in it. Give one that is.")
+        last = as_of
+    connection, secrets = _connection(settings)
+    send_files(secrets, started)
+    options = {**connection, "stream": wired.name, "fromPosition": str(first), "toPosition": str(last)}
+    raw: Any = spark.read.format("jetstream").options(**options).load()
     if event is None:
-        return raw.mapInArrow(StoredTask(until), ddl_of(stored_columns()))
+        return raw.mapInArrow(StoredTask(until), _ddl_of(stored_columns()))
     if event not in wired.catalog:
         raise UsageError(f"{event!r} is not an event of {wired.name!r}. Name a class that one of its aggregates folds.")
     info = event_info(event)
     reference = shipped(started, app if isinstance(app, AppRef) else AppRef.of(app), _kept_folder())
     task = RecordedTask(reference, info.name, info.schema, until)
-    return raw.mapInArrow(task, ddl_of(recorded_columns(event)))
-
-
-def raw_events(started: Started, stream: str, settings: Settings, first: int, last: int) -> DataFrame:
-    """The records from `first` to `last` in the source's `SCHEMA`."""
-    connection, secrets = _connection(settings)
-    send_files(secrets, started)
-    options = {**connection, "stream": stream, "fromPosition": str(first), "toPosition": str(last)}
-    return started.spark.read.format("jetstream").options(**options).load()
+    return raw.mapInArrow(task, _ddl_of(recorded_columns(event)))
 
 
 def _time_of(as_of: datetime | int | None) -> datetime | None:
@@ -102,12 +99,6 @@ def _time_of(as_of: datetime | int | None) -> datetime | None:
     if as_of.tzinfo is None or as_of > datetime.now(UTC):
         raise UsageError(f"{as_of.isoformat()} is in the future or has no time zone. Give a past time with its zone.")
     return as_of.astimezone(UTC)
-
-
-def _position_of(as_of: int, last: int) -> int:
-    if not 0 <= as_of <= last:
-        raise UsageError(f"The log ends at position {last}; {as_of} is not in it. Give one that is.")
-    return as_of
 
 
 def _ends(settings: Settings, stream: str) -> tuple[int, int]:
@@ -152,8 +143,7 @@ def recorded_columns(event_type: type) -> dict[str, Form]:
     return columns
 
 
-def ddl_of(columns: Mapping[str, Form]) -> str:
-    """The columns as Spark's SQL declares them."""
+def _ddl_of(columns: Mapping[str, Form]) -> str:
     return ", ".join(f"{quoted(name)} {form.ddl}" for name, form in columns.items())
 
 
@@ -197,10 +187,10 @@ class RecordedTask:
         names = {info.name, *info.formerly}
         for batch in batches:
             named = (record for record in records_of(batch) if header(record[3], TYPE) in names)
-            found = [event for record in named if (event := decode(record)) is not None]
+            events = [event for record in named if (event := decode(record)) is not None]
             if self.until is not None:
-                found = [event for event in found if event.recorded_at <= self.until]
-            yield from _batch([_recorded(event, forms) for event in found], columns)
+                events = [event for event in events if event.recorded_at <= self.until]
+            yield from _batch([_recorded(event, forms) for event in events], columns)
 
 
 def _recorded(event: Recorded[Any], forms: Mapping[str, Form]) -> tuple[Any, ...]:
@@ -240,8 +230,8 @@ def _context(metadata: Metadata) -> tuple[Any, ...]:
 
 
 def _number(block: bytes, name: str, below: int) -> int | None:
-    found = number_of(block, name)
-    return found if found is not None and found < below else None
+    number = number_of(block, name)
+    return number if number is not None and number < below else None
 
 
 def _recorded_at(record: RawRecord) -> datetime | None:

@@ -123,9 +123,9 @@ def make_java_home(java: Java, folder: Path) -> Path:
     prints a warning. Only mllib's linear algebra would use it. On Windows there is no shim and the Java's own home is
     the answer.
     """
-    dropped = (_VECTOR, _GONE) if java.version >= 24 else (_VECTOR,)
     if sys.platform == "win32":
         return java.program.parent.parent
+    dropped = f"{_VECTOR}|{_GONE}" if java.version >= 24 else _VECTOR
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True, exist_ok=True)
     made = program.with_name(f".java.{os.getpid()}")
@@ -134,7 +134,7 @@ def make_java_home(java: Java, folder: Path) -> Path:
         "for argument do\n"
         "  shift\n"
         '  case "$argument" in\n'
-        f"    {'|'.join(dropped)}) ;;\n"
+        f"    {dropped}) ;;\n"
         '    *) set -- "$@" "$argument" ;;\n'
         "  esac\n"
         "done\n"
@@ -208,12 +208,12 @@ def end_jvm(process: subprocess.Popen[bytes]) -> None:
 def _command(java: Java, conf: Mapping[str, str], conf_dir: str) -> list[str]:
     from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]  as its scripts do
 
-    jars = Path(_find_spark_home()) / "jars" / "*"
+    jars = str(Path(_find_spark_home()) / "jars" / "*")
     settings = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
     return [
         str(java.program),
         "-cp",
-        os.pathsep.join([*([conf_dir] if conf_dir else []), str(jars)]),
+        f"{conf_dir}{os.pathsep}{jars}" if conf_dir else jars,
         f"-Xmx{conf.get('spark.driver.memory', '1g')}",
         *_OPTIONS,
         *(_FRUGAL if (os.cpu_count() or 1) <= _FEW_CORES else ()),
@@ -229,17 +229,11 @@ def _awaited(process: subprocess.Popen[bytes], announced: Path) -> tuple[int, st
     deadline = time.monotonic() + START_TIMEOUT_S
     while not announced.exists():
         if process.poll() is not None:
-            raise Unreachable(
-                "Spark",
-                f"its JVM ended with status {process.returncode} before it listened",
-                "See what it wrote above, or use `--engine local`.",
-            )
+            reason = f"its JVM ended with status {process.returncode} before it listened"
+            raise Unreachable("Spark", reason, "See what it wrote above, or use `--engine local`.")
         if time.monotonic() > deadline:
-            raise Unreachable(
-                "Spark",
-                f"its JVM did not listen within {START_TIMEOUT_S:g} s",
-                "Try again when the machine is less busy, or use `--engine local`.",
-            )
+            reason = f"its JVM did not listen within {START_TIMEOUT_S:g} s"
+            raise Unreachable("Spark", reason, "Try again when the machine is less busy, or use `--engine local`.")
         time.sleep(_POLL_S)
     data = announced.read_bytes()
     port, length = struct.unpack_from(">ii", data)

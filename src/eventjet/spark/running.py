@@ -49,10 +49,6 @@ class Provisions:
         reference = self.job.reference()
         return shipped(self.started, reference, self.scratch) if ship else reference
 
-    def send(self) -> None:
-        """Give the tasks of a cluster what has been sealed."""
-        send_files(self.secrets, self.started)
-
 
 @contextmanager
 def provisions(job: Job, started: Started) -> Generator[Provisions]:

@@ -59,7 +59,7 @@ logger.taskset.level = off
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A session and what must be known to use it well."""
+    """A session in use."""
 
     spark: SparkSession
     local: bool
@@ -177,12 +177,14 @@ def _session_type() -> type[SparkSession]:
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise Unreachable(
-            "Spark",
-            f"the package {error.name or 'pyspark'} is not installed",
-            'Install it with `pip install "eventjet[spark]"`, or use `--engine local`.',
-        ) from None
+        raise not_installed(error.name or "pyspark") from None
     return SparkSession
+
+
+def not_installed(package: str) -> Unreachable:
+    """The error for a machine without Spark."""
+    remedy = 'Install it with `pip install "eventjet[spark]"`, or use `--engine local`.'
+    return Unreachable("Spark", f"the package {package} is not installed", remedy)
 
 
 @contextmanager
@@ -211,7 +213,10 @@ def _running(
         try:
             yield spark
         finally:
-            _stop(spark)
+            with suppress(Exception), _hushed():
+                spark.stop()
+            _forget_gateway()
+            _set_environment(dict.fromkeys(_MARKS))
 
 
 def _created(builder: Any, url: str) -> SparkSession:
@@ -229,10 +234,10 @@ def _created(builder: Any, url: str) -> SparkSession:
 
 def _settings(url: str, scratch: Path) -> dict[str, str]:
     """What a session of our own gets; on a cluster only what shows here, the rest is its operator's."""
-    quiet = {} if url.startswith("sc://") else {"spark.ui.showConsoleProgress": "false"}
     if not _is_local(url):
-        return quiet
-    return quiet | {
+        return {} if url.startswith("sc://") else {"spark.ui.showConsoleProgress": "false"}
+    return {
+        "spark.ui.showConsoleProgress": "false",
         "spark.ui.enabled": "false",
         "spark.sql.adaptive.enabled": "false",
         "spark.local.dir": str(scratch / "local"),
@@ -313,13 +318,6 @@ def _hush_accumulators(spark: SparkSession) -> None:
         server.handle_error = ignore
 
 
-def _stop(spark: SparkSession) -> None:
-    with suppress(Exception), _hushed():
-        spark.stop()
-    _forget_gateway()
-    _set_environment(dict.fromkeys(_MARKS))
-
-
 def _forget_gateway() -> None:
     """End the JVM: pyspark keeps it until the interpreter exits. It goes by itself when its input closes."""
     from pyspark import SparkContext
@@ -327,9 +325,8 @@ def _forget_gateway() -> None:
     context: Any = SparkContext
     gateway: Any = getattr(context, "_gateway", None)
     context._gateway = context._jvm = None
-    if gateway is None:
-        return
-    with suppress(Exception):
-        gateway.shutdown()
-    if gateway.proc is not None:
-        end_jvm(gateway.proc)
+    if gateway is not None:
+        with suppress(Exception):
+            gateway.shutdown()
+        if gateway.proc is not None:
+            end_jvm(gateway.proc)

@@ -2,21 +2,8 @@
 
 `spark.read.format("jetstream")` and `spark.readStream` find it without registration, through `pyspark_eventjet`. What
 each task reads is fixed when the query is planned, so a task that is tried again reads the same events; a position that
-is missing fails the query. Options:
-
-* `stream` — the app's name; `servers` — NATS URLs separated by commas, without userinfo
-* `columns` — those wanted, separated by commas; default: a record as it is stored
-* `aggregate` — only the events of these; with `id`, of this one
-* `fromPosition`, `toPosition` — both included; default: all there is when the query is planned
-* `partitions` — how many ranges; default: one for each 100,000 positions, in a batch read two at least
-* `maxPositionsPerTrigger` — how much of the log a micro-batch takes; default: 1,000,000 positions
-* `pushFilters` — true: comparisons of `position` and `subject = '…'` narrow what is read, where the session's
-  `spark.sql.python.filterPushdown.enabled` says so. For a DataFrame that is used once: Spark 4.3 keeps the filters of
-  its last use for all others, even within one query
-* `user`, `passwordFile`, `tokenFile`, `credentials`, `nkey`, `tlsCa`, `tlsCert`, `tlsKey` — credentials by path, each
-  read where a task runs; no secret is part of a plan. The first two files may come with the session (`addArtifacts`)
-
-What no option names is taken from `EVENTJET_*` where the task runs.
+is missing fails the query. `docs/how-to/spark-source.md` explains the options, and `LogOptions` checks them. What no
+option names is taken from `EVENTJET_*` where the task runs.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -27,6 +27,7 @@ from eventjet.workers.notify import Notifier
 from eventjet.writers.fold_writer import FoldWriter
 from eventjet.writers.sql_writer import driver_of, is_over
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -110,20 +111,20 @@ class Session:
         finally:
             await engine.dispose()
 
-    async def read(self, look: Callable[[Connection], T]) -> T:
+    async def read(self, look: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run something that only reads; a transaction begins with its first statement, if there is any."""
         await self._read_only(True)
         try:
-            return await self._connection.run_sync(look)
+            return await self._connection.run_sync(look, *args, **kwargs)
         finally:
             if self._connection.in_transaction():
                 await self._connection.rollback()
 
-    async def write(self, change: Callable[[Connection], T]) -> T:
+    async def write(self, change: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run something in a transaction of its own."""
         await self._read_only(False)
         async with self._context.turn(), self._connection.begin():
-            return await self._connection.run_sync(change)
+            return await self._connection.run_sync(change, *args, **kwargs)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[AsyncConnection]:

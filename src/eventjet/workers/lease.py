@@ -1,4 +1,8 @@
-"""`Lease`: who may advance a projection. It avoids wasted work; the fence is the epoch in each batch's transaction."""
+"""Who may advance a projection, `Lease`, and where its rows are: `Promotion` to the location that readers see.
+
+A lease avoids wasted work; the fence is the epoch in each batch's transaction. A revision that builds beside another
+one takes the declared location once it has caught up.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,31 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Concatenate
 
 from sqlalchemy import Connection, select
 
-from eventjet.errors import CheckpointFenced, TableOccupied
+from eventjet import failpoints
+from eventjet.errors import CheckpointFenced, PromotionRefused, TableOccupied
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql import locations, transitions
-from eventjet.sql.checkpoint import Checkpoint
+from eventjet.sql.checkpoint import Checkpoint, revisions
 from eventjet.sql.dialect import dialect_of
-from eventjet.sql.locations import located_tables
-from eventjet.workers.context import Session, WorkerContext
+from eventjet.sql.exchange import NotNow
+from eventjet.sql.locations import holders, located_tables
+from eventjet.sql.promotion import TAIL_MAX, TAIL_S, Promoted, attempt, freeze, lag
+from eventjet.workers.context import P, Session, T, WorkerContext
 
 _log = logging.getLogger(__name__)
+
+_PAUSE_S = (0.2, 2.0)
+"""First and longest pause while others hold a table or a checkpoint; each is twice the one before."""
+_TAIL_WAIT_S = 0.2
+_REFUSED_S = 30.0
+"""Pause after something that does not pass by itself."""
 
 
 def new_owner() -> str:
@@ -88,29 +103,100 @@ class Lease:
 
     async def renew(self) -> None:
         """Extend it."""
-        self._check(await self._session.write(lambda connection: transitions.renew(connection, self.held, self._ttl_s)))
+        await self._change(transitions.renew, self._ttl_s)
 
     async def settle(self, state: str | None, reason: str | None = None) -> int:
         """Note a state (None keeps it) and a reason, at the position returned."""
-        settled = await self._session.write(lambda sync: transitions.settle(sync, self.held, state, reason))
-        self._check(settled is not None)
-        return settled or 0
+        return await self._change(transitions.settle, state, reason)
 
     async def adopt_log(self, log: str) -> None:
         """Remember which log it is made from."""
-        self._check(await self._session.write(lambda sync: transitions.adopt_log(sync, self.held, log)))
+        await self._change(transitions.adopt_log, log)
 
     async def stand_back(self) -> None:
         """Give up wanting the declared location."""
-        self._check(await self._session.write(lambda connection: transitions.stand_back(connection, self.held)))
+        await self._change(transitions.stand_back)
 
     async def release(self) -> None:
         """Let a standby go on at once. Raises nothing about another epoch: then there is nothing to release."""
-        await self._session.write(lambda connection: transitions.release(connection, self.held))
+        await self._session.write(transitions.release, self.held)
 
-    def _check(self, kept: bool) -> None:
-        if not kept:
+    async def _change(
+        self, change: Callable[Concatenate[Connection, Checkpoint, P], T | None], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        outcome = await self._session.write(change, self.held, *args, **kwargs)
+        if outcome is None or outcome is False:
             raise CheckpointFenced(self.held.name, f"its epoch is no longer {self.held.epoch}")
+        return outcome
+
+
+class Promotion:
+    """One term's attempts. `wanted` is false for a revision that is in the declared location, or was there."""
+
+    def __init__(self, resolved: AnyResolved, context: WorkerContext, lease: Lease, session: Session) -> None:
+        self.wanted = lease.held.takes_over
+        self._resolved = resolved
+        self._context = context
+        self._lease = lease
+        self._session = session
+        self._shown = f"{resolved.name} revision {resolved.revision}"
+        self._not_before = 0.0
+        self._pause_s = _PAUSE_S[0]
+
+    def is_due(self, left: int) -> bool:
+        """Whether to try with so many events left: a log that never rests always has some."""
+        return self.wanted and left <= TAIL_MAX and time.monotonic() >= self._not_before
+
+    async def attempt(self, step: Callable[[float], Awaitable[object]]) -> bool:
+        """Whether the term is over because the revision has the declared location now. For when `is_due`.
+
+        Until it succeeds the revision goes on building; what hinders it lastingly is noted in its checkpoint. `step`
+        writes the next batch, if one comes in so many seconds.
+        """
+        if await self._session.read(self._has_successor):
+            await self._lease.stand_back()
+            self.wanted = False
+            return False
+        if await self._session.read(lag, self._resolved) > TAIL_MAX:
+            self._later(self._pause_s)
+            return False
+        await self._lease.renew()
+        try:
+            done = await self._exchange(step)
+        except NotNow as later:
+            _log.info("%s waits to take over: %s", self._shown, later)
+            self._later(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, _PAUSE_S[1])
+            return False
+        except PromotionRefused as error:
+            _log.warning("%s", error)
+            await self._lease.settle(None, str(error))
+            self._later(_REFUSED_S)
+            return False
+        failpoints.reach("takeover.committed")
+        left = ", ".join(map(str, done.left)) if done else ""
+        _log.info("%s took over from revision %s", self._shown, left or "none")
+        return True
+
+    async def _exchange(self, step: Callable[[float], Awaitable[object]]) -> Promoted | None:
+        resolved, epoch = self._resolved, self._lease.held.epoch
+        if not self._context.database.dialect.is_concurrent:
+            # Its one writer lock lets nobody write meanwhile, and is asked for right after a batch of ours.
+            return await self._session.write(attempt, resolved, epoch=epoch)
+        # The freeze needs a transaction of its own, beside the session that goes on writing what is left.
+        async with Session.open(self._context, f"takeover {resolved.durable}") as own, own.transaction() as frozen:
+            await frozen.run_sync(freeze, resolved)
+            deadline = time.monotonic() + TAIL_S
+            while await self._session.read(lag, resolved) and time.monotonic() < deadline:
+                await step(_TAIL_WAIT_S)
+            return await frozen.run_sync(attempt, resolved, epoch=epoch)
+
+    def _later(self, seconds: float) -> None:
+        self._not_before = time.monotonic() + seconds
+
+    def _has_successor(self, connection: Connection) -> bool:
+        known = holders(revisions(connection, self._resolved.name), self._resolved)
+        return any(holder.revision > self._resolved.revision for holder in known)
 
 
 async def pause(stop: asyncio.Event, seconds: float) -> None:

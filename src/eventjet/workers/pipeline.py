@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TypeAlias
 
 from sqlalchemy.exc import DBAPIError
 
@@ -59,18 +59,6 @@ class Pace:
         self.pause_s = min(2 * self.pause_s, self._options.backoff_s[1])
 
 
-class Committer(Protocol):
-    """How a part of a batch gets into the database."""
-
-    async def commit(self, part: Batch) -> float:
-        """One transaction, and how many seconds it took.
-
-        Raises `CheckpointFenced`, `HandlerFailed` with the event that cannot be taken, and what the database raises;
-        then nothing is written.
-        """
-        ...
-
-
 class FoldCommitter:
     """Reads and folds, then writes; `overlaps` says whether the next batch is folded while this one is written."""
 
@@ -87,10 +75,10 @@ class FoldCommitter:
     async def commit(self, part: Batch) -> float:
         prepared, self._ahead = self._ahead, None
         if prepared is None or prepared.batch is not part:
-            prepared = await self._session.read(lambda connection: self._writer.prepare(connection, part))
+            prepared = await self._session.read(self._writer.prepare, part)
         failpoints.reach("worker.batch_folded")
         began = time.perf_counter()
-        writing = self._session.write(lambda connection: self._writer.commit(connection, self._held, prepared))
+        writing = self._session.write(self._writer.commit, self._held, prepared)
         if self._overlaps:
             # In this order: by its first wait the transaction has sent its only statement, and the server works while
             # the loop folds.
@@ -131,6 +119,14 @@ class SqlCommitter:
         async with self._session.transaction() as connection:
             await self._writer.write(connection, self._held, part)
         return time.perf_counter() - began
+
+
+Committer: TypeAlias = FoldCommitter | SqlCommitter
+"""How a part of a batch gets into the database: `commit` is one transaction, and returns how many seconds it took.
+
+It raises `CheckpointFenced`, `HandlerFailed` with the event that cannot be taken, and what the database raises; then
+nothing is written.
+"""
 
 
 class BatchPipeline:

@@ -31,9 +31,8 @@ from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine.fold import is_newer
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, DECLARED, FAILED
 from eventjet.workers.context import Session, WorkerContext
-from eventjet.workers.lease import Lease, pause
+from eventjet.workers.lease import Lease, Promotion, pause
 from eventjet.workers.pipeline import BatchPipeline, FoldCommitter, Pace, SqlCommitter
-from eventjet.workers.promotion import Promotion
 from eventjet.workers.reader import EventReader, check_log
 from eventjet.workers.retries import carry_out_retries, load_blocked
 from eventjet.writers.batch import reason_of

@@ -37,9 +37,7 @@ _BYTES_MAX = 16 * 1024 * 1024
 
 async def load_blocked(session: Session, resolved: AnyResolved) -> BlockedAggregates:
     """The aggregates whose events wait; raises `StillHeld`."""
-    blocked = await session.read(
-        lambda connection: rows.blocked_aggregates(connection, resolved.name, resolved.revision)
-    )
+    blocked = await session.read(rows.blocked_aggregates, resolved.name, resolved.revision)
     if blocked and not resolved.quarantines:
         raise StillHeld(resolved, len(blocked))
     return BlockedAggregates(blocked)
@@ -91,40 +89,38 @@ class _Retries:
 
     async def waiting(self) -> list[WaitingEvent]:
         """What is next, and one more."""
-        name, revision, limit = self._resolved.name, self._resolved.revision, self._size + 1
-        return await self._session.read(lambda sync: rows.to_retry(sync, name, revision, limit))
+        return await self._session.read(rows.to_retry, self._resolved.name, self._resolved.revision, self._size + 1)
 
     def _unmoved(self, offers: Sequence[Any] = ()) -> Batch:
         """A batch that leaves the checkpoint where it is."""
         return Batch(self._held.position, self._held.position, self._held.event_id, offers)
 
     async def _try(self, waiting: Sequence[WaitingEvent], offers: Sequence[Offered]) -> None:
-        found = await self._session.read(lambda connection: self._writer.sort(connection, offers))
-        failed = {(parked.aggregate, parked.aggregate_id): parked for parked in reversed(found.parked)}
-        changes = changes_of(found.changed, _sorting(waiting, len(offers), failed))
-        prepared = Prepared(self._unmoved(), changes, found.changed)
-        await self._session.write(lambda connection: self._writer.commit(connection, self._held, prepared))
+        outcome = await self._session.read(self._writer.sort, offers)
+        failed = {(parked.aggregate, parked.aggregate_id): parked for parked in reversed(outcome.parked)}
+        changes = changes_of(outcome.changed, _sorting(waiting, len(offers), failed))
+        prepared = Prepared(self._unmoved(), changes, outcome.changed)
+        await self._session.write(self._writer.commit, self._held, prepared)
         log_parked(self._resolved.name, changes.quarantine, "is parked again")
 
     def _offers(self, waiting: Sequence[WaitingEvent]) -> list[Offered]:
         """Read them from the log; blocks. Fewer when they are large."""
-        stream = self._context.stream
-        offer = Offering(self._context.catalog, self._resolved.events, [event.position for event in waiting])
-        found: list[Offered] = []
+        context, stream = self._context, self._context.stream
+        offer = Offering(context.catalog, self._resolved.events, [event.position for event in waiting])
+        offers: list[Offered] = []
         size = 0
-        endpoint = self._context.endpoint.with_name(f"eventjet worker {self._resolved.durable}")
-        with NatsConnection.open(endpoint) as connection:
+        with NatsConnection.open(context.endpoint.with_name(f"eventjet worker {self._resolved.durable}")) as connection:
             for event in waiting:
                 record = connection.ask(message_at(stream, event.position))
                 if record is None:
                     raise HistoryBroken(stream, event.position, "a parked event is to be tried again and is not there")
                 size += len(record[4])
-                if found and size > _BYTES_MAX:
+                if offers and size > _BYTES_MAX:
                     break
                 offered = offer(record)
                 assert offered is not None
-                found.append(offered)
-        return found
+                offers.append(offered)
+        return offers
 
 
 def _sorting(waiting: Sequence[WaitingEvent], tried: int, failed: Mapping[AggregateKey, Parked]) -> QuarantineChanges:

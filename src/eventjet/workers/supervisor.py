@@ -106,7 +106,7 @@ async def _check(context: WorkerContext, chosen: Sequence[AnyResolved]) -> None:
     engine = context.database.engine("eventjet worker").execution_options(**context.database.dialect.look_options)
     try:
         async with context.database.reaching(), engine.connect() as connection:
-            await connection.run_sync(lambda sync: locations.check_tables(sync, chosen))
+            await connection.run_sync(locations.check_tables, chosen)
     finally:
         await engine.dispose()
 
