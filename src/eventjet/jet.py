@@ -62,18 +62,16 @@ class Jet:
 
     def repository(self, aggregate: AggregateType[S, E], /) -> Repository[S, E]:
         """The repository of one aggregate type, the same for every call; raises `UsageError` for a stranger."""
-        found: Repository[Any, Any] | None = self._repositories.get(aggregate)
-        if found is None:
-            if aggregate not in self._app.aggregates:
+        if aggregate not in self._repositories:
+            info = self._app.aggregates.get(aggregate)
+            if info is None:
                 raise UsageError(f"{aggregate!r} is not an aggregate of {self.name!r}. List it in App(aggregates=[…]).")
-            every = self._app.aggregates[aggregate].snapshot_every
             snapshots: Snapshots[Any] | None = None
-            if every is not None and self._snapshots is not None:
-                snapshots = Snapshots(self._snapshots, SnapshotCodec[Any](aggregate), every)
+            if info.snapshot_every is not None and self._snapshots is not None:
+                snapshots = Snapshots(self._snapshots, SnapshotCodec[Any](aggregate), info.snapshot_every)
             initial = cast("Callable[[], Any]", aggregate)
-            found = Repository(self.name, self.store, self._app.catalog, initial, snapshots)
-            self._repositories[aggregate] = found
-        return found
+            self._repositories[aggregate] = Repository(self.name, self.store, self._app.catalog, initial, snapshots)
+        return self._repositories[aggregate]
 
     def forget(self) -> None:
         """Drop every cached state: after a lost connection the server may hold another past."""

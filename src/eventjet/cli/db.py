@@ -84,9 +84,8 @@ def promote(at: AppTarget, projection: Annotated[str, typer.Argument(help="Which
     with where.reaching_sync():
         done = exchange(where, resolved)
     left = list(done.left) if done else []
-    tables = ("the table " if len(resolved.tables) == 1 else "the tables ") + ", ".join(
-        table.name for table in resolved.tables
-    )
+    names = ", ".join(table.name for table in resolved.tables)
+    tables = f"the table {names}" if len(resolved.tables) == 1 else f"the tables {names}"
     if done is None:
         text = f"{projection} revision {resolved.revision} has {tables} already"
     else:

@@ -188,9 +188,12 @@ def _lines(found: Shown) -> list[str]:
         f"aggregate   {event.aggregate} {event.aggregate_id}",
         f"resolution  {event.resolution}, parked {_time(event.parked_at)}{resolved}",
     ]
-    lines += [f"blocked by  the parked event at position {found.blocked_by}"] if found.blocked_by is not None else []
-    lines += [f"blocks      {event.blocked}"] if event.blocked else []
-    lines += [f"reason      {event.reason}"] if event.reason else []
+    if found.blocked_by is not None:
+        lines.append(f"blocked by  the parked event at position {found.blocked_by}")
+    if event.blocked:
+        lines.append(f"blocks      {event.blocked}")
+    if event.reason:
+        lines.append(f"reason      {event.reason}")
     if found.payload is not None:
         body = stored_json(found.payload)
         lines += ["", body if isinstance(body, str) else jsonlib.dumps(body, ensure_ascii=False)]

@@ -70,14 +70,13 @@ class Named(Protocol):
 class ProjectedTables:
     """The tables that handlers came to."""
 
-    def __init__(self, found: TableRows) -> None:
-        self._found = found
+    def __init__(self, rows: TableRows) -> None:
+        self._rows = rows
 
     def rows(self, table: Named, *expected: Mapping[str, Any]) -> None:
         """Exactly these rows, in any order; columns that they do not name are not looked at."""
-        found = self._found[table.name]
         names = list(expected[0]) if expected else []
-        Projected([{name: row[name] for name in names} for row in found]).rows(*map(dict, expected))
+        Projected([{name: row[name] for name in names} for row in self._rows[table.name]]).rows(*map(dict, expected))
 
 
 def on(aggregate_id: str, *events: E) -> list[Recorded[E]]:
@@ -135,18 +134,14 @@ async def _rows_after(resolved: ResolvedSql, events: Sequence[Recorded[Any]]) ->
                 await connection.run_sync(create_tables, [resolved])
                 await connection.run_sync(checkpoint.ensure, resolved.name, resolved.revision)
                 held = await connection.run_sync(checkpoint.read, resolved.name, resolved.revision)
-            assert held is not None
-            async with engine.connect() as connection:
+                assert held is not None
                 if events:
-                    await connection.begin()
-                    last = events[-1]
-                    batch = Batch(0, last.position, last.event_id, events)
+                    batch = Batch(0, events[-1].position, events[-1].event_id, events)
                     await SqlWriter(resolved, lease_s=0).write(connection, held, batch)
-                    await connection.commit()
-                found: TableRows = {}
+                rows: TableRows = {}
                 for table in resolved.tables:
                     result = await connection.execute(table.select().order_by(*table.primary_key.columns))
-                    found[table.name] = [dict(row) for row in result.mappings()]
-                return found
+                    rows[table.name] = [dict(row) for row in result.mappings()]
+                return rows
         finally:
             await engine.dispose()
