@@ -224,6 +224,16 @@ def test_a_foreign_message_is_undecodable_and_nothing_worse(bad: RawRecord) -> N
         Decoder(catalog())(bad)
 
 
+@pytest.mark.parametrize("more", [{}, {COMMAND: "c", "Ej-Encoding": "json", "Nats-Stream": "app"}])
+def test_headers_in_any_order_are_the_same_record(more: dict[str, str]) -> None:
+    usual = record(b"{}", **more)
+    decoder = Decoder(catalog())
+    lines = usual[3].split(b"\r\n")
+    turned = (*usual[:3], b"\r\n".join([lines[0], *reversed(lines[1:-2]), b"", b""]), usual[4])
+    assert decoder(turned) == decoder(usual) == decoder(turned)
+    assert decoder.link(turned) == decoder.link(usual)
+
+
 def test_a_decoder_of_some_events_passes_over_the_others_without_decoding() -> None:
     assert Decoder(catalog(), only=[Renamed])(record(b"not even json")) is None
 

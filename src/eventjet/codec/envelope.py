@@ -8,7 +8,7 @@ here, once, by every engine alike.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 from urllib.parse import quote, unquote
@@ -36,10 +36,13 @@ RECORDED_AT = "Ej-Recorded-At"
 ENCODING = "Ej-Encoding"
 ACTOR = META + "actor"
 
-_MSG_ID, _EXPECTED, _VERSION = (f"{name}: ".encode() for name in (MSG_ID, EXPECTED, VERSION))
+_MSG_ID, _EXPECTED, _TYPE, _SCHEMA, _VERSION = (
+    f"{name}: ".encode() for name in (MSG_ID, EXPECTED, TYPE, SCHEMA, VERSION)
+)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _KEY = re.compile(r"[a-z][a-z0-9-]{0,40}")
 _METADATA = re.compile(rb"\r\n(?:Ej-C|Ej-Meta-|traceparent)")
+_CONTEXT = re.compile(rb"\r\n(?:Ej-[CMR]|traceparent)")
 _VISIBLE = "".join(chr(code) for code in range(33, 127) if chr(code) != "%")
 _VALUE_MAX = 1_000
 
@@ -84,9 +87,9 @@ def number_of(block: bytes, name: str) -> int | None:
     return int(digits) if digits.isdigit() and len(digits) < 20 else None
 
 
-def metadata_of(block: bytes, start: int = 0) -> tuple[str | None, Metadata]:
-    """(command id, metadata) of a block, of which what precedes `start` holds none."""
-    command = block.find(b"\r\nEj-Command: ", start)
+def metadata_of(block: bytes) -> tuple[str | None, Metadata]:
+    """(command id, metadata) of a block."""
+    command = block.find(b"\r\nEj-Command: ")
     if command >= 0:
         end = block.index(b"\r\n", command + 14)
         command_id = _unescaped(block[command + 14 : end])
@@ -95,7 +98,7 @@ def metadata_of(block: bytes, start: int = 0) -> tuple[str | None, Metadata]:
     else:
         command_id = None
     found: dict[str, str] = {}
-    for line in block[start:].split(b"\r\n"):
+    for line in block.split(b"\r\n"):
         name, _, value = line.partition(b": ")
         found[name.decode("utf-8", "replace")] = _unescaped(value)
     told = (found.get(CORRELATION), found.get(CAUSATION), found.get(ACTOR), found.get(TRACEPARENT))
@@ -117,103 +120,75 @@ class Decoder:
     `UndecodableEvent`, which carry position and bytes.
     """
 
-    __slots__ = ("_catalog", "_known", "_only", "_plain", "_second", "_second_at")
+    __slots__ = ("_catalog", "_known", "_only", "_second", "_second_at")
 
     def __init__(self, catalog: Catalog, only: Collection[type] | None = None) -> None:
         self._catalog = catalog
         self._only = None if only is None else frozenset(only)
-        self._known: dict[bytes, Resolved | None] = {}
-        self._plain: dict[tuple[bytes, bytes], Resolved | None] = {}
+        self._known: dict[tuple[bytes, bytes], Resolved | None] = {}
         self._second = 0
         self._second_at = _EPOCH.timetuple()[:6]
 
     def __call__(self, record: RawRecord) -> Recorded[Any] | None:
         position, time_ns, subject, block, body = record
-        # Nearly every block holds nothing but id, expectation, type, schema and version, each in its place.
-        lines = block.split(b"\r\n")
-        if len(lines) == 8:
-            _, told_id, expected, kind, schema, number, more, _ = lines
-        elif len(lines) == 7:
-            _, told_id, kind, schema, number, more, _ = lines
-            expected = _EXPECTED
-        else:
-            return self._of_any_block(record)
-        try:
-            resolved = self._plain[kind, schema]
-        except KeyError:
-            return self._of_any_block(record)
-        if more or told_id[:13] != _MSG_ID or number[:12] != _VERSION or expected[:37] != _EXPECTED:
-            return self._of_any_block(record)
+        resolved, lines, at = self._look_up(record)
         if resolved is None:
             return None
         try:
             aggregate, aggregate_id = entity_of(subject)
-            version = int(number[12:])
+            version = int(lines[at + 2][12:])
             data = resolved.decode(body)
-            event_id = told_id[13:].decode()
+            event_id = lines[1][13:].decode()
         except Exception as error:
             raise _undecodable(resolved.event.info.name, record, error) from error
-        return recorded(data, aggregate_id, version, position, self._time(time_ns), event_id, aggregate)
-
-    def _of_any_block(self, record: RawRecord) -> Recorded[Any] | None:
-        """As a call, whatever else the block holds."""
-        position, time_ns, subject, block, body = record
-        key, number, end = _kind(block)
-        try:
-            resolved = self._known[key]
-        except KeyError:
-            resolved = self._resolve(key, record)
-        if resolved is None:
-            return None
-        try:
-            aggregate, aggregate_id = entity_of(subject)
-            version = int(number)
-            data = resolved.decode(body)
-            start = block.find(b"\r\nNats-Msg-Id: ")
-            event_id = block[start + 15 : block.index(b"\r\n", start + 15)].decode() if start >= 0 else ""
-        except Exception as error:
-            raise _undecodable(resolved.event.info.name, record, error) from error
-        recorded_at = self._time(time_ns)
-        if end + 4 >= len(block) or (block.find(b"\r\nEj-", end) < 0 and block.find(b"\r\ntraceparent", end) < 0):
-            return recorded(data, aggregate_id, version, position, recorded_at, event_id, aggregate)
-        command_id, metadata = metadata_of(block, end)
-        if block.find(b"\r\nEj-Recorded-At: ", end) >= 0:
-            recorded_at = _told_time(block, recorded_at, record)
-        return recorded(data, aggregate_id, version, position, recorded_at, event_id, aggregate, command_id, metadata)
-
-    def _time(self, time_ns: int) -> datetime:
         second, rest = divmod(time_ns, 1_000_000_000)
         if second != self._second:
             self._second, self._second_at = second, (_EPOCH + timedelta(seconds=second)).timetuple()[:6]
-        return datetime(*self._second_at, rest // 1000, UTC)  # noqa: DTZ001 - its eighth argument
+        recorded_at = datetime(*self._second_at, rest // 1000, UTC)  # noqa: DTZ001 - its eighth argument
+        if len(lines) == at + 5 or not _CONTEXT.search(block):
+            return recorded(data, aggregate_id, version, position, recorded_at, event_id, aggregate)
+        command_id, metadata = metadata_of(block)
+        recorded_at = _told_time(block, recorded_at, record)
+        return recorded(data, aggregate_id, version, position, recorded_at, event_id, aggregate, command_id, metadata)
 
     def link(self, record: RawRecord) -> Link:
         """As a call, but only what folding one aggregate's history takes: half the work."""
         position, _, _, block, body = record
-        key, number, end = _kind(block)
+        resolved, lines, at = self._look_up(record)
         try:
-            resolved = self._known[key]
-        except KeyError:
-            resolved = self._resolve(key, record)
-        try:
-            version = int(number)
+            version = int(lines[at + 2][12:])
             data = None if resolved is None else resolved.decode(body)
         except Exception as error:
             raise _undecodable(header(block, TYPE) or "?", record, error) from error
-        start = block.find(b"\r\nEj-Command: ", end)
+        digits = lines[2][37:] if at == 3 else b""
+        expected = int(digits) if digits.isdigit() and len(digits) < 20 else None
+        start = block.find(b"\r\nEj-Command: ") if len(lines) > at + 5 else -1
         command_id = None if start < 0 else _unescaped(block[start + 14 : block.index(b"\r\n", start + 14)])
-        return Link(version, position, number_of(block, EXPECTED), command_id, data)
+        return Link(version, position, expected, command_id, data)
 
-    def _resolve(self, key: bytes, record: RawRecord) -> Resolved | None:
-        """Look a kind up once; what raises is not remembered."""
-        position, _, _, block, body = record
-        type_name = header(block, TYPE)
-        schema = header(block, SCHEMA)
-        encoding = header(block, ENCODING)
-        if type_name is None or schema is None or header(block, VERSION) is None:
+    def _look_up(self, record: RawRecord) -> tuple[Resolved | None, list[bytes], int]:
+        """How to read a record, its headers in the order they are written in, and where its type is among them."""
+        block = record[3]
+        lines = block.split(b"\r\n")
+        try:
+            at = 3 if lines[2][:37] == _EXPECTED else 2
+            resolved = self._known[lines[at], lines[at + 1]]
+            if lines[1][:13] != _MSG_ID or lines[at + 2][:12] != _VERSION:
+                raise KeyError("another order")
+        except (IndexError, KeyError):
+            lines = _in_order(lines)
+            at = 3 if lines[2][:37] == _EXPECTED else 2
+            resolved = self._resolve(lines[at : at + 3], record)
+        if len(lines) > at + 5 and b"\r\nEj-Encoding: " in block and (name := header(block, ENCODING)) != "json":
+            raise UndecodableEvent(header(block, TYPE) or "?", record[0], record[4], f"its encoding is {name!r}")
+        return resolved, lines, at
+
+    def _resolve(self, kind: Sequence[bytes], record: RawRecord) -> Resolved | None:
+        """Look up what (type, schema, version) announce; what raises is not remembered."""
+        position, body = record[0], record[4]
+        type_name, schema = (line.partition(b": ")[2].decode("utf-8", "replace") for line in kind[:2])
+        if not all(kind):
             raise UndecodableEvent(type_name or "?", position, body, "it lacks Ej-Type, Ej-Schema or Ej-Version")
-        if encoding not in (None, "json"):
-            raise UndecodableEvent(type_name, position, body, f"its encoding is {encoding!r}")
         if not (schema.isascii() and schema.isdigit() and len(schema) < 9):
             raise UndecodableEvent(type_name, position, body, f"its schema is {schema!r}")
         resolved = self._catalog.resolve(type_name, int(schema))
@@ -221,12 +196,20 @@ class Decoder:
             raise UnknownEvent(type_name, int(schema), position, body)
         if resolved is not None and self._only is not None and resolved.event.event_type not in self._only:
             resolved = None
-        if key and len(self._known) < 10_000:
-            self._known[key] = resolved
-            lines = key.split(b"\r\n")
-            if len(lines) == 3:
-                self._plain[lines[1], lines[2]] = resolved
+        if len(self._known) < 10_000:
+            self._known[kind[0], kind[1]] = resolved
         return resolved
+
+
+def _in_order(lines: Sequence[bytes]) -> list[bytes]:
+    """Headers as they are written here, of which id, type, schema and version are empty where they are missing."""
+    named: dict[bytes, bytes] = {}
+    for line in lines[1:]:
+        name, colon, _ = line.partition(b": ")
+        named.setdefault(name + colon, line)
+    first = [named.pop(_MSG_ID, b""), *([named.pop(_EXPECTED)] if _EXPECTED in named else ())]
+    kind = [named.pop(start, b"") for start in (_TYPE, _SCHEMA, _VERSION)]
+    return [lines[0], *first, *kind, *filter(None, named.values()), b"", b""]
 
 
 def _undecodable(name: str, record: RawRecord, error: Exception) -> UndecodableEvent:
@@ -237,19 +220,6 @@ def _undecodable(name: str, record: RawRecord, error: Exception) -> UndecodableE
 def _unescaped(value: bytes) -> str:
     text = value.decode("utf-8", "replace")
     return unquote(text) if "%" in text else text
-
-
-def _kind(block: bytes) -> tuple[bytes, bytes, int]:
-    """(type and schema as one key, version, where the version ends), by the fixed order of headers."""
-    start = block.find(b"\r\nEj-Type: ")
-    middle = block.find(b"\r\nEj-Version: ", start + 1)
-    if start < 0 or middle < 0:
-        return b"", b"", 0
-    end = block.find(b"\r\n", middle + 14)
-    # An encoding between the two is part of the key.
-    if block.find(b"\r\nEj-E", 0, start) >= 0 or (end + 4 < len(block) and block.find(b"\r\nEj-E", end) >= 0):
-        return b"", block[middle + 14 : end], end
-    return block[start:middle], block[middle + 14 : end], end
 
 
 def _told_time(block: bytes, default: datetime, record: RawRecord) -> datetime:
