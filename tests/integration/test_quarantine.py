@@ -18,7 +18,7 @@ from eventjet.errors import CheckpointFenced
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.protocol import publish_frame
 from eventjet.projections.resolve import ResolvedProjection
-from eventjet.quarantine import resolutions as verdict
+from eventjet.quarantine import rows as verdict
 from eventjet.quarantine.fold import Offering
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint, ensure, read

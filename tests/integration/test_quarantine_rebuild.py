@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import CodecError, RebuildError
-from eventjet.quarantine import resolutions as verdict
+from eventjet.quarantine import rows as verdict
 from eventjet.rebuild import AppRef, Progress, rebuild, verify
 from eventjet.settings import Settings
 from eventjet.spark.session import Started

@@ -17,7 +17,7 @@ from eventjet.cli.terminal import ANSWER_IS_NO, Answer, note, print_table, print
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
-    from eventjet.quarantine.resolutions import Listed, Outcome, Shown
+    from eventjet.quarantine.rows import Listed, Outcome, Shown
 
 _POLL_S = 0.2
 
@@ -37,7 +37,7 @@ def list_(
     everything: Annotated[bool, typer.Option("--all", help="Also those that were retried or dropped.")] = False,
 ) -> Answer:
     """List parked events, with the number of events that each blocks."""
-    from eventjet.quarantine.resolutions import listed
+    from eventjet.quarantine.rows import listed
 
     names = at.chosen([projection] if projection else [])
     with _connected(at, read_only=True) as connection:
@@ -54,7 +54,7 @@ def show(
     position: Annotated[int, typer.Argument(help="Of the event.")],
 ) -> Answer:
     """Show one event of the quarantine: its reason, the traceback, and what is stored of it."""
-    from eventjet.quarantine.resolutions import shown
+    from eventjet.quarantine.rows import shown
 
     revision = at.projection(projection).revision
     with _connected(at, read_only=True) as connection:
@@ -79,13 +79,13 @@ def retry(
     timeout_s: TimeoutOption = 10.0,
 ) -> Answer:
     """Have a worker try parked events again, and those they block; exit status 1 when one fails again."""
-    from eventjet.quarantine import resolutions
+    from eventjet.quarantine import rows
 
     if bool(positions) == everything:
         raise UsageError("Name the positions of the events to try again, or give --all for every parked one.")
     revision = at.projection(projection).revision
     with _connected(at) as connection:
-        chosen = resolutions.retry(connection, projection, revision, None if everything else positions)
+        chosen = rows.retry(connection, projection, revision, None if everything else positions)
     return _outcome_of(at, projection, chosen, timeout_s)
 
 
@@ -99,7 +99,7 @@ def drop(
     timeout_s: TimeoutOption = 10.0,
 ) -> Answer:
     """Give parked events up for good: no engine will take them, and a worker goes on with those they blocked."""
-    from eventjet.quarantine import resolutions
+    from eventjet.quarantine import rows
 
     revision = at.projection(projection).revision
     if not yes:
@@ -109,7 +109,7 @@ def drop(
             note("Nothing was dropped.")
             raise typer.Exit(ANSWER_IS_NO)
     with _connected(at) as connection:
-        chosen = resolutions.drop(connection, projection, revision, positions)
+        chosen = rows.drop(connection, projection, revision, positions)
     return _outcome_of(at, projection, chosen, timeout_s)
 
 
@@ -128,7 +128,7 @@ def _connected(at: AppTarget, *, read_only: bool = False) -> Generator[Any]:
 
 def _outcome_of(at: AppTarget, name: str, chosen: Sequence[int], timeout_s: float) -> Answer:
     """What became of the verdicts, as soon as no worker has anything to do about them."""
-    from eventjet.quarantine.resolutions import outcomes
+    from eventjet.quarantine.rows import outcomes
 
     revision = at.projection(name).revision
     deadline = time.monotonic() + timeout_s

@@ -1,20 +1,31 @@
-"""Column types: which of them can be kept exactly, and what each takes. Pure, and the same for every database.
+"""Column types, and values in the one form that every database gives back. Pure, and the same for every database.
 
-How values go to a driver and come back is a dialect's: see `ColumnValues`.
+What is not read back equal raises `ValueError`. How values go to a driver and come back is a dialect's: see
+`ColumnValues`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from enum import Enum
+from typing import Any, TypeAlias, cast
+from uuid import UUID
 
 from sqlalchemy import Column
 from sqlalchemy import types as sa
 from sqlalchemy.dialects import postgresql
 
-from eventjet.projections import values
-from eventjet.projections.values import Convert
+Convert: TypeAlias = Callable[[Any], Any]
 
+_UNCONSTRAINED_DIGITS = 131_072
+_UNCONSTRAINED_SCALE = 16_383
+_INTEGRAL = 1e16
+"""From here on a float is written with an exponent in JSON, which JSONB reads back as an integer."""
 _SINGLE_BITS = 24
 _KEY_BYTES = 2_600
 _BITS = ((sa.SmallInteger, 16), (sa.BigInteger, 64), (sa.Integer, 32))
@@ -60,18 +71,18 @@ def normaliser(kind: sa.TypeEngine[Any]) -> Convert:
     """The form in which a value (None excepted) is read back; raises `ValueError` when it would not be equal."""
     kind = plain(kind)
     if isinstance(kind, sa.Enum):
-        return values.one_of(labels(kind))
+        return one_of(labels(kind))
     if isinstance(kind, sa.String):
-        return values.text(kind.length)
+        return text(kind.length)
     if isinstance(kind, sa.Float):
-        return values.double
+        return double
     if isinstance(kind, sa.Numeric):
-        return values.any_numeric if kind.precision is None else values.numeric(kind.precision, kind.scale or 0)
+        return any_numeric if kind.precision is None else numeric(kind.precision, kind.scale or 0)
     for known, bits in _BITS:
         if isinstance(kind, known):
-            return values.integer(bits)
+            return integer(bits)
     if isinstance(kind, sa.DateTime):
-        return values.instant if kind.timezone else values.wall_time
+        return instant if kind.timezone else wall_time
     return next(convert for known, convert in _SIMPLE if isinstance(kind, known))
 
 
@@ -109,13 +120,241 @@ def _json(value: Any) -> Any:
     """None is NULL, not the JSON null."""
     if value is None:
         raise ValueError("it takes JSON")
-    return values.canonical(value)
+    return canonical(value)
+
+
+def text(length: int | None) -> Convert:
+    """Text of at most `length` characters, as PostgreSQL counts them."""
+
+    longest = sys.maxsize if length is None else length
+
+    def check(value: Any) -> str:
+        if type(value) is str and len(value) <= longest and value.isascii() and "\0" not in value:
+            return value
+        if type(value) is not str:
+            if not isinstance(value, str):
+                raise ValueError(f"it takes text, not {_kind(value)}")
+            value = str.__str__(value)
+        if len(value) > longest:
+            raise ValueError(f"it holds {length} characters and this has {len(value)}")
+        return storable(value)
+
+    return check
+
+
+def storable(value: str) -> str:
+    """The text itself, if a database can hold it."""
+    if "\0" in value:
+        raise ValueError("PostgreSQL keeps no NUL characters")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError("a lone surrogate is not text") from None
+    return value
+
+
+def integer(bits: int) -> Convert:
+    """Signed integers of so many bits."""
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+
+    def check(value: Any) -> int:
+        if type(value) is not int:
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ValueError(f"it takes integers, not {_kind(value)}")
+            value = int(value)
+        if not low <= value <= high:
+            raise ValueError(f"it holds {bits} bits, from {low} to {high}")
+        return value
+
+    return check
+
+
+def numeric(precision: int, scale: int) -> Convert:
+    """Decimals of `precision` digits, `scale` of them decimals; never rounded, given that scale, no negative zero."""
+    step = Decimal(1).scaleb(-scale)
+    high = Decimal("9" * precision).scaleb(-scale, Context(prec=precision + 1))
+    low = high.copy_negate()
+    exact = Context(prec=precision, traps=[Inexact, InvalidOperation])
+
+    def check(value: Any) -> Decimal:
+        if type(value) is Decimal and value.same_quantum(step) and value and low <= value <= high:
+            return value
+        value = _decimal(value)
+        try:
+            fitted = value.quantize(step, context=exact)
+        except Inexact:
+            raise ValueError(f"it keeps {scale} decimals, and this has more") from None
+        except InvalidOperation:
+            raise ValueError(f"it holds {precision} digits, {scale} of them decimals") from None
+        return fitted or fitted.copy_abs()
+
+    return check
+
+
+def any_numeric(value: Any) -> Decimal:
+    """Decimals of any scale, without exponent, no negative zero."""
+    value = _decimal(value)
+    exponent = cast(int, value.as_tuple().exponent)
+    if exponent < -_UNCONSTRAINED_SCALE or value.adjusted() >= _UNCONSTRAINED_DIGITS:
+        raise ValueError(f"it holds {_UNCONSTRAINED_DIGITS} digits and {_UNCONSTRAINED_SCALE} decimals")
+    if exponent > 0:
+        value = Decimal(int(value))
+    return value or value.copy_abs()
+
+
+def double(value: Any) -> float:
+    """Doubles, no NaN, no negative zero."""
+    if type(value) is not float:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ValueError(f"it takes floats, not {_kind(value)}")
+        try:
+            fitted = float(value)
+        except OverflowError:
+            fitted = float("nan")
+        if fitted != value:
+            raise ValueError("a double would round it")
+        value = fitted
+    if value != value:
+        raise ValueError("NaN is not equal to itself")
+    return value or 0.0
+
+
+def boolean(value: Any) -> bool:
+    """True and False alone."""
+    if not isinstance(value, bool):
+        raise ValueError(f"it takes bool, not {_kind(value)}")
+    return value
+
+
+def instant(value: Any) -> datetime:
+    """Datetimes with a zone, in UTC."""
+    if not isinstance(value, datetime):
+        raise ValueError(f"it takes datetimes, not {_kind(value)}")
+    if value.tzinfo is UTC and type(value) is datetime and not value.fold:
+        return value
+    if value.utcoffset() is None:
+        raise ValueError("a datetime without a zone names no instant")
+    try:
+        return _plain(value.astimezone(UTC))
+    except OverflowError:
+        raise ValueError("in UTC it is outside the years 1 to 9999") from None
+
+
+def wall_time(value: Any) -> datetime:
+    """Datetimes without a zone."""
+    if not isinstance(value, datetime):
+        raise ValueError(f"it takes datetimes, not {_kind(value)}")
+    if value.tzinfo is not None:
+        raise ValueError("the column has no time zone; declare DateTime(timezone=True)")
+    return value if type(value) is datetime and not value.fold else _plain(value)
+
+
+def _plain(value: datetime) -> datetime:
+    fitted = datetime(
+        value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond, value.tzinfo
+    )
+    if fitted != value:
+        raise ValueError("it holds microseconds")
+    return fitted
+
+
+def day(value: Any) -> date:
+    """Dates, which datetimes are not."""
+    if not isinstance(value, date) or isinstance(value, datetime):
+        raise ValueError(f"it takes dates, not {_kind(value)}")
+    return value if type(value) is date else date(value.year, value.month, value.day)
+
+
+def uuid(value: Any) -> UUID:
+    """UUIDs, not their text."""
+    if not isinstance(value, UUID):
+        raise ValueError(f"it takes UUIDs, not {_kind(value)}")
+    return value if type(value) is UUID else UUID(int=value.int)
+
+
+def blob(value: Any) -> bytes:
+    """Bytes."""
+    if not isinstance(value, bytes | bytearray):
+        raise ValueError(f"it takes bytes, not {_kind(value)}")
+    return value if type(value) is bytes else bytes(value)
+
+
+def one_of(labels: Mapping[str, Any]) -> Convert:
+    """One of the values that the labels stand for."""
+    members = {value: value for value in labels.values()}
+
+    def check(value: Any) -> Any:
+        try:
+            found = members[value]
+        except (KeyError, TypeError):
+            raise ValueError(f"it takes {', '.join(map(str, members))}") from None
+        if isinstance(found, Enum) and not isinstance(value, Enum):
+            raise ValueError(f"it takes {type(found).__name__}, not {_kind(value)}")
+        return found
+
+    return check
+
+
+def canonical(value: Any) -> Any:
+    """JSON in the one form that JSON, JSONB and text all give back: keys sorted, large integral floats as integers."""
+    if value is None or value is True or value is False:
+        return value
+    kind = cast("type[Any]", type(value))
+    if kind is str:
+        return storable(value)
+    if kind is int:
+        return value
+    if kind is float:
+        return _json_number(value)
+    if kind is list:
+        return [canonical(item) for item in cast("list[Any]", value)]
+    if kind is dict:
+        return _json_object(cast("dict[Any, Any]", value))
+    raise ValueError(f"JSON would not give {kind.__name__} back as it is")
+
+
+def dumps(value: Any) -> str:
+    """The JSON of a value in canonical form."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def loads(stored: str) -> Any:
+    """The value of stored JSON, in canonical form."""
+    return canonical(json.loads(stored))
+
+
+def _json_number(value: float) -> int | float:
+    if not math.isfinite(value):
+        raise ValueError("JSON holds finite numbers only")
+    return int(value) if abs(value) >= _INTEGRAL else value or 0.0
+
+
+def _json_object(value: dict[Any, Any]) -> dict[str, Any]:
+    for name in value:
+        if type(name) is not str:
+            raise ValueError(f"a JSON object has text as keys, not {type(name).__name__}")
+    return {storable(name): canonical(value[name]) for name in sorted(cast("dict[str, Any]", value))}
+
+
+def _decimal(value: Any) -> Decimal:
+    if type(value) is int:
+        return Decimal(value)
+    if not isinstance(value, Decimal):
+        raise ValueError(f"it takes Decimal or int, not {_kind(value)}")
+    if not value.is_finite():
+        raise ValueError("it holds finite numbers only")
+    return value if type(value) is Decimal else Decimal(value)
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
 
 
 _SIMPLE: tuple[tuple[type[Any], Convert], ...] = (
-    (sa.Boolean, values.boolean),
-    (sa.Date, values.day),
-    (sa.Uuid, values.uuid),
+    (sa.Boolean, boolean),
+    (sa.Date, day),
+    (sa.Uuid, uuid),
     (sa.JSON, _json),
-    (sa.LargeBinary, values.blob),
+    (sa.LargeBinary, blob),
 )

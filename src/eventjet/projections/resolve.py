@@ -19,9 +19,8 @@ from eventjet.codec.catalog import Catalog
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.subscription import events_of, resolved_hint, union_members
 from eventjet.errors import DefinitionError
-from eventjet.projections.columns import key_check, unsupported
+from eventjet.projections.columns import Convert, key_check, unsupported
 from eventjet.projections.projection import Entries, OnError, Projection
-from eventjet.projections.values import Convert
 
 KeyOf: TypeAlias = Callable[[Recorded[Any]], tuple[Any, ...]]
 KeysOf: TypeAlias = Callable[[Recorded[Any]], tuple[tuple[Any, ...], ...]]

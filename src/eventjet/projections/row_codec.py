@@ -11,8 +11,7 @@ from sqlalchemy import JSON, Column, Table
 from sqlalchemy import types as sa
 
 from eventjet.errors import RowRefused
-from eventjet.projections.columns import normaliser
-from eventjet.projections.values import Convert
+from eventjet.projections.columns import Convert, normaliser
 
 Normalise: TypeAlias = Callable[..., Any]
 """(row, row before or None) → the row in its normal form."""

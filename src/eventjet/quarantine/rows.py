@@ -1,17 +1,25 @@
-"""What workers and loads ask of the quarantine: what is blocked, what is to be tried again, how much is parked."""
+"""The rows of the quarantine: what workers and loads ask of them, what people see, and the verdicts they give.
+
+A verdict, to try a parked event again or to drop it, is given with the checkpoint locked, and deposes its owner: the
+worker that holds the lease is fenced, and the next term begins with carrying the verdict out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, func, select
+from sqlalchemy import ColumnElement, Connection, and_, case, func, select, update
 
+from eventjet.errors import UsageError
 from eventjet.quarantine.fold import AggregateKey
+from eventjet.sql import checkpoint, transitions
 from eventjet.sql.dialect import dialect_of
-from eventjet.sql.own_tables import quarantine
-from eventjet.sql.statements import BLOCKING, PARKED, RETRY, Parked
+from eventjet.sql.own_tables import Clock, quarantine
+from eventjet.sql.statements import BLOCKED, BLOCKING, DROPPED, PARKED, RETRY, Parked
 
+_q = quarantine.c
 _PARKED_AT_ONCE = 1_000
 
 
@@ -35,36 +43,33 @@ def park(connection: Connection, name: str, revision: int, parked: Sequence[Park
 
 def of(name: str, revision: int) -> ColumnElement[bool]:
     """The condition for one projection's rows."""
-    return and_(quarantine.c.projection == name, quarantine.c.revision == revision)
+    return and_(_q.projection == name, _q.revision == revision)
 
 
 def blocked_aggregates(connection: Connection, name: str, revision: int, last: int | None = None) -> set[AggregateKey]:
     """The aggregates that are blocked, by events up to `last` when given."""
-    query = select(quarantine.c.aggregate, quarantine.c.aggregate_id).where(
-        of(name, revision), quarantine.c.resolution.in_(BLOCKING)
-    )
+    query = select(_q.aggregate, _q.aggregate_id).where(of(name, revision), _q.resolution.in_(BLOCKING))
     if last is not None:
-        query = query.where(quarantine.c.position <= last)
+        query = query.where(_q.position <= last)
     return {(aggregate, aggregate_id) for aggregate, aggregate_id in connection.execute(query.distinct())}
 
 
 def to_retry(connection: Connection, name: str, revision: int, limit: int) -> list[WaitingEvent]:
     """Rows of aggregates with an event that is to be tried again: aggregate by aggregate, in order."""
-    columns = quarantine.c
     asked = (
-        select(columns.aggregate, columns.aggregate_id)
-        .where(of(name, revision), columns.resolution == RETRY)
-        .group_by(columns.aggregate, columns.aggregate_id)
-        .order_by(func.min(columns.position))
+        select(_q.aggregate, _q.aggregate_id)
+        .where(of(name, revision), _q.resolution == RETRY)
+        .group_by(_q.aggregate, _q.aggregate_id)
+        .order_by(func.min(_q.position))
         .limit(limit)
         .subquery()
     )
-    same = (columns.aggregate == asked.c.aggregate) & (columns.aggregate_id == asked.c.aggregate_id)
+    same = (_q.aggregate == asked.c.aggregate) & (_q.aggregate_id == asked.c.aggregate_id)
     query = (
-        select(columns.position, columns.resolution, columns.reason != "", columns.aggregate, columns.aggregate_id)
+        select(_q.position, _q.resolution, _q.reason != "", _q.aggregate, _q.aggregate_id)
         .join(asked, same)
-        .where(of(name, revision), columns.resolution.in_(BLOCKING))
-        .order_by(columns.aggregate, columns.aggregate_id, columns.position)
+        .where(of(name, revision), _q.resolution.in_(BLOCKING))
+        .order_by(_q.aggregate, _q.aggregate_id, _q.position)
         .limit(limit)
     )
     rows = connection.execute(query)
@@ -76,10 +81,177 @@ def to_retry(connection: Connection, name: str, revision: int, limit: int) -> li
 
 def parked_counts(connection: Connection) -> dict[tuple[str, int], int]:
     """How many events are parked, those to be tried again included, by name and revision."""
-    columns = quarantine.c
     query = (
-        select(columns.projection, columns.revision, func.count())
-        .where(columns.resolution.in_((PARKED, RETRY)))
-        .group_by(columns.projection, columns.revision)
+        select(_q.projection, _q.revision, func.count())
+        .where(_q.resolution.in_((PARKED, RETRY)))
+        .group_by(_q.projection, _q.revision)
     )
     return {(name, revision): count for name, revision, count in connection.execute(query)}
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One event of the quarantine, without what is large."""
+
+    projection: str
+    revision: int
+    position: int
+    aggregate: str
+    aggregate_id: str
+    event_id: str
+    event_type: str
+    resolution: str
+    reason: str
+    parked_at: float
+    """Seconds since 1970."""
+    resolved_at: float | None
+    blocked: int
+    """Events of its aggregate that wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One event of the quarantine, whole."""
+
+    event: Listed
+    traceback: str
+    payload: bytes | None
+    blocked_by: int | None
+    """The parked event that it waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a verdict."""
+
+    position: int
+    resolution: str
+    reason: str
+    next: int | None
+    """The event that blocks its aggregate now, if there is one."""
+    next_resolution: str | None
+    next_reason: str
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a worker is still to carry it out."""
+        return RETRY in (self.resolution, self.next_resolution)
+
+
+_other = quarantine.alias()
+_blocked = select(func.count()).where(
+    *(_other.c[name] == _q[name] for name in ("projection", "revision", "aggregate", "aggregate_id")),
+    _other.c.resolution == BLOCKED,
+)
+_LISTED: list[ColumnElement[Any]] = [
+    *(_q[one.name] for one in fields(Listed)[:-1]),
+    case((_q.resolution.in_((PARKED, RETRY)), _blocked.scalar_subquery()), else_=0),
+]
+"""The fields of `Listed`."""
+
+
+def listed(connection: Connection, names: Collection[str], *, resolved: bool = False) -> list[Listed]:
+    """The parked events of some projections, those to be tried again among them; with `resolved` history too."""
+    which = _q.resolution != BLOCKED if resolved else _q.resolution.in_((PARKED, RETRY))
+    query = select(*_LISTED).where(_q.projection.in_(names), which)
+    rows = connection.execute(query.order_by(_q.projection, _q.revision, _q.position))
+    return [Listed(*row) for row in rows]
+
+
+def shown(connection: Connection, name: str, revision: int, position: int) -> Shown | None:
+    """One event; None when the quarantine does not have it."""
+    query = select(*_LISTED, _q.traceback, _q.payload).where(of(name, revision), _q.position == position)
+    row: Any = connection.execute(query).one_or_none()
+    if row is None:
+        return None
+    event = Listed(*row[:-2])
+    head = _heads(connection, name, revision).get((event.aggregate, event.aggregate_id))
+    blocked_by = head[0] if event.resolution == BLOCKED and head is not None else None
+    return Shown(event, row.traceback, row.payload, blocked_by)
+
+
+def retry(connection: Connection, name: str, revision: int, positions: Sequence[int] | None) -> list[int]:
+    """Have parked events tried again (None: all there are); returns their positions. Raises `UsageError`."""
+    found = _locked(connection, name, revision)
+    chosen = sorted(found) if positions is None else list(dict.fromkeys(positions))
+    _check(connection, name, revision, chosen, found)
+    if chosen:
+        _resolve(connection, name, revision, chosen, RETRY)
+        transitions.depose(connection, name, revision)
+    return chosen
+
+
+def drop(connection: Connection, name: str, revision: int, positions: Sequence[int]) -> list[int]:
+    """Give parked events up for good, and have the ones that they blocked tried. Raises `UsageError`."""
+    found = _locked(connection, name, revision)
+    chosen = list(dict.fromkeys(positions))
+    _check(connection, name, revision, chosen, found)
+    _resolve(connection, name, revision, chosen, DROPPED)
+    following: list[int] = []
+    for position in chosen:
+        aggregate, aggregate_id = found[position]
+        blocked = select(func.min(_q.position)).where(
+            of(name, revision),
+            _q.aggregate == aggregate,
+            _q.aggregate_id == aggregate_id,
+            _q.resolution == BLOCKED,
+        )
+        following += [one for one in connection.scalars(blocked) if one is not None]
+    _resolve(connection, name, revision, following, RETRY)
+    transitions.depose(connection, name, revision)
+    return chosen
+
+
+def outcomes(connection: Connection, name: str, revision: int, positions: Sequence[int]) -> list[Outcome]:
+    """What became of each so far."""
+    heads = _heads(connection, name, revision)
+    query = select(_q.position, _q.resolution, _q.reason, _q.aggregate, _q.aggregate_id).where(
+        of(name, revision), _q.resolution != BLOCKED
+    )
+    rows = {row[0]: row for row in connection.execute(query)}
+    found: list[Outcome] = []
+    for position in positions:
+        row = rows.get(position)
+        if row is not None:
+            head, resolution, reason = heads.get((row[3], row[4]), (None, None, ""))
+            found.append(Outcome(position, row[1], row[2], head, resolution, reason))
+    return found
+
+
+def _heads(connection: Connection, name: str, revision: int) -> dict[tuple[str, str], tuple[int, str, str]]:
+    """Aggregate → (position, resolution, reason) of what blocks it."""
+    query = select(_q.aggregate, _q.aggregate_id, _q.position, _q.resolution, _q.reason).where(
+        of(name, revision), _q.resolution.in_((PARKED, RETRY))
+    )
+    rows = connection.execute(query.order_by(_q.position.desc()))
+    return {(row[0], row[1]): (row[2], row[3], row[4]) for row in rows}
+
+
+def _locked(connection: Connection, name: str, revision: int) -> dict[int, tuple[str, str]]:
+    """Position → aggregate of what is parked or to be tried again, and stays so until the transaction ends."""
+    checkpoint.lock(connection, name, revision)
+    return {head[0]: key for key, head in _heads(connection, name, revision).items()}
+
+
+def _check(connection: Connection, name: str, revision: int, chosen: Sequence[int], found: Collection[int]) -> None:
+    for position in chosen:
+        if position in found:
+            continue
+        there = shown(connection, name, revision, position)
+        if there is None:
+            reason = "is not in its quarantine"
+        elif there.blocked_by is not None:
+            reason = f"waits for the parked event at position {there.blocked_by}; give your verdict on that one"
+        else:
+            reason = f"is {there.event.resolution} already"
+        raise UsageError(
+            f"The event at position {position} of projection {name!r} {reason}. "
+            f"Look at `eventjet quarantine list {name} --all`."
+        )
+
+
+def _resolve(connection: Connection, name: str, revision: int, positions: Sequence[int], resolution: str) -> None:
+    values = {"resolution": resolution, "resolved_at": Clock()}
+    for start in range(0, len(positions), 500):
+        some = _q.position.in_(positions[start : start + 500])
+        connection.execute(update(quarantine).where(of(name, revision), some).values(**values))

@@ -18,9 +18,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.errors import UsageError
-from eventjet.projections.columns import labels, plain
+from eventjet.projections.columns import Convert, labels, plain
 from eventjet.projections.row_codec import ColumnValues, RowCodec
-from eventjet.projections.values import Convert
 from eventjet.sql.statements import Parked, Statements
 
 T = TypeVar("T")

@@ -5,42 +5,29 @@
 
 from __future__ import annotations
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    Double,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-    Text,
-    false,
-)
+import sqlalchemy as sa
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
-metadata = MetaData()
+metadata = sa.MetaData()
 
-projections = Table(
+projections = sa.Table(
     "eventjet_projection",
     metadata,
-    Column("name", String(48), primary_key=True),
-    Column("revision", Integer, primary_key=True, autoincrement=False),
-    Column("generation", Integer, nullable=False, server_default="1"),
-    Column("position", BigInteger, nullable=False, server_default="0"),
-    Column("event_id", Text, nullable=False, server_default=""),
-    Column("log", Text, nullable=False, server_default=""),
-    Column("epoch", BigInteger, nullable=False, server_default="0"),
-    Column("owner", Text),
-    Column("lease_until", Double, nullable=False, server_default="0"),
-    Column("state", String(16), nullable=False, server_default="new"),
-    Column("reason", Text),
-    Column("location", Text, nullable=False, server_default=""),
-    Column("tables", Text, nullable=False, server_default="[]"),
-    Column("takes_over", Boolean, nullable=False, server_default=false()),
+    sa.Column("name", sa.String(48), primary_key=True),
+    sa.Column("revision", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("generation", sa.Integer, nullable=False, server_default="1"),
+    sa.Column("position", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("event_id", sa.Text, nullable=False, server_default=""),
+    sa.Column("log", sa.Text, nullable=False, server_default=""),
+    sa.Column("epoch", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("owner", sa.Text),
+    sa.Column("lease_until", sa.Double, nullable=False, server_default="0"),
+    sa.Column("state", sa.String(16), nullable=False, server_default="new"),
+    sa.Column("reason", sa.Text),
+    sa.Column("location", sa.Text, nullable=False, server_default=""),
+    sa.Column("tables", sa.Text, nullable=False, server_default="[]"),
+    sa.Column("takes_over", sa.Boolean, nullable=False, server_default=sa.false()),
 )
 """One row for each (name, revision).
 
@@ -50,35 +37,35 @@ them, as JSON. `takes_over` is true while a revision built beside another one is
 has caught up.
 """
 
-rebuilds = Table(
+rebuilds = sa.Table(
     "eventjet_rebuild",
     metadata,
-    Column("run", String(64), primary_key=True),
-    Column("part", Integer, primary_key=True, autoincrement=False),
-    Column("projection", String(48), nullable=False),
-    Column("revision", Integer, nullable=False),
-    Column("rows", BigInteger, nullable=False, server_default="0"),
-    Column("lease_until", Double, nullable=False, server_default="0"),
+    sa.Column("run", sa.String(64), primary_key=True),
+    sa.Column("part", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("projection", sa.String(48), nullable=False),
+    sa.Column("revision", sa.Integer, nullable=False),
+    sa.Column("rows", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("lease_until", sa.Double, nullable=False, server_default="0"),
 )
 """One row for each part of a run that was loaded; part -1 is the run itself, with its lease."""
 
-quarantine = Table(
+quarantine = sa.Table(
     "eventjet_quarantine",
     metadata,
-    Column("projection", String(48), primary_key=True),
-    Column("revision", Integer, primary_key=True, autoincrement=False),
-    Column("position", BigInteger, primary_key=True, autoincrement=False),
-    Column("aggregate", Text, nullable=False),
-    Column("aggregate_id", Text, nullable=False),
-    Column("event_id", Text, nullable=False, server_default=""),
-    Column("event_type", Text, nullable=False, server_default=""),
-    Column("resolution", String(16), nullable=False),
-    Column("reason", Text, nullable=False, server_default=""),
-    Column("traceback", Text, nullable=False, server_default=""),
-    Column("payload", LargeBinary),
-    Column("parked_at", Double, nullable=False),
-    Column("resolved_at", Double),
-    Index("ix_eventjet_quarantine_aggregate", "projection", "revision", "aggregate", "aggregate_id"),
+    sa.Column("projection", sa.String(48), primary_key=True),
+    sa.Column("revision", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("position", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("aggregate", sa.Text, nullable=False),
+    sa.Column("aggregate_id", sa.Text, nullable=False),
+    sa.Column("event_id", sa.Text, nullable=False, server_default=""),
+    sa.Column("event_type", sa.Text, nullable=False, server_default=""),
+    sa.Column("resolution", sa.String(16), nullable=False),
+    sa.Column("reason", sa.Text, nullable=False, server_default=""),
+    sa.Column("traceback", sa.Text, nullable=False, server_default=""),
+    sa.Column("payload", sa.LargeBinary),
+    sa.Column("parked_at", sa.Double, nullable=False),
+    sa.Column("resolved_at", sa.Double),
+    sa.Index("ix_eventjet_quarantine_aggregate", "projection", "revision", "aggregate", "aggregate_id"),
 )
 """One row for each event that a projection did not take, or that somebody gave a verdict on.
 
@@ -94,5 +81,5 @@ class Clock(FunctionElement[float]):
     `postgres.py` and `sqlite.py` register how it is written.
     """
 
-    type: TypeEngine[float] = Double()
+    type: TypeEngine[float] = sa.Double()
     inherit_cache = True

@@ -17,8 +17,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateSchema
 
+from eventjet.projections.columns import canonical, dumps
 from eventjet.projections.row_codec import RowCodec
-from eventjet.projections.values import canonical, dumps
 from eventjet.sql import postgres_statements
 from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified
 from eventjet.sql.own_tables import Clock

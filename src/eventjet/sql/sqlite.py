@@ -40,9 +40,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool
 from sqlalchemy.sql import quoted_name
 
-from eventjet.projections.columns import normaliser, plain
+from eventjet.projections.columns import Convert, dumps, loads, normaliser, plain
 from eventjet.projections.row_codec import RowCodec
-from eventjet.projections.values import Convert, dumps, loads
 from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.statements import (
