@@ -30,7 +30,7 @@ def test_no_module_but_the_dialects_asks_which_database_it_is() -> None:
 def test_only_the_transitions_of_the_checkpoint_depose() -> None:
     deposing = re.compile(r"\bepoch\s*\+\s*1\b")
     found = [path for path, _ in sources() if deposing.search((SOURCE / path).read_text(encoding="utf-8"))]
-    assert found == ["sql/transitions.py"]
+    assert found == ["sql/checkpoint.py"]
 
 
 def names_database(node: ast.Compare | ast.ImportFrom) -> bool:

@@ -16,7 +16,7 @@ from sqlalchemy import Engine, MetaData, Table, select
 from sqlalchemy.exc import DBAPIError
 
 from eventjet.projections.row_codec import RowCodec
-from eventjet.sql import checkpoint, transitions
+from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import Dialect, dialect_of, is_about_data, is_transient
@@ -184,6 +184,6 @@ class DialectContract:
         create_tables(connection)
         table.create(connection)
         checkpoint.ensure(connection, "contract", 1)
-        found = transitions.take(connection, "contract", 1, "a worker", 60.0)
+        found = checkpoint.take(connection, "contract", 1, "a worker", 60.0)
         assert found is not None
         return found

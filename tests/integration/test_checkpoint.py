@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from eventjet.errors import NotCaughtUp, Unreachable, UsageError
-from eventjet.sql import checkpoint, transitions
+from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, PAUSED, RETIRED, Checkpoint
 from eventjet.sql.database import READ_ONLY, WORKER, Database, SessionLimits
 from eventjet.sql.locations import create_tables
@@ -31,7 +31,7 @@ def engine(database: str) -> Iterator[Engine]:
 
 def take(engine: Engine, owner: str, ttl_s: float = 30.0) -> Checkpoint | None:
     with engine.begin() as connection:
-        return transitions.take(connection, "balances", 1, owner, ttl_s)
+        return checkpoint.take(connection, "balances", 1, owner, ttl_s)
 
 
 def held(engine: Engine, owner: str = "w-1") -> Checkpoint:
@@ -61,22 +61,22 @@ def test_a_lease_is_held_by_one_and_each_owner_has_an_epoch_of_its_own(engine: E
     assert (first.epoch, first.owner, first.state, first.position) == (1, "w-1", BUILDING, 0)
     assert take(engine, "w-2") is None
     with engine.begin() as connection:
-        assert not transitions.is_free(connection, "balances", 1, "w-2")
-        assert transitions.release(connection, first)
-        assert transitions.is_free(connection, "balances", 1, "w-2")
+        assert not checkpoint.is_free(connection, "balances", 1, "w-2")
+        assert checkpoint.release(connection, first)
+        assert checkpoint.is_free(connection, "balances", 1, "w-2")
     assert held(engine, "w-2").epoch == 2
     with engine.begin() as connection:
-        assert not transitions.renew(connection, first, 30)
-        assert not transitions.release(connection, first)
-        assert not transitions.settle(connection, first, FAILED, "too late")
-        assert not transitions.adopt_log(connection, first, "another")
+        assert not checkpoint.renew(connection, first, 30)
+        assert not checkpoint.release(connection, first)
+        assert not checkpoint.settle(connection, first, FAILED, "too late")
+        assert not checkpoint.adopt_log(connection, first, "another")
 
 
 def test_a_lease_ends_by_the_databases_clock(engine: Engine) -> None:
     first = held(engine)
     assert take(engine, "w-2") is None
     with engine.begin() as connection:
-        assert transitions.renew(connection, first, 0.2)
+        assert checkpoint.renew(connection, first, 0.2)
     deadline = time.monotonic() + 30
     while (found := take(engine, "w-2")) is None:
         assert time.monotonic() < deadline
@@ -93,22 +93,22 @@ def test_a_paused_or_retired_projection_cannot_be_taken(engine: Engine, state: s
     first = held(engine)
     with engine.begin() as connection:
         if state == PAUSED:
-            assert transitions.pause(connection, first) is not None
+            assert checkpoint.pause(connection, first) is not None
         else:
-            transitions.retire(connection, first.name, first.revision)
-        assert not transitions.is_free(connection, "balances", 1, "w-1")
+            checkpoint.retire(connection, first.name, first.revision)
+        assert not checkpoint.is_free(connection, "balances", 1, "w-1")
     assert take(engine, "w-1") is None
 
 
 def test_a_failed_projection_is_tried_again_by_whoever_did_not_stumble_there(engine: Engine) -> None:
     first = held(engine)
     with engine.begin() as connection:
-        transitions.settle(connection, first, FAILED, "because")
-        transitions.release(connection, first)
+        checkpoint.settle(connection, first, FAILED, "because")
+        checkpoint.release(connection, first)
     with engine.begin() as connection:
-        assert not transitions.is_free(connection, "balances", 1, "w-1", stumbled_at=0)
-        assert transitions.take(connection, "balances", 1, "w-1", 30, stumbled_at=0) is None
-        assert transitions.is_free(connection, "balances", 1, "w-1", stumbled_at=7)
+        assert not checkpoint.is_free(connection, "balances", 1, "w-1", stumbled_at=0)
+        assert checkpoint.take(connection, "balances", 1, "w-1", 30, stumbled_at=0) is None
+        assert checkpoint.is_free(connection, "balances", 1, "w-1", stumbled_at=7)
     again = take(engine, "w-2")
     assert again is not None
     assert (again.state, again.reason) == (ACTIVE, None)

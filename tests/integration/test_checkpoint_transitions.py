@@ -12,63 +12,62 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, delete
 
 from eventjet.errors import CheckpointFenced
-from eventjet.sql import checkpoint, transitions
-from eventjet.sql.checkpoint import ACTIVE, FAILED, NEW, PAUSED, RETIRED, STATES, Checkpoint
+from eventjet.sql import checkpoint
+from eventjet.sql.checkpoint import ACTIVE, FAILED, NEW, PAUSED, RETIRED, STATES, Checkpoint, Transition
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
 from eventjet.sql.own_tables import projections
-from eventjet.sql.transitions import Transition
 
 Step = Callable[[Connection, Checkpoint, Checkpoint], object]
 """What somebody does who read the first checkpoint a while ago and the second one just now."""
 
 
 def take(connection: Connection, _: Checkpoint, now: Checkpoint) -> object:
-    return transitions.take(connection, now.name, now.revision, "a worker", 60.0)
+    return checkpoint.take(connection, now.name, now.revision, "a worker", 60.0)
 
 
 def advance(connection: Connection, before: Checkpoint, _: Checkpoint) -> object:
-    return transitions.advance(connection, before, before.position, before.position + 5, "an event", 60.0)
+    return checkpoint.advance(connection, before, before.position, before.position + 5, "an event", 60.0)
 
 
 def swap_in(connection: Connection, _: Checkpoint, now: Checkpoint) -> object:
-    return transitions.swap_in(connection, now, replace(now, position=3, event_id="e"), "another log", '["t"]')
+    return checkpoint.swap_in(connection, now, replace(now, position=3, event_id="e"), "another log", '["t"]')
 
 
 def assign(connection: Connection, _: Checkpoint, now: Checkpoint) -> object:
-    return transitions.assign(connection, now.name, now.revision, location="own", tables='["t"]', takes_over=True)
+    return checkpoint.assign(connection, now.name, now.revision, location="own", tables='["t"]', takes_over=True)
 
 
 STEPS: dict[str, tuple[Step, Callable[[Checkpoint], list[Transition]], bool]] = {
-    "take": (take, lambda _: [transitions.TAKE], False),
-    "renew": (lambda c, old, _: transitions.renew(c, old, 60.0), lambda _: [transitions.NOTE], True),
-    "release": (lambda c, old, _: transitions.release(c, old), lambda _: [transitions.NOTE], True),
-    "adopt log": (lambda c, old, _: transitions.adopt_log(c, old, "log"), lambda _: [transitions.NOTE], True),
-    "advance": (advance, lambda _: [transitions.NOTE], True),
-    "note": (lambda c, old, _: transitions.settle(c, old, None, "why"), lambda _: [transitions.NOTE], True),
-    "activate": (lambda c, old, _: transitions.settle(c, old, ACTIVE), lambda _: [transitions.ACTIVATE], True),
-    "fail": (lambda c, old, _: transitions.settle(c, old, FAILED, "why"), lambda _: [transitions.FAIL], True),
-    "stand back": (lambda c, old, _: transitions.stand_back(c, old), lambda _: [transitions.STAND_BACK], True),
-    "pause": (lambda c, _, now: transitions.pause(c, now), lambda _: [transitions.PAUSE], False),
-    "resume": (lambda c, _, now: transitions.resume(c, now), lambda _: list(transitions.RESUME_AS.values()), False),
-    "retire": (lambda c, _, now: transitions.retire(c, now.name, now.revision), lambda _: [transitions.RETIRE], False),
-    "assign": (assign, lambda now: [transitions.BEGIN_ANEW if now.state == RETIRED else transitions.ASSIGN], False),
+    "take": (take, lambda _: [checkpoint.TAKE], False),
+    "renew": (lambda c, old, _: checkpoint.renew(c, old, 60.0), lambda _: [checkpoint.NOTE], True),
+    "release": (lambda c, old, _: checkpoint.release(c, old), lambda _: [checkpoint.NOTE], True),
+    "adopt log": (lambda c, old, _: checkpoint.adopt_log(c, old, "log"), lambda _: [checkpoint.NOTE], True),
+    "advance": (advance, lambda _: [checkpoint.NOTE], True),
+    "note": (lambda c, old, _: checkpoint.settle(c, old, None, "why"), lambda _: [checkpoint.NOTE], True),
+    "activate": (lambda c, old, _: checkpoint.settle(c, old, ACTIVE), lambda _: [checkpoint.ACTIVATE], True),
+    "fail": (lambda c, old, _: checkpoint.settle(c, old, FAILED, "why"), lambda _: [checkpoint.FAIL], True),
+    "stand back": (lambda c, old, _: checkpoint.stand_back(c, old), lambda _: [checkpoint.STAND_BACK], True),
+    "pause": (lambda c, _, now: checkpoint.pause(c, now), lambda _: [checkpoint.PAUSE], False),
+    "resume": (lambda c, _, now: checkpoint.resume(c, now), lambda _: list(checkpoint.RESUME_AS.values()), False),
+    "retire": (lambda c, _, now: checkpoint.retire(c, now.name, now.revision), lambda _: [checkpoint.RETIRE], False),
+    "assign": (assign, lambda now: [checkpoint.BEGIN_ANEW if now.state == RETIRED else checkpoint.ASSIGN], False),
     "promote": (
-        lambda c, _, now: transitions.promote(c, now.name, now.revision),
-        lambda _: [transitions.PROMOTE],
+        lambda c, _, now: checkpoint.promote(c, now.name, now.revision),
+        lambda _: [checkpoint.PROMOTE],
         False,
     ),
     "displace": (
-        lambda c, _, now: transitions.displace(c, now.name, now.revision, "own"),
-        lambda _: [transitions.DISPLACE],
+        lambda c, _, now: checkpoint.displace(c, now.name, now.revision, "own"),
+        lambda _: [checkpoint.DISPLACE],
         False,
     ),
     "swap in": (
         swap_in,
-        lambda now: [transitions.SWAP_IN_BESIDE if now.takes_over else transitions.SWAP_IN],
+        lambda now: [checkpoint.SWAP_IN_BESIDE if now.takes_over else checkpoint.SWAP_IN],
         False,
     ),
-    "depose": (lambda c, _, now: transitions.depose(c, now.name, now.revision), lambda _: [transitions.DEPOSE], False),
+    "depose": (lambda c, _, now: checkpoint.depose(c, now.name, now.revision), lambda _: [checkpoint.DEPOSE], False),
 }
 """Name → what is done, the transitions that may come of it, and whether only the owner's epoch allows it."""
 
@@ -130,24 +129,24 @@ def test_a_pause_keeps_the_state_for_the_time_after_it(engine: Engine) -> None:
     with engine.begin() as connection:
         checkpoint.ensure(connection, "balances", 1)
         for state in (NEW, "building", ACTIVE):
-            paused = transitions.pause(connection, stands(connection))
+            paused = checkpoint.pause(connection, stands(connection))
             assert paused is not None
             assert paused.state == PAUSED
-            resumed = transitions.resume(connection, paused)
+            resumed = checkpoint.resume(connection, paused)
             assert resumed is not None
             assert resumed.state == state
-            held = transitions.take(connection, "balances", 1, "a worker", 60.0)
+            held = checkpoint.take(connection, "balances", 1, "a worker", 60.0)
             assert held is not None
             if state != NEW:
-                transitions.settle(connection, held, ACTIVE)
+                checkpoint.settle(connection, held, ACTIVE)
 
 
 def test_the_table_in_the_docstring_says_what_the_data_says() -> None:
-    header, _, *rows = [line for line in (transitions.__doc__ or "").splitlines() if line.startswith("|")]
+    header, _, *rows = [line for line in (checkpoint.__doc__ or "").splitlines() if line.startswith("|")]
     states = cells(header)[1:-1]
     assert sorted(states) == sorted(STATES)
     shown = {name: (dict(zip(states, middle, strict=True)), deposes) for name, *middle, deposes in map(cells, rows)}
-    found = {one.name: one for one in vars(transitions).values() if isinstance(one, Transition)}
+    found = {one.name: one for one in vars(checkpoint).values() if isinstance(one, Transition)}
     assert shown.keys() == found.keys() | {"resume"}
     for name, one in found.items():
         said, deposes = shown[name]

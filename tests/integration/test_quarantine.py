@@ -21,9 +21,8 @@ from eventjet.projections.resolve import ResolvedProjection
 from eventjet.quarantine import rows as verdict
 from eventjet.quarantine.fold import Offering
 from eventjet.settings import Settings
-from eventjet.sql.checkpoint import Checkpoint, ensure, read
+from eventjet.sql.checkpoint import Checkpoint, ensure, read, take
 from eventjet.sql.database import Database
-from eventjet.sql.transitions import take
 from eventjet.workers.context import WorkerOptions
 from eventjet.writers.batch import Batch
 from eventjet.writers.fold_writer import FoldWriter

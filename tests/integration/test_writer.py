@@ -40,7 +40,7 @@ from eventjet.errors import CheckpointFenced, HandlerFailed
 from eventjet.projections.projection import projection
 from eventjet.projections.resolve import ResolvedProjection, resolve
 from eventjet.projections.row_codec import RowCodec
-from eventjet.sql import checkpoint, transitions
+from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.dialect import dialect_of
 from eventjet.writers.batch import Batch, Parts
@@ -72,7 +72,7 @@ def engine(database: str) -> Iterator[Engine]:
 def taken(engine: Engine, resolved: ResolvedProjection, owner: str = "w-1") -> Checkpoint:
     with engine.begin() as connection:
         checkpoint.ensure(connection, resolved.name, resolved.revision)
-        held = transitions.take(connection, resolved.name, resolved.revision, owner, ttl_s=30)
+        held = checkpoint.take(connection, resolved.name, resolved.revision, owner, ttl_s=30)
     assert held is not None
     return held
 
@@ -176,7 +176,7 @@ def test_the_position_advances_over_events_nobody_takes(engine: Engine) -> None:
 def test_a_deposed_worker_writes_nothing(engine: Engine) -> None:
     zombie = taken(engine, BALANCES)
     with engine.begin() as connection:
-        transitions.release(connection, zombie)
+        checkpoint.release(connection, zombie)
     taken(engine, BALANCES, "w-2")
     with pytest.raises(CheckpointFenced, match="w-2 holds it in epoch 2, this was 1"):
         write(engine, BALANCES, zombie, Batch(0, 1, "id-1", [on(1, Opened(owner="ada"))]))

@@ -42,8 +42,6 @@ class ResolvedProjection:
     events: tuple[type, ...]
     """The subscription."""
     row_type: type
-    columns: tuple[str, ...]
-    """The rows' field names, in the table's column order."""
     key_columns: tuple[str, ...]
     declared: Projection[Any, Any] | Entries[Any, Any] = field(repr=False)
     key_of: KeyOf | None = field(repr=False)
@@ -138,7 +136,6 @@ class _Resolving:
             table=self.table,
             events=events,
             row_type=row_type,
-            columns=tuple(column.key for column in self.table.columns),
             key_columns=tuple(column.key for column in self.key_columns),
             declared=declared,
             key_of=key_of,

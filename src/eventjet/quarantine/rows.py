@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, and_, case, func, select, upda
 
 from eventjet.errors import UsageError
 from eventjet.quarantine.fold import AggregateKey
-from eventjet.sql import checkpoint, transitions
+from eventjet.sql import checkpoint
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.own_tables import Clock, quarantine
 from eventjet.sql.statements import BLOCKED, BLOCKING, DROPPED, PARKED, RETRY, Parked
@@ -177,7 +177,7 @@ def retry(connection: Connection, name: str, revision: int, positions: Sequence[
     _check(connection, name, revision, chosen, found)
     if chosen:
         _resolve(connection, name, revision, chosen, RETRY)
-        transitions.depose(connection, name, revision)
+        checkpoint.depose(connection, name, revision)
     return chosen
 
 
@@ -198,7 +198,7 @@ def drop(connection: Connection, name: str, revision: int, positions: Sequence[i
         )
         following += [one for one in connection.scalars(blocked) if one is not None]
     _resolve(connection, name, revision, following, RETRY)
-    transitions.depose(connection, name, revision)
+    checkpoint.depose(connection, name, revision)
     return chosen
 
 

@@ -17,7 +17,7 @@ from eventjet.rebuild import runs
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.run_space import PURPOSE, Target, columns_alone
 from eventjet.rebuild.spaces import space_kind
-from eventjet.sql import checkpoint, transitions
+from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import BUILDING, DECLARED, RETIRED, Checkpoint, revisions
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import TableName, TableRef, dialect_of, listed, qualified
@@ -180,7 +180,7 @@ class Shadow(Generic[R_co]):
             self._give_quarantine_back(connection, None if tail is None else self._decided)
             self._check_obstacles(connection, live.location, exchange.leaving)
             self.space.carry_out(exchange, self.resolved, live.location)
-            swapped = transitions.swap_in(connection, live, own, log, recorded(self.resolved))
+            swapped = checkpoint.swap_in(connection, live, own, log, recorded(self.resolved))
             failpoints.reach("rebuild.inside_swap")
             return swapped
 

@@ -18,7 +18,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
 from eventjet.errors import LocationTaken, NamedByHandlers
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.sql import checkpoint, migrations, transitions
+from eventjet.sql import checkpoint, migrations
 from eventjet.sql.checkpoint import DECLARED, RETIRED, UNASSIGNED, Checkpoint, revisions
 from eventjet.sql.database import unusable
 from eventjet.sql.dialect import Dialect, dialect_of
@@ -182,7 +182,7 @@ def _give(connection: Connection, resolved: AnyResolved, *, may_create: bool = T
     # A revision older than the one that holds the location does not push it away by itself.
     takes_over = holder is not None and holder < resolved.revision
     tables = recorded(resolved)
-    return transitions.assign(
+    return checkpoint.assign(
         connection, resolved.name, resolved.revision, location=location, tables=tables, takes_over=takes_over
     )
 

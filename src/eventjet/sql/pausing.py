@@ -13,7 +13,7 @@ from typing import TypeAlias
 from sqlalchemy import Connection
 
 from eventjet.errors import UsageError
-from eventjet.sql import transitions
+from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import FAILED, PAUSED, Checkpoint, ensure, lock
 from eventjet.sql.database import Database
 
@@ -71,11 +71,11 @@ def _changed(connection: Connection, change: _Change, name: str, revision: int, 
 
 
 def _pause(connection: Connection, found: Checkpoint) -> Checkpoint | None:
-    if found.state != PAUSED and found.state not in transitions.PAUSE.states:
+    if found.state != PAUSED and found.state not in checkpoint.PAUSE.states:
         because = f" ({' '.join(found.reason.split()).rstrip('.')})" if found.reason else ""
         what = f"Revision {found.revision} of projection {found.name!r} is {found.state}{because}"
         raise UsageError(f"{what}, so nothing advances it. There is nothing to pause.")
-    return transitions.pause(connection, found)
+    return checkpoint.pause(connection, found)
 
 
 def _resume(connection: Connection, found: Checkpoint) -> Checkpoint | None:
@@ -83,4 +83,4 @@ def _resume(connection: Connection, found: Checkpoint) -> Checkpoint | None:
         remedy = "Start a worker that takes it, or rebuild it." if found.state == FAILED else "Nothing to resume."
         what = f"Revision {found.revision} of projection {found.name!r} is {found.state}"
         raise UsageError(f"{what}, not paused. {remedy}")
-    return transitions.resume(connection, found)
+    return checkpoint.resume(connection, found)

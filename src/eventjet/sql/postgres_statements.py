@@ -11,6 +11,7 @@ from sqlalchemy import types as sa
 from sqlalchemy.dialects import postgresql
 
 from eventjet.projections.row_codec import RowCodec
+from eventjet.sql.checkpoint import ADVANCE
 from eventjet.sql.statements import (
     COLUMNS,
     INSERT,
@@ -23,7 +24,6 @@ from eventjet.sql.statements import (
     QuarantineChanges,
     by_key,
 )
-from eventjet.sql.transitions import ADVANCE
 
 Literal: TypeAlias = Callable[[Iterable[Any]], str]
 """Writes a column of values as an array literal: an order of magnitude quicker than one adapter call a value."""

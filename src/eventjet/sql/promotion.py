@@ -11,19 +11,18 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from eventjet import failpoints
 from eventjet.errors import CheckpointFenced, PromotionRefused
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.sql import checkpoint, transitions
+from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import DECLARED, Checkpoint, revisions
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import dialect_of, listed
 from eventjet.sql.exchange import Exchange, Move, NotNow, bounded, lock_as_workers
 from eventjet.sql.locations import holders, names_of
-from eventjet.sql.own_tables import projections
 
 TAIL_S = 1.0
 """How long the holder of the declared location may be kept from writing while the other one catches up with it."""
@@ -51,15 +50,13 @@ def freeze(connection: Connection, resolved: AnyResolved) -> int:
         found = revisions(connection, resolved.name)
         own, there = _own(found, resolved), holders(found, resolved)
         numbers = [one.revision for one in there]
-        query = select(projections).where(projections.c.name == resolved.name, projections.c.revision.in_(numbers))
-        query = query.order_by(projections.c.revision).with_for_update()
-        there = lock_as_workers(
+        locked = lock_as_workers(
             connection,
             resolved,
             _exchange(connection, own, there).lock_leaving,
-            lambda: [Checkpoint(*row) for row in connection.execute(query)],
+            lambda: revisions(connection, resolved.name, lock=True, only=numbers),
         )
-        return own.position + _lag(own, there)
+        return own.position + _lag(own, locked)
 
 
 def attempt(connection: Connection, resolved: AnyResolved, *, epoch: int | None = None) -> Promoted | None:
@@ -70,7 +67,35 @@ def attempt(connection: Connection, resolved: AnyResolved, *, epoch: int | None 
     `CheckpointFenced`; the caller rolls back.
     """
     with _limited(connection, resolved):
-        return _promote(connection, resolved, epoch)
+        found = revisions(connection, resolved.name)
+        own = _own(found, resolved)
+        if own.location == DECLARED:
+            return None
+        exchange = _exchange(connection, own, holders(found, resolved))
+        locked = lock_as_workers(
+            connection, resolved, exchange.lock, lambda: revisions(connection, resolved.name, lock=True)
+        )
+        if [_assignment(one) for one in locked] != [_assignment(one) for one in found]:
+            raise NotNow("another process moved its tables meanwhile")
+        exchange.look_again()
+        found = revisions(connection, resolved.name)
+        own, there = _own(found, resolved), holders(found, resolved)
+        if epoch is not None and own.epoch != epoch:
+            raise CheckpointFenced(resolved.name, f"its epoch is no longer {epoch}")
+        if epoch is not None and any(one.revision > own.revision for one in there):
+            # It came after the worker looked. Only a person gives the location back to an older one.
+            raise NotNow(f"revision {there[-1].revision} took over meanwhile")
+        missing = _lag(own, there)
+        if missing:
+            raise NotNow(f"it is {missing} events behind revision {there[-1].revision}")
+        _check(connection, resolved, own, exchange)
+        exchange.carry_out()
+        failpoints.reach("takeover.moved")
+        for one in there:
+            location = dialect_of(connection).own_location(one.name, one.revision)
+            checkpoint.displace(connection, one.name, one.revision, location)
+        checkpoint.promote(connection, own.name, own.revision)
+        return Promoted(tuple(one.revision for one in there), own.position)
 
 
 def promote(database: Database, resolved: AnyResolved, *, patience_s: float = 60.0) -> Promoted | None:
@@ -114,38 +139,6 @@ def _limited(connection: Connection, resolved: AnyResolved) -> Generator[None]:
         if not dialect_of(connection).is_forbidden(error):
             raise
         raise PromotionRefused(resolved, str(error.orig).partition("\n")[0]) from error
-
-
-def _promote(connection: Connection, resolved: AnyResolved, epoch: int | None) -> Promoted | None:
-    found = revisions(connection, resolved.name)
-    own = _own(found, resolved)
-    if own.location == DECLARED:
-        return None
-    exchange = _exchange(connection, own, holders(found, resolved))
-    locked = lock_as_workers(
-        connection, resolved, exchange.lock, lambda: revisions(connection, resolved.name, lock=True)
-    )
-    if [_assignment(one) for one in locked] != [_assignment(one) for one in found]:
-        raise NotNow("another process moved its tables meanwhile")
-    exchange.look_again()
-    found = revisions(connection, resolved.name)
-    own, there = _own(found, resolved), holders(found, resolved)
-    if epoch is not None and own.epoch != epoch:
-        raise CheckpointFenced(resolved.name, f"its epoch is no longer {epoch}")
-    if epoch is not None and any(one.revision > own.revision for one in there):
-        # It came after the worker looked. Only a person gives the location back to an older one.
-        raise NotNow(f"revision {there[-1].revision} took over meanwhile")
-    missing = _lag(own, there)
-    if missing:
-        raise NotNow(f"it is {missing} events behind revision {there[-1].revision}")
-    _check(connection, resolved, own, exchange)
-    exchange.carry_out()
-    failpoints.reach("takeover.moved")
-    for one in there:
-        location = dialect_of(connection).own_location(one.name, one.revision)
-        transitions.displace(connection, one.name, one.revision, location)
-    transitions.promote(connection, own.name, own.revision)
-    return Promoted(tuple(one.revision for one in there), own.position)
 
 
 def _exchange(connection: Connection, own: Checkpoint, there: Sequence[Checkpoint]) -> Exchange:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete
 
 from eventjet.errors import UsageError
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.sql import checkpoint, transitions
+from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import RETIRED, Checkpoint, revisions
 from eventjet.sql.dialect import TableRef, dialect_of
 from eventjet.sql.locations import holders, names_of
@@ -53,10 +53,7 @@ def retire(connection: Connection, name: str, revision: int, declared: Collectio
 
     Raises `UsageError` for one that is declared, in use, or unknown. Declared again, it begins anew.
     """
-    known = {(one.projection, one.revision): one for one in unused(connection, declared)}
-    if (name, revision) not in known:
-        raise UsageError(_not_unused(name, revision, declared, sorted(known)))
-    _refuse_in_use(known[name, revision])
+    dropped = _droppable(connection, name, revision, declared)
     (held,) = [one for one in revisions(connection, name) if one.revision == revision]
     # Tables before checkpoints, as workers lock them.
     dialect = dialect_of(connection)
@@ -66,24 +63,27 @@ def retire(connection: Connection, name: str, revision: int, declared: Collectio
     if locked is None or (locked.location, locked.tables) != (held.location, held.tables):
         raise UsageError(f"{name}:{revision} was moved meanwhile. Look again with `eventjet db unused`.")
     # Once more, now that nobody can take it.
-    _refuse_in_use({(one.projection, one.revision): one for one in unused(connection, declared)}[name, revision])
+    _droppable(connection, name, revision, declared)
     dialect.drop_location(connection, dialect.own_location(name, revision))
     of_it = (quarantine.c.projection == name) & (quarantine.c.revision == revision)
     connection.execute(delete(quarantine).where(of_it))
-    transitions.retire(connection, name, revision)
-    return known[name, revision]
+    checkpoint.retire(connection, name, revision)
+    return dropped
 
 
-def _refuse_in_use(one: Unused) -> None:
-    if one.in_use is not None:
-        raise UsageError(f"{one.projection}:{one.revision} is not dropped: {one.in_use}")
-
-
-def _not_unused(name: str, revision: int, declared: Collection[AnyResolved], known: Sequence[tuple[str, int]]) -> str:
+def _droppable(connection: Connection, name: str, revision: int, declared: Collection[AnyResolved]) -> Unused:
+    known = {(one.projection, one.revision): one for one in unused(connection, declared)}
+    one = known.get((name, revision))
+    if one is not None and one.in_use is None:
+        return one
+    if one is not None:
+        raise UsageError(f"{name}:{revision} is not dropped: {one.in_use}")
     if any((resolved.name, resolved.revision) == (name, revision) for resolved in declared):
-        return f"{name}:{revision} is declared by the app, so it is not dropped. Take it out of the app first."
-    known_ones = ", ".join(f"{one}:{number}" for one, number in known) or "none"
-    return f"There is no unused revision {name}:{revision}. Unused are: {known_ones}."
+        raise UsageError(
+            f"{name}:{revision} is declared by the app, so it is not dropped. Take it out of the app first."
+        )
+    shown = ", ".join(f"{other}:{number}" for other, number in sorted(known)) or "none"
+    raise UsageError(f"There is no unused revision {name}:{revision}. Unused are: {shown}.")
 
 
 def _described(connection: Connection, one: Checkpoint, left_s: float, declared: Collection[AnyResolved]) -> Unused:

@@ -42,6 +42,7 @@ from sqlalchemy.sql import quoted_name
 
 from eventjet.projections.columns import Convert, dumps, loads, normaliser, plain
 from eventjet.projections.row_codec import RowCodec
+from eventjet.sql.checkpoint import ADVANCE
 from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.statements import (
@@ -56,7 +57,6 @@ from eventjet.sql.statements import (
     QuarantineChanges,
     by_key,
 )
-from eventjet.sql.transitions import ADVANCE
 
 BUSY_TIMEOUT_S = 15.0
 """How long a writer waits for another one; it polls, so a busy worker makes it wait for several batches."""

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, select
 from eventjet import failpoints
 from eventjet.errors import CheckpointFenced, PromotionRefused, TableOccupied
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.sql import locations, transitions
+from eventjet.sql import checkpoint, locations
 from eventjet.sql.checkpoint import Checkpoint, revisions
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.exchange import NotNow
@@ -74,11 +74,11 @@ class Lease:
         name, revision, ttl_s = resolved.name, resolved.revision, context.options.lease_s
 
         def is_free(connection: Connection) -> bool:
-            return transitions.is_free(connection, name, revision, context.owner, stumbled_at=failed_at)
+            return checkpoint.is_free(connection, name, revision, context.owner, stumbled_at=failed_at)
 
         def take(connection: Connection) -> Checkpoint | None:
             locations.ensure(connection, resolved)
-            return transitions.take(connection, name, revision, context.owner, ttl_s, stumbled_at=failed_at)
+            return checkpoint.take(connection, name, revision, context.owner, ttl_s, stumbled_at=failed_at)
 
         while not stop.is_set():
             # A standby only reads: it must not wait for locks, nor make others wait.
@@ -103,23 +103,23 @@ class Lease:
 
     async def renew(self) -> None:
         """Extend it."""
-        await self._change(transitions.renew, self._ttl_s)
+        await self._change(checkpoint.renew, self._ttl_s)
 
     async def settle(self, state: str | None, reason: str | None = None) -> int:
         """Note a state (None keeps it) and a reason, at the position returned."""
-        return await self._change(transitions.settle, state, reason)
+        return await self._change(checkpoint.settle, state, reason)
 
     async def adopt_log(self, log: str) -> None:
         """Remember which log it is made from."""
-        await self._change(transitions.adopt_log, log)
+        await self._change(checkpoint.adopt_log, log)
 
     async def stand_back(self) -> None:
         """Give up wanting the declared location."""
-        await self._change(transitions.stand_back)
+        await self._change(checkpoint.stand_back)
 
     async def release(self) -> None:
         """Let a standby go on at once. Raises nothing about another epoch: then there is nothing to release."""
-        await self._session.write(transitions.release, self.held)
+        await self._session.write(checkpoint.release, self.held)
 
     async def _change(
         self, change: Callable[Concatenate[Connection, Checkpoint, P], T | None], *args: P.args, **kwargs: P.kwargs

@@ -23,9 +23,8 @@ from eventjet import failpoints
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CheckpointFenced, HandlerFailed, TransactionEnded
 from eventjet.projections.sql_projection import ResolvedSql
-from eventjet.sql.checkpoint import Checkpoint
+from eventjet.sql.checkpoint import Checkpoint, advance, renew
 from eventjet.sql.dialect import is_transient
-from eventjet.sql.transitions import advance, renew
 from eventjet.writers.batch import Batch, reason_of
 from eventjet.writers.fold_writer import fenced
 
