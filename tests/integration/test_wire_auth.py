@@ -54,9 +54,11 @@ def test_user_and_password() -> None:
         assert_refused(Endpoint((server.url,)))
 
 
-def test_a_refusal_is_final_and_no_reason_to_try_the_next_server() -> None:
-    with NatsServer(config="authorization { timeout: 30, token: t }") as strict, NatsServer() as lax:
-        assert_refused(Endpoint((strict.url, lax.url)))
+def test_a_refusal_is_told_where_all_other_servers_are_away() -> None:
+    with NatsServer(config="authorization { timeout: 30, token: t }") as strict, NatsServer() as away:
+        away.stop()
+        assert_refused(Endpoint((away.url, strict.url)))
+        assert_refused(Endpoint((strict.url, away.url)))
 
 
 def test_token() -> None:
