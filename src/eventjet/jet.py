@@ -19,7 +19,7 @@ from eventjet.repository.decisions import position_in, transact
 from eventjet.repository.histories import Snapshots
 from eventjet.repository.importing import Importer
 from eventjet.settings import Settings
-from eventjet.snapshots.kv import KeyValueSnapshots, SnapshotKeeper
+from eventjet.snapshots.kv import KeyValueSnapshots
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.sql.waiting import Checkpoints, Waiting
 from eventjet.store.jetstream import JetStreamStore
@@ -45,7 +45,7 @@ class Jet:
         settings: Settings,
         store: EventStore,
         client: Client | None = None,
-        snapshots: SnapshotKeeper | None = None,
+        snapshots: KeyValueSnapshots | None = None,
     ) -> None:
         self.name = app.name
         self.settings = settings
@@ -206,13 +206,13 @@ async def open_jet(app: Application, settings: Settings) -> AsyncGenerator[Jet]:
     """Connect, and on the way out wait for the saves in flight."""
     client = await connect(settings)
     store = JetStreamStore(app.name, client, save_timeout_s=settings.save_timeout_s)
-    keeper = SnapshotKeeper(KeyValueSnapshots(snapshot_bucket(app.name), client))
-    jet = Jet(app, settings, store, client, keeper)
+    snapshots = KeyValueSnapshots(snapshot_bucket(app.name), client)
+    jet = Jet(app, settings, store, client, snapshots)
     client.on_lost.append(jet.forget)
     async with AsyncExitStack() as ending:
         # In reverse, each even when one before it was cancelled.
         ending.push_async_callback(client.close)
-        ending.push_async_callback(keeper.close)
+        ending.push_async_callback(snapshots.close)
         ending.push_async_callback(store.settle)
         ending.push_async_callback(jet.close)
         yield jet

@@ -238,7 +238,7 @@ async def test_a_snapshot_shortens_replay_and_a_bad_one_is_passed_over(
     async with asyncio.timeout(30):
         while not keeper.written:
             await asyncio.sleep(0.01)
-    value = await keeper.store.get("account", "k")
+    value = await keeper.get("account", "k")
     assert value is not None
 
     async def loaded() -> tuple[Decimal, int]:

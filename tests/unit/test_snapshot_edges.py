@@ -1,4 +1,4 @@
-"""Snapshots that must not be believed, states that must not be kept, and a keeper that nothing stops."""
+"""Snapshots that must not be believed, states that must not be kept, and a queue that nothing stops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from eventjet.domain.history import Commands, FoldedState
 from eventjet.errors import StoreUnavailable
 from eventjet.repository import Repository
 from eventjet.repository.histories import Snapshots
-from eventjet.snapshots.kv import KeyValueSnapshots, SnapshotKeeper
+from eventjet.snapshots.kv import KeyValueSnapshots
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.store.memory import MemoryStore
 
@@ -48,6 +48,7 @@ class Tally:
 
 class MemorySnapshots(KeyValueSnapshots):
     def __init__(self) -> None:
+        super().__init__("kept", None)  # type: ignore[arg-type]
         self.values: dict[tuple[str, str], bytes] = {}
 
     async def get(self, aggregate: str, aggregate_id: str) -> bytes | None:
@@ -57,18 +58,16 @@ class MemorySnapshots(KeyValueSnapshots):
         self.values[(aggregate, aggregate_id)] = value
 
 
-def repository(store: Any, kept: MemorySnapshots) -> tuple[Repository[Tally, Added], SnapshotKeeper]:
-    keeper = SnapshotKeeper(kept)
-    snapshots = Snapshots(keeper, SnapshotCodec[Tally](Tally), 2)
-    tallies = Repository("x", store, Catalog([Added]), Tally, snapshots=snapshots)
-    return tallies, keeper  # type: ignore[return-value]
+def repository(store: Any, kept: MemorySnapshots) -> Repository[Tally, Added]:
+    snapshots = Snapshots(kept, SnapshotCodec[Tally](Tally), 2)
+    return Repository("x", store, Catalog([Added]), Tally, snapshots=snapshots)  # type: ignore[return-value]
 
 
 async def filled(store: MemoryStore, kept: MemorySnapshots, *numbers: int) -> None:
-    tallies, keeper = repository(store, kept)
+    tallies = repository(store, kept)
     for number in numbers:
         await tallies.execute("a", Tally.add, number)
-    await keeper.close()
+    await kept.close()
 
 
 def test_the_parameter_of_evolve_may_have_any_name() -> None:
@@ -81,7 +80,7 @@ async def test_a_snapshot_of_a_log_that_was_lost_is_not_believed(regrown: tuple[
     await filled(lost, kept, 1, 2)
     restored = MemoryStore("x")
     await filled(restored, MemorySnapshots(), *regrown)
-    tallies, _ = repository(restored, kept)
+    tallies = repository(restored, kept)
     assert (await tallies.load("a")).total == sum(regrown)
     assert (await tallies.execute("a", Tally.add, 100)).state.total == sum(regrown) + 100
 
@@ -93,7 +92,7 @@ async def test_a_remembered_state_of_a_log_that_was_lost_is_not_loaded(regrown: 
             self.__dict__.update(vars(other))
 
     store = Restored("x")
-    tallies, _ = repository(store, MemorySnapshots())
+    tallies = repository(store, MemorySnapshots())
     for number in (1, 2):
         await tallies.execute("a", Tally.add, number)
     other = MemoryStore("x")
@@ -105,7 +104,7 @@ async def test_a_remembered_state_of_a_log_that_was_lost_is_not_loaded(regrown: 
 
 async def test_a_replica_that_lags_does_not_take_back_what_is_known() -> None:
     store = MemoryStore("x")
-    tallies, _ = repository(store, MemorySnapshots())
+    tallies = repository(store, MemorySnapshots())
     for number in (1, 2, 3):
         await tallies.execute("a", Tally.add, number)
     pages = store.pages
@@ -185,9 +184,8 @@ class Thorn:
         return self
 
 
-async def test_nothing_stops_the_keeper() -> None:
+async def test_nothing_stops_the_queue() -> None:
     kept = MemorySnapshots()
-    keeper = SnapshotKeeper(kept)
     codec = SnapshotCodec[Thorn](Thorn)
 
     def broken() -> bytes | None:
@@ -198,9 +196,9 @@ async def test_nothing_stops_the_keeper() -> None:
 
     encoders: list[Callable[[], bytes | None]] = [broken, lambda: codec.encode(FoldedState(Thorn(), 1, 1)), unavailable]
     for encode in encoders:
-        keeper.keep("a", "b", encode)
-    keeper.keep("a", "good", lambda: b"{}")
+        kept.keep("a", "b", encode)
+    kept.keep("a", "good", lambda: b"{}")
     async with asyncio.timeout(30):
-        await keeper.close()
+        await kept.close()
     assert kept.values[("a", "good")] == b"{}"
-    assert keeper.dropped >= 2
+    assert kept.dropped >= 2

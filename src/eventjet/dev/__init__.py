@@ -10,15 +10,6 @@ if TYPE_CHECKING:
     from eventjet.dev.nats import NatsServer
     from eventjet.dev.postgres import PostgresServer
 
-__all__ = [
-    "NatsServer",
-    "PostgresServer",
-]
+__all__ = ["NatsServer", "PostgresServer"]
 
-__getattr__ = lazy(
-    __name__,
-    {
-        "eventjet.dev.nats": ("NatsServer",),
-        "eventjet.dev.postgres": ("PostgresServer",),
-    },
-)
+__getattr__ = lazy(__name__, {"eventjet.dev.nats": ("NatsServer",), "eventjet.dev.postgres": ("PostgresServer",)})

@@ -24,7 +24,7 @@ from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState, fold_history
 from eventjet.domain.recorded import NO_METADATA, Recorded
 from eventjet.errors import DefinitionError, HistoryBroken, StoreUnavailable, UsageError
-from eventjet.snapshots.kv import SnapshotKeeper
+from eventjet.snapshots.kv import KeyValueSnapshots
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.store.store import EventStore
 
@@ -37,7 +37,7 @@ LAG_PAUSES_S = (0.01, 0.05, 0.2, 0.5, 0.0)
 class Snapshots(Generic[S]):
     """Where an aggregate type keeps its snapshots, and when."""
 
-    keeper: SnapshotKeeper
+    store: KeyValueSnapshots
     codec: SnapshotCodec[S]
     every: int
 
@@ -58,11 +58,7 @@ class Histories(Generic[S]):
     """Reads and folds. Holds nothing between calls."""
 
     def __init__(
-        self,
-        store: EventStore,
-        catalog: Catalog,
-        initial: Callable[[], S],
-        snapshots: Snapshots[S] | None = None,
+        self, store: EventStore, catalog: Catalog, initial: Callable[[], S], snapshots: Snapshots[S] | None = None
     ) -> None:
         self.store = store
         self.info = aggregate_info(initial)
@@ -124,7 +120,7 @@ class Histories(Generic[S]):
         if self._snapshots is None or held.version // self._snapshots.every == before // self._snapshots.every:
             return
         codec = self._snapshots.codec
-        self._snapshots.keeper.keep(self.info.name, aggregate_id, lambda: codec.encode(held))
+        self._snapshots.store.keep(self.info.name, aggregate_id, lambda: codec.encode(held))
 
     @staticmethod
     def evolve(state: S, event: Any) -> S:
@@ -167,7 +163,7 @@ class Histories(Generic[S]):
             return await self._after(aggregate_id, self._start())
         # The tail is asked for while the snapshot travels: it says at once whether the snapshot is the newest state.
         value, newest = await asyncio.gather(
-            self._snapshots.keeper.store.get(self.info.name, aggregate_id),
+            self._snapshots.store.get(self.info.name, aggregate_id),
             self.store.newest(self.info.name, aggregate_id),
         )
         held = None if value is None else self._snapshots.codec.decode(value)

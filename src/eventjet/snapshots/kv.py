@@ -70,11 +70,19 @@ def _written(key: str, frame: Frame) -> bool:
 
 
 class KeyValueSnapshots:
-    """The newest snapshot of each aggregate. Losing one costs time, never truth."""
+    """The newest snapshot of each aggregate. Losing one costs time, never truth.
+
+    They are written after the ack, off the caller's path, from a bounded queue: one task a connection. A full queue
+    drops: the next save of the aggregate brings another.
+    """
 
     def __init__(self, bucket: str, client: Client) -> None:
         self._bucket = Bucket(bucket)
         self._client = client
+        self.written = 0
+        self.dropped = 0
+        self._queue: asyncio.Queue[tuple[str, str, Callable[[], bytes | None]]] = asyncio.Queue(QUEUE_MAX)
+        self._task: asyncio.Task[None] | None = None
 
     async def get(self, aggregate: str, aggregate_id: str) -> bytes | None:
         """The value; None also for what cannot be read in time."""
@@ -88,20 +96,6 @@ class KeyValueSnapshots:
         """Replace it, but for a value beyond `VALUE_MAX` bytes; raises `StoreError` when that did not work."""
         if len(value) <= VALUE_MAX:
             await self._client.ask(self._bucket.write(entity_key(aggregate, aggregate_id), value))
-
-
-class SnapshotKeeper:
-    """Writes snapshots after the ack, off the caller's path, from a bounded queue: one task a connection.
-
-    A full queue drops: the next save of the aggregate brings another.
-    """
-
-    def __init__(self, store: KeyValueSnapshots) -> None:
-        self.store = store
-        self.written = 0
-        self.dropped = 0
-        self._queue: asyncio.Queue[tuple[str, str, Callable[[], bytes | None]]] = asyncio.Queue(QUEUE_MAX)
-        self._task: asyncio.Task[None] | None = None
 
     def keep(self, aggregate: str, aggregate_id: str, encode: Callable[[], bytes | None]) -> None:
         """Queue one; encoded when its turn comes."""
@@ -133,7 +127,7 @@ class SnapshotKeeper:
                 if value is None:
                     self.dropped += 1
                 else:
-                    await self.store.put(aggregate, aggregate_id, value)
+                    await self.put(aggregate, aggregate_id, value)
                     self.written += 1
             except Exception:  # noqa: BLE001  one state that cannot be kept must not keep the others from it
                 self.dropped += 1
