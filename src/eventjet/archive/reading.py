@@ -146,21 +146,16 @@ def folder_of(url: str) -> Path | None:
     if scheme is None:
         return Path(url).absolute()
     if scheme[1].lower() != "file":
-        _refuse_secret(url)
+        try:
+            secret = urlsplit(url).password
+        except ValueError as error:
+            raise UsageError(f"{url!r} is not a URL ({error}). Write it as scheme://host/folder.") from None
+        if secret:
+            said = "The URL of an archive is shown and may not hold a password."
+            raise UsageError(f"{said} Give the credentials to Spark's configuration.")
         return None
     path = url[len(scheme[0]) :]
     return Path(re.sub(r"^//(localhost)?(?=/)", "", path)).absolute()
-
-
-def _refuse_secret(url: str) -> None:
-    try:
-        secret = urlsplit(url).password
-    except ValueError as error:
-        raise UsageError(f"{url!r} is not a URL ({error}). Write it as scheme://host/folder.") from None
-    if secret:
-        raise UsageError(
-            "The URL of an archive is shown and may not hold a password. Give the credentials to Spark's configuration."
-        )
 
 
 def _arrow(module: str) -> Any:

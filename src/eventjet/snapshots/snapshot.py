@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
 from eventjet.codec.json import BodyCodec
-from eventjet.domain.aggregate import AggregateInfo, aggregate_info, event_info
+from eventjet.domain.aggregate import aggregate_info, event_info
 from eventjet.domain.history import Commands, FoldedState
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import DefinitionError, UnencodableEvent
@@ -40,7 +40,9 @@ class SnapshotCodec(Generic[S]):
             reason = str(error).splitlines()[0]
             fault = f"the state of {info.name!r} cannot be a snapshot: {reason}; leave out snapshot_every or change it"
             raise DefinitionError([fault]) from None
-        self.fingerprint = _fingerprint(cls, info, shape)
+        events = sorted((event_info(one).name, event_info(one).schema) for one in folded_events(cls))
+        told = orjson.dumps([FORMAT, info.name, info.revision, shape, events], option=orjson.OPT_SORT_KEYS)
+        self.fingerprint = _digest(told)
 
     def encode(self, held: FoldedState[S]) -> bytes | None:
         """The value; None for a state that would not come back as it is."""
@@ -78,12 +80,6 @@ class SnapshotCodec(Generic[S]):
             return FoldedState(state, int(inner["version"]), int(inner["position"]), str(inner["event_id"]), commands)
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
-
-
-def _fingerprint(cls: Any, info: AggregateInfo, shape: Any) -> str:
-    events = sorted((event_info(one).name, event_info(one).schema) for one in folded_events(cls))
-    told = orjson.dumps([FORMAT, info.name, info.revision, shape, events], option=orjson.OPT_SORT_KEYS)
-    return _digest(told)
 
 
 def _alike(one: Any, other: Any) -> bool:
