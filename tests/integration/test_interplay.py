@@ -160,9 +160,9 @@ async def test_a_log_that_never_rests_does_not_put_a_takeover_off(
     await built(ledger)
     write, done = Session.write, threading.Event()
 
-    async def slowly(session: Session, change: Any) -> Any:
+    async def slowly(session: Session, *call: Any, **named: Any) -> Any:
         await asyncio.sleep(0.05)
-        return await write(session, change)
+        return await write(session, *call, **named)
 
     def go_on() -> None:
         with NatsConnection.open(ledger.endpoint) as link:

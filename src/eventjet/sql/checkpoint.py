@@ -67,6 +67,7 @@ class Checkpoint:
     name: str
     revision: int
     generation: int
+    """Counts the rebuilds swapped in."""
     position: int
     event_id: str
     """Id of the event at that position; empty at position 0."""

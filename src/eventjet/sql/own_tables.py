@@ -29,13 +29,7 @@ projections = sa.Table(
     sa.Column("tables", sa.Text, nullable=False, server_default="[]"),
     sa.Column("takes_over", sa.Boolean, nullable=False, server_default=sa.false()),
 )
-"""One row for each (name, revision).
-
-`generation` counts the rebuilds swapped in; `epoch` rises whenever an owner is deposed. `location` is where its tables
-are: empty where they are declared, else a schema on PostgreSQL and a suffix of their names on SQLite. `tables` names
-them, as JSON. `takes_over` is true while a revision built beside another one is to have the declared location once it
-has caught up.
-"""
+"""One row for each (name, revision): see `checkpoint.Checkpoint`."""
 
 rebuilds = sa.Table(
     "eventjet_rebuild",
