@@ -21,7 +21,6 @@ from eventjet.rebuild import rebuild, verify
 from eventjet.rebuild.catchup import catching_up
 from eventjet.rebuild.job import open_job
 from eventjet.rebuild.progress import Watch
-from eventjet.rebuild.runs import new_run
 from eventjet.rebuild.shadow import shadow_of
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
@@ -124,7 +123,7 @@ async def test_a_revision_dropped_while_it_is_rebuilt_does_not_come_back_over_an
     engine = database.sync_engine()
     with (
         open_job(ledger, ledger.settings, Watch(), "local") as job,
-        shadow_of(database, BALANCES, new_run(), job.watch) as shadow,
+        shadow_of(database, BALANCES, job.watch) as shadow,
     ):
         shadow.finish()
         with catching_up(shadow, job, 0) as follower:

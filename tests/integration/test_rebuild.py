@@ -22,7 +22,6 @@ from eventjet.nats.connection import NatsConnection
 from eventjet.rebuild import Progress, rebuild, verify
 from eventjet.rebuild.job import STOP_TIMEOUT_S
 from eventjet.rebuild.progress import Watch
-from eventjet.rebuild.runs import new_run
 from eventjet.rebuild.shadow import shadow_of
 from eventjet.settings import Settings
 from eventjet.sql.promotion import Promoted, promote
@@ -319,7 +318,7 @@ async def test_a_run_that_lost_its_lease_does_not_swap(book: Book) -> None:
 
 
 async def test_a_part_that_was_loaded_is_not_loaded_again(book: Book) -> None:
-    with shadow_of(book.where, book.projections["turnover"], new_run(), Watch()) as shadow:
+    with shadow_of(book.where, book.projections["turnover"], Watch()) as shadow:
         rows = [("a", "1.00"), ("b", "2.00")]
         assert shadow.space.load(shadow.target, 0, rows) == 2
         if book.where.dialect.name == "postgresql":

@@ -73,8 +73,8 @@ async def test_it_shows_how_events_travel_and_what_shares_a_reading_of_the_log(b
     book.fill(100)
     shown = await preview(book.ref, ALL, book.settings, engine=EngineOptions("spark", "local[2]"))
     assert [one.route.value for one in shown.candidates] == ["by aggregate", "by key", "by key", "as read"]
-    together = [[step.projection for step in one.steps] for one in shown.plan.passes]
-    assert together == [["balances", "movements"], ["owners"], ["turnover"]]
+    together = [one.projections for one in shown.plan.passes]
+    assert together == [("balances", "movements"), ("owners",), ("turnover",)]
     here = await preview(book.ref, ALL, book.settings, engine="local")
     assert (len(here.plan.passes), here.master, shown.master) == (1, None, "local[2]")
 

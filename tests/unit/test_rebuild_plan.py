@@ -62,8 +62,7 @@ COUNTS = resolve(counts, Catalog([Seen]))
 
 
 def planned(*resolved: Any, engine: Any = "spark", last: int = 1_000, keys: int = 10, cores: int = 2) -> Plan:
-    names = [one.name for one in resolved]
-    return make_plan(Extent("app", 1, last), resolved, names, keys=keys, engine=engine, cores=cores)
+    return make_plan(Extent("app", 1, last), resolved, keys=keys, engine=engine, cores=cores)
 
 
 @given(st.integers(1, 10**7), st.integers(0, 10**6), st.integers(1, 500))
@@ -89,9 +88,9 @@ def test_a_plan_of_an_empty_log_reads_nothing() -> None:
 
 def test_folds_by_aggregate_and_entries_share_one_reading_of_the_log() -> None:
     plan = planned(BALANCES, COUNTS, MOVEMENTS)
-    assert [(one.route, [step.projection for step in one.steps]) for one in plan.passes] == [
-        (Route.BY_AGGREGATE, ["balances", "movements"]),
-        (Route.BY_KEY, ["counts"]),
+    assert [(one.route, one.projections) for one in plan.passes] == [
+        (Route.BY_AGGREGATE, ("balances", "movements")),
+        (Route.BY_KEY, ("counts",)),
     ]
 
 
@@ -101,7 +100,7 @@ def test_entries_alone_need_no_shuffle() -> None:
 
 def test_the_local_engine_reads_the_log_once_for_everything() -> None:
     plan = planned(BALANCES, COUNTS, MOVEMENTS, engine="local")
-    assert [[step.projection for step in one.steps] for one in plan.passes] == [["balances", "counts", "movements"]]
+    assert [one.projections for one in plan.passes] == [("balances", "counts", "movements")]
     assert plan.partitions == 1
 
 
@@ -111,7 +110,7 @@ def test_many_keys_are_spread_over_more_partitions_than_cores() -> None:
 
 
 def test_what_is_archived_is_not_read_from_the_log() -> None:
-    plan = make_plan(Extent("app", 5, 100, archived=60), [BALANCES], ["1"], keys=1, engine="local", cores=1)
+    plan = make_plan(Extent("app", 5, 100, archived=60), [BALANCES], keys=1, engine="local", cores=1)
     assert (plan.events, plan.archived, plan.ranges[0].start, plan.ranges[-1].end) == (96, 60, 61, 101)
 
 

@@ -144,11 +144,11 @@ def test_in_a_plan_sql_by_hand_goes_sequentially_after_what_the_engine_folds() -
     assert route_of(by_hand.LEDGER) is Route.SEQUENTIAL
     for engine in ("spark", "local"):
         resolved = [by_hand.LEDGER, BALANCES, MOVEMENTS]
-        plan = make_plan(Extent("s", 1, 10), resolved, ["1", "2", "3"], keys=5, engine=engine, cores=2)
+        plan = make_plan(Extent("s", 1, 10), resolved, keys=5, engine=engine, cores=2)
         assert plan.passes[-1].route is Route.SEQUENTIAL
-        assert [step.projection for step in plan.passes[-1].steps] == ["ledger"]
-        assert sorted(step.projection for step in plan.folded().steps) == ["balances", "movements"]
-        alone = make_plan(Extent("s", 1, 10), [by_hand.LEDGER], ["1"], keys=5, engine=engine, cores=2)
+        assert plan.passes[-1].projections == ("ledger",)
+        assert [name for one in plan.folded().passes for name in one.projections] == ["balances", "movements"]
+        alone = make_plan(Extent("s", 1, 10), [by_hand.LEDGER], keys=5, engine=engine, cores=2)
         assert alone.folded().passes == ()
 
 

@@ -172,12 +172,11 @@ def _print_preview(planned: Preview) -> None:
 
 def _as_json(planned: Preview) -> dict[str, Any]:
     plan = planned.plan
-    passes = [{"route": one.route.value, "projections": [step.projection for step in one.steps]} for one in plan.passes]
     return {
         **{name: getattr(plan, name) for name in ("engine", "stream", "first", "last", "archived", "events")},
         "ranges": [one._asdict() for one in plan.ranges],
         "partitions": plan.partitions,
-        "passes": passes,
+        "passes": [{"route": one.route.value, "projections": list(one.projections)} for one in plan.passes],
         "projections": [{**asdict(one), "route": one.route.value} for one in planned.candidates],
         **{name: getattr(planned, name) for name in ("master", "database", "location", "upgrades", "remains")},
         "refusals": planned.refusals,

@@ -20,7 +20,7 @@ from eventjet.projections.application import Application
 from eventjet.rebuild.job import EngineOptions, Job, in_job, in_thread, open_engine
 from eventjet.rebuild.plan import EngineName
 from eventjet.rebuild.progress import Report, Watch
-from eventjet.rebuild.replay_source import Log, check_same_past
+from eventjet.rebuild.replay_source import check_same_past
 from eventjet.settings import Settings
 
 SEGMENT_EVENTS = 1_000_000
@@ -70,8 +70,12 @@ async def archive(
 
 def _archive(job: Job, url: str, to: int | None, segment_events: int) -> ArchiveReport:
     log, watch = job.log, job.watch
+    end = log.last if to is None else to
     with watch.phase("start"):
-        end = _end(log, to)
+        if to is not None and not 1 <= to <= log.last:
+            raise UsageError(
+                f"The log {log.stream!r} has no position {to:,}; it ends at {log.last:,}. Name one that it has."
+            )
         held = ArchiveReader(job.engine.archive_files(url)).manifest
         if held.segments:
             check_same_past(log, held)
@@ -82,17 +86,6 @@ def _archive(job: Job, url: str, to: int | None, segment_events: int) -> Archive
     return ArchiveReport(
         url, log.stream, log.identity, whole.first, whole.last, whole.events, tuple(sealed), watch.seconds
     )
-
-
-def _end(log: Log, to: int | None) -> int:
-    """The position to archive up to, fixed for this run."""
-    if to is None:
-        return log.last
-    if not 1 <= to <= log.last:
-        raise UsageError(
-            f"The log {log.stream!r} has no position {to:,}; it ends at {log.last:,}. Name one that it has."
-        )
-    return to
 
 
 async def restore(

@@ -27,8 +27,8 @@ from eventjet.rebuild.job import Job
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Phase
 from eventjet.rebuild.replay_source import read_ahead
-from eventjet.rebuild.run_space import Part
-from eventjet.rebuild.shadow import Shadow, begin, begun
+from eventjet.rebuild.runs import Part
+from eventjet.rebuild.shadow import Shadow
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.exchange import NotNow
@@ -114,12 +114,12 @@ def catching_up(
         raise VerificationFailed(
             log.stream, f"the log has no event at position {position}, where the rebuild was pinned"
         )
-    held = begun(resolved, position, event_id, log.identity)
-    with shadow.engine().connect() as connection:
+    with shadow.space.engine().connect() as connection:
         with connection.begin():
-            begin(connection, held)
-            rows.park(connection, held.name, held.revision, parked)
-            waiting = rows.blocked_aggregates(connection, held.name, held.revision, position)
+            shadow.begin(connection, position, event_id, log.identity)
+            rows.park(connection, resolved.name, resolved.revision, parked)
+            waiting = rows.blocked_aggregates(connection, resolved.name, resolved.revision, position)
+        held = shadow.checkpoint()
         blocked = BlockedAggregates(waiting, known)
         writer = FoldWriter(resolved, dialect_of(connection), lease_s=0, table=shadow.tables[0], blocked=blocked)
 
@@ -135,7 +135,7 @@ def replaying(shadow: Shadow[ResolvedSql], job: Job) -> Generator[Follower]:
     """The handlers of SQL by hand, and a connection to the empty shadow."""
     engine = shadow.space.handlers_engine()
     connection = engine.connect()
-    writer, held = SqlWriter(shadow.resolved, lease_s=0), begun(shadow.resolved)
+    writer, held = SqlWriter(shadow.resolved, lease_s=0), shadow.checkpoint()
 
     async def write(part: Batch) -> None:
         await connection.begin()

@@ -72,7 +72,7 @@ def compare_tables(shadow: Shadow[ResolvedSql], watch: Watch) -> tuple[int, int,
     rows = differences = 0
     examples: list[Difference] = []
     numbered = shadow.space.numbered(shadow.tables)
-    with shadow.engine().connect().execution_options(**{READ_ONLY: True}) as connection:
+    with shadow.space.engine().connect().execution_options(**{READ_ONLY: True}) as connection:
         for pair in shadow.pairs():
             some, different, first = _compare_table(connection, pair, numbered, watch)
             rows, differences = rows + some, differences + different
@@ -83,7 +83,7 @@ def compare_tables(shadow: Shadow[ResolvedSql], watch: Watch) -> tuple[int, int,
 @contextmanager
 def _in_key_order(shadow: Shadow[ResolvedProjection], table: Table, codec: RowCodec) -> Generator[Iterator[Any]]:
     """The rows of one table, a few at a time, by key as Python sorts it."""
-    engine = shadow.engine()
+    engine = shadow.space.engine()
     quote = engine.dialect.identifier_preparer.quote_identifier
     in_bytes = shadow.target.database.dialect.byte_order
     order = ", ".join(

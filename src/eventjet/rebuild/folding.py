@@ -15,6 +15,7 @@ from eventjet.projections.fold import Fold, RowKey, Rows
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import ColumnValues, RowCodec
 from eventjet.quarantine.fold import BlockedAggregates, Offered, Offering, ParkingFold, reader
+from eventjet.rebuild.runs import Target
 from eventjet.sql.statements import Parked
 
 ENTRIES_HELD_MAX = 50_000
@@ -28,16 +29,15 @@ class Folding:
     beyond that.
     """
 
-    def __init__(
-        self, resolved: ResolvedProjection, dialect: ColumnValues, known: Mapping[int, str] | None = None
-    ) -> None:
+    def __init__(self, resolved: ResolvedProjection, dialect: ColumnValues, known: Mapping[int, str]) -> None:
         self.resolved = resolved
         self.parked: list[Parked] = []
         self.codec = RowCodec(resolved.table, resolved.row_type, dialect)
         self.events = frozenset(resolved.events)
         self._rows: Rows = {}
-        self._own_key: str | None = None
-        self.held = BlockedAggregates(known=known or {})
+        self.own_key: str | None = None
+        """The token of the one key that the next event has come for; None for all of its keys."""
+        self.held = BlockedAggregates(known=known)
         self._parking = ParkingFold(resolved, self.codec) if resolved.quarantines else None
         several = resolved.reads and resolved.key_of is None
         self._fold = Fold(replace(resolved, keys_of=self._keys_of) if several else resolved, self.codec)
@@ -53,10 +53,6 @@ class Folding:
         self.held.aggregates.update(found.blocked)
         self.parked += found.parked
         self._keep(found.changed)
-
-    def take_keyed(self, events: Iterable[tuple[str, Recorded[Any]]]) -> None:
-        """Fold events that come once for each key they touch, with that key's token: a partition sees its own only."""
-        self.take(self._one_key_each(events))
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """What the driver takes, row by row, in the table's column order."""
@@ -83,32 +79,23 @@ class Folding:
             else:
                 rows[key] = row
 
-    def _one_key_each(self, events: Iterable[tuple[str, Recorded[Any]]]) -> Iterator[Recorded[Any]]:
-        for self._own_key, event in events:
-            yield event
-        self._own_key = None
-
     def _keys_of(self, event: Recorded[Any]) -> tuple[RowKey, ...]:
-        """All keys of an event, or the one its copy in this partition came for."""
         keys = self.resolved.keys_of(event)
-        if self._own_key is None:
+        if self.own_key is None:
             return keys
-        return tuple(key for key in keys if key_token(key) == self._own_key)
+        return tuple(key for key in keys if key_token(key) == self.own_key)
 
 
 class Foldings:
     """Several projections over one reading of the log: each record is decoded once."""
 
-    def __init__(
-        self, app: Application, names: Sequence[str], dialect: ColumnValues, known: Sequence[Mapping[int, str]]
-    ) -> None:
-        pairs = zip(names, known, strict=True)
-        self.each = [Folding(fold_of(app, name), dialect, decided) for name, decided in pairs]
+    def __init__(self, app: Application, targets: Sequence[Target]) -> None:
+        self.each = [Folding(fold_of(app, one.projection), one.database.dialect, one.known) for one in targets]
         wanted = {one for folding in self.each for one in folding.events}
         self._decode = Decoder(app.catalog, wanted)
         self._offer: Offering | None = None
         if any(folding.resolved.quarantines for folding in self.each):
-            self._offer = Offering(app.catalog, wanted, {one for decided in known for one in decided})
+            self._offer = Offering(app.catalog, wanted, {one for target in targets for one in target.known})
             self._own = [reader(app.catalog, one.resolved, one.held.known) for one in self.each]
 
     def take(self, records: Iterable[RawRecord]) -> None:
@@ -126,11 +113,16 @@ class Foldings:
             folding.take([event for event in events if type(event.data) in folding.events])
 
     def take_keyed(self, records: Iterable[tuple[str, RawRecord]]) -> None:
-        """As `take`, for the copies of records that come with the token of one key."""
-        decode = self._decode
+        """As `take`, for records that come once for each key they touch, with its token: a partition sees its own."""
         (folding,) = self.each
-        decoded = ((token, decode(record)) for token, record in records)
-        folding.take_keyed((token, event) for token, event in decoded if event is not None)
+
+        def events() -> Iterator[Recorded[Any]]:
+            for folding.own_key, record in records:
+                event = self._decode(record)
+                if event is not None:
+                    yield event
+
+        folding.take(events())
 
     def _take_offers(self, offers: Sequence[Offered]) -> None:
         """Each projection's own: what has no event is looked at again with its eyes, and may raise."""

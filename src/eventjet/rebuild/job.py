@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from os import cpu_count
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import psycopg
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
@@ -29,7 +29,7 @@ from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild.plan import ENGINES, EngineName, Extent, Plan, make_plan
 from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.replay_source import Log, ReplaySource, archived_source
-from eventjet.rebuild.run_space import Part, Target
+from eventjet.rebuild.runs import Part, Target
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.workers.reader import state_of_log
@@ -90,10 +90,10 @@ class Job:
         """Everything there is to read up to a position."""
         return Extent(self.app.name, self.source.first, last, self.source.archived)
 
-    def plan(self, resolved: Sequence[AnyResolved], runs: Sequence[str], last: int) -> Plan:
+    def plan(self, resolved: Sequence[AnyResolved], last: int) -> Plan:
         """A plan from the first event to `last`, for this machine."""
         keys, cores = self.log.state.subjects, cpu_count() or 1
-        return make_plan(self.extent(last), resolved, runs, keys=keys, engine=self.engine.name, cores=cores)
+        return make_plan(self.extent(last), resolved, keys=keys, engine=self.engine.name, cores=cores)
 
 
 class Engine(Protocol):
@@ -127,15 +127,12 @@ class Engine(Protocol):
         ...
 
 
-EngineFactory: TypeAlias = Callable[[EngineOptions, Watch], AbstractContextManager[Engine]]
-
-
 def open_engine(engine: EngineName | EngineOptions, watch: Watch) -> AbstractContextManager[Engine]:
     """The engine of this name, until the end of a `with`; raises `UsageError` when there is none."""
     options = engine if isinstance(engine, EngineOptions) else EngineOptions(engine)
     if options.name not in _FACTORIES:
         raise UsageError(f"There is no engine {options.name!r}. Use {' or '.join(ENGINES)}.")
-    factory: EngineFactory = resolve_name(_FACTORIES[options.name])
+    factory: Callable[[EngineOptions, Watch], AbstractContextManager[Engine]] = resolve_name(_FACTORIES[options.name])
     return factory(options, watch)
 
 
@@ -154,9 +151,12 @@ def open_job(
     application = loaded(app)
     with open_engine(engine, watch) as chosen:
         with watch.phase("start"):
-            log = _log_of(application, settings)
-            files = None if from_archive is None else chosen.archive_files(from_archive)
-            source = ReplaySource(log) if files is None else archived_source(log, files)
+            endpoint = Endpoint.of(settings).with_name("eventjet-rebuild")
+            with NatsConnection.open(endpoint) as connection:
+                log = Log(endpoint, application.name, *state_of_log(connection, application.name))
+            source = ReplaySource(log)
+            if from_archive is not None:
+                source = archived_source(log, chosen.archive_files(from_archive))
         yield Job(application, app if isinstance(app, AppRef) else None, settings, chosen, source, watch)
 
 
@@ -197,15 +197,8 @@ async def in_thread(settings: Settings, report: Report | None, work: Callable[[W
         raise
 
 
-def _log_of(app: Application, settings: Settings) -> Log:
-    endpoint = Endpoint.of(settings).with_name("eventjet-rebuild")
-    with NatsConnection.open(endpoint) as connection:
-        return Log(endpoint, app.name, *state_of_log(connection, app.name))
-
-
 @contextmanager
 def _translated(database: Database) -> Generator[None]:
-    """Turn what the database's drivers raise into errors of eventjet."""
     try:
         yield
     except (OperationalError, InterfaceError, psycopg.OperationalError, sqlite3.OperationalError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from itertools import count
 from typing import Any, Literal
 
 from eventjet import failpoints
@@ -19,17 +18,14 @@ from eventjet.rebuild.job import EngineOptions, Job
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.replay_source import read_ahead
-from eventjet.rebuild.run_space import Part, Target
+from eventjet.rebuild.runs import Part, Target
 from eventjet.rebuild.snapshots import SnapshotFold, Tally, by_subject
 from eventjet.rebuild.spaces import space_kind
-
-BATCH = 2_000
 
 _TOLD_EVERY = 2_000
 
 
 def local_engine(options: EngineOptions, watch: Watch) -> AbstractContextManager[LocalEngine]:
-    """There is nothing to start and nothing to end."""
     del options, watch
     return nullcontext(LocalEngine())
 
@@ -54,7 +50,7 @@ class LocalEngine:
         with watch.phase("read", plan.events), uncollected():
             failpoints.reach("rebuild.engine_started")
             done = 0
-            batches = job.source.records(plan.first, plan.last + 1, batch=BATCH)
+            batches = job.source.records(plan.first, plan.last + 1)
             with closing(read_ahead(batches, watch)) as ahead:
                 for records in ahead:
                     loads.take(records)
@@ -62,7 +58,7 @@ class LocalEngine:
                     done += len(records)
                     watch.tell("read", done, plan.events)
         with watch.phase("load"):
-            return loads.finish()
+            return loads.finish(done)
 
     def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, least: int) -> Tally:
         watch, endpoint = job.watch, job.log.endpoint
@@ -87,37 +83,33 @@ class _Loads:
     """The foldings of one plan with the parts they were loaded in."""
 
     def __init__(self, app: Application, targets: Sequence[Target], watch: Watch) -> None:
-        self._targets = targets
         self._watch = watch
-        names = [target.projection for target in targets]
-        self._foldings = Foldings(app, names, targets[0].database.dialect, [target.known for target in targets])
-        self._numbers = [count() for _ in targets]
-        self._events = 0
+        self._foldings = Foldings(app, targets)
+        self._pairs = list(zip(targets, self._foldings.each, strict=True))
         self._parts: list[Part] = []
 
     def take(self, records: list[RawRecord]) -> None:
-        self._events += len(records)
         self._foldings.take(records)
-        for index, folding in enumerate(self._foldings.each):
+        for target, folding in self._pairs:
             if folding.is_due():
-                self._load(index, folding, events=0)
+                self._load(target, folding)
 
-    def finish(self) -> list[Part]:
-        """Load what is held; the last part of each projection accounts for the events."""
-        total = sum(map(len, self._foldings.each))
+    def finish(self, events: int) -> list[Part]:
+        """Load what is held; the last part of each projection accounts for the events that were taken."""
+        total = sum(len(folding) for _, folding in self._pairs)
         done = 0
-        for index, folding in enumerate(self._foldings.each):
+        for target, folding in self._pairs:
             held = len(folding)
-            self._load(index, folding, events=self._events, done=done, total=total)
+            self._load(target, folding, events, done, total)
             done += held
         return self._parts
 
-    def _load(self, index: int, folding: Folding, events: int, done: int = 0, total: int = 0) -> None:
-        target = self._targets[index]
-        number = next(self._numbers[index])
-        rows = iter(folding.rows() if folding.resolved.reads else folding.drain())
-        loaded = space_kind(target.database).load(target, number, self._told(rows, done, total))
-        self._parts.append(Part(target.projection, number, events, loaded, folding.parked))
+    def _load(self, target: Target, folding: Folding, events: int = 0, done: int = 0, total: int = 0) -> None:
+        number = len(self._parts)
+        parked, folding.parked = folding.parked, []
+        rows = self._told(iter(folding.rows() if folding.resolved.reads else folding.drain()), done, total)
+        loaded = space_kind(target.database).load(target, number, rows)
+        self._parts.append(Part(target.projection, events, loaded, parked))
 
     def _told(self, rows: Iterator[Sequence[Any]], done: int, total: int) -> Iterator[Sequence[Any]]:
         """The same rows; while they are loaded, `total` of them at the end, it is told how many are."""

@@ -35,22 +35,11 @@ class Route(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One projection's part of a plan."""
-
-    run: str
-    """Names the run's lease and the location of its shadow."""
-    projection: str
-    revision: int
-    route: Route
-
-
-@dataclass(frozen=True, slots=True)
 class Pass:
-    """Steps that share one reading of the log and, unless unshuffled, one shuffle."""
+    """Projections that share one reading of the log and, unless unshuffled, one shuffle."""
 
     route: Route
-    steps: tuple[Step, ...]
+    projections: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +49,16 @@ class Extent:
     stream: str
     first: int
     last: int
-    """The pinned position."""
+    """The pinned position: events after it come by catching up."""
     archived: int = 0
-    """The last position of the archive that is read from, if one is."""
+    """Positions from `first` to this one are read from an archive; less than `first` when none are."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Extent):
     """A rebuild as a value: the same plan reads the same events, whoever carries it out."""
 
-    stream: str
     engine: EngineName
-    first: int
-    last: int
-    """The pinned position: events after it come by catching up."""
-    archived: int
-    """Positions from `first` to this one are read from an archive; less than `first` when none are."""
     ranges: tuple[Range, ...]
     """Of the positions that are read from the log itself."""
     partitions: int
@@ -91,24 +74,11 @@ class Plan:
         """What is left for the engine: the passes that are not sequential."""
         return replace(self, passes=tuple(one for one in self.passes if one.route is not Route.SEQUENTIAL))
 
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        return tuple(step for one in self.passes for step in one.steps)
 
-
-def make_plan(
-    extent: Extent,
-    resolved: Sequence[AnyResolved],
-    runs: Sequence[str],
-    *,
-    keys: int,
-    engine: EngineName,
-    cores: int,
-) -> Plan:
-    """Plan the rebuild of `resolved`; `keys` is about how many rows there may be, `runs` are fresh names."""
-    steps = [Step(run, one.name, one.revision, route_of(one)) for run, one in zip(runs, resolved, strict=True)]
+def make_plan(extent: Extent, resolved: Sequence[AnyResolved], *, keys: int, engine: EngineName, cores: int) -> Plan:
+    """Plan the rebuild of `resolved`; `keys` is about how many rows there may be."""
     partitions = max(1, cores, -(-keys // KEYS_PER_PARTITION)) if engine == "spark" else 1
-    return _plan(extent, engine, cores, partitions, _passes(steps, engine))
+    return _plan(extent, engine, cores, partitions, tuple(_passes(resolved, engine)))
 
 
 def plan_snapshots(extent: Extent, *, engine: EngineName, cores: int) -> Plan:
@@ -142,18 +112,12 @@ def route_of(resolved: AnyResolved) -> Route:
     return Route.BY_AGGREGATE if resolved.keyed_by_aggregate else Route.BY_KEY
 
 
-def _passes(steps: Sequence[Step], engine: EngineName) -> tuple[Pass, ...]:
-    folded = [step for step in steps if step.route is not Route.SEQUENTIAL]
-    sequential = [Pass(Route.SEQUENTIAL, (step,)) for step in steps if step.route is Route.SEQUENTIAL]
-    if engine == "local" and folded:
-        return (Pass(Route.UNSHUFFLED, tuple(folded)), *sequential)
-    return (*_shuffles(folded), *sequential)
-
-
-def _shuffles(steps: Sequence[Step]) -> Iterator[Pass]:
-    """Folds by aggregate share a shuffle, and entries ride along; every other key needs a shuffle of its own."""
-    shared = tuple(step for step in steps if step.route is not Route.BY_KEY)
+def _passes(resolved: Sequence[AnyResolved], engine: EngineName) -> Iterator[Pass]:
+    """On Spark folds by aggregate share a shuffle, and entries ride along; every other key needs one of its own."""
+    routes = {one.name: route_of(one) for one in resolved}
+    folded = [name for name, route in routes.items() if route is not Route.SEQUENTIAL]
+    shared = tuple(name for name in folded if engine == "local" or routes[name] is not Route.BY_KEY)
     if shared:
-        shuffled = any(step.route is Route.BY_AGGREGATE for step in shared)
+        shuffled = engine != "local" and any(routes[name] is Route.BY_AGGREGATE for name in shared)
         yield Pass(Route.BY_AGGREGATE if shuffled else Route.UNSHUFFLED, shared)
-    yield from (Pass(Route.BY_KEY, (step,)) for step in steps if step.route is Route.BY_KEY)
+    yield from (Pass(routes[name], (name,)) for name in routes if name not in shared)

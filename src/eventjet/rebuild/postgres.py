@@ -28,7 +28,7 @@ from sqlalchemy.schema import AddConstraint, CreateIndex, CreateTable
 from eventjet import failpoints
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import runs
-from eventjet.rebuild.run_space import PURPOSE, RunSpace, Target, columns_alone, refusals, shown
+from eventjet.rebuild.runs import PURPOSE, RunSpace, Target, columns_alone, refusals, shown
 from eventjet.sql.database import BULK, Database
 from eventjet.sql.dialect import qualified
 from eventjet.sql.exchange import Exchange, Move, bounded
@@ -46,13 +46,14 @@ class PostgresSpace(RunSpace):
     """Two schemas, of the run's tables and of those they replace."""
 
     suffixes = ("", "_old")
+    copied_as = "unlogged table"
 
     def __init__(self, database: Database, run: str) -> None:
         self.run = run
         self.database = database
-        self.schema = self.attached = self.location = f"ej_{run}"
-        self.purpose = f"{PURPOSE} {run}"
-        self.live = database.sync_engine(self.purpose)
+        self.attached = self.location = f"ej_{run}"
+        self._purpose = f"{PURPOSE} {run}"
+        self.live = database.sync_engine(self._purpose)
         self._replaced = f"ej_{run}_old"
         self._claim = {"claim": f"eventjet-run-{run}"}
 
@@ -74,9 +75,9 @@ class PostgresSpace(RunSpace):
     @staticmethod
     def load(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int:
         """In one transaction with the row in the ledger, which says whether another try has done it already."""
-        assert target.schema is not None
-        ledger = sql.Identifier(target.schema, rebuilds.name)
-        connection = target.database.connect_postgres(target.purpose)
+        schema = f"ej_{target.run}"
+        ledger = sql.Identifier(schema, rebuilds.name)
+        connection = target.database.connect_postgres(f"{PURPOSE} {target.run}")
         with refusals(target.projection), connection, connection.cursor() as cursor:
             cursor.execute(
                 sql.SQL(
@@ -92,7 +93,7 @@ class PostgresSpace(RunSpace):
                 return int(found[0])
             failpoints.reach("rebuild.part_begun")
             statement = sql.SQL("copy {} ({}) from stdin").format(
-                sql.Identifier(target.schema, target.table), sql.SQL(", ").join(map(sql.Identifier, target.columns))
+                sql.Identifier(schema, target.table), sql.SQL(", ").join(map(sql.Identifier, target.columns))
             )
             count = 0
             with cursor.copy(statement) as copy:
@@ -109,7 +110,6 @@ class PostgresSpace(RunSpace):
 
     @contextmanager
     def claimed(self) -> Generator[None]:
-        """A lock of a session."""
         with self.database.sync_engine(PURPOSE).connect() as connection:
             connection.execute(text("select pg_advisory_lock(hashtextextended(:claim, 0))"), self._claim)
             connection.commit()
@@ -120,11 +120,11 @@ class PostgresSpace(RunSpace):
 
     def engine(self) -> Engine:
         """The run's schema comes first, so eventjet's own tables are found there; the rest serves types only."""
-        return self._first_in_path().sync_engine(self.purpose)
+        return self._first_in_path().sync_engine(self._purpose)
 
     def handlers_engine(self) -> AsyncEngine:
         """A shadow whose last batches a crash of the server undoes is made again, so no commit waits for the disk."""
-        return self._first_in_path("-c synchronous_commit=off").engine(self.purpose, BULK)
+        return self._first_in_path("-c synchronous_commit=off").engine(self._purpose, BULK)
 
     def create(self, tables: Sequence[Table], *, bare: bool) -> None:
         """Bare ones are unlogged, and have no keys or indexes: those are cheaper made at once, after the load."""
@@ -171,9 +171,6 @@ class PostgresSpace(RunSpace):
     def attach(self, connection: Connection) -> None:
         """It is the same database."""
 
-    def copy(self, connection: Connection, query: str, name: str) -> None:
-        connection.execute(text(f"create unlogged table {qualified(connection, self.attached, name)} as {query}"))
-
     def exchange(self, connection: Connection, resolved: AnyResolved, location: str) -> Exchange:
         names = names_of(recorded(resolved))
         leaving = [Move(name, location, self._replaced) for name in names]
@@ -217,7 +214,7 @@ class PostgresSpace(RunSpace):
 
     def _end_sessions(self, connection: Connection) -> None:
         query = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = :purpose"
-        connection.execute(text(query), {"purpose": self.purpose})
+        connection.execute(text(query), {"purpose": self._purpose})
 
     def _quote(self, name: str) -> str:
         return self.live.dialect.identifier_preparer.quote_identifier(name)

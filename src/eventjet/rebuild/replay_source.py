@@ -78,7 +78,7 @@ class ReplaySource:
             with watch.phase("check"):
                 self.archive.check(plan.first, plan.archived)
 
-    def records(self, start: int, end: int, *, batch: int) -> Generator[list[RawRecord]]:
+    def records(self, start: int, end: int, *, batch: int = 2_000) -> Generator[list[RawRecord]]:
         """Those at `start` <= position < `end`, as `read_range` yields them."""
         if self.archive is not None and start <= self.archived:
             edge = min(end, self.archived + 1)

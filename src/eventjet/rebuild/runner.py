@@ -21,8 +21,7 @@ from eventjet.rebuild.catchup import catching_up, check_loaded, is_of_this_log, 
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.plan import EngineName, Plan, Route, route_of
 from eventjet.rebuild.progress import Report
-from eventjet.rebuild.run_space import Part
-from eventjet.rebuild.runs import new_run
+from eventjet.rebuild.runs import Part
 from eventjet.rebuild.shadow import Shadow, check_kept, shadow_of
 from eventjet.rebuild.spaces import orphaned, remove_orphaned, space_kind
 from eventjet.settings import Settings
@@ -109,18 +108,15 @@ def _rebuild(job: Job, names: Sequence[str]) -> RebuildReport:
     with ExitStack() as stack:
         with watch.phase("start"):
             remove_orphaned(database)
-            runs = {one.name: new_run() for one in resolved}
-            plan = job.plan(resolved, list(runs.values()), job.log.last)
+            plan = job.plan(resolved, job.log.last)
             failpoints.reach("rebuild.planned")
             shadows = [
-                stack.enter_context(shadow_of(database, one, runs[one.name], watch))
+                stack.enter_context(shadow_of(database, one, watch))
                 for one in resolved
                 if isinstance(one, ResolvedProjection)
             ]
             by_hand = [
-                stack.enter_context(shadow_of(database, one, runs[one.name], watch))
-                for one in resolved
-                if isinstance(one, ResolvedSql)
+                stack.enter_context(shadow_of(database, one, watch)) for one in resolved if isinstance(one, ResolvedSql)
             ]
             for shadow in shadows:
                 # What was decided about another log says nothing about this one.
@@ -130,7 +126,7 @@ def _rebuild(job: Job, names: Sequence[str]) -> RebuildReport:
         failpoints.reach("rebuild.loaded")
         made = [_finished(job, plan, shadow, parts) for shadow in shadows]
         made += [_replayed(job, plan, tables) for tables in by_hand]
-    made.sort(key=lambda one: list(runs).index(one.projection))
+    made.sort(key=lambda one: list(names).index(one.projection))
     return RebuildReport(plan.engine, plan.last, plan.events, tuple(made), watch.seconds, watch.local_at_most_s())
 
 
@@ -215,12 +211,11 @@ async def preview(
 
 def _preview(job: Job, names: Sequence[str]) -> Preview:
     database, kind, resolved = job.database, space_kind(job.database), projections_of(job.app, names)
-    runs = [new_run() for _ in resolved]
-    plan = job.plan(resolved, runs, job.log.last)
+    plan = job.plan(resolved, job.log.last)
     with database.reaching_sync(), kind.read_only(database) as connection:
         current = connection is not None and migrations.version(connection) == migrations.HEAD
         known = connection if current else None
-        candidates = tuple(_candidate(database, one, run, known) for one, run in zip(resolved, runs, strict=True))
+        candidates = tuple(_candidate(database, one, known) for one in resolved)
         left = () if connection is None else tuple(orphaned(connection, database))
     return Preview(
         plan=plan,
@@ -234,14 +229,14 @@ def _preview(job: Job, names: Sequence[str]) -> Preview:
     )
 
 
-def _candidate(database: Database, resolved: AnyResolved, run: str, connection: Connection | None) -> Candidate:
+def _candidate(database: Database, resolved: AnyResolved, connection: Connection | None) -> Candidate:
     held, refusal = None, None
     if connection is not None:
         held = checkpoint.read(connection, resolved.name, resolved.revision)
         try:
             if held is not None:
                 check_kept(resolved, held)
-            Shadow(database, resolved, run).check_swappable(connection)
+            Shadow(database, resolved).check_swappable(connection)
         except RebuildError as error:
             refusal = str(error)
     position, state = (held.position, held.state) if held is not None else (None, None)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Generic, TypeAlias, TypeVar
 
-from sqlalchemy import Connection, Engine, ForeignKeyConstraint, MetaData, Table, delete, func, insert, select
+from sqlalchemy import Connection, MetaData, Table, delete, func, insert, select
 
 from eventjet import failpoints
 from eventjet.errors import QuarantineChanged, RebuildRefused, RevisionDropped
@@ -15,7 +15,7 @@ from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine.rows import of
 from eventjet.rebuild import runs
 from eventjet.rebuild.progress import Watch
-from eventjet.rebuild.run_space import PURPOSE, Target, columns_alone
+from eventjet.rebuild.runs import PURPOSE, Target, columns_alone
 from eventjet.rebuild.spaces import space_kind
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import BUILDING, DECLARED, RETIRED, Checkpoint, revisions
@@ -46,12 +46,12 @@ class Shadow(Generic[R_co]):
     handlers from the first event on, so its tables are whole, with a checkpoint at 0.
     """
 
-    def __init__(self, database: Database, resolved: R_co, run: str) -> None:
+    def __init__(self, database: Database, resolved: R_co) -> None:
         self.resolved: R_co = resolved
-        self.run = run
-        self.space = space_kind(database)(database, run)
+        self.run = runs.new_run()
+        self.space = space_kind(database)(database, self.run)
         self.tables = located_tables(resolved, self.space.location, database.dialect)
-        """As connections of `engine` find them."""
+        """As connections of the space's `engine` find them."""
         self._quarantine = quarantine.to_metadata(MetaData(), schema=self.space.attached)
         """The shadow's, as connections to the live database find it."""
         self._names = names_of(recorded(resolved))
@@ -66,11 +66,9 @@ class Shadow(Generic[R_co]):
         space, (table,) = self.space, self.tables
         return Target(
             run=self.run,
-            purpose=space.purpose,
             projection=self.resolved.name,
             revision=self.resolved.revision,
             database=space.database,
-            schema=space.schema,
             table=table.name,
             columns=tuple(column.name for column in table.columns),
             known=self._known,
@@ -86,14 +84,22 @@ class Shadow(Generic[R_co]):
         failpoints.reach("rebuild.announced")
         self.space.create(self.tables, bare=not self._by_hand)
         if self._by_hand:
-            with self.engine().begin() as connection:
-                begin(connection, begun(self.resolved))
+            with self.space.engine().begin() as connection:
+                self.begin(connection)
+
+    def begin(self, connection: Connection, position: int = 0, event_id: str = "", log: str = "") -> None:
+        """Write its checkpoint; the connection finds it by its name alone."""
+        values = {"position": position, "event_id": event_id, "log": log, "epoch": EPOCH, "state": BUILDING}
+        values |= {"name": self.resolved.name, "revision": self.resolved.revision, "generation": 0}
+        connection.execute(insert(projections).values(values))
 
     def check_swappable(self, connection: Connection) -> None:
         """Raise `RebuildRefused` for what a swap could not carry; only looks."""
         live = checkpoint.read(connection, self.resolved.name, self.resolved.revision)
         location = live.location if live else DECLARED
-        self._check_obstacles(connection, location, self._find(connection, location))
+        self._check_obstacles(
+            connection, location, dialect_of(connection).find_tables(connection, self._names, location)
+        )
 
     def take_over_quarantine(self) -> None:
         """Obey the live quarantine, in `target.known`; the swap makes sure that people decided nothing meanwhile."""
@@ -110,7 +116,7 @@ class Shadow(Generic[R_co]):
             live = self._checkpoint(connection)
             if live is None or not live.log:
                 return None
-            found = self._find(connection, live.location)
+            found = dialect_of(connection).find_tables(connection, self._names, live.location)
             if len(found) < len(self._names):
                 return None
             for name, (copied, made) in zip(self._names, self.pairs(), strict=True):
@@ -126,7 +132,7 @@ class Shadow(Generic[R_co]):
 
     def count(self) -> int:
         """Rows there are, in all tables."""
-        with self.engine().begin() as connection:
+        with self.space.engine().begin() as connection:
             return sum(connection.scalar(select(func.count()).select_from(table)) or 0 for table in self.tables)
 
     def check_confined(self, connection: Connection) -> None:
@@ -142,10 +148,6 @@ class Shadow(Generic[R_co]):
     def finish(self) -> None:
         """Make it what the declared tables are: durable, with keys and indexes; raises `RowsRefused`."""
         self.space.finish(self.resolved.name, self.tables, bare=not self._by_hand)
-
-    def engine(self) -> Engine:
-        """Connections that see the shadow's tables and checkpoint where the live ones would be."""
-        return self.space.engine()
 
     def live_checkpoint(self) -> Checkpoint | None:
         """How far the live read model is."""
@@ -207,27 +209,24 @@ class Shadow(Generic[R_co]):
 
     def _caught_up(self, position: int, tail: Callable[[int], None] | None) -> Checkpoint:
         """The shadow's checkpoint, once it is where the live one stands still."""
-        own = self._own_checkpoint()
+        own = self.checkpoint()
         if tail is not None and own.position < position:
             if position - own.position > TAIL_MAX:
                 raise NotNow(f"the live read model is {position - own.position} events ahead")
             tail(position)
-            own = self._own_checkpoint()
+            own = self.checkpoint()
         assert tail is None or own.position >= position
         return own
 
-    def _own_checkpoint(self) -> Checkpoint:
-        with self.engine().begin() as connection:
+    def checkpoint(self) -> Checkpoint:
+        """How far the shadow is."""
+        with self.space.engine().begin() as connection:
             own = self._checkpoint(connection)
             assert own is not None, "made by `create`, or when the shadow was caught up"
             return own
 
     def _checkpoint(self, connection: Connection) -> Checkpoint | None:
         return checkpoint.read(connection, self.resolved.name, self.resolved.revision)
-
-    def _find(self, connection: Connection, location: str) -> dict[TableName, TableRef]:
-        """The live tables that are there."""
-        return dialect_of(connection).find_tables(connection, self._names, location)
 
     def _check_obstacles(self, connection: Connection, location: str, live: Mapping[TableName, TableRef]) -> None:
         """Refuse by name what depends on a live table, and would stay with it."""
@@ -236,9 +235,10 @@ class Shadow(Generic[R_co]):
         along = list(live.values()) if self._by_hand else []
         located = located_tables(self.resolved, location, dialect)
         for name, declared, table in zip(self._names, self.resolved.tables, located, strict=True):
-            found = (
-                [] if self._by_hand else [f"the foreign key to {to}, which it declares" for to in _referred(declared)]
-            )
+            found: list[str] = []
+            if not self._by_hand:
+                keys = declared.foreign_key_constraints
+                found += [f"the foreign key to {key.referred_table.name}, which it declares" for key in keys]
             if name in live:
                 kept = [str(index.name) for index in table.indexes]
                 found += dialect.obstacles(connection, live[name], along)
@@ -256,17 +256,15 @@ class Shadow(Generic[R_co]):
 
 
 @contextmanager
-def shadow_of(
-    database: Database, resolved: R_co, run: str, watch: Watch, *, to_swap: bool = True
-) -> Generator[Shadow[R_co]]:
+def shadow_of(database: Database, resolved: R_co, watch: Watch, *, to_swap: bool = True) -> Generator[Shadow[R_co]]:
     """A shadow, claimed and leased, that is gone afterwards, swapped in or not."""
-    shadow = Shadow(database, resolved, run)
+    shadow = Shadow(database, resolved)
     with shadow.space.claimed():
         failpoints.reach("rebuild.claimed")
         try:
             with (
                 watch.interrupted_by(shadow.space.interrupt),
-                runs.renewed(database.sync_engine(PURPOSE), run),
+                runs.renewed(database.sync_engine(PURPOSE), shadow.run),
             ):
                 shadow.create(to_swap=to_swap)
                 failpoints.reach("rebuild.shadow_made")
@@ -276,35 +274,7 @@ def shadow_of(
             failpoints.reach("rebuild.dropped")
 
 
-def begun(resolved: AnyResolved, position: int = 0, event_id: str = "", log: str = "") -> Checkpoint:
-    """A shadow's checkpoint."""
-    return Checkpoint(
-        name=resolved.name,
-        revision=resolved.revision,
-        generation=0,
-        position=position,
-        event_id=event_id,
-        log=log,
-        epoch=EPOCH,
-        owner=None,
-        lease_until=0.0,
-        state=BUILDING,
-        reason=None,
-    )
-
-
-def begin(connection: Connection, held: Checkpoint) -> None:
-    """Write a shadow's checkpoint where its connections find it."""
-    values = {column.name: getattr(held, column.name) for column in projections.columns}
-    connection.execute(insert(projections).values(**values))
-
-
 def check_kept(resolved: AnyResolved, live: Checkpoint) -> None:
     """Raise `RevisionDropped` for one that was dropped: where it would go, another revision's rows may be."""
     if live.state == RETIRED:
         raise RevisionDropped(resolved)
-
-
-def _referred(table: Table) -> list[str]:
-    keys = (key for key in table.constraints if isinstance(key, ForeignKeyConstraint))
-    return [key.referred_table.name for key in keys]

@@ -199,16 +199,12 @@ def _build(job: Job, aggregate: str, min_events: int | None) -> SnapshotReport:
     assert least is not None
     if least < 1:
         raise UsageError(f"min_events is {least}. Give 1 or more.")
+    bucket = snapshot_bucket(job.app.name)
     with job.watch.phase("start"):
-        _check_bucket(job)
+        try:
+            ask_once(job.log.endpoint, stream_info(f"KV_{bucket}"))
+        except StreamMissing:
+            raise Unreachable(f"The bucket {bucket!r}", "it does not exist", "Run `eventjet init` once.") from None
     plan = plan_snapshots(job.extent(job.log.state.last), engine=job.engine.name, cores=cpu_count() or 1)
     tally = job.engine.fold_snapshots(job, plan, aggregate, least) if plan.events else Tally()
     return SnapshotReport(aggregate, plan.engine, plan.last, least, tally, job.watch.seconds)
-
-
-def _check_bucket(job: Job) -> None:
-    bucket = snapshot_bucket(job.app.name)
-    try:
-        ask_once(job.log.endpoint, stream_info(f"KV_{bucket}"))
-    except StreamMissing:
-        raise Unreachable(f"The bucket {bucket!r}", "it does not exist", "Run `eventjet init` once.") from None

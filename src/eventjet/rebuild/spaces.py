@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from eventjet.rebuild import runs
 from eventjet.rebuild.postgres import PostgresSpace
-from eventjet.rebuild.run_space import PURPOSE, RunSpace
+from eventjet.rebuild.runs import PURPOSE, RunSpace
 from eventjet.rebuild.sqlite import SqliteSpace
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
 
-from sqlalchemy import Column, ColumnElement, Connection, Engine, Table, create_engine, func, make_url, select, text
+from sqlalchemy import Column, ColumnElement, Connection, Engine, Table, create_engine, func, make_url, select
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import NullPool
@@ -29,7 +29,7 @@ from eventjet import failpoints
 from eventjet.errors import LeaseEnded
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import runs
-from eventjet.rebuild.run_space import PURPOSE, RunSpace, Target, refusals, shown
+from eventjet.rebuild.runs import PURPOSE, RunSpace, Target, refusals, shown
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import BULK, READ_ONLY, Database
 from eventjet.sql.dialect import qualified
@@ -58,10 +58,8 @@ class SqliteSpace(RunSpace):
         self.run = run
         self.path = live.with_name(f"{live.name}.ej_{run}")
         self.live = database.sync_engine(PURPOSE)
-        self.purpose = PURPOSE
         own = make_url(database.url).set(database=str(self.path))
         self.database = Database(own.render_as_string(hide_password=False))
-        self.schema = None
         self.attached = "shadow"
         self.location = DECLARED
         self._lock = self.path.with_name(f"{self.path.name}.lock")
@@ -121,12 +119,17 @@ class SqliteSpace(RunSpace):
 
     @contextmanager
     def claimed(self) -> Generator[None]:
-        """A lock on a file, which goes with the process."""
-        with self._claim():
-            try:
-                yield
-            finally:
-                self._lock.unlink(missing_ok=True)
+        """A lock on a file. Whoever clears away may hold it for a moment, or remove the file before it is locked."""
+        for _ in range(_CLAIM_TRIES):
+            with self._lock.open("wb") as file:
+                if _try_lock(file) and self._lock.exists():
+                    try:
+                        yield
+                    finally:
+                        self._lock.unlink(missing_ok=True)
+                    return
+            time.sleep(_CLAIM_S)
+        raise LeaseEnded
 
     def is_claimed(self, connection: Connection) -> bool:  # noqa: ARG002 - as PostgreSQL's
         try:
@@ -136,7 +139,6 @@ class SqliteSpace(RunSpace):
             return False
 
     def engine(self) -> Engine:
-        """Connections to the run's file."""
         return self.database.sync_engine(PURPOSE)
 
     def handlers_engine(self) -> AsyncEngine:
@@ -182,9 +184,6 @@ class SqliteSpace(RunSpace):
         """From its first look at the file, the transaction sees nothing that others write there."""
         connection.exec_driver_sql(f"attach database ? as {self.attached}", (str(self.path),))
 
-    def copy(self, connection: Connection, query: str, name: str) -> None:
-        connection.execute(text(f"create table {qualified(connection, self.attached, name)} as {query}"))
-
     def exchange(self, connection: Connection, resolved: AnyResolved, location: str) -> Exchange:
         """No table comes: rows do."""
         return Exchange(connection, [Move(name, location, location) for name in names_of(recorded(resolved))], [])
@@ -218,7 +217,6 @@ class SqliteSpace(RunSpace):
         self._remove()
 
     def _remove(self) -> None:
-        """Delete the run's file and what SQLite keeps beside it."""
         for suffix in self.suffixes:
             with suppress(OSError):
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
@@ -229,17 +227,6 @@ class SqliteSpace(RunSpace):
         driver: Any = connection.connection.driver_connection
         driver.set_progress_handler(lambda: int(self._stopped.is_set()), _STEPS)
         return connection
-
-    def _claim(self) -> IO[bytes]:
-        """The file, locked. Whoever clears away may hold it for a moment, or remove it before it is locked."""
-        for _ in range(_CLAIM_TRIES):
-            file = self._lock.open("wb")
-            held = _try_lock(file)
-            if self._lock.exists() and held:
-                return file
-            file.close()
-            time.sleep(_CLAIM_S)
-        raise LeaseEnded
 
     def _keep_numbers(self, connection: Connection, table: Table) -> None:
         """Go on counting where the shadow does, in a table that gives no number twice."""
@@ -256,7 +243,6 @@ def _file(database: Database) -> Path:
 
 
 def _try_lock(file: IO[bytes]) -> bool:
-    """Lock the file if nobody has."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

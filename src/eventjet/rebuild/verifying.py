@@ -26,7 +26,6 @@ from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.plan import EngineName, Plan
 from eventjet.rebuild.progress import Report
 from eventjet.rebuild.runner import load, projections_of
-from eventjet.rebuild.runs import new_run
 from eventjet.rebuild.shadow import R_co, Shadow, shadow_of
 from eventjet.rebuild.spaces import remove_orphaned
 from eventjet.settings import Settings
@@ -34,7 +33,6 @@ from eventjet.sql.checkpoint import RETIRED
 from eventjet.workers.reader import check_log
 
 NEVER = "never equal"
-BATCH = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +110,7 @@ def _verify_tables(job: Job, resolved: ResolvedSql) -> VerifyReport:
 @contextmanager
 def _copied(job: Job, resolved: R_co) -> Generator[tuple[Shadow[R_co], Plan]]:
     """A shadow with a copy of the live rows, and the plan to make them again as of the copy's position."""
-    run = new_run()
-    with shadow_of(job.database, resolved, run, job.watch, to_swap=False) as shadow:
+    with shadow_of(job.database, resolved, job.watch, to_swap=False) as shadow:
         with job.watch.phase("copy"):
             at = shadow.copy_live()
             if at is None or at.state == RETIRED:
@@ -123,7 +120,7 @@ def _copied(job: Job, resolved: R_co) -> Generator[tuple[Shadow[R_co], Plan]]:
                 )
             check_log(job.log.endpoint, job.log.stream, at)
         failpoints.reach("verify.copied")
-        yield shadow, job.plan([resolved], [run], at.position)
+        yield shadow, job.plan([resolved], at.position)
 
 
 def _report(
@@ -171,7 +168,6 @@ def _since_when(
 def _fold(
     resolved: ResolvedProjection, live: Mapping[RowKey, Any], known: Mapping[int, str]
 ) -> Callable[[Rows, Any], Rows]:
-    """The fold of one event, for these keys."""
     codec = RowCodec(resolved.table, resolved.row_type)
     if not resolved.quarantines:
         fold = Fold(_only(resolved, live), codec)
@@ -202,7 +198,7 @@ def _records(
     """What could have touched the keys, in order: their own aggregates' records, or everything."""
     end = plan.last + 1
     if job.source.archive is not None or not resolved.keyed_by_aggregate:
-        yield from job.source.records(plan.first, end, batch=BATCH)
+        yield from job.source.records(plan.first, end)
         return
     for (aggregate_id,) in live:
         subject = f"{plan.stream}.*.{encode_id(aggregate_id)}"

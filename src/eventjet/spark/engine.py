@@ -17,7 +17,7 @@ from eventjet.errors import EventjetError
 from eventjet.rebuild.job import EngineOptions, Job
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
-from eventjet.rebuild.run_space import Part, Target
+from eventjet.rebuild.runs import Part, Target
 from eventjet.rebuild.snapshots import Tally
 from eventjet.spark.jvm import find_java
 from eventjet.spark.session import Started, not_installed, spark_session

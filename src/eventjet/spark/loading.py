@@ -27,7 +27,7 @@ from eventjet.projections.row_codec import ColumnValues
 from eventjet.rebuild.folding import Folding, Foldings, Tokens, fold_of, uncollected
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.plan import Pass, Plan, Route
-from eventjet.rebuild.run_space import Part, Target
+from eventjet.rebuild.runs import Part, Target
 from eventjet.rebuild.snapshots import SnapshotFold, Tally
 from eventjet.rebuild.spaces import space_kind
 from eventjet.rebuild.sqlite import CHUNK
@@ -78,7 +78,7 @@ def load_on_spark(job: Job, plan: Plan, targets: Sequence[Target], started: Star
         parts: list[Part] = []
         failpoints.reach("rebuild.engine_started")
         for number, one in enumerate(plan.passes):
-            own = [by_name[step.projection] for step in one.steps]
+            own = [by_name[name] for name in one.projections]
             with following(started.spark, job.watch, "read", share * number, share, plan.events):
                 parts += loading.run(one, own, tuple(for_tasks[target.projection] for target in own))
         return parts
@@ -121,7 +121,7 @@ class _Loading:
             # The id alone is the key, so the aggregates of one id have to meet.
             frame = frame.repartition(plan.partitions, F.substring_index("subject", ".", -1))
         elif one.route is Route.BY_KEY:
-            task = KeyTask(self.app, one.steps[0].projection, dialect)
+            task = KeyTask(self.app, one.projections[0], dialect)
             frame = frame.mapInArrow(task, _KEYED).repartition(plan.partitions, "token")
         else:
             return frame
@@ -163,7 +163,7 @@ def _accounted(rows: Iterator[Any] | Sequence[Any], inserted_here: Mapping[str, 
             loaded = space_kind(target.database).load(target, row.part, handed)
             if loaded != row.rows:
                 raise RebuildError(f"A task folded {row.rows} rows and {loaded} arrived. Run the rebuild again.")
-        yield Part(row.projection, row.part, row.events, row.rows, parked.pop(key, ()))
+        yield Part(row.projection, row.events, row.rows, parked.pop(key, ()))
 
 
 def passwordless(database: Database, secrets: Path) -> Database:
@@ -271,9 +271,7 @@ class FoldTask:
             yield _result(self.targets[0].projection, part, fault=str(error))
 
     def _fold(self, batches: Iterator[Any], part: int) -> Iterator[Any]:
-        names = [target.projection for target in self.targets]
-        known = [target.known for target in self.targets]
-        foldings = Foldings(self.app.load(), names, self.targets[0].database.dialect, known)
+        foldings = Foldings(self.app.load(), self.targets)
         outlets = [_Outlet(target, folding, part) for target, folding in zip(self.targets, foldings.each, strict=True)]
         events = 0
         for batch in batches:
