@@ -102,7 +102,6 @@ def _time_of(as_of: datetime | int | None) -> datetime | None:
 
 
 def _ends(settings: Settings, stream: str) -> tuple[int, int]:
-    """The first and the last position of the log."""
     try:
         state = ask_once(Endpoint.of(settings).with_name("eventjet-spark"), stream_info(stream))
     except StreamMissing:

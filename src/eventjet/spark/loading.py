@@ -314,24 +314,23 @@ class _Outlet:
         self._chunks += 1
         name = self._target.projection
         if self._target.database.dialect.is_concurrent:
-            loaded = space_kind(self._target.database).load(self._target, number, rows)
-            yield _result(name, number, events=events, rows=loaded)
-            return
-        total = 0
-        remaining = iter(rows)
-        while chunk := list(islice(remaining, CHUNK)):
-            total += len(chunk)
-            yield _result(name, number, payload=pack_rows(chunk))
-        yield _result(name, number, events=events, rows=total)
+            count = space_kind(self._target.database).load(self._target, number, rows)
+        else:
+            count = 0
+            remaining = iter(rows)
+            while chunk := list(islice(remaining, CHUNK)):
+                count += len(chunk)
+                yield _result(name, number, payload=pack_rows(chunk))
+        yield _result(name, number, events=events, rows=count)
 
 
 def _at_hand(target: Target) -> Target:
     """The target with its password, where that is sealed."""
     url = make_url(target.database.url)
-    named = url.query.get("passfile")
-    if not isinstance(named, str) or not is_sealed(named):
+    reference = url.query.get("passfile")
+    if not isinstance(reference, str) or not is_sealed(reference):
         return target
-    url = url.set(password=unseal(named)).difference_update_query(["passfile"])
+    url = url.set(password=unseal(reference)).difference_update_query(["passfile"])
     return replace(target, database=Database(url.render_as_string(hide_password=False)))
 
 
@@ -351,7 +350,6 @@ def pack_rows(rows: Sequence[Sequence[Any]]) -> bytes:
 
 
 def unpack_rows(payload: bytes) -> Iterator[tuple[Any, ...]]:
-    """The rows of `pack_rows`."""
     with pyarrow().ipc.open_stream(payload) as reader:
         for batch in reader:
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)

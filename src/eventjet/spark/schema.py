@@ -77,7 +77,6 @@ class _Forms:
         return {name: self.of(schema) for name, schema in fields}
 
     def of(self, node: Node) -> Form:
-        """The form of any value."""
         bare = self._bare(node)
         # A class within itself has no end as a struct.
         name = bare.get("ref")

@@ -94,12 +94,10 @@ def spark_session(
 
 
 def found_session(spark: SparkSession) -> Started:
-    """A session that somebody else started."""
     return Started(spark, _is_local(str(spark.conf.get("spark.master", ""))))
 
 
 def is_remote(spark: Any) -> bool:
-    """Whether it is a session of Spark Connect."""
     return "connect" in type(spark).__module__
 
 

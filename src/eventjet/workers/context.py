@@ -68,7 +68,6 @@ class WorkerContext:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     def meter(self, resolved: AnyResolved) -> Meter:
-        """What this process counts about one projection."""
         return self.meters.setdefault(resolved.durable, Meter(resolved.name, resolved.revision))
 
     def fold_writer(

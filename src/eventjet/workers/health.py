@@ -69,7 +69,6 @@ class HealthState:
     seen: Mapping[tuple[str, int], _Seen] = field(default_factory=dict[tuple[str, int], _Seen])
 
     def after(self, now: float, statuses: Sequence[ProjectionStatus]) -> HealthState:
-        """With one more look, at the projections of this process."""
         seen: dict[tuple[str, int], _Seen] = {}
         for status in statuses:
             key = status.name, status.revision
@@ -80,7 +79,6 @@ class HealthState:
         return replace(self, looked_at=now, fault=None, seen=seen)
 
     def without(self, fault: str) -> HealthState:
-        """With a look that failed."""
         return replace(self, fault=fault)
 
     def verdict(self, now: float) -> Verdict:
@@ -154,15 +152,12 @@ class HealthMonitor:
         self._state = HealthState(context.owner, context.options.stalled_s, time.monotonic())
 
     def verdict(self) -> Verdict:
-        """As of now."""
         return self._state.verdict(time.monotonic())
 
     def metrics(self) -> str:
-        """As Prometheus reads them."""
         return exposition(self._state.samples(time.monotonic()), list(self._context.meters.values()))
 
     async def keep(self) -> None:
-        """Look again and again."""
         async with self._reader:
             while True:
                 try:

@@ -102,7 +102,6 @@ class Lease:
         await self._session.read(check)
 
     async def renew(self) -> None:
-        """Extend it."""
         await self._change(checkpoint.renew, self._ttl_s)
 
     async def settle(self, state: str | None, reason: str | None = None) -> int:
@@ -114,7 +113,6 @@ class Lease:
         await self._change(checkpoint.adopt_log, log)
 
     async def stand_back(self) -> None:
-        """Give up wanting the declared location."""
         await self._change(checkpoint.stand_back)
 
     async def release(self) -> None:

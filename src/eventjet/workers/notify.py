@@ -75,7 +75,10 @@ class Notifier:
             try:
                 self._publish(news)
             except (EventjetError, OSError) as error:
-                self._lost(error, news)
+                _log.debug("notices wait: %s", error)
+                self._drop_link()
+                with self._changed:
+                    self._news = {**news, **self._news}
                 self._ended.wait(_RETRY_S)
             else:
                 self._ended.wait(_REST_S)
@@ -88,12 +91,11 @@ class Notifier:
             self._link = NatsConnection.open(self._endpoint, timeout_s=_OPEN_S)
             self._denied = False
         if news and not self._denied:
-            self._link.send(
-                b"".join(
-                    publish_frame(notice_subject(self._app, name), notice(revision, position))
-                    for (name, revision), position in news.items()
-                )
-            )
+            frames = [
+                publish_frame(notice_subject(self._app, name), notice(revision, position))
+                for (name, revision), position in news.items()
+            ]
+            self._link.send(b"".join(frames))
         try:
             self._link.receive(0.0)
         except Unauthorized:
@@ -101,13 +103,6 @@ class Notifier:
         except Forbidden as error:
             self._denied = True
             _log.warning("%s Until then whoever waits for a position looks once a second.", error)
-
-    def _lost(self, error: Exception, news: Mapping[Revision, int]) -> None:
-        _log.debug("notices wait: %s", error)
-        self._drop_link()
-        with self._changed:
-            for key, position in news.items():
-                self._news.setdefault(key, position)
 
     def _drop_link(self) -> None:
         link, self._link = self._link, None

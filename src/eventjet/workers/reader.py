@@ -69,7 +69,6 @@ class EventReader:
         return cls(pull, buffer, reader(context.catalog, resolved), position, resolved.durable)
 
     def start(self) -> None:
-        """Begin to read."""
         self._thread.start()
 
     async def take(self, timeout_s: float) -> Batch | None:
@@ -87,7 +86,6 @@ class EventReader:
         return self._peeked
 
     def wake(self) -> None:
-        """Let a waiting `take` return."""
         self._buffer.wake()
 
     def left_after(self, position: int) -> int:

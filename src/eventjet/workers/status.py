@@ -118,10 +118,8 @@ def _paced(status: ProjectionStatus, before: ProjectionStatus | None, seconds: f
         return replace(status, eta_s=None if status.lag_events else 0.0)
     pace = (status.position - before.position) / seconds
     gain = pace - max(0, status.log_position - before.log_position) / seconds
-    eta_s = 0.0
-    if status.lag_events:
-        eta_s = status.lag_events / gain if gain > 0 else None
-    return replace(status, events_per_s=pace, eta_s=eta_s)
+    eta_s = status.lag_events / gain if gain > 0 else None
+    return replace(status, events_per_s=pace, eta_s=eta_s if status.lag_events else 0.0)
 
 
 class StatusReader:
@@ -196,8 +194,9 @@ class StatusReader:
         _, state = state_of_log(self._connection, self._stream)
         ages: dict[int, float | None] = {}
         for position in positions:
-            record = None if position >= state.last else self._connection.ask(next_message(self._stream, position + 1))
-            ages[position] = 0.0 if position >= state.last else None
-            if record is not None:
-                ages[position] = max(0.0, time.time() - record[1] / 1e9)
+            if position >= state.last:
+                ages[position] = 0.0
+                continue
+            record = self._connection.ask(next_message(self._stream, position + 1))
+            ages[position] = None if record is None else max(0.0, time.time() - record[1] / 1e9)
         return state.last, ages

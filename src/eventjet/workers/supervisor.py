@@ -1,28 +1,57 @@
-"""`run_workers`: several projections in one process, until it is asked to stop."""
+"""`run_workers`: several projections in one process, until it is asked to stop; a `Projector` keeps each up to date.
+
+A projector works term after term. A term is one lease: take it, take the durable over, check the log, then write batch
+by batch. Any fault ends the term. After faults of connections, leases and locks another begins; faults of events and of
+the log stop the projection with their reason, until somebody rebuilds it or starts a worker that takes them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from functools import partial
 
-from eventjet.errors import UsageError
+from sqlalchemy.exc import SQLAlchemyError
+
+from eventjet import failpoints
+from eventjet.errors import (
+    CheckpointFenced,
+    CodecError,
+    EventjetError,
+    HandlerFailed,
+    HistoryBroken,
+    LogRolledBack,
+    StillHeld,
+    TableOccupied,
+    TransactionEnded,
+    UnknownEvent,
+    UsageError,
+)
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.application import Application
-from eventjet.projections.sql_projection import AnyResolved
+from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
+from eventjet.quarantine.fold import is_newer
 from eventjet.settings import Settings
 from eventjet.sql import locations
+from eventjet.sql.checkpoint import ACTIVE, BUILDING, DECLARED, FAILED
 from eventjet.sql.database import Database
-from eventjet.workers.context import WorkerContext, WorkerOptions
+from eventjet.workers.context import Session, WorkerContext, WorkerOptions
 from eventjet.workers.health import HealthMonitor, serving
-from eventjet.workers.lease import new_owner
+from eventjet.workers.lease import Lease, Promotion, new_owner, pause
 from eventjet.workers.notify import Notifier
-from eventjet.workers.projector import Projector
-from eventjet.workers.reader import state_of_log
+from eventjet.workers.pipeline import BatchPipeline, FoldCommitter, Pace, SqlCommitter
+from eventjet.workers.reader import EventReader, check_log, state_of_log
+from eventjet.workers.retries import carry_out_retries, load_blocked
+from eventjet.writers.batch import reason_of
+from eventjet.writers.sql_writer import SqlWriter
 
 _log = logging.getLogger(__name__)
+
+_STOPS = (HandlerFailed, CodecError, LogRolledBack, HistoryBroken, TableOccupied, StillHeld, TransactionEnded)
+_PASSES = (EventjetError, SQLAlchemyError, OSError, TimeoutError)
 
 
 async def run_workers(
@@ -64,25 +93,22 @@ async def run_workers(
 async def _work(
     context: WorkerContext, chosen: Sequence[AnyResolved], stop: asyncio.Event, on_ready: Callable[[], None] | None
 ) -> None:
-    waiting = {one.durable for one in chosen}
+    waiting = {resolved.durable for resolved in chosen}
 
-    def ready(resolved: AnyResolved) -> None:
-        if resolved.durable in waiting:
-            waiting.discard(resolved.durable)
+    def ready(durable: str) -> None:
+        if durable in waiting:
+            waiting.discard(durable)
             if not waiting and on_ready is not None:
                 on_ready()
 
-    tasks = [
-        asyncio.create_task(Projector(one, context, lambda one=one: ready(one)).run(stop), name=one.durable)
-        for one in chosen
-    ]
+    projectors = [Projector(resolved, context, partial(ready, resolved.durable)) for resolved in chosen]
+    tasks = [asyncio.create_task(one.run(stop), name=one.resolved.durable) for one in projectors]
+    drain_s = context.options.drain_s
     try:
         await stop.wait()
-        _, late = await asyncio.wait(tasks, timeout=context.options.drain_s)
+        _, late = await asyncio.wait(tasks, timeout=drain_s)
         for task in late:
-            _log.warning(
-                "%s did not finish its batch within %g s and is cut off", task.get_name(), context.options.drain_s
-            )
+            _log.warning("%s did not finish its batch within %g s and is cut off", task.get_name(), drain_s)
     finally:
         for task in tasks:
             task.cancel()
@@ -115,3 +141,129 @@ async def _check(context: WorkerContext, chosen: Sequence[AnyResolved]) -> None:
             state_of_log(connection, context.stream)
 
     await asyncio.to_thread(check_stream)
+
+
+class Projector:
+    """One projection in one process. `on_ready` is called, perhaps often, once it works or waits for the lease."""
+
+    def __init__(self, resolved: AnyResolved, context: WorkerContext, on_ready: Callable[[], None]) -> None:
+        self.resolved = resolved
+        self._context = context
+        self._on_ready = on_ready
+        self._meter = context.meter(resolved)
+        self._pace = Pace(context.options)
+        self._failed_at = -1
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Term after term until `stop`; the batch in hand is finished and the lease let go."""
+        while not stop.is_set():
+            try:
+                await self._term(stop)
+            except CheckpointFenced as error:
+                self._meter.terms["fenced"] += 1
+                _log.warning("%s", error)
+            except Exception as error:  # noqa: BLE001 - others go on, and so does this one, at a bounded rate
+                self._meter.terms["fault"] += 1
+                unforeseen = not isinstance(error, _PASSES)
+                _log.warning("%s: %s. Trying again.", self.resolved.name, reason_of(error), exc_info=unforeseen)
+                await pause(stop, self._pace.pause_s)
+                self._pace.paused()
+
+    async def _term(self, stop: asyncio.Event) -> None:
+        """One lease, on connections of its own."""
+        by_hand = isinstance(self.resolved, ResolvedSql)
+        async with Session.open(self._context, f"worker {self.resolved.durable}", by_hand=by_hand) as session:
+            lease = await Lease.acquire(session, self.resolved, self._context, stop, self._on_ready, self._failed_at)
+            if lease is None:
+                return
+            failpoints.reach("worker.lease_taken")
+            if not by_hand:
+                await session.commit_by_statement()
+            elif lease.held.location != DECLARED:
+                await session.look_first_in(lease.held.location)
+            try:
+                await self._hold(session, lease, stop)
+                self._meter.terms["drained"] += 1
+            except _STOPS as error:
+                await self._stop(lease, error)
+            finally:
+                with suppress(SQLAlchemyError, OSError):
+                    failpoints.reach("worker.before_release")
+                    await lease.release()
+
+    async def _hold(self, session: Session, lease: Lease, stop: asyncio.Event) -> None:
+        """Carry out retries, take the durable over, check the log, read what is blocked; then write.
+
+        Each step relies on those before it, and all of them on the lease.
+        """
+        context, held = self._context, lease.held
+        await carry_out_retries(session, context, self.resolved, held, stop)
+        reader = await EventReader.open(context, self.resolved, held.position)
+        waker = asyncio.create_task(_wake_at(stop, reader))
+        try:
+            if not held.log:
+                await lease.check_unused()
+            # After the durable is made: whoever replaces the stream from here on deletes it too.
+            log = await asyncio.to_thread(check_log, context.endpoint, context.stream, held)
+            if held.log != log:
+                await lease.adopt_log(log)
+            failpoints.reach("worker.log_checked")
+            pipeline = await self._pipeline(session, lease, reader)
+            reader.start()
+            self._on_ready()
+            await self._project(session, lease, reader, pipeline, stop)
+        finally:
+            waker.cancel()
+            await reader.close()
+
+    async def _pipeline(self, session: Session, lease: Lease, reader: EventReader) -> BatchPipeline:
+        """What was blocked, or remembered, before this lease was taken is read anew."""
+        context, resolved, held = self._context, self.resolved, lease.held
+        blocked = await load_blocked(session, resolved)
+        if isinstance(resolved, ResolvedSql):
+            committer = SqlCommitter(session, SqlWriter(resolved, lease_s=context.options.lease_s), held)
+        else:
+            writer = context.fold_writer(resolved, held, blocked)
+            overlaps = context.database.dialect.is_concurrent
+            committer = FoldCommitter(session, writer, held, reader, overlaps=overlaps)
+        return BatchPipeline(held, reader, committer, self._pace, self._committed)
+
+    def _committed(self, position: int, events: int, seconds: float) -> None:
+        """A batch up to `position` is in the database."""
+        self._meter.committed(events, seconds)
+        self._context.notifier.tell(self.resolved.name, self.resolved.revision, position)
+
+    async def _project(
+        self, session: Session, lease: Lease, reader: EventReader, pipeline: BatchPipeline, stop: asyncio.Event
+    ) -> None:
+        """Write until `stop`, or until the revision is promoted."""
+        promotion = Promotion(self.resolved, self._context, lease, session)
+        building = lease.held.state == BUILDING and not promotion.wanted
+        while not stop.is_set():
+            if not await pipeline.step(self._context.options.lease_s / 3):
+                await lease.renew()
+                failpoints.reach("worker.lease_renewed")
+            if building or promotion.wanted:
+                left = reader.left_after(pipeline.position)  # silence does not say that there is no more
+                if promotion.is_due(left) and await promotion.attempt(pipeline.step):
+                    return
+                if building and not left:
+                    failpoints.reach("worker.before_settle")
+                    await lease.settle(ACTIVE)
+                    failpoints.reach("worker.after_settle")
+                    building = False
+
+    async def _stop(self, lease: Lease, error: EventjetError) -> None:
+        """Stop the projection with its reason; a schema that only a newer deploy knows is left to that one."""
+        if isinstance(error, UnknownEvent) and is_newer(self._context.catalog, error):
+            self._pace.pause_s = self._context.options.backoff_s[1]
+            await lease.settle(None, str(error))
+            raise error
+        _log.error("%s is stopped: %s", self.resolved.name, error)
+        self._failed_at = await lease.settle(FAILED, str(error))
+        self._meter.terms["failed"] += 1
+
+
+async def _wake_at(stop: asyncio.Event, reader: EventReader) -> None:
+    await stop.wait()
+    reader.wake()

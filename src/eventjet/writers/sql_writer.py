@@ -183,12 +183,10 @@ def _is_by_hand(context: Any) -> bool:
 
 
 async def driver_of(connection: AsyncConnection) -> Any:
-    """The driver's own connection."""
     return (await connection.get_raw_connection()).driver_connection
 
 
 def is_over(driver: Any) -> bool:
-    """Whether the transaction has ended."""
     if isinstance(driver, psycopg.AsyncConnection):
         return driver.info.transaction_status == TransactionStatus.IDLE
     return not driver.in_transaction
