@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 from sqlalchemy import Connection, Table, select
 from sqlalchemy.schema import SchemaItem
 
-from eventjet.projections.application import Application
+from eventjet.projections.app_ref import Application
 from eventjet.sql import migrations
 from eventjet.sql.dialect import declared_names
 from eventjet.sql.locations import names_of

@@ -15,8 +15,7 @@ from eventjet.domain.aggregate import AggregateInfo, AggregateType, aggregate_in
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import DefinitionError, UsageError
 from eventjet.jet import Jet, open_jet
-from eventjet.projections.app_ref import AppRef
-from eventjet.projections.application import Declared
+from eventjet.projections.app_ref import AppRef, Declared
 from eventjet.projections.resolve import resolve
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql, SqlProjection, resolve_sql
 from eventjet.settings import Settings, SettingsOverrides

@@ -13,7 +13,7 @@ from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import OutcomeUnknown, UsageError
 from eventjet.nats.client import Client, connect
-from eventjet.projections.application import Application, Declared
+from eventjet.projections.app_ref import Application, Declared
 from eventjet.repository import Committed, Imported, ImportReport, Planned, Repository
 from eventjet.repository.decisions import position_in, transact
 from eventjet.repository.histories import Snapshots

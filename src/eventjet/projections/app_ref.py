@@ -1,4 +1,4 @@
-"""`AppRef`: where an application is, and the one way to import it.
+"""`Application`: what everything below `app` needs of an `App`. `AppRef`: where one is, and the one way to import it.
 
 A projection is made of functions, types and tables that refer to one another, and pickling them fails in ways that
 depend on the module they are in. So a process that needs an application imports it, and what travels is its reference.
@@ -14,15 +14,38 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from eventjet.errors import EventjetError, UsageError
 
 if TYPE_CHECKING:
     # Only for checkers: a command line is parsed without SQLAlchemy.
-    from eventjet.projections.application import Application
+    from eventjet.codec.catalog import Catalog
+    from eventjet.domain.aggregate import AggregateInfo
+    from eventjet.projections.projection import Entries, Projection
+    from eventjet.projections.sql_projection import AnyResolved, SqlProjection
 
+Declared: TypeAlias = "Projection[Any, Any] | Entries[Any, Any] | SqlProjection"
+"""A projection as an application declares it."""
 _MAIN = "__eventjet_main__"
+
+
+class Application(Protocol):
+    """An application's declarations, checked and resolved; `eventjet.App` is one."""
+
+    @property
+    def name(self) -> str:
+        """Also the name of its stream."""
+        ...
+
+    @property
+    def catalog(self) -> Catalog: ...
+
+    @property
+    def aggregates(self) -> Mapping[Any, AggregateInfo]: ...
+
+    @property
+    def projections(self) -> Mapping[str, AnyResolved]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ from eventjet.archive.republish import Restored
 from eventjet.codec.envelope import MSG_ID, header
 from eventjet.errors import ArchiveBroken, UsageError
 from eventjet.nats.endpoint import Endpoint
-from eventjet.projections.app_ref import AppRef, loaded
-from eventjet.projections.application import Application
+from eventjet.projections.app_ref import Application, AppRef, loaded
 from eventjet.rebuild.job import EngineOptions, Job, in_job, in_thread, open_engine
 from eventjet.rebuild.plan import EngineName
 from eventjet.rebuild.progress import Report, Watch

@@ -10,7 +10,7 @@ from typing import Any
 
 from eventjet.codec.envelope import Decoder, RawRecord
 from eventjet.domain.recorded import Recorded
-from eventjet.projections.application import Application
+from eventjet.projections.app_ref import Application
 from eventjet.projections.fold import Fold, RowKey, Rows
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import ColumnValues, RowCodec

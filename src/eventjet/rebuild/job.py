@@ -23,8 +23,7 @@ from eventjet.archive.reading import ArchiveFiles
 from eventjet.errors import RebuildError, UsageError
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.projections.app_ref import AppRef, loaded
-from eventjet.projections.application import Application
+from eventjet.projections.app_ref import Application, AppRef, loaded
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild.plan import ENGINES, EngineName, Extent, Plan, make_plan
 from eventjet.rebuild.progress import Report, Watch

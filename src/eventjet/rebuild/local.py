@@ -12,7 +12,7 @@ from eventjet.archive.reading import FolderFiles
 from eventjet.codec.envelope import RawRecord
 from eventjet.errors import UsageError
 from eventjet.nats.ranges import read_range
-from eventjet.projections.application import Application
+from eventjet.projections.app_ref import Application
 from eventjet.rebuild.folding import Folding, Foldings, uncollected
 from eventjet.rebuild.job import EngineOptions, Job
 from eventjet.rebuild.plan import Plan

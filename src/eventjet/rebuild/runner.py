@@ -13,8 +13,7 @@ from sqlalchemy import Connection
 
 from eventjet import failpoints
 from eventjet.errors import RebuildError, UsageError
-from eventjet.projections.app_ref import AppRef
-from eventjet.projections.application import Application
+from eventjet.projections.app_ref import Application, AppRef
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.rebuild.catchup import catching_up, check_loaded, is_of_this_log, replaying, swap_in

@@ -18,8 +18,7 @@ from eventjet.errors import EventjetError, StreamMissing, Unreachable, UsageErro
 from eventjet.nats.api import stream_info
 from eventjet.nats.connection import ask_once
 from eventjet.nats.endpoint import Endpoint
-from eventjet.projections.app_ref import AppRef
-from eventjet.projections.application import Application
+from eventjet.projections.app_ref import Application, AppRef
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.plan import EngineName, plan_snapshots
 from eventjet.rebuild.progress import Report

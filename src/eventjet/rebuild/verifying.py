@@ -13,8 +13,7 @@ from eventjet.domain.identity import encode_id
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import RebuildError
 from eventjet.nats.ranges import read_range
-from eventjet.projections.app_ref import AppRef
-from eventjet.projections.application import Application
+from eventjet.projections.app_ref import Application, AppRef
 from eventjet.projections.fold import Fold, RowKey, Rows
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec

@@ -38,8 +38,7 @@ from eventjet.errors import StreamMissing, UndecodableEvent, UsageError
 from eventjet.nats.api import stream_info
 from eventjet.nats.connection import ask_once
 from eventjet.nats.endpoint import Endpoint
-from eventjet.projections.app_ref import AppRef
-from eventjet.projections.application import Application
+from eventjet.projections.app_ref import Application, AppRef
 from eventjet.settings import Settings
 from eventjet.spark.columns import pyarrow, records_of
 from eventjet.spark.options import connection_options

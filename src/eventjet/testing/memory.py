@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from eventjet.jet import Jet
-from eventjet.projections.application import Application
+from eventjet.projections.app_ref import Application
 from eventjet.settings import Settings
 from eventjet.store.memory import MemoryStore
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar, overload
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.subscription import events_of
-from eventjet.projections.application import Declared
+from eventjet.projections.app_ref import Declared
 from eventjet.projections.fold import Fold
 from eventjet.projections.projection import Entries, Projection
 from eventjet.projections.resolve import resolve

@@ -22,7 +22,7 @@ from typing import Any
 from eventjet.errors import EventjetError, Unreachable, UsageError
 from eventjet.observability import metrics
 from eventjet.observability.metrics import CONTENT_TYPE, Sample, exposition
-from eventjet.projections.application import Application
+from eventjet.projections.app_ref import Application
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import FAILED, PAUSED, RETIRED, STATES

@@ -15,7 +15,7 @@ from eventjet.errors import EventjetError
 from eventjet.nats.api import next_message
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.projections.application import Application
+from eventjet.projections.app_ref import Application
 from eventjet.quarantine.rows import parked_counts
 from eventjet.settings import Settings
 from eventjet.sql import checkpoint

@@ -31,7 +31,7 @@ from eventjet.errors import (
 )
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.projections.application import Application
+from eventjet.projections.app_ref import Application
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine.fold import is_newer
 from eventjet.settings import Settings
