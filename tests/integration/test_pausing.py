@@ -92,9 +92,9 @@ async def test_a_worker_in_the_midst_of_batches_loses_and_repeats_nothing(
     last = book.fill(2_500)
     write = Session.write
 
-    async def slowly(session: Session, change: Any) -> Any:
+    async def slowly(session: Session, *call: Any, **named: Any) -> Any:
         await asyncio.sleep(0.05)
-        return await write(session, change)
+        return await write(session, *call, **named)
 
     monkeypatch.setattr(Session, "write", slowly)
     async with book.working("balances", options=WorkerOptions(batch_max=20, lease_s=1.5, poll_s=0.05)):

@@ -265,9 +265,9 @@ async def test_a_server_that_falls_silent_midway_does_not_make_a_projection_acti
     made(database, BALANCES, MOVEMENTS)
     write = Session.write
 
-    async def slowly(session: Session, change: Any) -> Any:
+    async def slowly(session: Session, *call: Any, **named: Any) -> Any:
         await asyncio.sleep(0.02)
-        return await write(session, change)
+        return await write(session, *call, **named)
 
     async def is_under_way() -> bool:
         return position_of(ledger) >= 100

@@ -30,7 +30,6 @@ from eventjet.spark.columns import SCHEMA
 from eventjet.spark.running import following, provisions, send_files
 from eventjet.spark.session import Started, first_line
 
-_NOT_THERE = "PATH_NOT_FOUND"
 _ROWS_OF_A_BATCH = "spark.sql.parquet.columnarReaderBatchSize"
 ROWS_OF_A_BATCH = 256
 """Spark reads Parquet in batches of rows in the JVM's memory. A body may have a megabyte, and the default is 4,096."""
@@ -58,7 +57,7 @@ class SparkFiles:
             frame: Any = self._spark.read.option("recursiveFileLookup", "true").text(f"{self._base}/{MANIFEST}")
             return [row.value for row in frame.collect() if row.value]
         except Exception as error:
-            if isinstance(error, PySparkException) and error.getCondition() == _NOT_THERE:
+            if isinstance(error, PySparkException) and error.getCondition() == "PATH_NOT_FOUND":
                 return []
             raise ArchiveBroken(self.url, f"its manifest cannot be read ({first_line(error)})") from error
 

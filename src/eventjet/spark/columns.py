@@ -20,7 +20,6 @@ _Fields: TypeAlias = tuple[Any, Any, Any, Any, Any]
 
 
 def schema_of(columns: Sequence[str]) -> str:
-    """The columns in Spark's DDL."""
     return ", ".join(f"{name} {_COLUMNS[name][0]}" for name in columns)
 
 

@@ -22,8 +22,6 @@ from eventjet.rebuild.snapshots import Tally
 from eventjet.spark.jvm import find_java
 from eventjet.spark.session import Started, not_installed, spark_session
 
-ALL_CORES = "local[*]"
-
 
 @contextmanager
 def spark_engine(options: EngineOptions, watch: Watch) -> Generator[SparkEngine]:
@@ -44,7 +42,7 @@ class SparkEngine:
         self._started: Started | None = None
 
     def location(self) -> str:
-        return self._options.master or os.environ.get("SPARK_REMOTE") or ALL_CORES
+        return self._options.master or os.environ.get("SPARK_REMOTE") or "local[*]"
 
     def obstacle(self) -> str | None:
         # Whether a cluster can be reached shows only when it is tried.

@@ -248,7 +248,6 @@ def _text(body: bytes) -> str | None:
 
 
 def _batch(rows: Sequence[Sequence[Any]], columns: Mapping[str, Form]) -> Iterator[Any]:
-    """The rows as one Arrow batch, if there are any."""
     if rows:
         arrow = pyarrow()
         values = [

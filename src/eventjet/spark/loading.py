@@ -93,8 +93,6 @@ def cores_of(started: Started) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Loading:
-    """A plan on one session."""
-
     job: Job
     plan: Plan
     app: AppRef
@@ -103,7 +101,6 @@ class _Loading:
     spark: Any
 
     def run(self, one: Pass, targets: Sequence[Target], for_tasks: tuple[Target, ...]) -> list[Part]:
-        """Read the log once for the steps of one pass."""
         frame = self._frame(one, targets[0].database.dialect)
         keyed = one.route is Route.BY_KEY
         folded: Any = frame.mapInArrow(FoldTask(self.app, for_tasks, keyed), _RESULT)

@@ -163,7 +163,6 @@ class _Stages:
 
     @contextmanager
     def told_by(self, spark: Any) -> Generator[None]:
-        """Listen to a Spark Connect server meanwhile."""
         if not is_remote(spark):
             yield
             return

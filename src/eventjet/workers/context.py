@@ -120,7 +120,6 @@ class Session:
                 await self._connection.rollback()
 
     async def write(self, change: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run something in a transaction of its own."""
         await self._read_only(False)
         async with self._context.turn(), self._connection.begin():
             return await self._connection.run_sync(change, *args, **kwargs)

@@ -109,7 +109,6 @@ class Lease:
         return await self._change(checkpoint.settle, state, reason)
 
     async def adopt_log(self, log: str) -> None:
-        """Remember which log it is made from."""
         await self._change(checkpoint.adopt_log, log)
 
     async def stand_back(self) -> None:

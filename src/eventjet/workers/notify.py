@@ -45,7 +45,6 @@ class Notifier:
         self._denied = False
 
     def tell(self, projection: str, revision: int, position: int) -> None:
-        """A revision is true up to a position."""
         with self._changed:
             self._news[projection, revision] = position
             if self._thread is None and not self._closed:

@@ -172,7 +172,6 @@ class StatusReader:
         return StatusSnapshot(at, projections)
 
     async def _close(self) -> None:
-        """Let go of the connections; the next look opens others."""
         engine, self._engine = self._engine, None
         connection, self._connection = self._connection, None
         if connection is not None:

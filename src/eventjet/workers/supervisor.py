@@ -170,7 +170,6 @@ class Projector:
                 self._pace.paused()
 
     async def _term(self, stop: asyncio.Event) -> None:
-        """One lease, on connections of its own."""
         by_hand = isinstance(self.resolved, ResolvedSql)
         async with Session.open(self._context, f"worker {self.resolved.durable}", by_hand=by_hand) as session:
             lease = await Lease.acquire(session, self.resolved, self._context, stop, self._on_ready, self._failed_at)
@@ -229,7 +228,6 @@ class Projector:
         return BatchPipeline(held, reader, committer, self._pace, self._committed)
 
     def _committed(self, position: int, events: int, seconds: float) -> None:
-        """A batch up to `position` is in the database."""
         self._meter.committed(events, seconds)
         self._context.notifier.tell(self.resolved.name, self.resolved.revision, position)
 

@@ -71,7 +71,6 @@ class RecentRows:
         return known, missing
 
     def remember(self, changed: Mapping[RowKey, Any]) -> None:
-        """These rows are in the database, or gone from it."""
         if self._limit:
             self._new.update(changed)
             if len(self._new) > self._limit:

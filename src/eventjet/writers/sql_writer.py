@@ -126,7 +126,6 @@ class Guard:
         """The first transient fault that the handler met."""
 
     def attach(self, connection: AsyncConnection) -> None:
-        """Watch this connection from here on."""
         sync = connection.sync_connection
         assert sync is not None
         if sync is self._connection:
@@ -140,7 +139,6 @@ class Guard:
 
     @contextmanager
     def handling(self, handler: str) -> Generator[None]:
-        """While the handler of this name runs."""
         self._handler, self.refusal, self.fault = handler, None, None
         try:
             yield
