@@ -4,7 +4,7 @@ A location of its own is a schema on PostgreSQL, with the declared names in it, 
 SQLite. Each revision has one, so that one that loses the declared location goes to where it would be looked for.
 
 A revision that finds the declared location held by another one gets its own, and takes the declared one over once it
-has caught up. All choices are made under `migrations.lock`, so that two revisions never choose the same. Nothing here
+has caught up. All choices are made under `Dialect.lock_migrations`, so that two revisions never choose the same. Nothing here
 moves a table that exists.
 """
 
@@ -48,7 +48,7 @@ def check_tables(connection: Connection, resolved: Iterable[AnyResolved]) -> Non
 def prepare(connection: Connection, resolved: AnyResolved) -> list[str]:
     """Give a revision its checkpoint, location and tables where they are missing; return the names of the tables made.
 
-    The caller holds `migrations.lock`.
+    The caller holds `Dialect.lock_migrations`.
     """
     dialect = dialect_of(connection)
     held = checkpoint.read(connection, resolved.name, resolved.revision)
@@ -74,7 +74,7 @@ def ensure(connection: Connection, resolved: AnyResolved) -> None:
     if held is not None and (_is_assigned(held) or held.state == RETIRED):
         check_location(resolved, held.location, dialect_of(connection))
         return
-    migrations.lock(connection)
+    dialect_of(connection).lock_migrations(connection)
     held = checkpoint.read(connection, resolved.name, resolved.revision)
     if held is None or not _is_assigned(held):
         _give(connection, resolved, may_create=False)

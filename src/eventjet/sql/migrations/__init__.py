@@ -39,11 +39,6 @@ class Upgraded:
     """Columns it added to tables that were there, as `table.column`."""
 
 
-def lock(connection: Connection) -> None:
-    """Let no other process create or alter tables of eventjet until this transaction ends."""
-    dialect_of(connection).lock_migrations(connection)
-
-
 def version(connection: Connection) -> str | None:
     """The revision of eventjet's tables in a database; None when none is noted."""
     there = dialect_of(connection).find_table(connection, (None, VERSION_TABLE), DECLARED) is not None
@@ -53,7 +48,7 @@ def version(connection: Connection) -> str | None:
 def upgrade(connection: Connection) -> Upgraded:
     """Bring eventjet's tables to the newest revision, within the caller's transaction; raises `Unreachable`."""
     if version(connection) == HEAD:
-        lock(connection)
+        dialect_of(connection).lock_migrations(connection)
         return Upgraded(HEAD, HEAD)
     # Before the lock: on a busy machine the import takes longer than those who wait for the lock may.
     from alembic.operations import Operations
@@ -62,7 +57,7 @@ def upgrade(connection: Connection) -> Upgraded:
     from alembic.script.revision import RevisionError
 
     scripts = ScriptDirectory(str(Path(__file__).parent))
-    lock(connection)
+    dialect_of(connection).lock_migrations(connection)
     before = version(connection)
     if before == HEAD:
         return Upgraded(before, HEAD)
