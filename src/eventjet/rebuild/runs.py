@@ -214,17 +214,9 @@ def columns_alone(table: Table, name: str, *prefixes: str) -> Table:
     """A table beside another one, of the same columns, without any constraint or index."""
     columns: list[Column[Any]] = []
     for column in table.columns:
+        kept: dict[str, Any] = {"key": column.key, "nullable": column.nullable, "comment": column.comment}
         default = getattr(column.server_default, "arg", None)
-        columns.append(
-            Column(
-                column.name,
-                column.type,
-                key=column.key,
-                nullable=column.nullable,
-                server_default=default,
-                comment=column.comment,
-            )
-        )
+        columns.append(Column(column.name, column.type, server_default=default, **kept))
     return Table(name, MetaData(), *columns, schema=table.schema, prefixes=[*prefixes])
 
 
@@ -235,12 +227,8 @@ def new_run() -> str:
 
 def open_run(connection: Connection, run: str, resolved: AnyResolved) -> None:
     """Announce a run before anything of it exists, so that it can be found and cleared away."""
-    until = Clock() + LEASE_S
-    connection.execute(
-        insert(rebuilds).values(
-            run=run, part=_SELF, projection=resolved.name, revision=resolved.revision, lease_until=until
-        )
-    )
+    values = {"run": run, "part": _SELF, "projection": resolved.name, "revision": resolved.revision}
+    connection.execute(insert(rebuilds).values(**values, lease_until=Clock() + LEASE_S))
 
 
 def close_run(connection: Connection, run: str) -> None:
@@ -261,9 +249,8 @@ def hold(connection: Connection, run: str) -> None:
 
     Whoever clears a run away deletes its row together with what it made, so a run that has its row has everything.
     """
-    until = Clock() + LEASE_S
     own = (rebuilds.c.run == run) & (rebuilds.c.part == _SELF)
-    if connection.execute(update(rebuilds).where(own).values(lease_until=until)).rowcount != 1:
+    if connection.execute(update(rebuilds).where(own).values(lease_until=Clock() + LEASE_S)).rowcount != 1:
         raise LeaseEnded
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +17,7 @@ from eventjet.projections.app_ref import Application, AppRef
 from eventjet.projections.fold import Fold, RowKey, Rows
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
-from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
+from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.quarantine.fold import BlockedAggregates, ParkingFold, reader
 from eventjet.rebuild.catchup import check_loaded, replaying
 from eventjet.rebuild.compare import Difference, compare_rows, compare_tables
@@ -75,10 +75,22 @@ def _verify(job: Job, name: str) -> VerifyReport:
     (resolved,) = projections_of(job.app, [name])
     with job.watch.phase("start"):
         remove_orphaned(job.database)
-    return _verify_tables(job, resolved) if isinstance(resolved, ResolvedSql) else _verify_rows(job, resolved)
+    outcome = _verify_tables(job, resolved) if isinstance(resolved, ResolvedSql) else _verify_rows(job, resolved)
+    plan, rows, differences, examples = outcome
+    return VerifyReport(
+        projection=resolved.name,
+        revision=resolved.revision,
+        engine=plan.engine,
+        position=plan.last,
+        events=plan.events,
+        rows=rows,
+        differences=differences,
+        examples=tuple(examples),
+        seconds=job.watch.seconds,
+    )
 
 
-def _verify_rows(job: Job, resolved: ResolvedProjection) -> VerifyReport:
+def _verify_rows(job: Job, resolved: ResolvedProjection) -> tuple[Plan, int, int, list[Difference]]:
     """By the fold, on the job's engine."""
     with _copied(job, resolved) as (shadow, plan):
         check_loaded(shadow, plan, load(job, plan, [shadow]))
@@ -90,10 +102,10 @@ def _verify_rows(job: Job, resolved: ResolvedProjection) -> VerifyReport:
             since = _since_when(job, plan, resolved, live, shadow.target.known) if pairs else {}
             examples = [Difference(key, *pair, since[key]) for pair, key in zip(pairs, live, strict=True)]
         failpoints.reach("verify.compared")
-        return _report(job, plan, resolved, rows, differences, examples)
+        return plan, rows, differences, examples
 
 
-def _verify_tables(job: Job, resolved: ResolvedSql) -> VerifyReport:
+def _verify_tables(job: Job, resolved: ResolvedSql) -> tuple[Plan, int, int, list[Difference]]:
     """By its handlers, sequentially, whatever the engine."""
     with _copied(job, resolved) as (shadow, plan):
         job.source.check(plan, job.watch)
@@ -103,7 +115,7 @@ def _verify_tables(job: Job, resolved: ResolvedSql) -> VerifyReport:
         with job.watch.phase("compare"):
             found = compare_tables(shadow, job.watch)
         failpoints.reach("verify.compared")
-        return _report(job, plan, resolved, *found)
+        return plan, *found
 
 
 @contextmanager
@@ -120,22 +132,6 @@ def _copied(job: Job, resolved: R_co) -> Generator[tuple[Shadow[R_co], Plan]]:
             check_log(job.log.endpoint, job.log.stream, at)
         failpoints.reach("verify.copied")
         yield shadow, job.plan([resolved], at.position)
-
-
-def _report(
-    job: Job, plan: Plan, resolved: AnyResolved, rows: int, differences: int, examples: Sequence[Difference]
-) -> VerifyReport:
-    return VerifyReport(
-        projection=resolved.name,
-        revision=resolved.revision,
-        engine=plan.engine,
-        position=plan.last,
-        events=plan.events,
-        rows=rows,
-        differences=differences,
-        examples=tuple(examples),
-        seconds=job.watch.seconds,
-    )
 
 
 def _since_when(
