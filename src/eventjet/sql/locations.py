@@ -4,8 +4,8 @@ A location of its own is a schema on PostgreSQL, with the declared names in it, 
 SQLite. Each revision has one, so that one that loses the declared location goes to where it would be looked for.
 
 A revision that finds the declared location held by another one gets its own, and takes the declared one over once it
-has caught up. All choices are made under `Dialect.lock_migrations`, so that two revisions never choose the same. Nothing here
-moves a table that exists.
+has caught up. All choices are made under `Dialect.lock_migrations`, so that two revisions never choose the same.
+Nothing here moves a table that exists.
 """
 
 from __future__ import annotations
