@@ -19,7 +19,7 @@ from sqlalchemy import text
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import HandlerFailed, RebuildError, RebuildRefused, Unreachable, UsageError, VerificationFailed
 from eventjet.nats.connection import NatsConnection
-from eventjet.rebuild import Progress, rebuild, verify
+from eventjet.rebuild import Progress, preview, rebuild, verify
 from eventjet.rebuild.job import STOP_TIMEOUT_S
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.shadow import shadow_of
@@ -193,9 +193,14 @@ async def test_an_event_that_the_projection_cannot_take_stops_it_by_name(book: B
 
 
 async def test_names_and_logs_that_do_not_exist_are_refused_at_once(book: Book) -> None:
-    with pytest.raises(UsageError, match="no projection 'nothing'"):
-        await made(book, "nothing")
     book.delete()
+    for work in (
+        made(book, "nothing"),
+        verify(book.ref, "nothing", book.settings),
+        preview(book.ref, ["nothing"], book.settings),
+    ):
+        with pytest.raises(UsageError, match="no projection 'nothing'"):
+            await work
     with pytest.raises(Unreachable, match="does not exist"):
         await made(book)
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -210,8 +211,9 @@ async def test_a_write_that_comes_in_between_is_looked_at_before_anything_is_rep
 async def test_what_cannot_be_built_is_said_at_once(scene: Scene, jet: Jet, nats: NatsServer, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="keeps no snapshots"):
         await build_snapshots(scene.ref, "plain", scene.settings, engine="local")
+    away = replace(scene.settings, servers=("nats://127.0.0.1:1",))
     with pytest.raises(UsageError, match="It has tally, plain"):
-        await build_snapshots(scene.ref, "nothing", scene.settings, engine="local")
+        await build_snapshots(scene.ref, "nothing", away, engine="local")
     with pytest.raises(UsageError, match="min_events is 0"):
         await build(scene, min_events=0)
     assert (await build(scene)).tally.aggregates == 0

@@ -165,12 +165,17 @@ async def in_job(
     engine: EngineName | EngineOptions,
     work: Callable[[Job], T],
     *,
+    check: Callable[[Application], object] = lambda _: None,
     from_archive: str | None = None,
     progress: Report | None = None,
 ) -> T:
-    """Open a job, and run its blocking work, beside the loop; raises as `open_job` does."""
+    """Open a job, and run its blocking work, beside the loop; raises as `open_job` does.
+
+    `check` raises what is wrong with what was asked of the application, before anything is reached or started.
+    """
 
     def run(watch: Watch) -> T:
+        check(loaded(app))
         with open_job(app, settings, watch, engine, from_archive) as job:
             return work(job)
 

@@ -81,7 +81,13 @@ async def rebuild(
     application's own code raises about an event (`HandlerFailed`, `CodecError`).
     """
     return await in_job(
-        app, settings, engine, lambda job: _rebuild(job, names), from_archive=from_archive, progress=progress
+        app,
+        settings,
+        engine,
+        lambda job: _rebuild(job, names),
+        check=lambda app: projections_of(app, names),
+        from_archive=from_archive,
+        progress=progress,
     )
 
 
@@ -205,7 +211,14 @@ async def preview(
     from_archive: str | None = None,
 ) -> Preview:
     """Plan a rebuild and change nothing at all. Raises `ArchiveBroken`, `Unreachable` and `UsageError`."""
-    return await in_job(app, settings, engine, lambda job: _preview(job, names), from_archive=from_archive)
+    return await in_job(
+        app,
+        settings,
+        engine,
+        lambda job: _preview(job, names),
+        check=lambda app: projections_of(app, names),
+        from_archive=from_archive,
+    )
 
 
 def _preview(job: Job, names: Sequence[str]) -> Preview:

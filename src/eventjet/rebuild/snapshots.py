@@ -189,7 +189,14 @@ async def build_snapshots(
     a time. Raises `UsageError` for an aggregate that keeps no snapshots, `Unreachable` and `RebuildError`; the report
     names the histories that are broken.
     """
-    return await in_job(app, settings, engine, lambda job: _build(job, aggregate, min_events), progress=progress)
+    return await in_job(
+        app,
+        settings,
+        engine,
+        lambda job: _build(job, aggregate, min_events),
+        check=lambda app: aggregate_of(app, aggregate),
+        progress=progress,
+    )
 
 
 def _build(job: Job, aggregate: str, min_events: int | None) -> SnapshotReport:

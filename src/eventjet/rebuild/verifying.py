@@ -67,7 +67,13 @@ async def verify(
     from another past.
     """
     return await in_job(
-        app, settings, engine, lambda job: _verify(job, name), from_archive=from_archive, progress=progress
+        app,
+        settings,
+        engine,
+        lambda job: _verify(job, name),
+        check=lambda app: projections_of(app, [name]),
+        from_archive=from_archive,
+        progress=progress,
     )
 
 
