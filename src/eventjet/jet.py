@@ -13,7 +13,7 @@ from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import OutcomeUnknown, UsageError
 from eventjet.nats.client import Client, connect
-from eventjet.projections.app_ref import Application, Declared
+from eventjet.projections.app_ref import Application, Declared, projections_of
 from eventjet.repository import Committed, Imported, ImportReport, Planned, Repository
 from eventjet.repository.decisions import position_in, transact
 from eventjet.repository.histories import Snapshots
@@ -150,10 +150,7 @@ class Jet:
                 "This log is in memory, so no worker keeps read models of it. Test a projection with `projected`."
             )
         name = projection if isinstance(projection, str) else projection.name
-        resolved = self._app.projections.get(name)
-        if resolved is None:
-            known = ", ".join(self._app.projections) or "none"
-            raise UsageError(f"{self.name!r} has no projection {name!r}. It has {known}.")
+        (resolved,) = projections_of(self._app, [name])
         if (position is None) == (token is None):
             raise UsageError("`caught_up` waits for a position or for a token. Give one of them.")
         wanted = position_in(token, self.name) if token is not None else position

@@ -15,7 +15,8 @@ import typer
 
 from eventjet.cli.target import AppTarget, on_app
 from eventjet.cli.terminal import Answer, note, print_json, printable, stored_json, terminal_width
-from eventjet.errors import CodecError, UsageError
+from eventjet.errors import CodecError
+from eventjet.projections.app_ref import aggregate_of
 
 if TYPE_CHECKING:
     from eventjet.codec.envelope import RawRecord
@@ -41,9 +42,7 @@ def history(
 
 async def _history(at: AppTarget, aggregate: str, aggregate_id: str) -> list[dict[str, Any]]:
     app = at.app()
-    names = sorted(info.name for info in app.aggregates.values())
-    if aggregate not in names:
-        raise UsageError(f"The app {app.name!r} has no aggregate {aggregate!r}. It has {', '.join(names)}.")
+    aggregate_of(app, aggregate)
     async with app.connect(at.settings) as jet:
         await jet.log()  # says that `init` is missing, where it is
         return [shown(jet, record) for record in await jet.store.history(aggregate, aggregate_id)]

@@ -17,7 +17,7 @@ import typer
 
 from eventjet.cli.terminal import Answer
 from eventjet.errors import UsageError
-from eventjet.projections.app_ref import AppRef
+from eventjet.projections.app_ref import AppRef, projections_of
 from eventjet.settings import Settings
 
 if TYPE_CHECKING:
@@ -65,17 +65,11 @@ class AppTarget:
 
     def chosen(self, names: Sequence[str]) -> list[str]:
         """The named projections of the app, all when none is named; raises `UsageError` for one it does not have."""
-        app = self.app()
-        for name in names:
-            if name not in app.projections:
-                known = ", ".join(app.projections) or "none"
-                raise UsageError(f"The app {app.name!r} has no projection {name!r}. It has {known}.")
-        return list(dict.fromkeys(names)) or list(app.projections)
+        return [resolved.name for resolved in projections_of(self.app(), names)]
 
     def projection(self, name: str) -> AnyResolved:
         """The projection of this name; raises `UsageError` for one that the app does not have."""
-        self.chosen([name])
-        return self.app().projections[name]
+        return projections_of(self.app(), [name])[0]
 
     def app(self) -> App:
         """Import it; raises `UsageError` and `DefinitionError`."""

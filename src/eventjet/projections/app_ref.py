@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -46,6 +46,24 @@ class Application(Protocol):
 
     @property
     def projections(self) -> Mapping[str, AnyResolved]: ...
+
+
+def projections_of(app: Application, names: Sequence[str]) -> list[AnyResolved]:
+    """The projections of these names, once each, or all when none is named; raises `UsageError`."""
+    for name in names:
+        if name not in app.projections:
+            known = ", ".join(app.projections) or "none"
+            raise UsageError(f"The app {app.name!r} has no projection {name!r}. It has {known}.")
+    return [app.projections[name] for name in dict.fromkeys(names)] or list(app.projections.values())
+
+
+def aggregate_of(app: Application, name: str) -> tuple[Any, AggregateInfo]:
+    """The class of the aggregate of this name, and its declaration; raises `UsageError`."""
+    for cls, info in app.aggregates.items():
+        if info.name == name:
+            return cls, info
+    known = ", ".join(sorted(info.name for info in app.aggregates.values())) or "none"
+    raise UsageError(f"The app {app.name!r} has no aggregate {name!r}. It has {known}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from eventjet import failpoints
 from eventjet.errors import RebuildError, UsageError
-from eventjet.projections.app_ref import Application, AppRef
+from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.rebuild.catchup import catching_up, check_loaded, is_of_this_log, replaying, swap_in
@@ -85,20 +85,16 @@ async def rebuild(
         settings,
         engine,
         lambda job: _rebuild(job, names),
-        check=lambda app: projections_of(app, names),
+        check=lambda app: _named(app, names),
         from_archive=from_archive,
         progress=progress,
     )
 
 
-def projections_of(app: Application, names: Sequence[str]) -> list[AnyResolved]:
-    """The projections of these names, once each; raises `UsageError`."""
-    unknown = [name for name in names if name not in app.projections]
-    if unknown or not names:
-        known = ", ".join(app.projections) or "none"
-        what = f"no projection {unknown[0]!r}" if unknown else "nothing to do without a projection's name"
-        raise UsageError(f"There is {what} in {app.name!r}. It has: {known}.")
-    return [app.projections[name] for name in dict.fromkeys(names)]
+def _named(app: Application, names: Sequence[str]) -> list[AnyResolved]:
+    if not names:
+        raise UsageError(f"Name what to rebuild. {app.name!r} has {', '.join(app.projections) or 'no projections'}.")
+    return projections_of(app, names)
 
 
 def load(job: Job, plan: Plan, shadows: Sequence[Shadow[ResolvedProjection]]) -> list[Part]:
@@ -109,7 +105,7 @@ def load(job: Job, plan: Plan, shadows: Sequence[Shadow[ResolvedProjection]]) ->
 
 
 def _rebuild(job: Job, names: Sequence[str]) -> RebuildReport:
-    database, watch, resolved = job.database, job.watch, projections_of(job.app, names)
+    database, watch, resolved = job.database, job.watch, _named(job.app, names)
     with ExitStack() as stack:
         with watch.phase("start"):
             remove_orphaned(database)
@@ -216,13 +212,13 @@ async def preview(
         settings,
         engine,
         lambda job: _preview(job, names),
-        check=lambda app: projections_of(app, names),
+        check=lambda app: _named(app, names),
         from_archive=from_archive,
     )
 
 
 def _preview(job: Job, names: Sequence[str]) -> Preview:
-    database, kind, resolved = job.database, space_kind(job.database), projections_of(job.app, names)
+    database, kind, resolved = job.database, space_kind(job.database), _named(job.app, names)
     plan = job.plan(resolved, job.log.last)
     with database.reaching_sync(), kind.read_only(database) as connection:
         current = connection is not None and migrations.version(connection) == migrations.HEAD

@@ -18,7 +18,7 @@ from eventjet.errors import EventjetError, StreamMissing, Unreachable, UsageErro
 from eventjet.nats.api import stream_info
 from eventjet.nats.connection import ask_once
 from eventjet.nats.endpoint import Endpoint
-from eventjet.projections.app_ref import Application, AppRef
+from eventjet.projections.app_ref import Application, AppRef, aggregate_of
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.plan import EngineName, plan_snapshots
 from eventjet.rebuild.progress import Report
@@ -61,7 +61,7 @@ class SnapshotFold:
 
     def __init__(self, app: Application, aggregate: str, least: int, endpoint: Endpoint, last: int) -> None:
         self.tally = Tally()
-        self._initial, _ = aggregate_of(app, aggregate)
+        self._initial, _ = snapshotted(app, aggregate)
         self._codec: SnapshotCodec[Any] = SnapshotCodec(self._initial)
         self._decoder = Decoder(app.catalog)
         self._least = least
@@ -146,18 +146,15 @@ def by_subject(records: Iterable[RawRecord]) -> dict[bytes, list[RawRecord]]:
     return found
 
 
-def aggregate_of(app: Application, name: str) -> tuple[Any, AggregateInfo]:
+def snapshotted(app: Application, name: str) -> tuple[Any, AggregateInfo]:
     """The class of an aggregate that keeps snapshots, and its declaration; raises `UsageError`."""
-    found = next(((cls, info) for cls, info in app.aggregates.items() if info.name == name), None)
-    if found is None:
-        held = ", ".join(info.name for info in app.aggregates.values()) or "none"
-        raise UsageError(f"The app {app.name!r} has no aggregate {name!r}. It has {held}.")
-    if found[1].snapshot_every is None:
+    cls, info = aggregate_of(app, name)
+    if info.snapshot_every is None:
         raise UsageError(
             f"The aggregate {name!r} keeps no snapshots, so no load would look for one. "
             "Declare how often it should, as in `snapshot_every=100`."
         )
-    return found
+    return cls, info
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +191,13 @@ async def build_snapshots(
         settings,
         engine,
         lambda job: _build(job, aggregate, min_events),
-        check=lambda app: aggregate_of(app, aggregate),
+        check=lambda app: snapshotted(app, aggregate),
         progress=progress,
     )
 
 
 def _build(job: Job, aggregate: str, min_events: int | None) -> SnapshotReport:
-    _, info = aggregate_of(job.app, aggregate)
+    _, info = snapshotted(job.app, aggregate)
     least = info.snapshot_every if min_events is None else min_events
     assert least is not None
     if least < 1:

@@ -13,7 +13,7 @@ from eventjet.domain.identity import encode_id
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import RebuildError
 from eventjet.nats.ranges import read_range
-from eventjet.projections.app_ref import Application, AppRef
+from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.fold import Fold, RowKey, Rows
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
@@ -24,7 +24,7 @@ from eventjet.rebuild.compare import Difference, compare_rows, compare_tables
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.plan import EngineName, Plan
 from eventjet.rebuild.progress import Report
-from eventjet.rebuild.runner import load, projections_of
+from eventjet.rebuild.runner import load
 from eventjet.rebuild.shadow import R_co, Shadow, shadow_of
 from eventjet.rebuild.spaces import remove_orphaned
 from eventjet.settings import Settings

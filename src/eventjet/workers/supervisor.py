@@ -31,7 +31,7 @@ from eventjet.errors import (
 )
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.projections.app_ref import Application
+from eventjet.projections.app_ref import Application, projections_of
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine.fold import is_newer
 from eventjet.settings import Settings
@@ -116,12 +116,7 @@ async def _work(
 
 
 def _chosen(app: Application, names: Sequence[str]) -> list[AnyResolved]:
-    known = app.projections
-    for name in names:
-        if name not in known:
-            listed = ", ".join(known) or "none"
-            raise UsageError(f"{app.name!r} has no projection {name!r}. It has: {listed}.")
-    chosen = [known[name] for name in dict.fromkeys(names)] or list(known.values())
+    chosen = projections_of(app, names)
     if not chosen:
         raise UsageError(f"{app.name!r} declares no projections, so there is nothing to work on. List one in its App.")
     return chosen
