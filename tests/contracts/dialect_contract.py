@@ -75,6 +75,11 @@ class DialectContract:
     def test_it_can_be_sent_to_another_process(self, dialect: Dialect) -> None:
         assert pickle.loads(pickle.dumps(dialect)).name == dialect.name
 
+    def test_where_writers_do_not_exclude_one_another_it_locks(self, dialect: Dialect) -> None:
+        locks = ("lock_migrations", "lock_tables", "bound_waits", "patiently", "is_locked_out")
+        own = {name for name in locks if getattr(type(dialect), name) is not getattr(Dialect, name)}
+        assert own == (set(locks) if dialect.is_concurrent else set())
+
     def test_its_clock_tells_the_seconds_since_1970(self, engine: Engine, dialect: Dialect) -> None:
         with engine.begin() as connection:
             now = connection.scalar(select(Clock()))

@@ -55,6 +55,11 @@ def book(nats: NatsServer, database: str, tmp_path: Path) -> Book:
 
 
 @pytest.fixture
+def postgres_book(nats: NatsServer, eventjet_database: str, tmp_path: Path) -> Book:
+    return Book(Settings.load({"servers": nats.url, "database": eventjet_database}, {}), tmp_path)
+
+
+@pytest.fixture
 def ledger(nats: NatsServer, database: str) -> Ledger:
     """The app of `projecting` over an empty log, with its tables."""
     made(database, BALANCES, MOVEMENTS)

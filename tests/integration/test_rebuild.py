@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,11 +26,6 @@ from eventjet.settings import Settings
 from eventjet.sql.promotion import Promoted, promote
 from tests.integration.rebuild_log import ALL, Book, remains, sessions
 from tests.tables import reading
-
-
-@pytest.fixture
-def postgres_book(nats: NatsServer, eventjet_database: str, tmp_path: Path) -> Book:
-    return Book(Settings.load({"servers": nats.url, "database": eventjet_database}, {}), tmp_path)
 
 
 async def made(book: Book, *names: str, **options: Any) -> Any:

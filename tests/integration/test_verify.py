@@ -37,6 +37,20 @@ async def test_a_position_behind_the_log_is_verified_where_it_stands(book: Book)
     assert (report.position, report.differences) == (last, 0)
 
 
+async def test_a_second_row_of_a_key_is_a_difference_where_the_table_has_lost_its_own(postgres_book: Book) -> None:
+    book = postgres_book
+    book.fill(200)
+    await made(book)
+    key = book.rows()[3].account_id
+    book.execute(
+        "alter table balances drop constraint balances_pkey",
+        f"insert into balances select * from balances where account_id = '{key}'",
+    )
+    report = await verify(book.ref, "balances", book.settings)
+    assert (report.differences, report.rows) == (1, len(book.rows()))
+    assert [one.key for one in report.examples] == [(key,)]
+
+
 async def test_rows_altered_added_and_removed_by_hand_are_each_named(book: Book) -> None:
     book.fill(2_000)
     await made(book)

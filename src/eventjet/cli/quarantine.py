@@ -49,9 +49,7 @@ def list_(
 @commands.command()
 @on_app()
 def show(
-    at: AppTarget,
-    projection: ProjectionArgument,
-    position: Annotated[int, typer.Argument(help="Of the event.")],
+    at: AppTarget, projection: ProjectionArgument, position: Annotated[int, typer.Argument(help="Of the event.")]
 ) -> Answer:
     """Show one event of the quarantine: its reason, the traceback, and what is stored of it."""
     from eventjet.quarantine.rows import shown

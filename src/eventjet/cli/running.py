@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STOP_S = 20.0
-"""How long workers may take to end: what they do not commit by then is read again by the next ones."""
+"""How long workers may take to end, which give up their batches long before."""
 _LINE_EVERY_S = 1.0
 _WORTH_S = 2.0
 """What is over sooner needs no progress."""
@@ -121,13 +121,17 @@ async def run_until_stopped(
 
     running = asyncio.ensure_future(work())
 
+    def cut_off() -> None:
+        note(f"not done within {STOP_S:g} s: ended; what was not committed is read again by the next worker")
+        running.cancel()
+
     def asked() -> None:
         if stop.is_set():
             running.cancel()
             return
         note("stopping: the batches in hand are finished first")
         stop.set()
-        loop.call_later(STOP_S, running.cancel)
+        loop.call_later(STOP_S, cut_off)
 
     with (
         _handling(lambda _number, _frame: loop.call_soon_threadsafe(asked), signal.SIGTERM, signal.SIGINT),
@@ -185,7 +189,10 @@ class _Bars:
 
     def __call__(self, phase: str, done: int, total: int | None = None, step: str = "") -> None:
         if phase not in self._tasks:
-            self._complete()
+            # One phase is over when the next begins, even where its size was never known.
+            for task in self._bars.tasks:
+                if not task.finished:
+                    self._bars.update(task.id, total=max(task.completed, 1), completed=max(task.completed, 1))
             self._tasks[phase] = self._bars.add_task(phase, total=total, rate="", count="")
         task = self._tasks[phase]
         speed = self._bars.tasks[task].speed
@@ -197,9 +204,3 @@ class _Bars:
             rate=f"{speed:,.0f}/s" if speed else "",
             description=f"{phase} {step}".rstrip(),
         )
-
-    def _complete(self) -> None:
-        """A phase is over when the next begins, even one whose size was never known."""
-        for task in self._bars.tasks:
-            if not task.finished:
-                self._bars.update(task.id, total=max(task.completed, 1), completed=max(task.completed, 1))

@@ -162,6 +162,8 @@ class Decoder:
             raise _undecodable(header(block, TYPE) or "?", record, error) from error
         digits = lines[2][37:] if at == 3 else b""
         expected = int(digits) if digits.isdigit() and len(digits) < 20 else None
+        if at == 2 and len(lines) > at + 5:
+            expected = number_of(block, EXPECTED)  # written by others, after the type
         start = block.find(b"\r\nEj-Command: ") if len(lines) > at + 5 else -1
         command_id = None if start < 0 else _unescaped(block[start + 14 : block.index(b"\r\n", start + 14)])
         return Link(version, position, expected, command_id, data)
@@ -170,6 +172,7 @@ class Decoder:
         """How to read a record, its headers in the order they are written in, and where its type is among them."""
         block = record[3]
         lines = block.split(b"\r\n")
+        # Nearly every block holds nothing but id, expectation, type, schema and version, each in its place.
         try:
             at = 3 if lines[2][:37] == _EXPECTED else 2
             resolved = self._known[lines[at], lines[at + 1]]

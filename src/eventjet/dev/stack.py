@@ -68,6 +68,7 @@ def running_stack(folder: Path | None = None, *, postgres: bool = False) -> Gene
         path = folder or nats.directory
         database = f"sqlite:///{path / 'eventjet.db'}"
         if postgres:
+            # A temporary one has a folder of its own: as root it runs as another user, who could not pass through ours.
             data = None if folder is None else folder / "postgres"
             server = ending.enter_context(closing(PostgresServer(data, port=ports.get("postgres")))).start()
             ports["postgres"] = server.port

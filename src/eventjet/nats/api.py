@@ -136,10 +136,12 @@ def deleted_positions(stream: str) -> Request[list[int]]:
 
 def messages_of(stream: str, subject: str) -> Request[int]:
     """How many messages the stream holds of a subject."""
-    query = {"subjects_filter": subject}
-    return _call(
-        f"STREAM.INFO.{stream}", query, lambda info: sum(dict[str, int](info["state"].get("subjects") or ()).values())
-    )
+
+    def count(info: dict[str, Any]) -> int:
+        counts: dict[str, int] = info["state"].get("subjects") or {}
+        return sum(counts.values())
+
+    return _call(f"STREAM.INFO.{stream}", {"subjects_filter": subject}, count)
 
 
 def create_stream(config: Mapping[str, Any]) -> Request[StreamState]:

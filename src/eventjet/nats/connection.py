@@ -55,10 +55,10 @@ class NatsConnection:
 
     @classmethod
     def open(cls, endpoint: Endpoint, *, timeout_s: float = 5.0, ping_interval_s: float = 5.0) -> Self:
-        """Connect to the first server that answers.
+        """Connect to the first server that lets this client in.
 
-        Raises `Unreachable` when none does, `Unauthorized` when one refuses the credentials, `UsageError` for
-        credentials that cannot be read. A server silent for two `ping_interval_s` counts as lost.
+        Raises `Unauthorized` when one refused the credentials and no other took them, `Unreachable` when none answers,
+        `UsageError` for credentials that cannot be read. A server silent for two `ping_interval_s` counts as lost.
         """
         return cls(dial(endpoint, timeout_s), endpoint, ping_interval_s)
 

@@ -194,13 +194,13 @@ class Deliveries:
         return DeliveryGap(self._consumer.name, ack.position, reason)
 
     def _check_nothing_else_went_out(self, status: bytes) -> None:
-        """A heartbeat names the last delivery of the consumer, to whomever it went (ADR-15).
+        """A heartbeat names the last delivery of a durable consumer, to whomever it went (ADR-15).
 
         A deposed worker that resumes with a pull in hand may be given the last events of a log that then rests, and no
-        later delivery would show the gap.
+        later delivery would show the gap. Another consumer is its reader's own, who asks again for what was lost.
         """
         last = number_of(status, "Nats-Last-Consumer")
-        if last is not None and last > self._sequence:
+        if last is not None and last > self._sequence and "durable_name" in self._consumer.config:
             at = number_of(status, "Nats-Last-Stream") or 0
             raise DeliveryGap(self._consumer.name, at, f"to another reader: delivery {last} never came here")
 

@@ -41,7 +41,7 @@ class Dialled:
 
 
 def dial(endpoint: Endpoint, timeout_s: float) -> Dialled:
-    """Try the servers in order; raises `Unauthorized` when none but such as say no answer, and `Unreachable`.
+    """Try the servers in order; raises `Unauthorized` when one said no and none let us in, else `Unreachable`.
 
     Credentials that one server knows already, or still, may be unknown to another while they are changed.
     """
@@ -179,7 +179,8 @@ def _read(path: Path, pattern: re.Pattern[bytes], what: str) -> bytes:
 
 def check_files(endpoint: Endpoint) -> None:
     """Raise `UsageError` for files of credentials or TLS that cannot be used, also where no server needs them."""
-    tls_context(endpoint)
+    if endpoint.tls_ca or endpoint.tls_cert:
+        tls_context(endpoint)
     _connect_options(endpoint, {}, encrypted=False)
 
 

@@ -16,7 +16,14 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from eventjet.codec.envelope import RawRecord
-from eventjet.errors import ConnectionLost, Evicted, HistoryBroken, StoreError, StoreUnavailable, Unreachable
+from eventjet.errors import (
+    ConnectionLost,
+    Evicted,
+    HistoryBroken,
+    StoreError,
+    StoreUnavailable,
+    Unreachable,
+)
 from eventjet.nats.api import Consumer, create_consumer, delete_consumer, next_message
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.consumer import Deliveries

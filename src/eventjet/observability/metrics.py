@@ -114,18 +114,16 @@ def exposition(samples: Iterable[Sample], meters: Iterable[Meter]) -> str:
     for meter in meters:
         for metric, text in meter.lines():
             by_metric[metric].append(text)
-    return "".join(_block(metric, lines) for metric, lines in by_metric.items())
+    return "".join(
+        "\n".join([f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}", *lines, ""])
+        for metric, lines in by_metric.items()
+    )
 
 
 def line(metric: Metric, labels: Labels, value: float) -> str:
     """One line of exposition."""
     shown = f"{{{_labels(metric.labels, labels)}}}" if labels else ""
     return f"{metric.name}{shown} {value!r}"
-
-
-def _block(metric: Metric, lines: list[str]) -> str:
-    said = metric.help.replace("\\", r"\\").replace("\n", r"\n")
-    return "\n".join([f"# HELP {metric.name} {said}", f"# TYPE {metric.name} {metric.kind}", *lines, ""])
 
 
 def _labels(names: Labels, values: Labels) -> str:

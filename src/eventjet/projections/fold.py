@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn, TypeAlias
 
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, EventjetError, HandlerFailed, StoreError
@@ -31,9 +30,19 @@ class Fold:
 
     def keys(self, events: Iterable[Recorded[Any]]) -> list[RowKey]:
         """Every key the events touch, once; raises `HandlerFailed`."""
-        keys_of = self._resolved.keys_of
-        with self._naming(events) as each:
-            return list(dict.fromkeys(key for event in each for key in keys_of(event)))
+        found: dict[RowKey, None] = {}
+        key_of, keys_of = self._resolved.key_of, self._resolved.keys_of
+        event: Recorded[Any] | None = None
+        try:
+            if key_of is not None:
+                for event in events:
+                    found[key_of(event)] = None
+            else:
+                for event in events:
+                    found.update(dict.fromkeys(keys_of(event)))
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises names its event
+            self._fail(event, error)
+        return list(found)
 
     def __call__(self, rows: Mapping[RowKey, Any], events: Iterable[Recorded[Any]]) -> Rows:
         """The rows that changed, normalised; None where one is gone. `rows` holds what there was and stays as it is.
@@ -45,48 +54,41 @@ class Fold:
         key_of, keys_of = self._resolved.key_of, self._resolved.keys_of
         changed: Rows = {}
         step = row_step(self._resolved, self._codec, rows, changed)
-        with self._naming(events) as each:
+        event: Recorded[Any] | None = None
+        try:
             if key_of is not None:
-                for event in each:
+                for event in events:
                     step(event, key_of(event))
             else:
-                for event in each:
+                for event in events:
                     for key in keys_of(event):
                         step(event, key)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises names its event
+            self._fail(event, error)
         return without_ghosts(changed, rows)
 
     def _append(self, events: Iterable[Recorded[Any]]) -> Rows:
         codec = self._codec
         alone = len(self._resolved.key_columns) == 1
         made: Rows = {}
-        with self._naming(events) as each:
-            for event in each:
+        event: Recorded[Any] | None = None
+        try:
+            for event in events:
                 for index, row in enumerate(self._resolved.entries(event)):
                     fitted = codec.normalise(row)
                     key = (event.position,) if alone else (event.position, index)
                     if codec.key(fitted) != key or (alone and index):
                         raise ValueError(_stranger(codec.key(fitted), (event.position, index)))
                     made[key] = fitted
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises names its event
+            self._fail(event, error)
         return made
 
-    @contextmanager
-    def _naming(self, events: Iterable[Recorded[Any]]) -> Generator[Iterator[Recorded[Any]]]:
-        """The events one by one; whatever a handler raises names the one in hand."""
-        event: Recorded[Any] | None = None
-
-        def each() -> Iterator[Recorded[Any]]:
-            nonlocal event
-            for one in events:
-                event = one
-                yield one
-
-        try:
-            yield each()
-        except _PASSED_ON:
-            raise
-        except Exception as error:
-            position, aggregate_id = (event.position, event.aggregate_id) if event is not None else (0, "")
-            raise HandlerFailed(self._resolved.name, position, aggregate_id, _reason(error)) from error
+    def _fail(self, event: Recorded[Any] | None, error: Exception) -> NoReturn:
+        if isinstance(error, _PASSED_ON):
+            raise error
+        position, aggregate_id = (event.position, event.aggregate_id) if event is not None else (0, "")
+        raise HandlerFailed(self._resolved.name, position, aggregate_id, _reason(error)) from error
 
 
 def row_step(

@@ -191,10 +191,7 @@ def drop(connection: Connection, name: str, revision: int, positions: Sequence[i
     for position in chosen:
         aggregate, aggregate_id = found[position]
         blocked = select(func.min(_q.position)).where(
-            of(name, revision),
-            _q.aggregate == aggregate,
-            _q.aggregate_id == aggregate_id,
-            _q.resolution == BLOCKED,
+            of(name, revision), _q.aggregate == aggregate, _q.aggregate_id == aggregate_id, _q.resolution == BLOCKED
         )
         following += [one for one in connection.scalars(blocked) if one is not None]
     _resolve(connection, name, revision, following, RETRY)

@@ -38,8 +38,8 @@ from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.fold_writer import FoldWriter
 from eventjet.writers.sql_writer import SqlWriter
 
-BATCH = 1_000
-"""Events in one transaction, at most."""
+BATCH, BATCH_BY_HAND = 2_000, 1_000
+"""Events in one transaction, at most: of a fold, and of handlers, whose statements take longer."""
 PATIENCE_S = 60.0
 """How long a swap is tried while others hold the table."""
 
@@ -81,7 +81,8 @@ class Follower:
         first = max(start + 1, source.first)
         if first > position:
             return
-        with closing(read_ahead(source.records(first, position + 1, batch=BATCH), watch)) as ahead:
+        batch = BATCH_BY_HAND if isinstance(self._shadow.resolved, ResolvedSql) else BATCH
+        with closing(read_ahead(source.records(first, position + 1, batch=batch), watch)) as ahead:
             for records in ahead:
                 self._write(records)
                 failpoints.reach("rebuild.batch_read")

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from heapq import merge
-from itertools import groupby, repeat
 from typing import Any
 
 from sqlalchemy import JSON, Column, ColumnElement, Connection, String, Table, Text, and_, cast, func, or_, select
@@ -52,10 +50,7 @@ def compare_rows(shadow: Shadow[ResolvedProjection], watch: Watch) -> tuple[int,
     ((copied, made),) = shadow.pairs()
     rows = differences = 0
     first: list[tuple[Any, Any]] = []
-    with (
-        _in_key_order(shadow, copied, codec) as live,
-        _in_key_order(shadow, made, codec) as expected,
-    ):
+    with _in_key_order(shadow, copied, codec) as live, _in_key_order(shadow, made, codec) as expected:
         for one, other in _paired(live, expected, codec):
             rows += one is not None
             if rows % _TOLD_EVERY == 0:
@@ -100,14 +95,21 @@ def _in_key_order(shadow: Shadow[ResolvedProjection], table: Table, codec: RowCo
 
 
 def _paired(live: Iterator[Any], expected: Iterator[Any], codec: RowCodec) -> Iterator[tuple[Any, Any]]:
-    """Rows of the same key together; None where a side has none. Both sides come in the order of their keys."""
+    """Rows of the same key together; None where a side has none. Both sides come in the order of their keys.
 
-    def key(tagged: tuple[Any, int]) -> tuple[Any, ...]:
-        return codec.key(tagged[0])
-
-    for _, same in groupby(merge(zip(live, repeat(0)), zip(expected, repeat(1)), key=key), key):
-        sides = {side: row for row, side in same}
-        yield sides.get(0), sides.get(1)
+    Neither need have a unique key: a second row of one is paired with None.
+    """
+    one, other = next(live, None), next(expected, None)
+    while one is not None or other is not None:
+        if other is None or (one is not None and codec.key(one) < codec.key(other)):
+            yield one, None
+            one = next(live, None)
+        elif one is None or codec.key(other) < codec.key(one):
+            yield None, other
+            other = next(expected, None)
+        else:
+            yield one, other
+            one, other = next(live, None), next(expected, None)
 
 
 def _equal(one: Any, other: Any, codec: RowCodec) -> bool:

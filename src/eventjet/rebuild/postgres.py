@@ -75,9 +75,10 @@ class PostgresSpace(RunSpace):
     @staticmethod
     def load(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int:
         """In one transaction with the row in the ledger, which says whether another try has done it already."""
-        schema = f"ej_{target.run}"
+        space = PostgresSpace(target.database, target.run)
+        schema = space.location
         ledger = sql.Identifier(schema, rebuilds.name)
-        connection = target.database.connect_postgres(f"{PURPOSE} {target.run}")
+        connection = target.database.connect_postgres(space._purpose)
         with refusals(target.projection), connection, connection.cursor() as cursor:
             cursor.execute(
                 sql.SQL(

@@ -262,10 +262,7 @@ def shadow_of(database: Database, resolved: R_co, watch: Watch, *, to_swap: bool
     with shadow.space.claimed():
         failpoints.reach("rebuild.claimed")
         try:
-            with (
-                watch.interrupted_by(shadow.space.interrupt),
-                runs.renewed(database.sync_engine(PURPOSE), shadow.run),
-            ):
+            with watch.interrupted_by(shadow.space.interrupt), runs.renewed(database.sync_engine(PURPOSE), shadow.run):
                 shadow.create(to_swap=to_swap)
                 failpoints.reach("rebuild.shadow_made")
                 yield shadow

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
     from eventjet.spark.frames import events
     from eventjet.spark.session import spark_session
 
-__all__ = [
-    "AppRef",
-    "events",
-    "spark_session",
-]
+__all__ = ["AppRef", "events", "spark_session"]
 
 __getattr__ = lazy(
     __name__,

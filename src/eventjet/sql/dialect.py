@@ -167,7 +167,7 @@ class Dialect(ColumnValues):
     def drop_tables(self, connection: Connection, tables: Sequence[TableRef], /) -> None:
         """Drop them, whatever foreign keys are between them."""
 
-    # Locks
+    # Locks: none where one writer excludes all others. The contract holds that every other database has them.
 
     def lock_migrations(self, connection: Connection, /) -> None:
         """Let no other process create or alter tables of eventjet until this transaction ends."""

@@ -1,6 +1,6 @@
 """eventjet's own tables, as `own_tables` declares them.
 
-Nothing is released yet. From the first release on a revision makes what it made on its day: the one that changes
+From the first release on a revision makes what it made on its day, which a test holds: the one that changes
 `own_tables` writes these tables down here as they were.
 """
 
