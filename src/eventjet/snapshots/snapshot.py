@@ -1,7 +1,7 @@
 """What a snapshot is: a folded state, where it stands, and what makes it worth believing.
 
-The value is one JSON object: position, version, event id, recent command ids, fingerprint (state's fields, events'
-schemas, revision), state, and a checksum over all of it. An unknown fingerprint or a bad checksum makes it no snapshot.
+The value is one JSON object: position, version, event id, recent command ids, fingerprint (format, aggregate, state's
+fields, events' schemas, revision), state, and a checksum over all of it. Without a known fingerprint it is no snapshot.
 """
 
 from __future__ import annotations

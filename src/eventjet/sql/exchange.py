@@ -95,8 +95,8 @@ def lock_as_workers(
 ) -> list[Checkpoint]:
     """Lock both in the order in which a projection's workers do, so that neither waits for the other; the checkpoints.
 
-    The one statement of a fold changes rows before it changes the checkpoint; SQL by hand locks its checkpoint first,
-    and keeps it while handlers touch whatever they touch.
+    The one statement of a fold locks its table before the checkpoint's row; SQL by hand locks its checkpoint first, and
+    keeps it while handlers touch whatever they touch.
     """
     if isinstance(resolved, ResolvedSql):
         found = dialect_of(connection).patiently(connection, checkpoints)
