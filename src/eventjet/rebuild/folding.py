@@ -117,7 +117,8 @@ class Foldings:
         (folding,) = self.each
 
         def events() -> Iterator[Recorded[Any]]:
-            for folding.own_key, record in records:
+            for token, record in records:
+                folding.own_key = token
                 event = self._decode(record)
                 if event is not None:
                     yield event

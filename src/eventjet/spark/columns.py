@@ -58,8 +58,8 @@ def arrow_schema(columns: Mapping[str, str]) -> Any:
 
 
 def records_of(batch: Any) -> Iterator[RawRecord]:
-    """The records of a batch whose last columns are the source's `SCHEMA`."""
-    position, time_ns, subject, headers, body = batch.columns[-5:]
+    """The records of a batch whose columns are the source's `SCHEMA`."""
+    position, time_ns, subject, headers, body = batch.columns
     return zip(
         position.to_pylist(),
         time_ns.to_pylist(),

@@ -42,7 +42,6 @@ from eventjet.projections.app_ref import Application, AppRef
 from eventjet.settings import Settings
 from eventjet.spark.columns import pyarrow, records_of
 from eventjet.spark.options import connection_options
-from eventjet.spark.running import send_files, shipped
 from eventjet.spark.schema import Form, forms_of, leaf, quoted
 from eventjet.spark.session import found_session, scratch_folder
 from eventjet.store.topology import missing
@@ -69,6 +68,9 @@ def events(
     column cannot hold, fails the query and is named. `settings` default to `EVENTJET_*`. Raises `UsageError` and
     `Unreachable`.
     """
+    # Imported by the driver alone: the tasks below load this module in every worker, and need nothing of it.
+    from eventjet.spark.running import send_files, shipped
+
     wired = app.load() if isinstance(app, AppRef) else app
     settings = settings or Settings.load()
     started = found_session(spark)

@@ -1,7 +1,8 @@
 """Shadows and snapshots on Spark: read ranges, shuffle by key, sort by position, fold and load whole partitions.
 
-Tasks load into PostgreSQL themselves. SQLite has one writer, so there the rows come back to the driver as Arrow. What a
-task finds wrong with events and rows comes back as a value: it would only fail again.
+Tasks are pickled for Spark's Python workers: they hold values, names and references only. They load into PostgreSQL
+themselves; SQLite has one writer, so there the rows come back to the driver as Arrow. What a task finds wrong with
+events and rows comes back as a value: it would only fail again.
 """
 
 from __future__ import annotations
@@ -356,7 +357,7 @@ def _keyed_records(batch: Any) -> tuple[int, list[tuple[str, RawRecord]]]:
     """(how many records the tallies among them stand for, the others with their tokens)."""
     tallied = 0
     keyed: list[tuple[str, RawRecord]] = []
-    for token, record in zip(batch.column(0).to_pylist(), records_of(batch), strict=True):
+    for token, record in zip(batch.column(0).to_pylist(), records_of(batch.select(STORED)), strict=True):
         position, _, subject, _, body = record
         if subject:
             keyed.append((token, record))
@@ -376,5 +377,6 @@ def _keyed_batch(keyed: Sequence[tuple[str, RawRecord]]) -> Any:
 
 def _result(projection: str, part: int, **told: int | str | bytes) -> Any:
     """One row of `_RESULT`; what is not told is null."""
-    row = {"projection": projection, "part": part, **told}
+    row = {**dict.fromkeys(_RESULT_COLUMNS), "projection": projection, "part": part, **told}
+    assert row.keys() == _RESULT_COLUMNS.keys(), told
     return pyarrow().RecordBatch.from_pylist([row], schema=arrow_schema(_RESULT_COLUMNS))

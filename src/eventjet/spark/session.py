@@ -79,7 +79,9 @@ def spark_session(
     `bulk_only` leaves out what only other queries than ours would use. `interrupted_by` gets a function that ends the
     JVM of a local session at once, and with it whatever runs there.
     """
-    existing = _existing()
+    existing = None
+    with suppress(RuntimeError):
+        existing = _session_type().active()
     if existing is not None:
         if master is not None:
             raise UsageError(
@@ -143,13 +145,6 @@ def _try_lock(file: IO[bytes]) -> bool:
     except (ImportError, OSError):
         return False
     return True
-
-
-def _existing() -> SparkSession | None:
-    try:
-        return _session_type().active()
-    except RuntimeError:
-        return None
 
 
 def _where(master: str | None) -> tuple[str, bool]:
