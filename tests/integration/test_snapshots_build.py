@@ -212,7 +212,7 @@ async def test_what_cannot_be_built_is_said_at_once(scene: Scene, jet: Jet, nats
     with pytest.raises(UsageError, match="keeps no snapshots"):
         await build_snapshots(scene.ref, "plain", scene.settings, engine="local")
     away = replace(scene.settings, servers=("nats://127.0.0.1:1",))
-    with pytest.raises(UsageError, match="It has tally, plain"):
+    with pytest.raises(UsageError, match="It has plain, tally"):
         await build_snapshots(scene.ref, "nothing", away, engine="local")
     with pytest.raises(UsageError, match="min_events is 0"):
         await build(scene, min_events=0)
