@@ -101,8 +101,10 @@ async def test_a_save_that_nobody_waits_for_any_more_fails_without_a_warning(app
     said: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
     with NatsServer() as server:
-        async with app.connect(servers=server.url, request_timeout_s=1, save_timeout_s=1) as jet:
+        async with app.connect(servers=server.url, request_timeout_s=60, save_timeout_s=1) as jet:
             await jet.init()
+            assert jet.client is not None
+            jet.client.timeout_s = 1  # for what is asked of the paused server
             server.pause()
             saving = asyncio.create_task(jet.store.append([write("a", 0, 0)]))
             for _ in range(5):
