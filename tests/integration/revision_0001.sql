@@ -8,6 +8,7 @@ CREATE TABLE eventjet_projection (
     epoch BIGINT DEFAULT '0' NOT NULL,
     owner TEXT,
     lease_until DOUBLE PRECISION DEFAULT '0' NOT NULL,
+    lease_s DOUBLE PRECISION DEFAULT '0' NOT NULL,
     state VARCHAR(16) DEFAULT 'new' NOT NULL,
     reason TEXT,
     location TEXT DEFAULT '' NOT NULL,

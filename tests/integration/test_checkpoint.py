@@ -56,6 +56,28 @@ def test_tables_are_created_once_whoever_comes_first(database: str) -> None:
     engine.dispose()
 
 
+def test_a_lease_that_was_seen_unchanged_may_be_taken_whatever_the_clock_says(engine: Engine) -> None:
+    first = held(engine)
+    with engine.begin() as connection:
+        assert checkpoint.renew(connection, first, 3_600)  # the clock was an hour ahead then
+        seen = checkpoint.read(connection, "balances", 1)
+        assert seen is not None
+        assert not checkpoint.is_free(connection, "balances", 1, "w-2", silent=first)
+        assert checkpoint.is_free(connection, "balances", 1, "w-2", silent=seen)
+    with engine.begin() as connection:
+        assert checkpoint.renew(connection, first, 30)
+        # It lived after all.
+        assert checkpoint.take(connection, "balances", 1, "w-2", 30, silent=seen) is None
+        seen = checkpoint.read(connection, "balances", 1)
+    with engine.begin() as connection:
+        taken = checkpoint.take(connection, "balances", 1, "w-2", 30, silent=seen)
+        assert taken is not None
+        assert (taken.epoch, taken.owner) == (first.epoch + 1, "w-2")
+        assert not checkpoint.renew(connection, first, 30)
+        assert not checkpoint.advance(connection, first, 0, 1, "e", 30)
+        assert checkpoint.take(connection, "balances", 1, "w-1", 30, silent=seen) is None
+
+
 def test_a_lease_is_held_by_one_and_each_owner_has_an_epoch_of_its_own(engine: Engine) -> None:
     first = held(engine)
     assert (first.epoch, first.owner, first.state, first.position) == (1, "w-1", BUILDING, 0)

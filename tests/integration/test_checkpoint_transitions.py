@@ -26,6 +26,10 @@ def take(connection: Connection, _: Checkpoint, now: Checkpoint) -> object:
     return checkpoint.take(connection, now.name, now.revision, "a worker", 60.0)
 
 
+def take_over(connection: Connection, before: Checkpoint, now: Checkpoint) -> object:
+    return checkpoint.take(connection, now.name, now.revision, "a standby", 60.0, silent=before)
+
+
 def advance(connection: Connection, before: Checkpoint, _: Checkpoint) -> object:
     return checkpoint.advance(connection, before, before.position, before.position + 5, "an event", 60.0)
 
@@ -40,6 +44,7 @@ def assign(connection: Connection, _: Checkpoint, now: Checkpoint) -> object:
 
 STEPS: dict[str, tuple[Step, Callable[[Checkpoint], list[Transition]], bool]] = {
     "take": (take, lambda _: [checkpoint.TAKE], False),
+    "take over": (take_over, lambda _: [checkpoint.TAKE], False),
     "renew": (lambda c, old, _: checkpoint.renew(c, old, 60.0), lambda _: [checkpoint.NOTE], True),
     "release": (lambda c, old, _: checkpoint.release(c, old), lambda _: [checkpoint.NOTE], True),
     "adopt log": (lambda c, old, _: checkpoint.adopt_log(c, old, "log"), lambda _: [checkpoint.NOTE], True),
@@ -109,7 +114,9 @@ def check_step(connection: Connection, name: str, old: Checkpoint, before: Check
         return
     assert after.state in {one.states[before.state] for one in allowed}
     assert after.epoch == before.epoch + allowed[0].deposes
-    if allowed[0].deposes and name != "take":
+    if name == "take over" and before.owner not in (None, "a standby"):
+        assert (old.epoch, old.lease_until) == (before.epoch, before.lease_until)
+    if allowed[0].deposes and name not in ("take", "take over"):
         assert (after.owner, after.lease_until) == (None, 0)
     if name == "resume":
         assert after.reason is None

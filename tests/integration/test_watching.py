@@ -45,4 +45,7 @@ def test_of_several_revisions_each_remark_names_one_and_says_whose_rows_are_asid
         "stock revision 2: it waits",
         "stock revision 2: its rows are aside, in the schema ej_stock_r2, and not what readers see",
     ]
+    lost = replace(second, location="", reason=None, owner=None, lost_owner="host:7:ab", lost_s=12.0)
+    assert remarks_on([lost]) == ["stock: its worker host:7:ab has not been seen for 12s; none has taken over yet"]
+    assert "since the database's clock was set back" in remarks_on([replace(lost, lost_s=None)])[0]
     assert remarks_on([replace(second, location="")]) == ["stock: it waits"]

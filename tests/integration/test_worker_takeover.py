@@ -15,7 +15,8 @@ import pytest
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
 from eventjet.settings import Settings
-from eventjet.sql.checkpoint import Checkpoint, read
+from eventjet.sql.checkpoint import Checkpoint, ensure, read, take
+from eventjet.workers.context import WorkerOptions
 from eventjet.workers.status import status
 from tests.forked import ForkedWorker
 from tests.integration.ledger_log import Ledger, eventually, history
@@ -126,6 +127,22 @@ async def test_workers_killed_at_random_lose_and_repeat_nothing(ledger: Ledger, 
     events = ledger.recorded(last)
     assert stored(ledger)[1] == folded(events)
     print(f"{KILLS} kills over {len(events)} events: 0 lost, 0 twice")  # noqa: T201
+
+
+async def test_a_dead_worker_whose_lease_was_given_by_a_clock_ahead_is_replaced_in_time(ledger: Ledger) -> None:
+    last = ledger.append(history(100))
+    with ledger.where.sync_engine().begin() as connection:
+        ensure(connection, "balances", 1)
+        assert take(connection, "balances", 1, "a dead worker", 0.5) is not None
+    ledger.execute("update eventjet_projection set lease_until = lease_until + 3600")
+    found = await ledger.status()
+    assert (found.owner, found.lost_owner, found.lost_s) == (None, "a dead worker", None)
+    async with ledger.working("balances", options=WorkerOptions(poll_s=0.1)):
+        await ledger.caught_up(last)
+        found = await ledger.status()
+        assert found.owner is not None
+        assert found.lost_owner is None
+    assert stored(ledger)[1] == folded(ledger.recorded(last))
 
 
 async def test_a_worker_asked_to_end_lets_go_at_once(ledger: Ledger, processes: ExitStack) -> None:

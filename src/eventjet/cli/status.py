@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("projection", "rev", "state", "position", "lag", "behind", "rate", "ETA", "worker")
 _NAME_MIN, _WORKER_MIN = 10, 6
-_FLOWING = ("lag_s", "events_per_s", "eta_s")
+_FLOWING = ("lag_s", "events_per_s", "eta_s", "lost_s")
 """What differs between any two looks; a line of its own is for what changed besides."""
 _YEAR_S = 365 * 86_400
 _UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
@@ -141,6 +141,9 @@ def remarks_on(statuses: Sequence[ProjectionStatus]) -> list[str]:
             remarks.append(f"{name}: {parked} parked; see `eventjet quarantine list {one.name}`")
         if one.reason:
             remarks.append(f"{name}: {one.reason}")
+        if one.lost_owner:
+            silent = "since the database's clock was set back" if one.lost_s is None else f"for {duration(one.lost_s)}"
+            remarks.append(f"{name}: its worker {one.lost_owner} has not been seen {silent}; none has taken over yet")
         if one.location:
             remarks.append(f"{name}: its rows are aside, {where(one.location)}, and not what readers see")
         if not one.declared:

@@ -77,7 +77,9 @@ class Checkpoint:
     """Rises whenever the owner is deposed; every write of an owner names the epoch it took the lease in."""
     owner: str | None
     lease_until: float
-    """Seconds since 1970 by the database's clock."""
+    """Seconds since 1970 by the database's clock; every renewal changes it."""
+    lease_s: float
+    """How long the lease lasts without a renewal; 0 before the first owner."""
     state: str
     reason: str | None
     location: str = DECLARED
@@ -162,22 +164,40 @@ def checkpoint_of(row: Row[Any] | None) -> Checkpoint | None:
 
 
 def take(
-    connection: Connection, name: str, revision: int, owner: str, ttl_s: float, *, stumbled_at: int = -1
+    connection: Connection,
+    name: str,
+    revision: int,
+    owner: str,
+    ttl_s: float,
+    *,
+    stumbled_at: int = -1,
+    silent: Checkpoint | None = None,
 ) -> Checkpoint | None:
     """Become the owner if the lease is free. None while another worker holds it.
 
     A row that is locked counts as held. One that failed is tried again, unless the process that asks `stumbled_at` the
-    very position or its tables are half written.
+    very position or its tables are half written. A lease that still is as the `silent` checkpoint has it counts as
+    over, whatever the clock says.
     """
-    candidate = select(projections.c.name).where(_free(name, revision, owner, stumbled_at))
+    candidate = select(projections.c.name).where(_free(name, revision, owner, stumbled_at, silent))
     if connection.execute(candidate.with_for_update(skip_locked=True)).one_or_none() is None:
         return None
-    return _change(connection, TAKE, name, revision, owner=owner, lease_until=Clock() + ttl_s, reason=None)
+    return _change(
+        connection, TAKE, name, revision, owner=owner, lease_until=Clock() + ttl_s, lease_s=ttl_s, reason=None
+    )
 
 
-def is_free(connection: Connection, name: str, revision: int, owner: str, *, stumbled_at: int = -1) -> bool:
+def is_free(
+    connection: Connection,
+    name: str,
+    revision: int,
+    owner: str,
+    *,
+    stumbled_at: int = -1,
+    silent: Checkpoint | None = None,
+) -> bool:
     """Whether `take` would succeed now, or there is no row yet; found out without locking anything."""
-    free = _free(name, revision, owner, stumbled_at)
+    free = _free(name, revision, owner, stumbled_at, silent)
     row = connection.execute(select(free.label("free")).where(is_row(name, revision))).one_or_none()
     return row is None or bool(row.free)
 
@@ -282,9 +302,11 @@ def depose(connection: Connection, name: str, revision: int) -> None:
     _must(connection, DEPOSE, name, revision)
 
 
-def _free(name: str, revision: int, owner: str, stumbled_at: int) -> ColumnElement[bool]:
+def _free(name: str, revision: int, owner: str, stumbled_at: int, silent: Checkpoint | None) -> ColumnElement[bool]:
     row = projections.c
     unowned = (row.lease_until < Clock()) | row.owner.is_(None) | (row.owner == owner)
+    if silent is not None:
+        unowned |= (row.epoch == silent.epoch) & (row.lease_until == silent.lease_until)
     whole = ~func.coalesce(row.reason, "").contains(HALF_WRITTEN)
     failed_elsewhere = and_(row.position != stumbled_at, whole)
     takeable = row.state.in_(TAKE.states) & ((row.state != FAILED) | failed_elsewhere)

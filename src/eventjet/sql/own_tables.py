@@ -23,6 +23,7 @@ projections = sa.Table(
     sa.Column("epoch", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("owner", sa.Text),
     sa.Column("lease_until", sa.Double, nullable=False, server_default="0"),
+    sa.Column("lease_s", sa.Double, nullable=False, server_default="0"),
     sa.Column("state", sa.String(16), nullable=False, server_default="new"),
     sa.Column("reason", sa.Text),
     sa.Column("location", sa.Text, nullable=False, server_default=""),

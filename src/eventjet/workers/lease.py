@@ -43,6 +43,28 @@ def new_owner() -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
 
 
+class LeaseWatch:
+    """Tells a standby that an owner has gone silent, by this process's own clock.
+
+    An owner renews its lease well before it ends, and each renewal changes the row. So the owner of one that was seen
+    unchanged for as long as it lasts is dead or cut off, even where the database's clock has been set back and would
+    let the lease live for hours. Should the owner be only slow, its epoch fences it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lease: tuple[int, float] | None = None
+        self._since = 0.0
+
+    def saw(self, found: Checkpoint | None) -> Checkpoint | None:
+        """To be told at each look; what was found, if its owner is silent."""
+        now = self._clock()
+        lease = None if found is None or found.owner is None else (found.epoch, found.lease_until)
+        if lease != self._lease:
+            self._lease, self._since = lease, now
+        return found if found is not None and lease is not None and now - self._since > found.lease_s else None
+
+
 class Lease:
     """One worker's lease of one projection, for one term; made by `acquire`.
 
@@ -72,13 +94,18 @@ class Lease:
         `failed_at` the very position in this process, it is not.
         """
         name, revision, ttl_s = resolved.name, resolved.revision, context.options.lease_s
+        watch, silent = LeaseWatch(), None
 
         def is_free(connection: Connection) -> bool:
-            return checkpoint.is_free(connection, name, revision, context.owner, stumbled_at=failed_at)
+            nonlocal silent
+            silent = watch.saw(checkpoint.read(connection, name, revision))
+            return checkpoint.is_free(connection, name, revision, context.owner, stumbled_at=failed_at, silent=silent)
 
         def take(connection: Connection) -> Checkpoint | None:
             locations.ensure(connection, resolved)
-            return checkpoint.take(connection, name, revision, context.owner, ttl_s, stumbled_at=failed_at)
+            return checkpoint.take(
+                connection, name, revision, context.owner, ttl_s, stumbled_at=failed_at, silent=silent
+            )
 
         while not stop.is_set():
             # A standby only reads: it must not wait for locks, nor make others wait.

@@ -24,6 +24,8 @@ from eventjet.sql.database import READ_ONLY, Database
 from eventjet.workers.reader import state_of_log
 
 _PACE_S = 10.0
+_CLOCK_S = 1.0
+"""How far the database's clock may be corrected without notice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,10 @@ class ProjectionStatus:
     """Whether the app still declares this revision; nobody advances one that no process declares."""
     location: str = ""
     """Where its tables are: empty where they are declared and read, else a schema, or a suffix on SQLite."""
+    lost_owner: str | None = None
+    """The worker that held the lease last and did not let go of it: killed, stopped or cut off."""
+    lost_s: float | None = None
+    """How long ago it was seen last; None where the database's clock has been set back since."""
     parked: int = 0
     """Events it could not take, which wait for a decision or for a worker that tries them again."""
     events_per_s: float | None = None
@@ -145,7 +151,7 @@ class StatusReader:
             checkpoints, parked = await self._checkpoints()
             at = time.monotonic()
             for name, revision in self._declared - {(held.name, held.revision) for held, _ in checkpoints}:
-                checkpoints.append((Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, NEW, None), 0.0))
+                checkpoints.append((Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, NEW, None), 0.0))
             checkpoints.sort(key=lambda pair: (pair[0].name, pair[0].revision))
             last, ages = await asyncio.to_thread(self._log, {held.position for held, _ in checkpoints})
         except BaseException:
@@ -160,11 +166,13 @@ class StatusReader:
                 log_position=last,
                 lag_events=max(0, last - held.position),
                 lag_s=ages[held.position],
-                owner=held.owner if lease_left_s > 0 else None,
+                owner=held.owner if _lives(held, lease_left_s) else None,
                 generation=held.generation,
                 reason=held.reason,
                 declared=(held.name, held.revision) in self._declared,
                 location=held.location,
+                lost_owner=None if _lives(held, lease_left_s) else held.owner,
+                lost_s=_silent_s(held, lease_left_s),
                 parked=parked.get((held.name, held.revision), 0),
             )
             for held, lease_left_s in checkpoints
@@ -199,3 +207,13 @@ class StatusReader:
             record = self._connection.ask(next_message(self._stream, position + 1))
             ages[position] = None if record is None else max(0.0, time.time() - record[1] / 1e9)
         return state.last, ages
+
+
+def _lives(held: Checkpoint, left_s: float) -> bool:
+    """A lease with more left than it lasts was given before the clock was set back, and not renewed since."""
+    return 0 < left_s <= held.lease_s + _CLOCK_S
+
+
+def _silent_s(held: Checkpoint, left_s: float) -> float | None:
+    """How long its owner has been silent, where it was lost."""
+    return None if held.owner is None or left_s > 0 else held.lease_s - left_s
