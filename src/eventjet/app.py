@@ -12,6 +12,7 @@ from typing import Any, Unpack
 from eventjet.codec.catalog import Catalog, Upcaster
 from eventjet.codec.subjects import is_name
 from eventjet.domain.aggregate import AggregateInfo, AggregateType, aggregate_info, event_info
+from eventjet.domain.state import state_faults
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import DefinitionError, UsageError
 from eventjet.jet import Jet, open_jet
@@ -86,6 +87,7 @@ def _aggregates(declared: Sequence[Any], faults: list[str]) -> dict[Any, Aggrega
         ]
         if not callable(getattr(cls, "evolve", None)):
             faults.append(f"{cls.__qualname__} has no `evolve(self, event)`")
+        faults += state_faults(cls)
         infos[cls] = info
     return infos
 

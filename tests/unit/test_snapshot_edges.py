@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
@@ -36,7 +36,7 @@ class Tally:
     total: int = 0
     note: str = ""
     ratio: float = 0.0
-    seen: dict[str, int] = field(default_factory=dict[str, int])
+    seen: Mapping[str, int] = field(default_factory=dict[str, int])
     at: datetime | None = None
 
     def add(self, n: int) -> Added:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from eventjet.errors import HistoryBroken
+from eventjet.errors import DefinitionError, HistoryBroken
 
 S = TypeVar("S")
 
@@ -73,12 +73,20 @@ class Link(NamedTuple):
     """The event; None for a retired one, which is passed over."""
 
 
-def fold_history(
-    held: FoldedState[S], links: Iterable[Link], evolve: Callable[[S, Any], S], subject: str, last_id: str
-) -> FoldedState[S]:
+def evolved(state: S, event: Any) -> S:
+    """One step of the fold; raises `DefinitionError` for an `evolve` that returns something else than its state."""
+    after: Any = cast("Any", state).evolve(event)
+    if type(after) is not type(state):
+        name, given = type(state).__qualname__, "None" if after is None else f"a {type(after).__qualname__}"
+        raise DefinitionError([f"{name}.evolve returned {given} for {type(event).__qualname__}; return a {name}"])
+    return cast("S", after)
+
+
+def fold_history(held: FoldedState[S], links: Iterable[Link], subject: str, last_id: str) -> FoldedState[S]:
     """Fold one aggregate's events onto a state; `last_id` is the id of the last of them.
 
-    Raises `HistoryBroken` when a version is not the next, or an event follows another one than it expected.
+    Raises `HistoryBroken` when a version is not the next, or an event follows another one than it expected, and
+    `DefinitionError` as `evolved` does.
     """
     state, version, position = held.state, held.version, held.position
     for after, at, expected, command_id, data in links:
@@ -90,7 +98,7 @@ def fold_history(
             reason = f"it was written after position {expected}, but {position} came before it"
             raise HistoryBroken(subject, at, reason)
         if data is not None:
-            state = evolve(state, data)
+            state = evolved(state, data)
         version, position = after, at
         if command_id is not None:
             held.commands.add(command_id, version)

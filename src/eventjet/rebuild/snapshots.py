@@ -22,7 +22,7 @@ from eventjet.projections.app_ref import Application, AppRef, aggregate_of
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.plan import EngineName, plan_snapshots
 from eventjet.rebuild.progress import Report
-from eventjet.repository.histories import Histories, fold_records
+from eventjet.repository.histories import fold_records
 from eventjet.settings import Settings
 from eventjet.snapshots.kv import VALUE_MAX, WINDOW, WINDOW_BYTES, BulkSnapshots, Offer
 from eventjet.snapshots.snapshot import SnapshotCodec
@@ -85,7 +85,7 @@ class SnapshotFold:
             return
         try:
             entity_of(subject)  # raises for a subject that names no entity
-            self._held[subject] = fold_records(held, records, self._decoder, Histories[Any].evolve)
+            self._held[subject] = fold_records(held, records, self._decoder)
         except EventjetError as error:
             self._break(subject, str(error))
         except Exception as error:  # noqa: BLE001 - whatever one aggregate's `evolve` raises, the others go on

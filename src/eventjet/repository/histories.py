@@ -23,7 +23,7 @@ from eventjet.codec.envelope import (
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState, fold_history
 from eventjet.domain.recorded import NO_METADATA, Recorded
-from eventjet.errors import DefinitionError, HistoryBroken, StoreUnavailable, UsageError
+from eventjet.errors import HistoryBroken, StoreUnavailable, UsageError
 from eventjet.snapshots.kv import KeyValueSnapshots
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.store.store import EventStore
@@ -42,16 +42,14 @@ class Snapshots(Generic[S]):
     every: int
 
 
-def fold_records(
-    held: FoldedState[S], records: Sequence[RawRecord], decoder: Decoder, evolve: Callable[[S, Any], S]
-) -> FoldedState[S]:
-    """Fold the next records of one aggregate; raises `HistoryBroken` and `CodecError`."""
+def fold_records(held: FoldedState[S], records: Sequence[RawRecord], decoder: Decoder) -> FoldedState[S]:
+    """Fold the next records of one aggregate; raises `HistoryBroken`, `CodecError` and `DefinitionError`."""
     if not records:
         return held
     _, _, subject, last_block, _ = records[-1]
     last_id = header(last_block, MSG_ID) or ""
     links = map(decoder.link, records)
-    return fold_history(held, links, evolve, subject.decode("utf-8", "replace"), last_id)
+    return fold_history(held, links, subject.decode("utf-8", "replace"), last_id)
 
 
 class Histories(Generic[S]):
@@ -121,15 +119,6 @@ class Histories(Generic[S]):
             return
         codec = self._snapshots.codec
         self._snapshots.store.keep(self.info.name, aggregate_id, lambda: codec.encode(held))
-
-    @staticmethod
-    def evolve(state: S, event: Any) -> S:
-        """One step of the fold; raises `DefinitionError` for an `evolve` that returns nothing."""
-        after: S | None = cast("Any", state).evolve(event)
-        if after is None:
-            fault = f"{type(state).__qualname__}.evolve returned None for {type(event).__qualname__}; return a state"
-            raise DefinitionError([fault])
-        return after
 
     def _start(self) -> FoldedState[S]:
         return FoldedState(self._initial(), 0, 0)
@@ -211,7 +200,7 @@ class Histories(Generic[S]):
         raise StoreUnavailable(f"The history of {name} {aggregate_id!r}", "the replica that was asked lags behind")
 
     def _fold_page(self, held: FoldedState[S], records: Sequence[RawRecord]) -> FoldedState[S]:
-        return fold_records(held, records, self._decoder, self.evolve)
+        return fold_records(held, records, self._decoder)
 
     async def _check_bound(self, version: int | None, position: int | None, at: datetime | None) -> None:
         if sum(resolved is not None for resolved in (version, position, at)) != 1:

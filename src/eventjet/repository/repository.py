@@ -18,7 +18,7 @@ from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import context_headers
 from eventjet.codec.subjects import subject_of
 from eventjet.domain.aggregate import aggregate_info
-from eventjet.domain.history import FoldedState
+from eventjet.domain.history import FoldedState, evolved
 from eventjet.domain.identity import new_event_id
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, current_metadata, merge
 from eventjet.domain.subscription import folded_events
@@ -194,7 +194,7 @@ class Repository(Generic[S, E]):
         state = held.state
         for new in append.events:
             # As it will be read back: what no fold can take is not stored.
-            state = self.histories.evolve(state, new.encoded.event)
+            state = evolved(state, new.encoded.event)
         return Decided(plan, held, append, state)
 
     async def fresh(self, aggregate_id: str) -> FoldedState[S]:

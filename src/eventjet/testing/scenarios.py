@@ -1,14 +1,22 @@
-"""Given these events, when this is decided, then these follow: `then` does not exist before `when`."""
+"""Given these events, when this is decided, then these follow: `then` does not exist before `when`.
+
+Whatever is tested here is held to a law as well: neither a decision nor `evolve` changes what it is given.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.aggregate import AggregateType, aggregate_info
+from eventjet.domain.history import evolved
+from eventjet.domain.state import state_faults
 from eventjet.domain.subscription import folded_events
+from eventjet.errors import DefinitionError
 from eventjet.repository.decisions import recorded_events
 
 S = TypeVar("S")
@@ -32,11 +40,13 @@ class Given(Generic[S, E]):
         self, decide: Callable[Concatenate[S, P], E | Sequence[E] | None], /, *args: P.args, **kwargs: P.kwargs
     ) -> When[S, E]:
         """Make one decision; what it raises is kept for `then_raises`."""
-        try:
-            events = cast("tuple[E, ...]", recorded_events(decide(self.state, *args, **kwargs)))
-        except Exception as error:
-            return When(self, (), error)
-        return When(self, events)
+        name = str(getattr(decide, "__qualname__", decide))
+        with _left_as_they_are(name, self.state):
+            try:
+                events = cast("tuple[E, ...]", recorded_events(decide(self.state, *args, **kwargs)))
+            except Exception as error:
+                return When(self, (), error)
+            return When(self, events)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +78,14 @@ class When(Generic[S, E]):
 
 
 def scenario(aggregate: AggregateType[S, E], /) -> Given[S, E]:
-    """Start a test of one aggregate, with no history yet. Its types are fixed here, before any event is given."""
+    """Start a test of one aggregate, with no history yet. Its types are fixed here, before any event is given.
+
+    Raises `DefinitionError` for a class that is not an aggregate, and for a state that can be changed in place.
+    """
     cls = cast("Any", aggregate)
     aggregate_info(cls)
+    if faults := state_faults(cls):
+        raise DefinitionError(faults)
     return Given(cast("S", cls()), Catalog(folded_events(cls)))
 
 
@@ -79,8 +94,33 @@ def _folded(state: S, events: Sequence[E], catalog: Catalog) -> S:
         if type(event) not in catalog:
             raise AssertionError(f"{event!r} is not an event that this aggregate folds")
         catalog.encode(event)  # what could not be stored must not pass a test
-        state = cast("Any", state).evolve(event)
+        with _left_as_they_are(f"{type(state).__qualname__}.evolve", state, event):
+            state = evolved(state, event)
     return state
+
+
+@contextmanager
+def _left_as_they_are(name: str, *given: object) -> Generator[None]:
+    """Raise `AssertionError` when what a function was given is not afterwards what it was."""
+    before = list(map(_picture, given))
+    yield
+    for value, was in zip(given, before, strict=True):
+        if _picture(value) != was:
+            raise AssertionError(
+                f"{name} changed what it was given, which others hold too: it is now {value!r}. "
+                "Leave it as it is, and make a new one."
+            )
+
+
+def _picture(value: Any) -> object:
+    """What is in a value, as far as it can be looked into, so that a change of it shows."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return [_picture(getattr(value, one.name)) for one in fields(value)]
+    if isinstance(value, Mapping):
+        return [(_picture(key), _picture(each)) for key, each in cast("Mapping[Any, Any]", value).items()]
+    if isinstance(value, list | tuple | AbstractSet):
+        return [_picture(each) for each in cast("Sequence[Any]", value)]
+    return repr(value)
 
 
 def _shown(events: Sequence[object]) -> str:
