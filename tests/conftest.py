@@ -9,6 +9,7 @@ no other test has.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +22,9 @@ from eventjet.dev.nats import NatsServer
 # A busy machine takes seconds for an example that takes milliseconds: that says nothing about the property.
 settings.register_profile("eventjet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("eventjet")
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so would the programs they interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FAULTS = Path(__file__).parent / "faults"
 

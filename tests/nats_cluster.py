@@ -13,7 +13,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from eventjet.dev.nats import NatsServer
-from eventjet.dev.postgres import reserved_port
+from eventjet.dev.server import reserved_port
 from eventjet.errors import Unreachable
 
 _COMPONENT = "The embedded NATS cluster"
@@ -29,20 +29,20 @@ class NatsCluster:
         self._sync_interval = sync_interval
         self.servers: list[NatsServer] = []
         """Empty before the first start; then n1, n2, n3."""
+        self._routes = ExitStack()
 
     def start(self, timeout_s: float = 60.0) -> Self:
         """Start what is not running; returns once JetStream and all streams have leaders, known everywhere."""
         deadline = time.monotonic() + timeout_s
-        with ExitStack() as stack:
-            if not self.servers:
-                self.servers = self._made([stack.enter_context(reserved_port()) for _ in range(_SIZE)])
-            try:
-                for server in self.servers:
-                    server.start(max(0.0, deadline - time.monotonic()))
-                self.wait_ready(max(0.0, deadline - time.monotonic()))
-            except BaseException:
-                self.kill()
-                raise
+        if not self.servers:
+            self.servers = self._made([self._routes.enter_context(reserved_port()) for _ in range(_SIZE)])
+        try:
+            for server in self.servers:
+                server.start(max(0.0, deadline - time.monotonic()))
+            self.wait_ready(max(0.0, deadline - time.monotonic()))
+        except BaseException:
+            self.kill()
+            raise
         return self
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
@@ -94,6 +94,7 @@ class NatsCluster:
         for server in self.servers:
             server.close()
         self.servers = []
+        self._routes.close()
 
     def __enter__(self) -> Self:
         return self.start()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +17,7 @@ import pytest
 from eventjet.cli.history import line, shown
 from eventjet.cli.main import exit_status, main, report
 from eventjet.cli.rebuild import shown_key
-from eventjet.cli.running import Lines
+from eventjet.cli.running import Lines, finished
 from eventjet.cli.target import safe_settings, target
 from eventjet.cli.terminal import counted, wrapped
 from eventjet.errors import (
@@ -159,3 +162,27 @@ def test_an_event_is_shown_in_80_columns_and_whole_as_json() -> None:
 def test_counts_and_keys_read_as_one_writes_them() -> None:
     assert [counted(1, "row"), counted(2_000, "row")] == ["1 row", "2,000 rows"]
     assert shown_key(("a", 3)) == "a, 3"
+
+
+@pytest.mark.parametrize("ctrl_c", [signal.default_int_handler, signal.SIG_IGN], ids=["heard", "ignored"])
+def test_bulk_work_ends_at_sigterm_also_where_the_shell_has_ctrl_c_ignored(
+    ctrl_c: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cancelled: list[str] = []
+
+    async def work(progress: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append("in good order")
+            raise
+
+    before = signal.signal(signal.SIGINT, ctrl_c)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            finished("Nothing was changed.", work)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert cancelled == ["in good order"]
+    assert "Interrupted. Nothing was changed." in capsys.readouterr().err

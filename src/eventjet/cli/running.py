@@ -37,22 +37,23 @@ def finished(consolation: str, work: Callable[..., Coroutine[Any, Any, T]]) -> T
 
     Ctrl-C and SIGTERM end it in good order, and then `consolation` says what became of things.
     """
-
-    with _handling(lambda _number, _frame: signal.raise_signal(signal.SIGINT), signal.SIGTERM), progress() as shown:
+    with progress() as shown:
 
         def show(step: Progress) -> None:
             shown(step.phase, step.done, step.total or None)
 
         try:
             return asyncio.run(_told_when_stopping(work(progress=show)))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, asyncio.CancelledError):
             note(f"Interrupted. {consolation}")
-            raise
+            raise KeyboardInterrupt from None
 
 
 async def _told_when_stopping(work: Coroutine[Any, Any, T]) -> T:
     """Run it; when it is cancelled, say at once that it is ending, which may take a while."""
-    task = asyncio.ensure_future(work)
+    task, own = asyncio.ensure_future(work), asyncio.current_task()
+    assert own is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, own.cancel)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

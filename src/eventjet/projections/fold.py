@@ -14,7 +14,6 @@ RowKey: TypeAlias = tuple[Any, ...]
 Rows: TypeAlias = dict[RowKey, Any]
 """Key → row, or None where there is none."""
 
-
 _PASSED_ON = (CodecError, StoreError)
 """What an engine's iterator of events may raise: not the handler's doing."""
 
