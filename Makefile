@@ -32,7 +32,7 @@ FAULTS ?= EVENTJET_TEST_UNKNOWNS=1000 EVENTJET_TEST_IDS=100000 EVENTJET_TEST_KIL
 	EVENTJET_TEST_CLUSTER_EVENTS=20000 EVENTJET_TEST_SNAPSHOTS=4000 EVENTJET_TEST_RESTORE_EVENTS=40000 \
 	EVENTJET_TEST_RESTORE_KILLS=6 EVENTJET_TEST_BANK_EVENTS=50000 EVENTJET_TEST_SPARK_EVENTS=50000
 
-.PHONY: setup compiled test test-slow shake simulate faults demo lint format types contract bench bench-full bench-peers scale clean
+.PHONY: setup compiled test test-slow shake simulate faults fuzz demo lint format types contract bench bench-full bench-peers scale clean
 
 setup: $(installed)
 
@@ -75,6 +75,10 @@ faults: setup
 		tests/acceptance/test_bank_on_three_engines.py tests/integration/test_spark_rebuild.py \
 		tests/integration/test_cluster_connect.py tests/integration/test_cluster_standalone.py \
 		tests/integration/test_spark_frames.py tests/integration/test_spark_source.py tests/integration/test_snapshots_build.py
+
+# Bytes that others can give eventjet, MINUTES long in all; SEED= repeats a run.
+fuzz: setup
+	$(bin)/python -m tests.fuzz --minutes $(or $(MINUTES),60) $(if $(SEED),--seed $(SEED))
 
 demo: setup
 	$(bin)/eventjet demo

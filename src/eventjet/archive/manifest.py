@@ -10,7 +10,7 @@ An archive is a folder (a local path, or the URL of any Hadoop file system) with
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any
 
@@ -125,6 +125,14 @@ def load_archive(url: str, lines: Iterable[str]) -> Archive:
     return Archive(url, tuple(segments))
 
 
+def _check_kinds(read: Segment | ArchivedFile) -> None:
+    """Raise `TypeError` unless every value is of its field's type."""
+    for each in fields(read):
+        value = getattr(read, each.name)
+        if each.type in ("int", "str") and type(value).__name__ != each.type:
+            raise TypeError(f"{each.name} is {value!r}, and not {each.type}")
+
+
 def _segment(url: str, line: str) -> Segment:
     """One line of the manifest, whose files have to make up the segment without a gap."""
     try:
@@ -135,6 +143,8 @@ def _segment(url: str, line: str) -> Segment:
         names = ("stream", "log", "first", "last", "first_time_ns", "last_time_ns", "last_id")
         files = tuple(ArchivedFile(**each) for each in found["files"])
         segment = Segment(**{name: found[name] for name in names}, files=files)
+        for one in (segment, *files):
+            _check_kinds(one)
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
         raise ArchiveBroken(url, f"a line of its manifest cannot be read ({error})") from error
     following = segment.first

@@ -107,11 +107,11 @@ def answer_in(frame: Frame, subject: str) -> dict[str, Any]:
     try:
         answer = cast("dict[str, Any]", orjson.loads(frame[4]))
         error = answer.get("error")
-    except (ValueError, AttributeError):
-        raise StoreUnavailable(subject, f"JetStream's answer is not JSON ({frame[4][:40]!r})") from None
-    if not error:
-        return answer
-    code, err_code = int(error.get("code", 0)), int(error.get("err_code", 0))
+        if not error:
+            return answer
+        code, err_code = int(error.get("code", 0)), int(error.get("err_code", 0))
+    except (ValueError, AttributeError, TypeError):
+        raise StoreUnavailable(subject, f"JetStream's answer cannot be read ({frame[4][:40]!r})") from None
     description = str(error.get("description", "no description"))
     if err_code in _SWITCHED_OFF:
         raise Unreachable("JetStream", description, "Switch it on in the server's config and for this account.")

@@ -75,9 +75,10 @@ class SnapshotCodec(Generic[S]):
             if inner["format"] != FORMAT or inner["fingerprint"] != self.fingerprint:
                 return None
             state = cast("S", self._codec.decode(orjson.dumps(inner["state"])))
-            versions = {key: (int(first), int(last)) for key, (first, last) in inner["commands"].items()}
+            versions = {key: (_counted(first), _counted(last)) for key, (first, last) in inner["commands"].items()}
             commands = Commands(versions, complete=bool(inner["complete"]))
-            return FoldedState(state, int(inner["version"]), int(inner["position"]), str(inner["event_id"]), commands)
+            version, position = _counted(inner["version"]), _counted(inner["position"])
+            return FoldedState(state, version, position, str(inner["event_id"]), commands)
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -96,6 +97,13 @@ def _alike(one: Any, other: Any) -> bool:
     if is_dataclass(one):
         return all(_alike(getattr(one, each.name), getattr(other, each.name)) for each in fields(one))
     return True
+
+
+def _counted(value: Any) -> int:
+    """A version or a position; raises `ValueError` for what is none."""
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{value!r} counts nothing")
+    return value
 
 
 def _digest(body: bytes) -> str:

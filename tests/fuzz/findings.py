@@ -1,0 +1,17 @@
+"""Inputs that were findings once, by target: each broke its law before what it found was fixed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.fuzz.targets import INNER, line_of
+
+FINDINGS: dict[str, list[Any]] = {
+    # Errors of JetStream whose codes are no numbers: `AttributeError`, `TypeError` and a bare `ValueError`.
+    "replies": [b'{"error": 1.0}', b'{"error": {"code": null}}', b'{"error": {"code": ""}}'],
+    # Positions and versions that are numbers of another kind, under a checksum that fits.
+    "snapshots": [json.dumps({**INNER, name: -9223372036854776833}).encode() for name in ("position", "version")],
+    # Lines of a manifest that have all their names, and values of other types: `TypeError`.
+    "manifests": [[line_of({"last": None}, {})], [line_of({}, {"last": None})], [line_of({"first": "1"}, {})]],
+}
