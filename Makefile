@@ -32,7 +32,11 @@ FAULTS ?= EVENTJET_TEST_UNKNOWNS=1000 EVENTJET_TEST_IDS=100000 EVENTJET_TEST_KIL
 	EVENTJET_TEST_CLUSTER_EVENTS=20000 EVENTJET_TEST_SNAPSHOTS=4000 EVENTJET_TEST_RESTORE_EVENTS=40000 \
 	EVENTJET_TEST_RESTORE_KILLS=6 EVENTJET_TEST_BANK_EVENTS=50000 EVENTJET_TEST_SPARK_EVENTS=50000
 
-.PHONY: setup compiled test test-slow shake simulate faults fuzz demo lint format types contract bench bench-full bench-peers scale clean
+# SEED= repeats a run's choices, ROUNDS= is how often each fault comes, ONLY= names one scenario.
+trial = $(if $(SEED),--seed $(SEED)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(MINUTES),--minutes $(MINUTES)) \
+	$(addprefix --only ,$(ONLY))
+
+.PHONY: setup compiled test test-slow shake simulate faults faults-root fuzz demo lint format types contract bench bench-full bench-peers scale clean
 
 setup: $(installed)
 
@@ -67,14 +71,13 @@ compiled: setup
 simulate: setup
 	$(bin)/python -m tests.simulation --schedules $(SCHEDULES)
 
+# Servers and workers that are killed, stopped, cut off and starved, each scenario with its figures in REPORT.
 faults: setup
-	$(FAULTS) $(bin)/python -m pytest --timeout 1800 --durations 20 -s tests/faults \
-		tests/integration/test_worker_takeover.py \
-		tests/integration/test_unknown_outcomes.py tests/integration/test_hostile_ids.py \
-		tests/integration/test_archive_killed.py tests/integration/test_archive_law.py tests/acceptance/test_restore.py \
-		tests/acceptance/test_bank_on_three_engines.py tests/integration/test_spark_rebuild.py \
-		tests/integration/test_cluster_connect.py tests/integration/test_cluster_standalone.py \
-		tests/integration/test_spark_frames.py tests/integration/test_spark_source.py tests/integration/test_snapshots_build.py
+	$(FAULTS) $(bin)/python -m tests.faults $(trial) --report $(or $(REPORT),benchmarks/out/faults.md)
+
+# What needs root as well: power cuts on loop devices, partitions between network namespaces, disks that fill.
+faults-root: setup
+	$(bin)/python -m tests.faults --root $(trial) --report $(or $(REPORT),benchmarks/out/faults-root.md)
 
 # Bytes that others can give eventjet, MINUTES long in all; SEED= repeats a run.
 fuzz: setup

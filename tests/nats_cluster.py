@@ -8,7 +8,9 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -25,8 +27,10 @@ _REQUEST_S = 2.0
 class NatsCluster:
     """Three replicas' worth of servers. A single one is killed, paused and started again through `servers`."""
 
-    def __init__(self, *, sync_interval: str = "always") -> None:
+    def __init__(self, *, sync_interval: str = "always", data: Sequence[Path] = ()) -> None:
+        """`data`: three folders that hold the servers' data, where it is not to be with the rest of theirs."""
         self._sync_interval = sync_interval
+        self._data = data
         self.servers: list[NatsServer] = []
         """Empty before the first start; then n1, n2, n3."""
         self._routes = ExitStack()
@@ -63,6 +67,14 @@ class NatsCluster:
             name = _leader_by(server)
             if name is not None:
                 return self.named(name)
+        return None
+
+    def stream_leader(self, stream: str) -> NatsServer | None:
+        """The server that leads this stream, by what the first one that knows says."""
+        for server in self.servers:
+            leader = _leaders_by(server).get(stream)
+            if leader is not None:
+                return self.named(leader)
         return None
 
     def named(self, name: str) -> NatsServer:
@@ -120,10 +132,13 @@ class NatsCluster:
     def _made(self, route_ports: list[int]) -> list[NatsServer]:
         routes = ", ".join(f"nats-route://127.0.0.1:{port}" for port in route_ports)
         group = f"cluster {{ name: eventjet, listen: 127.0.0.1:%d, routes: [{routes}] }}"
-        return [
+        made = [
             NatsServer(sync_interval=self._sync_interval, config=f"server_name: n{number}\n{group % port}")
             for number, port in enumerate(route_ports, start=1)
         ]
+        for server, data in zip(made, self._data, strict=False):
+            (server.directory / "data").symlink_to(data)
+        return made
 
     def _agreed(self) -> bool:
         leaders = [_leader_by(server) for server in self.servers if _healthy(server)]
@@ -134,12 +149,14 @@ def _healthy(server: NatsServer) -> bool:
     """Whether the server is in order and knows a leader of each stream it holds."""
     if _get(server, "/healthz").get("status") != "ok":
         return False
+    return None not in _leaders_by(server).values()
+
+
+def _leaders_by(server: NatsServer) -> dict[str, str | None]:
+    """Who leads each stream that this server holds, by its word."""
     accounts: list[dict[str, Any]] = _get(server, "/jsz?accounts=true&streams=true").get("account_details", [])
-    for account in accounts:
-        streams: list[dict[str, Any]] = account.get("stream_detail", [])
-        if any(_leader_of(stream.get("cluster")) is None for stream in streams):
-            return False
-    return True
+    streams: list[dict[str, Any]] = [one for account in accounts for one in account.get("stream_detail", [])]
+    return {stream["name"]: _leader_of(stream.get("cluster")) for stream in streams}
 
 
 def _leader_by(server: NatsServer) -> str | None:

@@ -49,7 +49,7 @@ class WorkerProcess:
         self._asked = False
         stem = folder / f"worker-{time.monotonic_ns()}"
         self._log, self._fired = stem.with_suffix(".log"), stem.with_suffix(".fired")
-        place = (ledger.settings.servers[0], ledger.settings.database, ledger.name, str(batch_max), str(lease_s))
+        place = (",".join(ledger.settings.servers), ledger.settings.database, ledger.name, str(batch_max), str(lease_s))
         environ = {**os.environ, "EVENTJET_FAILPOINT_LOG": str(self._fired)}
         if fault is not None and fault.name != "idle":
             environ["EVENTJET_FAILPOINT"] = f"{fault.name}:{fault.action}:{fault.count}"

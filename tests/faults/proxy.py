@@ -53,15 +53,24 @@ class NatsProxy:
     connections: int = 0
     """How many clients have connected; one that reconnects counts again."""
     port: int = 0
+    silent: bool = False
+    """Nothing arrives any more, in neither direction, and every connection stays open. Set from any thread."""
     _server: asyncio.Server | None = None
     _links: set[asyncio.Task[object]] = field(default_factory=set[asyncio.Task[object]])
+    _loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def url(self) -> str:
         """Where the client connects."""
         return f"nats://127.0.0.1:{self.port}"
 
+    def cut(self) -> None:
+        """End all connections at once, from any thread."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(lambda: [link.cancel() for link in self._links])
+
     async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
         self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0, limit=_LINE_MAX)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
@@ -129,6 +138,8 @@ class _Link:
 
     async def _from_client(self, reader: asyncio.StreamReader) -> None:
         async for frame in _frames(reader):
+            if self.proxy.silent:
+                continue
             fate = self._fate(frame)
             if fate.first is not None:
                 await fate.first()
@@ -144,6 +155,8 @@ class _Link:
 
     async def _from_server(self, reader: asyncio.StreamReader) -> None:
         async for frame in _frames(reader):
+            if self.proxy.silent:
+                continue
             fate = self.fates.pop(frame.arguments[0].decode(), PASS) if frame.verb in (b"MSG", b"HMSG") else PASS
             if fate.then is not None:
                 await fate.then()

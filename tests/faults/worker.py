@@ -22,7 +22,7 @@ from tests.faults.tally import tally_app
 
 async def main(server: str, database: str, name: str, options: WorkerOptions, projections: list[str]) -> None:
     """Work until SIGTERM."""
-    settings = Settings(servers=(server,), database=sessions_of(str(os.getpid()), database))
+    settings = Settings(servers=tuple(server.split(",")), database=sessions_of(str(os.getpid()), database))
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await run_workers(

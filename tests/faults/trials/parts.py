@@ -1,0 +1,53 @@
+"""The parts of `make faults` that pytest runs: workers, rebuilds, archives and imports that are killed and cut off.
+
+Their choices have seeds of their own; how much they do is said by `EVENTJET_TEST_*`.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.faults.trials.trial import Trial, scenario
+
+ROOT = Path(__file__).parents[3]
+ELSEWHERE = (
+    "tests/integration/test_worker_takeover.py",
+    "tests/integration/test_unknown_outcomes.py",
+    "tests/integration/test_hostile_ids.py",
+    "tests/integration/test_archive_killed.py",
+    "tests/integration/test_archive_law.py",
+    "tests/acceptance/test_restore.py",
+    "tests/acceptance/test_bank_on_three_engines.py",
+    "tests/integration/test_spark_rebuild.py",
+    "tests/integration/test_cluster_connect.py",
+    "tests/integration/test_cluster_standalone.py",
+    "tests/integration/test_spark_frames.py",
+    "tests/integration/test_spark_source.py",
+    "tests/integration/test_snapshots_build.py",
+)
+PART_S = 4 * 3600.0
+SAID = re.compile(r"\d")
+"""Lines that tests print are figures."""
+
+
+def _listed(path: str) -> None:
+    def part(trial: Trial) -> None:
+        command = [sys.executable, "-m", "pytest", "--timeout", "1800", "-s", "-q", "-p", "no:cacheprovider", path]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PART_S)
+        lines = [line.strip().lstrip(".") for line in done.stdout.splitlines()]
+        assert done.returncode == 0, "\n".join(lines[-60:] + done.stderr.splitlines()[-20:])
+        for line in lines:
+            if SAID.search(line):
+                trial.note(line)
+
+    part.__doc__ = f"`pytest {path}`"
+    scenario(Path(path).stem)(part)
+
+
+for _path in sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/faults/test_*.py")):
+    _listed(_path)
+for _path in ELSEWHERE:
+    _listed(_path)

@@ -1,0 +1,78 @@
+"""What the trials have counted, as Markdown."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tests.faults.trials.trial import Options, Scenario
+from tests.faults.trials.verdict import Figures
+
+SHOWN = (
+    "commands", "acked", "unknown", "unsettled", "refused", "lost", "twice", "wrong", "stale", "gaps", "models",
+)  # fmt: skip
+MUST_BE_ZERO = ("lost", "twice", "wrong", "stale", "gaps", "models")
+HEAD = """# Faults: seed {seed}
+
+{machine}. `python -m tests.faults --seed {seed} --rounds {rounds} --seconds {seconds:g} --only NAME` repeats one.
+
+- acked: saves that were called stored; unknown: answers `OutcomeUnknown`, settled later by `resolve` or by the same
+  command again, but for those unsettled; refused: any other error, after which nothing may be stored.
+- lost: acked and not in the log; twice: in the log more than once; wrong: any other answer that the log contradicts;
+  stale: a decision without events on an older state than one acked before; gaps: positions, versions or numbers that
+  are not contiguous; models: read models that neither equal the log nor say why.
+- A control runs as others are warned not to; that it loses shows that a loss would have been seen.
+"""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of one scenario."""
+
+    scenario: Scenario
+    figures: Figures = field(default_factory=Figures)
+    notes: list[str] = field(default_factory=list[str])
+    seconds: float = 0.0
+    skipped: str = ""
+    error: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return not self.skipped and self.verdict not in ("held", "has lost, as it must")
+
+    @property
+    def verdict(self) -> str:
+        if self.skipped:
+            return "skipped"
+        if self.error:
+            return "ERROR"
+        if self.scenario.must_lose:
+            return "has lost, as it must" if self.figures.lost else "BLIND: it has lost nothing"
+        broken = [name for name in MUST_BE_ZERO if getattr(self.figures, name) and name not in self.scenario.may]
+        return f"BROKEN: {', '.join(broken)}" if broken else "held"
+
+    def line(self) -> str:
+        """For the terminal."""
+        if self.skipped:
+            return f"{self.scenario.name}: skipped: {self.skipped}"
+        counted = ", ".join(f"{getattr(self.figures, name):,} {name}" for name in SHOWN)
+        more = "".join(f"\n  {one}" for one in [*self.notes, *self.figures.told])
+        failure = f"\n{self.error}" if self.error else ""
+        return f"{self.scenario.name}: {self.verdict} ({self.seconds:.0f} s): {counted}{more}{failure}"
+
+
+def page(outcomes: Sequence[Outcome], options: Options) -> str:
+    """The whole report."""
+    machine = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
+    lines = [HEAD.format(seed=options.seed, machine=machine, rounds=options.rounds, seconds=options.seconds)]
+    lines += [f"| scenario | verdict | s | {' | '.join(SHOWN)} |", f"|---|---|---|{'---|' * len(SHOWN)}"]
+    for one in outcomes:
+        cells = " | ".join("" if one.skipped else f"{getattr(one.figures, name):,}" for name in SHOWN)
+        lines.append(f"| {one.scenario.name} | {one.verdict} | {one.seconds:.0f} | {cells} |")
+    for one in outcomes:
+        lines += ["", f"## {one.scenario.name}", "", one.scenario.what, ""]
+        lines += [f"- skipped: {one.skipped}"] if one.skipped else []
+        lines += [f"- {what}" for what in [*one.notes, *one.figures.told]]
+        lines += ["", "```", one.error.strip(), "```"] if one.error else []
+    return "\n".join(lines) + "\n"

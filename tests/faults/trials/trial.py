@@ -1,0 +1,190 @@
+"""`Trial`: one scenario on servers of its own. Commands run, something fails, and in the end what was said is checked.
+
+`scenario` lists a function in `SCENARIOS`; its docstring says what it does. It draws from `Trial.chance` alone, so that
+a seed repeats its choices (not the machine's timing).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eventjet.codec.envelope import Decoder
+from eventjet.errors import EventjetError
+from eventjet.nats.endpoint import Endpoint
+from eventjet.settings import Settings
+from eventjet.workers.status import ProjectionStatus
+from tests.faults.processes import WorkerProcess
+from tests.faults.tally import Truth, judge, snapshot, tally_app
+from tests.faults.trials.commands import Commands
+from tests.faults.trials.machine import Disk
+from tests.faults.trials.verdict import Figures, judge_log, log_of
+from tests.integration.ledger_log import Ledger
+from tests.integration.projecting import made
+from tests.logs import fresh_name
+from tests.stores import declared
+
+CATCHES_UP_S = 90.0
+SAVE_S = 15.0
+"""The deadline of a save: an election takes 4 to 8 s."""
+FIRST_ACKS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What all trials of a run share."""
+
+    seed: int = 1
+    rounds: int = 3
+    """How often a trial does what it does."""
+    seconds: float = 2.0
+    """How long commands run before and after each fault, roughly."""
+    minutes: float = 30.0
+    """Of steady load."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """What a scenario works with."""
+
+    folder: Path
+    options: Options
+    stack: ExitStack
+    """What is entered here ends with the trial."""
+    chance: random.Random
+    figures: Figures = field(default_factory=Figures)
+    notes: list[str] = field(default_factory=list[str])
+    _disks: int = 0
+
+    def disk(self, megabytes: int = 256) -> Disk:
+        """A disk until the end of the trial."""
+        self._disks += 1
+        return self.stack.enter_context(Disk(self.folder, f"disk-{self._disks}", megabytes))
+
+    def wait(self, factor: float = 1.0) -> None:
+        """Let commands run, for as long as the seed says."""
+        time.sleep(self.options.seconds * factor * self.chance.uniform(0.7, 1.3))
+
+    def note(self, what: str) -> None:
+        self.notes.append(what)
+
+    @contextmanager
+    def running(self, servers: Iterable[str], database: str | None = None, **more: Any) -> Generator[Run]:
+        """A new log on the servers with commands and a worker. What was said is checked at the end.
+
+        `more`: fields of `Commands`, and of `Settings`.
+        """
+        with ExitStack() as stack:
+            run = Run(self, tuple(servers), database, stack, more)
+            yield run
+            self.figures += run.check()
+
+
+COMMANDS = {"writers", "entities", "proxied", "pause_s", "settles_s"}
+
+
+class Run:
+    """One log of a trial, its commands and its worker."""
+
+    def __init__(
+        self, trial: Trial, servers: tuple[str, ...], database: str | None, stack: ExitStack, more: dict[str, Any]
+    ) -> None:
+        app = tally_app(fresh_name("tally"))
+        self.settings = Settings(
+            servers=servers,
+            database=database or f"sqlite:///{trial.folder}/{app.name}.db",
+            replicas=3 if len(servers) > 1 else 1,
+            save_timeout_s=SAVE_S,
+            **{name: value for name, value in more.items() if name not in COMMANDS},
+        )
+        self.ledger = Ledger(self.settings, app.name, app.catalog, dict(app.projections))
+        made(self.settings.database, *app.projections.values())
+        asyncio.run(init(self.ledger))
+        self.worker = stack.enter_context(WorkerProcess(self.ledger, trial.folder, batch_max=500, lease_s=5.0)).ready()
+        how = {name: value for name, value in more.items() if name in COMMANDS}
+        self.commands = stack.enter_context(Commands(self.settings, app.name, trial.chance.randrange(1 << 30), **how))
+        self.commands.await_acks(FIRST_ACKS)
+
+    def check(self) -> Figures:
+        """End the writers, settle what is unknown, and compare answers, log and read models."""
+        said = self.commands.finish()
+        decode = Decoder(self.ledger.catalog)
+        records = log_of(Endpoint.of(self.settings), self.ledger.name)
+        figures = judge_log(said, records, decode)
+        stopped = self._settled(records[-1][0] if records else 0)
+        if stopped:
+            figures.tell(f"the read models stopped: {stopped}")
+            return figures
+        events = [(one.aggregate_id, one.data) for record in records if (one := decode(record)) is not None]
+        verdict = judge(Truth(events), snapshot(self.settings.database))
+        if not verdict.right:
+            figures.models += 1
+            figures.tell(f"read models: {verdict}")
+        return figures
+
+    def statuses(self) -> list[ProjectionStatus]:
+        return [asyncio.run(self.ledger.status(name)) for name in self.ledger.projections]
+
+    def _settled(self, last: int) -> str:
+        """Once the read models are there, or say why not; what they say then."""
+        deadline = time.monotonic() + CATCHES_UP_S
+        while True:
+            try:
+                found = self.statuses()
+            except EventjetError as error:
+                return str(error)
+            stopped = [one.reason or one.state for one in found if one.state == "failed" or one.reason]
+            if stopped:
+                return stopped[0]
+            if all(one.position == last for one in found):
+                return ""
+            if time.monotonic() > deadline:
+                shown = ", ".join(f"{one.name} {one.state} at {one.position}" for one in found)
+                raise TimeoutError(f"not within {CATCHES_UP_S:g} s at position {last}: {shown}\n{self.worker.logged()}")
+            time.sleep(0.1)
+
+
+async def init(ledger: Ledger) -> None:
+    """Its stream, as `eventjet init` makes it; a cluster may need an election for that."""
+    async with tally_app(ledger.name).connect(ledger.settings) as jet:
+        assert jet.client is not None
+        await declared(jet.client, ledger.name, ledger.settings.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One entry of the list."""
+
+    name: str
+    run: Callable[[Trial], None]
+    needs: tuple[str, ...]
+    """What of `machine` it works with; none of it needs no root."""
+    must_lose: bool
+    """A control: what it loses shows that the others would have shown a loss."""
+    may: tuple[str, ...] = ()
+    """Figures that need not be zero, as its docstring says."""
+
+    @property
+    def what(self) -> str:
+        return " ".join((self.run.__doc__ or "").split())
+
+
+SCENARIOS: dict[str, Scenario] = {}
+
+
+def scenario(
+    name: str, *, needs: tuple[str, ...] = (), must_lose: bool = False, may: tuple[str, ...] = ()
+) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
+    """List a scenario under a name."""
+
+    def listed(run: Callable[[Trial], None]) -> Callable[[Trial], None]:
+        SCENARIOS[name] = Scenario(name, run, needs, must_lose, may)
+        return run
+
+    return listed
