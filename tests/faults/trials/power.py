@@ -122,6 +122,8 @@ def swap(trial: Trial, sync_interval: str) -> None:
             trial.wait()
             leader = cluster.stream_leader(run.ledger.name) or cluster.servers[0]
             behind, other = trial.chance.sample([one for one in cluster.servers if one is not leader], 2)
+            for disk in disks:
+                disk.write_back()
             behind.pause()
             # What is stored from here on is on two servers.
             run.commands.await_acks(20, 60.0)

@@ -1,0 +1,122 @@
+"""Room that runs out: full disks, limits of the stream and of the account."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from eventjet.dev.nats import NatsServer
+from eventjet.dev.postgres import PostgresServer
+from eventjet.nats.api import stream_info, update_stream
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
+from tests.faults.trials.power import on_disk
+from tests.faults.trials.trial import Run, Trial, scenario
+
+STARVES_S = 60.0
+
+
+def recovered(trial: Trial, run: Run, what: str, wait_s: float = 60.0) -> bool:
+    """Whether saves go on, noted."""
+    try:
+        trial.note(f"{what}: saves go on after {run.commands.await_acks(10, wait_s):.1f} s")
+    except AssertionError:
+        trial.note(f"{what}: no saves for {wait_s:g} s")
+        return False
+    return True
+
+
+@scenario("disk-full-nats", needs=("disk",))
+def disk_full_nats(trial: Trial) -> None:
+    """The disk of the only server is full, and later has room again; then the server is started anew."""
+    disk = trial.disk(64)
+    server = trial.stack.enter_context(on_disk(disk, trial.folder / "server", "always"))
+    with trial.running([server.url]) as run:
+        for _ in range(trial.options.rounds):
+            trial.wait()
+            ballast = disk.fill()
+            run.commands.await_silence(2.0, STARVES_S)
+            trial.note(f"full: {run.commands.refusals()}")
+            ballast.unlink()
+            if not recovered(trial, run, "room again", 20.0):
+                server.stop()
+                server.start()
+                assert recovered(trial, run, "started anew")
+    server.stop()
+
+
+@scenario("disk-full-postgres", needs=("disk",))
+def disk_full_postgres(trial: Trial) -> None:
+    """The disk of the read models' PostgreSQL is full, and later has room again; the worker goes on by itself."""
+    disk = trial.disk(256)
+    server = trial.stack.enter_context(NatsServer())
+    postgres = trial.stack.enter_context(PostgresServer(disk.path / "postgres"))
+    with trial.running([server.url], postgres.url):
+        for _ in range(trial.options.rounds):
+            trial.wait()
+            ballast = disk.fill()
+            # Until a commit needs another segment of its log, or a table another page.
+            trial.wait(4)
+            ballast.unlink()
+            if not postgres.running:
+                trial.note("PostgreSQL had ended, and was started again")
+                postgres.start()
+            trial.wait()
+
+
+def limited(trial: Trial, run: Run, limit: Callable[[bool], None], what: str) -> None:
+    """Lay a limit on, wait until saves end, and lift it."""
+    for _ in range(trial.options.rounds):
+        trial.wait()
+        limit(True)
+        assert run.commands.await_silence(1.0, STARVES_S), "the limit has no effect"
+        before = len(run.commands.said)
+        trial.wait()
+        answers = {one.error for one in run.commands.said[before:] if one.error}
+        trial.note(f"{what}: {', '.join(sorted(answers))}")
+        began = time.monotonic()
+        limit(False)
+        run.commands.await_acks(10)
+        trial.note(f"lifted: saves go on after {time.monotonic() - began:.1f} s")
+
+
+@scenario("max-bytes")
+def max_bytes(trial: Trial) -> None:
+    """The stream may grow no more (`max_bytes`), and later may again."""
+    server = trial.stack.enter_context(NatsServer())
+    with trial.running([server.url]) as run, NatsConnection.open(Endpoint.of(run.settings)) as link:
+
+        def limit(on: bool) -> None:
+            found = link.ask(stream_info(run.ledger.name))
+            link.ask(update_stream({**found.config, "max_bytes": found.bytes + 2_000 if on else -1}))
+
+        limited(trial, run, limit, "max_bytes")
+
+
+@scenario("account-limit")
+def account_limit(trial: Trial) -> None:
+    """The account may store no more, and later may again; the server learns both by reloading its configuration."""
+    server = trial.stack.enter_context(NatsServer(config=account(None)))
+    with trial.running([server.url.replace("//", "//app:app@")]) as run:
+
+        def limit(on: bool) -> None:
+            with NatsConnection.open(Endpoint.of(run.settings)) as link:
+                stored = link.ask(stream_info(run.ledger.name)).bytes
+            reload(server, account(stored + 2_000 if on else None))
+
+        limited(trial, run, limit, "max_file of the account")
+
+
+def reload(server: NatsServer, line: str) -> None:
+    """Have the running server take another line of accounts."""
+    config = server.directory / "nats.conf"
+    kept = [one for one in config.read_text().splitlines() if not one.startswith("accounts ")]
+    config.write_text("\n".join([*kept, line, ""]))
+    os.kill(server.pid, signal.SIGHUP)
+
+
+def account(max_file: int | None) -> str:
+    limits = "enabled" if max_file is None else f"{{ max_file: {max_file}, max_mem: 1MB }}"
+    return f"accounts {{ A {{ jetstream: {limits}, users: [{{ user: app, password: app }}] }} }}"
