@@ -74,7 +74,7 @@ class Jet:
         return self._repositories[aggregate]
 
     def forget(self) -> None:
-        """Drop every cached state: after a lost connection the server may hold another past."""
+        """Drop every cached state: the stream may hold another past."""
         for repository in self._repositories.values():
             repository.cache.clear()
 
@@ -140,10 +140,11 @@ class Jet:
     ) -> None:
         """Wait until the projection, or the one of that name, is true up to `position`, wherever its worker runs.
 
-        `token` is `Committed.token`, perhaps of another process; give it or `position`. Raises `NotCaughtUp` after
-        `timeout_s`, or at once when the projection failed, is paused or retired; `Unreachable` when the database does
-        not answer; `UsageError` for a projection the app does not have, and for what is no position, or no token of
-        this app.
+        `token` is `Committed.token`, perhaps of another process; give it or `position`, which is taken to be one of the
+        log that this connection is to. Raises `NotCaughtUp` after `timeout_s`, or at once when the projection failed,
+        is paused or retired, or was made from another log; `Unreachable` when the database does not answer, or the
+        stream is missing; `UsageError` for a projection the app does not have, and for what is no position, or no token
+        of this app.
         """
         if self.client is None:
             raise UsageError(
@@ -153,10 +154,12 @@ class Jet:
         (resolved,) = projections_of(self._app, [name])
         if (position is None) == (token is None):
             raise UsageError("`caught_up` waits for a position or for a token. Give one of them.")
-        wanted = position_in(token, self.name) if token is not None else position
+        wanted, log = position_in(token, self.name) if token is not None else (position, "")
         if not isinstance(wanted, int) or wanted < 0:  # it is looked at in a task that all who wait depend on
             raise UsageError(f"{wanted!r} is not a position. Hand on `Committed.position`, or its `token` as text.")
-        await self._waiting.caught_up(resolved, wanted, timeout_s)
+        if not log and await self.store.confirm():
+            log = self.store.identity
+        await self._waiting.caught_up(resolved, wanted, timeout_s, log)
 
     async def close(self) -> None:
         """Let go of what the connection opened to read; whoever still waits in `caught_up` gets `Unreachable`."""
@@ -205,7 +208,7 @@ async def open_jet(app: Application, settings: Settings) -> AsyncGenerator[Jet]:
     store = JetStreamStore(app.name, client, save_timeout_s=settings.save_timeout_s)
     snapshots = KeyValueSnapshots(snapshot_bucket(app.name), client)
     jet = Jet(app, settings, store, client, snapshots)
-    client.on_lost.append(jet.forget)
+    store.known.on_changed.append(jet.forget)
     async with AsyncExitStack() as ending:
         # In reverse, each even when one before it was cancelled.
         ending.push_async_callback(client.close)

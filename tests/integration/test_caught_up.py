@@ -255,7 +255,7 @@ async def test_a_token_reads_ones_own_writes_in_another_process(jet: Jet) -> Non
     accounts = jet.repository(Account)
     done = await accounts.execute("ada", Account.open, "ada")
     header = done.token.encode("ascii")
-    assert header == f"{jet.name}:{done.position}".encode()
+    assert header == f"{jet.name}:{done.position}@{(await jet.log()).identity}".encode()
     await jet.caught_up("balances", token=header.decode(), timeout_s=LONG_S)
     again = await accounts.execute("ada", Account.open, "ada")
     assert (again.events, again.token) == ((), done.token)

@@ -15,6 +15,7 @@ from eventjet.sql.waiting import Standing, Waiting, serving
 from tests.integration.projecting import BALANCES, MOVEMENTS
 
 LONG_S = 30.0
+LOG, OTHER = "0b6f3c1e-5d2a-4f0e-9a64-2f6a1c8e7d11", "another"
 
 
 @dataclass
@@ -69,10 +70,10 @@ def test_a_notice_is_read_as_it_was_written_and_nothing_else_is() -> None:
         assert read_notice(bad) is None
 
 
-def test_a_token_names_its_app_and_its_position() -> None:
-    assert Committed(None, (), 1234, 1, "bank").token == "bank:1234"
-    assert position_in("bank:1234", "bank") == 1234
-    assert position_in(" bank:0\t", "bank") == 0
+def test_a_token_names_its_app_its_position_and_its_log() -> None:
+    assert Committed(None, (), 1234, 1, "bank", LOG).token == f"bank:1234@{LOG}"
+    assert position_in(f"bank:1234@{LOG}", "bank") == (1234, LOG)
+    assert position_in(" bank:0\t", "bank") == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -194,6 +195,22 @@ async def test_what_cannot_come_is_said_at_once(state: str, said: str) -> None:
         with pytest.raises(NotCaughtUp, match=said) as raised:
             await waiting.caught_up(BALANCES, 8, LONG_S)
     assert (raised.value.state, raised.value.reached) == (state, 7)
+    await waiting.close()
+
+
+async def test_a_position_of_another_log_is_never_reached() -> None:
+    desk = Desk()
+    desk.at(7, log=OTHER)
+    waiting = desk.waiting()
+    for position in (0, 7, 8):
+        with pytest.raises(NotCaughtUp, match=f"of another log, at position 7 .*{OTHER}, and .*{LOG}") as raised:
+            await waiting.caught_up(BALANCES, position, LONG_S, LOG)
+        assert raised.value.state == "of another log"
+    await waiting.caught_up(BALANCES, 7, 0, OTHER)
+    await waiting.caught_up(BALANCES, 7, 0)  # nobody says of which log
+    desk.at(0, "building")
+    with pytest.raises(NotCaughtUp, match="did not reach 1 within"):
+        await waiting.caught_up(BALANCES, 1, 0.05, LOG)
     await waiting.close()
 
 

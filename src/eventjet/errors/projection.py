@@ -10,6 +10,9 @@ from eventjet.errors.base import EventjetError
 HALF_WRITTEN = "may hold half of a batch"
 """In the reason that a checkpoint keeps: such tables are not read on, only rebuilt."""
 
+ANOTHER_LOG = "of another log"
+"""The state in `NotCaughtUp` of a read model that was made from another log than the position is of."""
+
 
 class Table(Protocol):
     """What a message needs of a table."""
@@ -96,7 +99,7 @@ class NotCaughtUp(ProjectionError):
         self.reached = reached
         self.timeout_s = timeout_s
         self.state = state
-        """As the checkpoint says; empty where there is none yet."""
+        """As the checkpoint says, empty where there is none yet; or `of another log`."""
         self.reason = reason
         """Why it failed or waits."""
         because = f" ({' '.join(reason.split()).rstrip('.')})" if reason else ""
@@ -114,6 +117,7 @@ class NotCaughtUp(ProjectionError):
 _STANDSTILL = {
     "failed": ("stopped by a fault", "Fix that, then start a worker or rebuild it."),
     "paused": ("paused", "Run `eventjet resume` when it may go on."),
+    ANOTHER_LOG: ("of another log,", "Rebuild it from this log, or bring the right one back; forget older positions."),
     "retired": ("retired", "Ask a process that declares the revision which took its place."),
 }
 

@@ -69,6 +69,8 @@ class StreamState:
     metadata: dict[str, str]
     config: dict[str, Any]
     """The stream's configuration as JetStream tells it."""
+    created: str = ""
+    """When it was made, as the server writes it: one that was made again has another time."""
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> StreamState:
@@ -84,6 +86,7 @@ class StreamState:
             subjects=state.get("num_subjects", 0),
             metadata=config.get("metadata") or {},
             config=config,
+            created=str(answer.get("created", "")),
         )
 
 

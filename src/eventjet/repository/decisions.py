@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 CONFLICTS_MAX = 100
 """Races lost in a row before the conflict is raised."""
-_TOKEN = re.compile(r"([a-z][a-z0-9_]{0,62}):(0|[1-9][0-9]{0,18})", re.ASCII)
+_TOKEN = re.compile(r"([a-z][a-z0-9_]{0,62}):(0|[1-9][0-9]{0,18})(?:@([A-Za-z0-9_-]{1,64}))?", re.ASCII)
 _POSITION_MAX = 2**63 - 1
 
 
@@ -45,11 +45,16 @@ class Committed(Generic[S, E]):
     """Version of the aggregate's last event."""
     app: str = field(repr=False)
     """Whose log that is."""
+    log: str = field(default="", repr=False)
+    """Its identity; empty where these credentials may not look at the stream."""
 
     @property
     def token(self) -> str:
-        """The app and the position as text for an HTTP header, `bank:1234`; `caught_up` takes it in another process."""
-        return f"{self.app}:{self.position}"
+        """App, position and log as text for an HTTP header; `caught_up` takes it in another process.
+
+        For instance `bank:1234@0b6f3c1e-5d2a-4f0e-9a64-2f6a1c8e7d11`.
+        """
+        return f"{self.app}:{self.position}{self.log and '@'}{self.log}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +170,19 @@ def recorded_events(result: Any) -> tuple[Any, ...]:
     return (result,)
 
 
-def position_in(token: str, app: str) -> int:
-    """The position that a token names; raises `UsageError` for what is no token, or one of another app."""
+def position_in(token: str, app: str) -> tuple[int, str]:
+    """The position that a token names, and its log, empty where that is not told.
+
+    Raises `UsageError` for what is no token, or one of another app.
+    """
     found = _TOKEN.fullmatch(token.strip(" \t"))
     if found is None or int(found[2]) > _POSITION_MAX:
-        raise UsageError(f"{token[:80]!r} is not a token. Hand on `Committed.token` as it is, for instance {app}:1234.")
+        raise UsageError(
+            f"{token[:80]!r} is not a token. Hand on `Committed.token` as it is, for instance {app}:1234@…."
+        )
     if found[1] != app:
         raise UsageError(
             f"The token {found[0]!r} is of the app {found[1]!r}, and this connection is of {app!r}. "
             "Hand it to a process of the app that made it."
         )
-    return int(found[2])
+    return int(found[2]), found[3] or ""

@@ -88,9 +88,17 @@ class Histories(Generic[S]):
             records = [record for record in known if recorded_at(record) <= resolved]
         return self._fold_page(self._start(), records)
 
-    async def outcome(self, aggregate_id: str, first: int, last: int) -> tuple[FoldedState[S], list[Recorded[Any]]]:
-        """The state after version `last`, and the events from `first` to it, without retired ones."""
-        records = (await self._reaching(aggregate_id, last))[:last]
+    async def outcome(
+        self, aggregate_id: str, first: int, last: int, command_id: str
+    ) -> tuple[FoldedState[S], list[Recorded[Any]]] | None:
+        """The state after version `last`, and the events from `first` to it, without retired ones.
+
+        None when the log holds no such events of the command: what was known of it is of another log.
+        """
+        known = await self._read_until(aggregate_id, lambda record: (number_of(record[3], VERSION) or 0) >= last)
+        records = known[:last]
+        if len(records) < last or header(records[first - 1][3], COMMAND) != _told(command_id):
+            return None
         decoded = map(self._decoder, records[first - 1 :])
         return self._fold_page(self._start(), records), [one for one in decoded if one is not None]
 
@@ -109,7 +117,7 @@ class Histories(Generic[S]):
             return found
         # By the headers alone: what the events were, retired ones for instance, does not matter.
         records = await self._read_until(aggregate_id, lambda record: record[0] >= held.position)
-        ((_, told),) = context_headers(command_id, NO_METADATA)
+        told = _told(command_id)
         versions = [index for index, record in enumerate(records, 1) if header(record[3], COMMAND) == told]
         return (versions[0], versions[-1]) if versions else None
 
@@ -211,3 +219,9 @@ class Histories(Generic[S]):
             raise UsageError(f"{at.isoformat()} is in the future or has no time zone. Give a past time with its zone.")
         if position is not None and not 0 <= position <= (last := (await self.store.state()).last):
             raise UsageError(f"The log ends at position {last}; {position} is not in it. Give one that is.")
+
+
+def _told(command_id: str) -> str:
+    """A command id as its header says it."""
+    ((_, told),) = context_headers(command_id, NO_METADATA)
+    return told

@@ -15,7 +15,7 @@ from typing import Concatenate, Generic, ParamSpec, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import context_headers
+from eventjet.codec.envelope import MSG_ID, context_headers, header
 from eventjet.codec.subjects import subject_of
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState, evolved
@@ -159,20 +159,24 @@ class Repository(Generic[S, E]):
         if plan.command_id is not None:
             versions = await self.histories.find_command(plan.aggregate_id, held, plan.command_id)
             if versions is not None:
-                first, events = await self.histories.outcome(plan.aggregate_id, *versions)
-                data = tuple(cast("E", event.data) for event in events)
-                return Committed(first.state, data, first.position, first.version, self._app)
+                outcome = await self.histories.outcome(plan.aggregate_id, *versions, plan.command_id)
+                if outcome is None:
+                    return ConcurrencyConflict(self.subject(plan.aggregate_id), held.position)
+                first, events = outcome
+                return self._answer(first, tuple(cast("E", event.data) for event in events))
         decided = await self.decided(plan, held)
         if isinstance(decided, ConcurrencyConflict):
             return decided
         if decided.append is None:
-            return Committed(held.state, (), held.position, held.version, self._app)
-        outcome = await recorded(self.histories.store, [decided])
-        return outcome if isinstance(outcome, ConcurrencyConflict) else outcome[0]
+            return self._answer(held, ())
+        saved = await recorded(self.histories.store, [decided])
+        return saved if isinstance(saved, ConcurrencyConflict) else saved[0]
 
     async def known(self, aggregate_id: str, again: bool) -> FoldedState[S]:
         """The state to decide on: as it is remembered, or the newest one when it is read `again`."""
-        remembered = None if again else self.cache.get(aggregate_id)
+        store = self.histories.store
+        is_certain = not again and (store.is_certain or await store.confirm())
+        remembered = self.cache.get(aggregate_id) if is_certain else None
         return remembered or await self.fresh(aggregate_id)
 
     async def decided(self, plan: Planned[S, E], held: FoldedState[S]) -> Decided[S, E] | ConcurrencyConflict:
@@ -217,15 +221,24 @@ class Repository(Generic[S, E]):
             after.commands.add(command_id, after.version)
         self.cache.put(aggregate_id, after)
         self.histories.keep(aggregate_id, held.version, after)
-        return Committed(decided.state, events, position, after.version, self._app)
+        return self._answer(after, events)
+
+    def _answer(self, after: FoldedState[S], events: tuple[E, ...]) -> Committed[S, E]:
+        log = self.histories.store.identity
+        return Committed(after.state, events, after.position, after.version, self._app, log)
 
     def subject(self, aggregate_id: str) -> str:
         """Where its events are; raises `Refused` for an id that cannot be a token."""
         return subject_of(self._app, self.info.name, aggregate_id)
 
     async def _outdated(self, aggregate_id: str, held: FoldedState[S]) -> ConcurrencyConflict | None:
-        """None when the leader knows of nothing newer."""
-        if await self.histories.store.last(self.info.name, aggregate_id) == held.position:
+        """None when the leader knows of nothing newer, and of nothing else: the log may have been made again."""
+        tail = await self.histories.store.tail(self.info.name, aggregate_id)
+        if (
+            (held.position == 0)
+            if tail is None
+            else (tail[0], header(tail[3], MSG_ID)) == (held.position, held.event_id)
+        ):
             return None
         return ConcurrencyConflict(self.subject(aggregate_id), held.position)
 

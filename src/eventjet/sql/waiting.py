@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.codec.subjects import notice_subject, read_notice
 from eventjet.errors import NotCaughtUp, StoreError, Unreachable
+from eventjet.errors.projection import ANOTHER_LOG
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.checkpoint import FAILED, PAUSED, RETIRED
 from eventjet.sql.database import Database
@@ -49,6 +50,8 @@ class Standing:
     state: str = ""
     reason: str | None = None
     location: str = ""
+    log: str = ""
+    """What it was made from; empty before its first event."""
 
 
 def serving(found: Sequence[Standing], revision: int) -> Standing:
@@ -66,6 +69,8 @@ class _Waiter:
     revision: int
     position: int
     timeout_s: float
+    log: str = ""
+    """Whose position it is, where that is known."""
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Set when it is reached, or cannot be."""
     began: float = field(default_factory=time.monotonic)
@@ -76,7 +81,9 @@ class _Waiter:
         self.at = at = serving(found, self.revision)
         if self.done.done():
             return
-        if at.position >= self.position:
+        if self.log and at.log not in ("", self.log):
+            self.fail(self.elsewhere(at))
+        elif at.position >= self.position:
             self.done.set_result(None)
         elif at.state in _HOPELESS or time.monotonic() - self.began >= self.timeout_s:
             self.fail(self.late())
@@ -84,6 +91,10 @@ class _Waiter:
     def late(self) -> NotCaughtUp:
         at = self.at or Standing(self.revision)
         return NotCaughtUp(self.projection, self.position, at.position, self.timeout_s, at.state, at.reason)
+
+    def elsewhere(self, at: Standing) -> NotCaughtUp:
+        reason = f"its table is true for the log {at.log}, and the position is of the log {self.log}"
+        return NotCaughtUp(self.projection, self.position, at.position, self.timeout_s, ANOTHER_LOG, reason)
 
     def fail(self, error: Exception) -> None:
         if not self.done.done():
@@ -112,16 +123,16 @@ class Waiting:
     """When the look under way began."""
     _closed: bool = False
 
-    async def caught_up(self, resolved: AnyResolved, position: int, timeout_s: float) -> None:
-        """Return once the declared table is true up to `position`.
+    async def caught_up(self, resolved: AnyResolved, position: int, timeout_s: float, log: str = "") -> None:
+        """Return once the declared table is true up to `position`, of the log of that identity if it is given.
 
-        Raises `NotCaughtUp` after `timeout_s`, or at once where the projection failed, is paused or retired;
-        `Unreachable` when the database does not answer.
+        Raises `NotCaughtUp` after `timeout_s`, or at once where the projection failed, is paused or retired, or was
+        made from another log; `Unreachable` when the database does not answer.
         """
         if self._closed:
             raise _closed()
         await self._subscribe(resolved.name)
-        waiter = _Waiter(resolved.name, resolved.revision, position, timeout_s)
+        waiter = _Waiter(resolved.name, resolved.revision, position, timeout_s, log)
         self._waiters.add(waiter)
         self._due.set()
         if self._task is None or self._task.done():
@@ -251,7 +262,7 @@ class Checkpoints:
         return found
 
 
-_QUERY = select(*projections.c["name", "revision", "position", "state", "reason", "location"])
+_QUERY = select(*projections.c["name", "revision", "position", "state", "reason", "location", "log"])
 
 
 def _copied(error: Exception) -> Exception:

@@ -27,8 +27,9 @@ from eventjet.errors import (
 from eventjet.nats import api
 from eventjet.nats.client import Client
 from eventjet.store import outcome
+from eventjet.store.known_log import KnownLog
 from eventjet.store.store import Append, EventStore, LogState, check_save, event_headers
-from eventjet.store.topology import identity_of, info
+from eventjet.store.topology import identity_of
 
 _GRACE_S = 0.05
 """A request is given this much, however near the deadline is."""
@@ -51,10 +52,22 @@ class JetStreamStore(EventStore):
     def __init__(self, app: str, client: Client, *, save_timeout_s: float) -> None:
         self.app = app
         self._client = client
+        self.known = KnownLog(app, client)
         reader = Client(client.endpoint.with_name("eventjet histories"), client.timeout_s)
         self._long_reads = LongReads(app, reader)
         self._save_timeout_s = save_timeout_s
         self._in_flight: set[asyncio.Task[int]] = set()
+
+    @property
+    def identity(self) -> str:
+        return self.known.identity
+
+    @property
+    def is_certain(self) -> bool:
+        return self.known.is_certain
+
+    async def confirm(self) -> bool:
+        return await self.known.confirm()
 
     async def append(self, writes: Sequence[Append]) -> int:
         check_save(self.app, writes)
@@ -77,6 +90,7 @@ class JetStreamStore(EventStore):
     async def settle(self) -> None:
         """Wait for the saves in flight, at most one save's time; nothing can be read afterwards."""
         await self._long_reads.close()
+        await self.known.close()
         if self._in_flight:
             # One request may be under way at the deadline.
             timeout_s = self._save_timeout_s + self._client.timeout_s + 2 * _GRACE_S
@@ -157,8 +171,11 @@ class JetStreamStore(EventStore):
         return self._long_reads.pages(subject_of(self.app, aggregate, aggregate_id), after + 1)
 
     async def last(self, aggregate: str, aggregate_id: str) -> int:
-        found = await self._from_leader(api.last_message(self.app, subject_of(self.app, aggregate, aggregate_id)))
+        found = await self.tail(aggregate, aggregate_id)
         return 0 if found is None else found[0]
+
+    async def tail(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
+        return await self._from_leader(api.last_message(self.app, subject_of(self.app, aggregate, aggregate_id)))
 
     async def newest(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
         return await self._client.ask(api.direct_last(self.app, subject_of(self.app, aggregate, aggregate_id)))
@@ -176,7 +193,7 @@ class JetStreamStore(EventStore):
         return end
 
     async def state(self) -> LogState:
-        found = await info(self._client, self.app)
+        found = await self.known.look()
         return LogState(identity_of(found), max(1, found.first), found.last)
 
     async def records(self, *, start: int = 1, follow: bool = False) -> AsyncIterator[RawRecord]:

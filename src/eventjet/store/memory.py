@@ -25,6 +25,17 @@ class MemoryStore(EventStore):
         self._identity = str(uuid4())
         self._grown = asyncio.Condition()
 
+    @property
+    def identity(self) -> str:
+        return self._identity
+
+    @property
+    def is_certain(self) -> bool:
+        return True
+
+    async def confirm(self) -> bool:
+        return True
+
     async def append(self, writes: Sequence[Append]) -> int:
         check_save(self.app, writes)
         subjects = [subject_of(self.app, write.aggregate, write.aggregate_id) for write in writes]
@@ -55,6 +66,9 @@ class MemoryStore(EventStore):
 
     async def last(self, aggregate: str, aggregate_id: str) -> int:
         return self._last.get(subject_of(self.app, aggregate, aggregate_id), 0)
+
+    async def tail(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
+        return await self.newest(aggregate, aggregate_id)
 
     async def newest(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
         position = await self.last(aggregate, aggregate_id)

@@ -58,6 +58,20 @@ class EventStore(Protocol):
     What reads raises `StoreUnavailable` and `Forbidden`.
     """
 
+    @property
+    def identity(self) -> str:
+        """UUID of the log when it was looked at last; empty when nobody has, or may."""
+        ...
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether what is remembered of the log may be relied upon: it is still this one. Costs nothing."""
+        ...
+
+    async def confirm(self) -> bool:
+        """`is_certain`, after a look at the log if need be; False where that cannot be known. Raises `Unreachable`."""
+        ...
+
     async def append(self, writes: Sequence[Append]) -> int:
         """Store all of it or nothing; the position of the last event (they are contiguous, in the order given).
 
@@ -75,6 +89,10 @@ class EventStore(Protocol):
 
     async def last(self, aggregate: str, aggregate_id: str) -> int:
         """Position of one aggregate's last event as the leader knows it, 0 for none."""
+        ...
+
+    async def tail(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
+        """One aggregate's last record as the leader knows it, None for none."""
         ...
 
     async def newest(self, aggregate: str, aggregate_id: str) -> RawRecord | None:

@@ -1,0 +1,109 @@
+"""`KnownLog`: which log a stream is, as a writer knows it, so that nothing remembered of another one is relied upon.
+
+A save is fenced by positions alone, and a stream that was deleted and made again has the same positions. So a writer
+looks at the stream when it begins, every second while it is asked, and as soon as the server tells that the stream was
+deleted, made or changed. What it remembers counts for three seconds after a look, and is forgotten with the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from eventjet.errors import StoreError, Unreachable
+from eventjet.nats.api import StreamState
+from eventjet.nats.client import Client
+from eventjet.store.topology import IDENTITY, identity_of, info
+
+RENEW_S = 1.0
+"""A look that is older is made again, beside the command that asks."""
+RELY_S = 3.0
+"""A look that is older has to be made again first."""
+
+
+class KnownLog:
+    """For any number of tasks of one loop; they share a look. `close` it."""
+
+    def __init__(self, stream: str, client: Client) -> None:
+        self.identity = ""
+        """UUID of the log when it was looked at last; empty when nobody has, or may."""
+        self.on_changed: list[Callable[[], object]] = []
+        """Called when the stream holds another past than before, or may."""
+        self._stream = stream
+        self._client = client
+        self._seen: StreamState | None = None
+        self._seen_at = float("-inf")
+        self._shared: asyncio.Task[StreamState] | None = None
+        self._listens = False
+        client.on_lost.append(self._told)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether what is remembered of the log may be relied upon now; begins a look when it is time for one."""
+        age_s = time.monotonic() - self._seen_at
+        if RENEW_S < age_s <= RELY_S and (self._shared is None or self._shared.done()):
+            self._begin()
+        return age_s <= RELY_S and self.identity != ""
+
+    async def confirm(self) -> bool:
+        """`is_certain`, after a look if need be; raises `Unreachable` for a stream that is missing or not eventjet's.
+
+        False as well where the server answers nothing, or these credentials may not look.
+        """
+        if not self.is_certain:
+            look = self._shared
+            if look is None or look.done():
+                look = self._begin()
+            with suppress(StoreError):
+                await asyncio.shield(look)
+        return self.is_certain
+
+    async def look(self) -> StreamState:
+        """The stream as its leader knows it now; raises `Unreachable`, `StoreUnavailable` and `Forbidden`."""
+        if not self._listens:
+            self._listens = True
+            await self._client.listen(f"$JS.EVENT.ADVISORY.STREAM.*.{self._stream}", lambda _: self._told())
+        asked_at = time.monotonic()
+        try:
+            found = await info(self._client, self._stream)
+        except Unreachable:
+            self._told()
+            raise
+        before, self._seen = self._seen, found
+        if before is not None and _is_another(before, found):
+            self._told()
+        self.identity = found.metadata.get(IDENTITY, "")
+        identity_of(found)
+        self._seen_at = asked_at
+        return found
+
+    async def close(self) -> None:
+        """End the look under way."""
+        if self._shared is not None:
+            self._shared.cancel()
+            await asyncio.wait({self._shared})
+
+    def _begin(self) -> asyncio.Task[StreamState]:
+        self._shared = asyncio.create_task(self.look(), name=f"eventjet look at {self._stream}")
+        self._shared.add_done_callback(_taken)
+        return self._shared
+
+    def _told(self) -> None:
+        """The stream may hold another past."""
+        self._seen_at = float("-inf")
+        for forget in self.on_changed:
+            forget()
+
+
+def _is_another(before: StreamState, found: StreamState) -> bool:
+    """Whether the stream was made again, restored or rolled back."""
+    made = (before.metadata.get(IDENTITY), before.created)
+    return made != (found.metadata.get(IDENTITY), found.created) or found.last < before.last
+
+
+def _taken(look: asyncio.Task[StreamState]) -> None:
+    """Nobody waits for what it raises: the next one raises it again."""
+    if not look.cancelled():
+        look.exception()

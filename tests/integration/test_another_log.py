@@ -1,0 +1,101 @@
+"""A stream that is deleted and made again is another log: what was known of the first is told apart."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from decimal import Decimal
+
+import pytest
+
+from eventjet import App, Jet
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import NotCaughtUp
+from eventjet.examples.bank.account import Account, InsufficientFunds
+from eventjet.examples.bank.app import withdrawn_has_a_reason
+from eventjet.examples.bank.read_models import balances
+from eventjet.nats.api import call
+from eventjet.nats.connection import ask_once
+from eventjet.nats.endpoint import Endpoint
+from eventjet.settings import Settings
+from eventjet.sql.database import Database
+from eventjet.sql.locations import create_tables
+from tests.integration.ledger_log import Ledger
+from tests.logs import fresh_name
+
+
+@pytest.fixture
+def app() -> App:
+    return App(fresh_name(), aggregates=[Account], projections=[balances], upcasters=[withdrawn_has_a_reason])
+
+
+@pytest.fixture
+def settings(nats: NatsServer, database: str) -> Settings:
+    return Settings(servers=(nats.url,), database=database)
+
+
+@pytest.fixture
+async def jet(app: App, settings: Settings) -> AsyncIterator[Jet]:
+    async with app.connect(settings) as jet:
+        await jet.init()
+        yield jet
+
+
+async def made_again(app: App, settings: Settings, owner: str, deposited: int) -> int:
+    """Delete the stream and make it again, as others do it; the position of its second event."""
+    ask_once(Endpoint.of(settings), call(f"STREAM.DELETE.{app.name}"))
+    async with app.connect(settings) as other:
+        await other.init()
+        accounts = other.repository(Account)
+        await accounts.execute("a", Account.open, owner)
+        return (await accounts.execute("a", Account.deposit, Decimal(deposited))).position
+
+
+async def test_what_is_remembered_of_a_log_is_forgotten_with_it(app: App, jet: Jet, settings: Settings) -> None:
+    accounts = jet.repository(Account)
+    for name in ("saves", "refuses", "records nothing"):
+        await accounts.execute("a", Account.open, "ada")
+        ours = await accounts.execute("a", Account.deposit, Decimal(100))
+        assert await made_again(app, settings, "eve", 1) == ours.position
+        if name == "saves":
+            done = await accounts.execute("a", Account.deposit, Decimal(5))
+            assert (done.state.owner, done.state.balance) == ("eve", Decimal(6))
+            assert done.log != ours.log
+        elif name == "refuses":
+            with pytest.raises(InsufficientFunds):
+                await accounts.execute("a", Account.withdraw, Decimal(50))
+        else:
+            nothing = await accounts.execute("a", Account.open, "ada")
+            assert (nothing.events, nothing.state.owner) == ((), "eve")
+        ask_once(Endpoint.of(settings), call(f"STREAM.DELETE.{app.name}"))
+        await jet.init()
+
+
+async def test_a_command_of_a_log_that_is_gone_is_carried_out_in_the_next(
+    app: App, jet: Jet, settings: Settings
+) -> None:
+    accounts = jet.repository(Account)
+    await accounts.execute("a", Account.open, "ada")
+    once = accounts.command("c-1")
+    first = await once.execute("a", Account.deposit, Decimal(100))
+    await made_again(app, settings, "eve", 1)
+    again = await once.execute("a", Account.deposit, Decimal(100))
+    assert (again.state.owner, again.state.balance) == ("eve", Decimal(101))
+    assert again.token != first.token
+
+
+async def test_a_position_is_not_reached_by_a_table_of_another_log(app: App, settings: Settings) -> None:
+    create_tables(Database(settings.database).sync_engine(), app.projections.values())
+    there = Ledger(settings, app.name, app.catalog, dict(app.projections))  # type: ignore[arg-type]
+    async with app.connect(settings) as jet:
+        await jet.init()
+        gone = await jet.repository(Account).execute("a", Account.open, "ada")
+        async with there.working():
+            await jet.caught_up(balances, position=gone.position, timeout_s=60)
+    await made_again(app, settings, "eve", 1)
+    async with app.connect(settings) as jet:
+        with pytest.raises(NotCaughtUp, match="of another log"):
+            await jet.caught_up(balances, position=1, timeout_s=60)
+        done = await jet.repository(Account).execute("b", Account.open, "bob")
+        with pytest.raises(NotCaughtUp, match="of another log"):
+            await jet.caught_up(balances, token=done.token, timeout_s=60)
+        await jet.caught_up(balances, token=gone.token, timeout_s=60)  # it shows that write still
