@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from eventjet.errors import NotCaughtUp, Unreachable, UsageError
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, PAUSED, RETIRED, Checkpoint
-from eventjet.sql.database import READ_ONLY, WORKER, Database, SessionLimits
+from eventjet.sql.database import BULK, COMMAND, READ_ONLY, WORKER, Database, SessionLimits
 from eventjet.sql.locations import create_tables
 from tests.caught_up import wait_caught_up
 from tests.integration.projecting import BALANCES, MOVEMENTS, made
@@ -191,6 +191,7 @@ async def test_every_session_of_a_worker_is_bounded_and_in_utc(database: str) ->
             assert await connection.scalar(text("pragma busy_timeout")) == 15000
     await engine.dispose()
     assert WORKER.idle_in_transaction_ms < 3_000
+    assert WORKER.idle_in_transaction_ms < COMMAND.idle_in_transaction_ms < BULK.idle_in_transaction_ms
 
 
 def test_a_reader_of_sqlite_does_not_wait_for_a_writer(engine: Engine) -> None:

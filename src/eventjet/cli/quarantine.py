@@ -113,12 +113,12 @@ def drop(
 
 @contextmanager
 def _connected(at: AppTarget, *, read_only: bool = False) -> Generator[Any]:
-    from eventjet.sql.database import READ_ONLY, WORKER, Database
+    from eventjet.sql.database import COMMAND, READ_ONLY, Database
 
     where = Database(at.settings.database)
     with (
         where.reaching_sync(),
-        where.sync_engine("eventjet quarantine", WORKER).connect() as connection,
+        where.sync_engine("eventjet quarantine", COMMAND).connect() as connection,
         connection.execution_options(**{READ_ONLY: read_only}).begin(),
     ):
         yield connection

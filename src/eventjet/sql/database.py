@@ -27,6 +27,8 @@ READ_ONLY = sqlite.READ_ONLY
 
 WORKER = SessionLimits()
 """For sessions that hold a checkpoint's row."""
+COMMAND = SessionLimits(idle_in_transaction_ms=15_000)
+"""For what somebody asked for once, and nobody tries again: a busy machine may keep it waiting between statements."""
 BULK = SessionLimits(lock_ms=5_000, statement_ms=0, idle_in_transaction_ms=60_000)
 """For loads, indexes and other statements that may take long."""
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from eventjet.errors import UsageError
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import FAILED, PAUSED, Checkpoint, ensure, lock
-from eventjet.sql.database import Database
+from eventjet.sql.database import COMMAND, Database
 
 _Change: TypeAlias = Callable[[Connection, Checkpoint], Checkpoint | None]
 
@@ -50,7 +50,7 @@ async def resume(database: str, chosen: Sequence[tuple[str, int]], *, declared: 
 
 async def _change(database: str, change: _Change, chosen: Sequence[tuple[str, int]], *, declared: bool) -> list[Paused]:
     where = Database(database)
-    engine = where.engine("eventjet pause")
+    engine = where.engine("eventjet pause", COMMAND)
     try:
         async with where.reaching(), engine.begin() as connection:
             return await connection.run_sync(
