@@ -17,6 +17,7 @@ import typer
 
 from eventjet import errors
 from eventjet.cli.archive import archive, restore
+from eventjet.cli.audit import audit
 from eventjet.cli.db import db, init
 from eventjet.cli.history import history, tail
 from eventjet.cli.quarantine import commands as quarantine
@@ -41,7 +42,22 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (init, worker, rebuild, verify, archive, restore, status, pause, resume, history, tail, dev, demo):
+for command in (
+    init,
+    worker,
+    rebuild,
+    verify,
+    audit,
+    archive,
+    restore,
+    status,
+    pause,
+    resume,
+    history,
+    tail,
+    dev,
+    demo,
+):
     app.command()(command)
 app.add_typer(quarantine, name="quarantine")
 app.add_typer(db)

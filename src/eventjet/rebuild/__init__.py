@@ -2,7 +2,8 @@
 
 `rebuild` plans at one pinned position, folds on Spark or locally into a shadow, checks it, catches it up and swaps it
 in; `verify` compares a live read model with such a shadow; `build_snapshots` folds aggregates instead; `archive` seals
-the log's past and `restore` publishes it again. Names are imported when they are first used: a Spark task needs few.
+the log's past and `restore` publishes it again; `audit` walks the log itself. Names are imported when they are first
+used: a Spark task needs few.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
     from eventjet.archive.republish import Restored
     from eventjet.projections.app_ref import AppRef
     from eventjet.rebuild.archiving import ArchiveReport, archive, restore
+    from eventjet.rebuild.auditing import AuditReport, audit
     from eventjet.rebuild.compare import Difference
+    from eventjet.rebuild.findings import Finding, Found, Kind
     from eventjet.rebuild.job import EngineOptions
     from eventjet.rebuild.plan import ENGINES, EngineName
     from eventjet.rebuild.progress import Progress
@@ -25,10 +28,14 @@ __all__ = [
     "ENGINES",
     "AppRef",
     "ArchiveReport",
+    "AuditReport",
     "Candidate",
     "Difference",
     "EngineName",
     "EngineOptions",
+    "Finding",
+    "Found",
+    "Kind",
     "Preview",
     "Progress",
     "RebuildReport",
@@ -37,6 +44,7 @@ __all__ = [
     "SnapshotReport",
     "VerifyReport",
     "archive",
+    "audit",
     "build_snapshots",
     "preview",
     "rebuild",
@@ -50,7 +58,9 @@ __getattr__ = lazy(
         "eventjet.archive.republish": ("Restored",),
         "eventjet.projections.app_ref": ("AppRef",),
         "eventjet.rebuild.archiving": ("ArchiveReport", "archive", "restore"),
+        "eventjet.rebuild.auditing": ("AuditReport", "audit"),
         "eventjet.rebuild.compare": ("Difference",),
+        "eventjet.rebuild.findings": ("Finding", "Found", "Kind"),
         "eventjet.rebuild.job": ("EngineOptions",),
         "eventjet.rebuild.plan": ("ENGINES", "EngineName"),
         "eventjet.rebuild.progress": ("Progress",),

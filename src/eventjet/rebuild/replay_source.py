@@ -106,13 +106,27 @@ def check_same_past(log: Log, archive: Archive) -> None:
         raise ArchiveBroken(archive.url, reason)
 
 
-def _why_strange(log: Log, archive: Archive) -> str | None:
+def check_same_log(log: Log, archive: Archive) -> None:
+    """Raise `ArchiveBroken` unless something is in the archive, and it is of this log, whatever past that has now."""
+    reason = _why_of_another(log, archive)
+    if reason is not None:
+        raise ArchiveBroken(archive.url, reason)
+
+
+def _why_of_another(log: Log, archive: Archive) -> str | None:
     if not archive.segments:
         return "nothing is in it"
+    if (archive.stream, archive.log) == (log.stream, log.identity):
+        return None
+    other = f"the stream {log.stream!r} is the log {log.identity}"
+    return f"it is of the log {archive.log} of {archive.stream!r}, and {other}"
+
+
+def _why_strange(log: Log, archive: Archive) -> str | None:
+    reason = _why_of_another(log, archive)
+    if reason is not None:
+        return reason
     newest, state = archive.segments[-1], log.state
-    if (newest.stream, newest.log) != (log.stream, log.identity):
-        other = f"the stream {log.stream!r} is the log {log.identity}"
-        return f"it is of the log {newest.log} of {newest.stream!r}, and {other}"
     if state.last < archive.last:
         return f"it ends at position {archive.last}, and the log at {state.last}, so the log has lost its end"
     if state.first > archive.last + 1:

@@ -1,0 +1,88 @@
+"""`eventjet audit`: the whole log walked, beside an archive when there is one, and everything told that is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from eventjet.cli.rebuild import MasterOption
+from eventjet.cli.running import finished
+from eventjet.cli.target import AppTarget, on_app
+from eventjet.cli.terminal import Answer, counted, say
+
+if TYPE_CHECKING:
+    from eventjet.rebuild import AuditReport, Finding, Found
+
+
+@on_app(database=False)
+def audit(
+    at: AppTarget,
+    archive: Annotated[
+        str | None,
+        typer.Option("--archive", metavar="URL", help="Compare with an archive, and say what it has that is gone."),
+    ] = None,
+    examples: Annotated[
+        int, typer.Option("--examples", metavar="N", min=0, help="Findings of each kind to show; all are counted.")
+    ] = 5,
+    master: MasterOption = None,
+) -> Answer:
+    """Walk the whole log, and tell what is missing, broken, unreadable or not where it belongs; then exit status 1.
+
+    Only reads, so everything else goes on meanwhile.
+    """
+    from eventjet.rebuild import EngineOptions
+    from eventjet.rebuild import audit as walk
+
+    at.app()  # A fault in it is best told before anything starts.
+    work = partial(walk, at.ref, at.settings, archive=archive, engine=EngineOptions(master=master), examples=examples)
+    report = finished("Nothing was changed.", work)
+    return Answer(_as_json(report), lambda: _print(report), ok=report.sound)
+
+
+def _as_json(report: AuditReport) -> dict[str, Any]:
+    from eventjet.rebuild.findings import EXPLAINED
+
+    found = [{**EXPLAINED[one.kind]._asdict(), **asdict(one)} for one in report.found]
+    return {**asdict(report), "sound": report.sound, "found": found}
+
+
+def _print(report: AuditReport) -> None:
+    judged = "is sound" if report.sound else "is NOT sound"
+    there = f"{counted(report.events, 'event')} of {counted(report.aggregates, 'aggregate')}"
+    say(f"{report.stream} {judged}: {there} up to position {report.last:,}, log {report.log}")
+    held = report.archive
+    if held is not None:
+        say(
+            f"The archive {held.url} holds positions {held.first:,} to {held.last:,}: "
+            f"{held.compared:,} were compared with the log."
+        )
+    for one in report.found:
+        _print_found(one)
+    seconds = report.seconds["read"]
+    pace = f" ({report.events / seconds:,.0f} events/s)" if seconds else ""
+    space = "\n" if report.found else ""
+    say(f"{space}read in {seconds:.1f} s{pace}")
+
+
+def _print_found(found: Found) -> None:
+    from eventjet.rebuild.findings import EXPLAINED
+
+    explanation = EXPLAINED[found.kind]
+    positions = "" if found.positions == found.findings else f", {counted(found.positions, 'event')}"
+    say(f"\n{explanation.title}: {counted(found.findings, 'finding')}{positions}")
+    for finding in found.examples:
+        say(f"  - {_where(finding)}{finding.what}")
+    if found.findings > len(found.examples):
+        say(f"  - and {found.findings - len(found.examples):,} more; --examples N shows N of them")
+    say(f"What it costs: {explanation.cost}")
+    say(f"The way out: {explanation.way_out}")
+
+
+def _where(finding: Finding) -> str:
+    if not finding.first:
+        return ""
+    run = str(finding.first) if finding.first == finding.last else f"{finding.first} to {finding.last}"
+    return f"{run} {finding.subject}: " if finding.subject else f"{run}: "

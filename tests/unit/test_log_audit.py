@@ -1,0 +1,360 @@
+"""The laws of an audit: what repositories write is sound, and whatever else is done to a log is found and named."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventjet import App, aggregate, event
+from eventjet.codec.envelope import Decoder, RawRecord, header
+from eventjet.domain.history import FoldedState, fold_history
+from eventjet.errors import EventjetError
+from eventjet.rebuild import Found, Kind
+from eventjet.rebuild import log_audit as module
+from eventjet.rebuild.log_audit import LogAudit, side_by_side
+from eventjet.testing import in_memory
+from tests.logs import block
+
+
+@event("account.opened")
+class Opened:
+    owner: str
+
+
+@event("account.deposited")
+class Deposited:
+    amount: int
+
+
+@event("order.placed")
+class Placed:
+    pieces: int
+
+
+@aggregate("account")
+class Account:
+    owner: str = ""
+    balance: int = 0
+
+    def open(self, owner: str) -> Opened:
+        return Opened(owner=owner)
+
+    def deposit(self, *amounts: int) -> list[Deposited]:
+        return [Deposited(amount=amount) for amount in amounts]
+
+    def evolve(self, event: Opened | Deposited) -> Account:
+        return replace(self, owner=event.owner) if isinstance(event, Opened) else self
+
+
+@aggregate("order")
+class Order:
+    pieces: int = 0
+
+    def place(self, pieces: int) -> Placed:
+        return Placed(pieces=pieces)
+
+    def evolve(self, event: Placed) -> Order:
+        return self
+
+
+APP = App("bank", aggregates=[Account, Order], retired_events=["account.closed"])
+Log = Sequence[RawRecord]
+Step = tuple[str, int, int]
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["open", "deposit", "place", "both"]), st.integers(0, 3), st.integers(1, 4)),
+    min_size=1,
+    max_size=12,
+)
+
+
+def written(steps: Sequence[Step]) -> list[RawRecord]:
+    """The log that repositories write: single events, several of one aggregate, and transactions."""
+
+    async def write() -> list[RawRecord]:
+        async with in_memory(APP) as jet:
+            accounts, orders = jet.repository(Account), jet.repository(Order)
+            for kind, number, count in steps:
+                if kind == "open":
+                    await accounts.execute(f"a-{number}", Account.open, "ada")
+                elif kind == "deposit":
+                    await accounts.execute(f"a-{number}", Account.deposit, *range(1, count + 1))
+                elif kind == "place":
+                    await orders.execute(f"o {number}", Order.place, count)
+                else:
+                    await jet.transact(
+                        accounts.decide(f"a-{number}", Account.deposit, 1, 2),
+                        orders.decide(f"o {number}", Order.place, 1),
+                    )
+            return [record async for record in jet.store.records()]
+
+    return asyncio.run(write())
+
+
+SOME = written([("open", 0, 1), ("deposit", 0, 3), ("place", 0, 1), ("both", 0, 1), ("deposit", 0, 1), ("place", 0, 1)])
+"""a-0 at 1 to 4, o 0 at 5, a-0 at 6 and 7, o 0 at 8, a-0 at 9, o 0 at 10."""
+
+LEFT = "version 3, written after position 8, and version 1 at position 5 comes before it"
+"""What is left of o 0 at 10 without position 8."""
+
+
+def audited(log: Log, archive: Log = (), *, last: int | None = None, first: int = 1) -> dict[Kind, Found]:
+    audit = LogAudit(APP, first=first, last=last if last is not None else log[-1][0], examples=100)
+    for record, archived in side_by_side(log, archive):
+        audit.take(record, archived)
+    return {one.kind: one for one in audit.finish()}
+
+
+def told(log: Log, archive: Log = (), *, last: int | None = None, first: int = 1) -> list[str]:
+    """Each finding in a line."""
+    return [
+        f"{kind} {one.first}-{one.last} {one.subject}: {one.what}"
+        for kind, found in audited(log, archive, last=last, first=first).items()
+        for one in found.examples
+    ]
+
+
+def changed(record: RawRecord, **parts: object) -> RawRecord:
+    position, time_ns, subject, headers, body = record
+    named: dict[str, object] = {
+        "position": position,
+        "time_ns": time_ns,
+        "subject": subject,
+        "headers": headers,
+        "body": body,
+    }
+    return tuple((named | parts).values())  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+
+
+def header_changed(record: RawRecord, name: str, value: str) -> RawRecord:
+    assert header(record[3], name) is not None
+    return changed(record, headers=re.sub(rf"{name}: [^\r]*".encode(), f"{name}: {value}".encode(), record[3]))
+
+
+def at(log: Log, position: int, change: Callable[[RawRecord], RawRecord]) -> list[RawRecord]:
+    """The log with another record at a position."""
+    return [change(one) if one[0] == position else one for one in log]
+
+
+def without(log: Log, *positions: int) -> list[RawRecord]:
+    return [one for one in log if one[0] not in positions]
+
+
+def added(log: Log, *records: RawRecord) -> list[RawRecord]:
+    """The log with records after its end."""
+    return [*log, *(changed(one, position=log[-1][0] + number) for number, one in enumerate(records, 1))]
+
+
+@given(STEPS)
+def test_what_repositories_write_is_sound(steps: Sequence[Step]) -> None:
+    log = written(steps)
+    assert told(log) == []
+    assert told(log, log) == []
+
+
+EVERY = ("delete", "swap", "duplicate", "version", "expected", "type", "unknown type", "subject", "body", "id")
+
+
+@given(STEPS, st.sampled_from(EVERY), st.randoms(use_true_random=False))
+def test_every_single_change_is_found(steps: Sequence[Step], change: str, chance: random.Random) -> None:
+    log = written(steps)
+    victim = chance.choice(log)
+    position, last = victim[0], len(log)
+    others = [one for one in log if one[2] == victim[2] and one is not victim]
+    if change == "delete":
+        assert f"gone {position}-{position} : 1 event" in told(without(log, position), last=last)
+        return
+    if change == "swap":
+        if not others:
+            return
+        other = chance.choice(others)
+        swapped = at(log, position, lambda _: changed(other, position=position))
+        found = audited(at(swapped, other[0], lambda _: changed(victim, position=other[0])))
+    elif change == "duplicate":
+        found = audited(added(log, victim))
+    elif change == "expected":
+        saves = [one for one in log if header(one[3], "Nats-Expected-Last-Subject-Sequence")]
+        victim = chance.choice(saves)
+        wrong = chance.choice([n for n in range(last + 2) if n != int(header(victim[3], module.EXPECTED) or 0)])
+        found = audited(at(log, victim[0], lambda one: header_changed(one, module.EXPECTED, str(wrong))))
+    else:
+        version = int(header(victim[3], "Ej-Version") or 0)
+        is_account = victim[2].startswith(b"bank.account")
+        edits: dict[str, Callable[[RawRecord], RawRecord]] = {
+            "version": lambda one: header_changed(one, "Ej-Version", str(version + chance.choice([-1, 1, 7, 10**40]))),
+            "type": lambda one: changed(
+                header_changed(one, "Ej-Type", "order.placed" if is_account else "account.deposited"),
+                body=b'{"pieces":1,"amount":1}',
+            ),
+            "unknown type": lambda one: header_changed(one, "Ej-Type", "account.nonsense"),
+            "subject": lambda one: changed(one, subject=b"bank.order.o=20" if is_account else b"bank.account.a-0"),
+            "body": lambda one: changed(one, body=one[4][:-1]),
+            "id": lambda one: header_changed(one, "Nats-Msg-Id", ""),
+        }
+        found = audited(at(log, position, edits[change]))
+    assert found.keys() - {Kind.TIME}
+
+
+@given(STEPS, st.integers(0, 200), st.integers(0, 200))
+def test_what_an_archive_has_and_the_log_has_not_is_no_break_but_named(
+    steps: Sequence[Step], first: int, last: int
+) -> None:
+    log = written(steps)
+    gone = range(1 + first % len(log), 1 + max(first % len(log), last % len(log)) + 1)
+    found = audited(without(log, *gone), log, last=len(log))
+    assert list(found) == [Kind.ARCHIVED]
+    assert found[Kind.ARCHIVED].positions == len(gone)
+
+
+@given(STEPS, st.data())
+def test_what_cannot_be_folded_is_never_sound(steps: Sequence[Step], data: st.DataObject) -> None:
+    log = written(steps)
+    picked = data.draw(st.lists(st.sampled_from(log), min_size=1, max_size=len(log)))
+    shuffled = [changed(one, position=number) for number, one in enumerate(picked, 1)]
+    broken = False
+    decode = Decoder(APP.catalog)
+    for subject in {one[2] for one in shuffled}:
+        links = (decode.link(one) for one in shuffled if one[2] == subject)
+        try:
+            fold_history(FoldedState(None, 0, 0), links, lambda state, _: state, "", "")
+        except EventjetError:
+            broken = True
+    assert (Kind.CHAIN in audited(shuffled)) == broken
+
+
+def test_a_head_that_was_dropped() -> None:
+    assert told(SOME[3:], last=10) == [
+        "gone 1-3 : 3 events",
+        "chain 4-4 bank.account.a-0: version 4, and no event of this aggregate comes before it",
+    ]
+    assert told(SOME[3:], SOME[:6], last=10) == ["archived 1-3 bank.account.a-0: 3 events"]
+    assert told(SOME[3:], first=4) == []
+
+
+def test_deleted_events_are_told_in_runs_with_the_breaks_that_they_leave() -> None:
+    assert told(without(SOME, 2, 3, 8)) == [
+        "gone 2-3 : 2 events",
+        "gone 8-8 : 1 event",
+        "chain 4-4 bank.account.a-0: version 4, and version 1 at position 1 comes before it",
+        f"chain 10-10 bank.order.o=200: {LEFT}",
+    ]
+
+
+def test_a_purged_subject_that_began_again_is_a_break_where_the_archive_knows_it() -> None:
+    purged = [one for one in SOME if one[2] != b"bank.order.o=200"]
+    again = added(purged, changed(SOME[4], position=0))
+    assert told(again) == ["gone 5-5 : 1 event", "gone 8-8 : 1 event"]
+    assert told([*purged, changed(again[-1], position=11)], SOME) == [
+        "archived 5-5 bank.order.o=200: 1 event",
+        "archived 8-8 bank.order.o=200: 1 event",
+        "archived 10-10 bank.order.o=200: 1 event",
+        "chain 11-11 bank.order.o=200: version 1, written as its first, and version 3 at position 10 comes before it",
+    ]
+
+
+def test_an_archive_that_has_only_some_of_what_is_gone() -> None:
+    assert told(SOME[8:], SOME[:6], last=12) == [
+        "gone 7-8 : 2 events",
+        "gone 11-12 : 2 events",
+        "archived 1-6 : 6 events of several aggregates",
+        "chain 9-9 bank.account.a-0: version 7, written after position 7, and version 5 at position 6 comes before it",
+        f"chain 10-10 bank.order.o=200: {LEFT}",
+    ]
+
+
+def test_a_log_without_an_event_and_one_that_lost_its_end() -> None:
+    assert told([], last=0) == []
+    assert told([], last=7) == ["gone 1-7 : 7 events"]
+    assert told([], SOME, last=7) == [
+        "archived 1-7 : 7 events of several aggregates",
+        "end 8-10 : 3 events of several aggregates",
+    ]
+    assert told(SOME[:8], SOME) == ["end 9-10 : 2 events of several aggregates"]
+    assert told(SOME[:5], SOME[7:], last=5) == ["gone 6-7 : 2 events", "end 8-10 : 3 events of several aggregates"]
+
+
+def test_an_archive_that_tells_another_past() -> None:
+    other = at(SOME, 2, lambda one: changed(one, body=b'{"amount":9}'))
+    other = at(other, 5, lambda one: header_changed(one, "Nats-Msg-Id", "e-5"))
+    assert told(SOME, other) == [
+        "differs 2-2 bank.account.a-0: not the archive's: body",
+        f"differs 5-5 bank.order.o=200: the log has the event {header(SOME[4][3], 'Nats-Msg-Id')}, and the archive e-5",
+    ]
+
+
+HOSTILE = {
+    "no headers": (b"", b"{}"),
+    "no line end": (b"NATS/1.0\r\nEj-Type: account.opened\r\nEj-Schema: 1\r\nEj-Version: 6", b"{}"),
+    "an open line": (b"NATS/1.0\r\nNats-Msg-Id: x\r\nEj-Type: account.opened\r\nEj-Schema: 1\r\nEj-Version: 6", b"{}"),
+    "garbage": (b"\xff\xfe\x00", b"\xff"),
+    "a long version": (block("account.opened", Ej_Version="1" * 5_000), b'{"owner":"x"}'),
+    "no number": (block("account.opened", Ej_Version="six"), b'{"owner":"x"}'),
+    "deep JSON": (block("account.opened"), b"[" * 100_000),
+    "another encoding": (block("account.opened", Ej_Encoding="zip"), b'{"owner":"x"}'),
+    "an impossible time": (block("account.opened", Ej_Recorded_At="0001-01-01T00:00:00+23:59"), b'{"owner":"x"}'),
+    "a strange time": (block("account.opened", Ej_Recorded_At="yesterday"), b'{"owner":"x"}'),
+    "a schema to come": (block("account.opened", schema=7), b'{"owner":"x"}'),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_whatever_another_program_published_is_one_event_that_cannot_be_read(case: str) -> None:
+    headers, body = HOSTILE[case]
+    found = audited(added(SOME, (0, SOME[-1][1], b"bank.account.a-0", headers, body)))
+    kinds = [Kind.UNKNOWN if case == "a schema to come" else Kind.UNDECODABLE]
+    assert [kind for kind in found if kind is not Kind.CHAIN] == kinds
+    assert all(len(one.what) <= 300 for each in found.values() for one in each.examples)
+
+
+@given(st.binary(max_size=300), st.binary(max_size=50), st.sampled_from([b"bank.account.a-0", b"bank.order.=z", b"x"]))
+def test_no_bytes_end_an_audit(headers: bytes, body: bytes, subject: bytes) -> None:
+    hostile = (0, SOME[-1][1], subject, headers, body)
+    assert told(added(SOME, hostile, hostile), SOME)
+
+
+def test_an_event_of_another_aggregate() -> None:
+    forged = (0, SOME[-1][1], b"bank.order.o=200", block("account.deposited", version=4), b'{"amount":1000000}')
+    assert told(added(SOME, forged)) == ["foreign 11-11 bank.order.o=200: account.deposited is an event of 'account'"]
+
+
+def test_a_subject_that_no_id_makes_is_told_each_time() -> None:
+    odd = (0, SOME[-1][1], b"bank.order.=zz", block("order.placed", version=1), b'{"pieces":1}')
+    assert audited(added(SOME, odd, odd))[Kind.UNDECODABLE].findings == 2
+
+
+def test_retired_events_are_part_of_the_chain() -> None:
+    closed = (0, SOME[-1][1], b"bank.account.a-0", block("account.closed", version=8), b"whatever")
+    later = (0, SOME[-1][1], b"bank.account.a-0", block("account.opened", version=9), b'{"owner":"x"}')
+    assert told(added(SOME, closed, later)) == []
+    assert list(audited(added(SOME, later))) == [Kind.CHAIN]
+
+
+def test_ids_are_unique_as_far_apart_as_they_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IDS_KEPT", 4)
+
+    def log_of(*ids: str) -> list[RawRecord]:
+        return [
+            (number, number, f"bank.order.{number}".encode(), block("order.placed", Nats_Msg_Id=one), b'{"pieces":1}')
+            for number, one in enumerate(ids, 1)
+        ]
+
+    assert told(log_of("a", "b", "c", "d", "a")) == ["id 5-5 bank.order.5: its id a is that of position 1, too"]
+    assert told(log_of("a", "b", "c", "d", "e", "f", "g", "h", "a")) == []
+    assert told(log_of("a", "b", "a", "a")) == [
+        "id 3-3 bank.order.3: its id a is that of position 1, too",
+        "id 4-4 bank.order.4: its id a is that of position 3, too",
+    ]
+
+
+def test_times_that_run_backwards_are_told_beyond_the_skew_of_clocks() -> None:
+    second = 1_000_000_000
+    assert told(at(SOME, 5, lambda one: changed(one, time_ns=one[1] + 4 * second))) == []
+    assert told(at(SOME, 5, lambda one: changed(one, time_ns=one[1] + 60 * second))) == [
+        "time 6-6 bank.account.a-0: 60.0 s earlier than the event before it"
+    ]
