@@ -75,13 +75,13 @@ class StoreContract:
         assert [record[0] for record in await store.history("thing", "e")] == [last - 2, last - 1]
         assert await store.last("thing", "d") == last
 
-    @pytest.mark.parametrize("aggregate_id", ["*", ">", "a.b", "a b", "\x00", "ä", "$JS", "..", "a\r\nb", "=41"])
+    @pytest.mark.parametrize("aggregate_id", ["*", ">", "a.b", "a b", "\x01", "ä", "$JS", "..", "a\r\nb", "=41"])
     async def test_a_hostile_id_reaches_its_own_history_only(self, store: EventStore, aggregate_id: str) -> None:
         await store.append([write("plain", await store.last("thing", "plain"), 0)])
         position = await store.append([write(aggregate_id, 0, 0)])
         assert [record[0] for record in await store.history("thing", aggregate_id)] == [position]
 
-    @pytest.mark.parametrize("aggregate_id", ["", "x" * 201, "ä" * 40, "\ud800"])
+    @pytest.mark.parametrize("aggregate_id", ["", "x" * 201, "ä" * 40, "\ud800", "a\0b"])
     async def test_an_impossible_id_is_refused_before_it_is_sent(self, store: EventStore, aggregate_id: str) -> None:
         before = (await store.state()).last
         with pytest.raises(Refused):

@@ -120,8 +120,10 @@ async def test_a_stopped_projection_is_tried_by_every_worker_once(ledger: Ledger
         (block("ledger.added"), b'{"amount":1.5}', "cannot be decoded"),
         (block("ledger.stranger"), b"{}", "does not declare"),
         (b"NATS/1.0\r\nNats-Msg-Id: x\r\n\r\n", b"{}", "lacks Ej-Type"),
+        (block("ledger.added", Ej_Recorded_At="0001-01-01T00:00:00+23:59"), b"{}", "cannot be decoded"),
+        (block("ledger.added", Ej_Command="c")[:-4], b'{"amount":"1"}', "headers do not end"),
     ],
-    ids=["bad JSON", "a number for a Decimal", "an unknown type", "no headers"],
+    ids=["bad JSON", "a number for a Decimal", "an unknown type", "no headers", "a time before all", "headers cut off"],
 )
 async def test_an_event_that_cannot_be_read_stops_the_projection_before_it(
     ledger: Ledger, headers: bytes, body: bytes, reason: str

@@ -31,7 +31,7 @@ def encoded_length(aggregate_id: str) -> int | None:
 def check(aggregate_id: str) -> str | None:
     """The token, after all that must hold of it; None for what must be refused, and is."""
     length = encoded_length(aggregate_id)
-    is_possible = length is not None and 0 < length <= ENCODED_MAX
+    is_possible = length is not None and 0 < length <= ENCODED_MAX and "\0" not in aggregate_id
     try:
         token = encode_id(aggregate_id)
     except Refused:

@@ -124,11 +124,12 @@ def lasting(record: RawRecord) -> tuple[int, bytes, bytes, bytes]:
 def _kept(record: RawRecord) -> bytes:
     """The header block without what was said to the server, and with the time."""
     block = _TO_THE_SERVER.sub(b"", record[3] or _NO_HEADERS)
+    bare = block.rstrip(b"\r\n")
     if _TOLD in block:
-        return block
+        return bare + b"\r\n\r\n"
     second, nanosecond = divmod(record[1], 1_000_000_000)
     time = f"{_second(second)}.{nanosecond:09d}Z"
-    return b"%b%b%b\r\n\r\n" % (block.rstrip(b"\r\n"), _TOLD, time.encode())
+    return b"%b%b%b\r\n\r\n" % (bare, _TOLD, time.encode())
 
 
 @lru_cache(maxsize=64)

@@ -94,7 +94,7 @@ def line(event: Mapping[str, Any], *, named: bool) -> str:
 
 def shown(jet: Jet, record: RawRecord) -> dict[str, Any]:
     """What can be said of a record, with the names of the vocabulary; never raises for what is in it."""
-    from eventjet.codec.envelope import MSG_ID, SCHEMA, TYPE, VERSION, header, metadata_of, recorded_at
+    from eventjet.codec.envelope import MSG_ID, SCHEMA, TYPE, VERSION, header, metadata_of, number_of, recorded_at
     from eventjet.codec.subjects import entity_of
 
     position, time_ns, subject, block, body = record
@@ -123,15 +123,11 @@ def shown(jet: Jet, record: RawRecord) -> dict[str, Any]:
         "recorded_at": when.isoformat().replace("+00:00", "Z"),
         "aggregate": aggregate,
         "aggregate_id": aggregate_id,
-        "version": _number(header(block, VERSION)),
+        "version": number_of(block, VERSION),
         "event_id": header(block, MSG_ID) or "",
         "type": header(block, TYPE) or "?",
-        "schema": _number(header(block, SCHEMA)),
+        "schema": number_of(block, SCHEMA),
         "data": stored_json(body),
     }
     optional = {"command_id": command_id, "metadata": metadata or None, "fault": fault}
     return event | {name: value for name, value in optional.items() if value is not None}
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None

@@ -14,6 +14,8 @@ import typer
 
 ANSWER_IS_NO = 1
 """Exit status of a command that was carried out and found what should not be; `main` has the others."""
+_DEPTH_SURE = 100
+"""So many brackets can be printed however they are nested."""
 WIDTH_MAX = 80
 """Prose is wrapped here, on wider terminals too."""
 
@@ -80,7 +82,9 @@ class Answer:
 
 def print_json(value: object, *, indent: int | None = 2) -> None:
     """One JSON document at once, on one line without an indent; a dataclass is an object of its fields."""
-    print(json.dumps(value, indent=indent, ensure_ascii=False, default=_plain), flush=True)
+    text = json.dumps(value, indent=indent, ensure_ascii=False, default=_plain)
+    # Half of a surrogate pair is no text, and its escape is JSON.
+    print(text.encode("utf-8", "backslashreplace").decode(), flush=True)
 
 
 def _plain(value: Any) -> object:
@@ -88,11 +92,14 @@ def _plain(value: Any) -> object:
 
 
 def stored_json(body: bytes) -> Any:
-    """The JSON that is stored; text when it is none."""
+    """The JSON that is stored; text when it is none, or nested so deeply that it cannot be printed again."""
     try:
-        return json.loads(body)
-    except ValueError:
+        value = json.loads(body)
+        if body.count(b"[") + body.count(b"{") > _DEPTH_SURE:
+            json.dumps(value, indent=2)
+    except (ValueError, RecursionError):
         return body.decode("utf-8", "backslashreplace")
+    return value
 
 
 def counted(number: int, noun: str) -> str:

@@ -17,7 +17,7 @@ from eventjet.codec.catalog import Catalog, Resolved
 from eventjet.codec.subjects import entity_of
 from eventjet.domain.history import Link
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, recorded
-from eventjet.errors import Refused, UndecodableEvent, UnknownEvent
+from eventjet.errors import CodecError, Refused, UndecodableEvent, UnknownEvent
 
 RawRecord: TypeAlias = tuple[int, int, bytes, bytes, bytes]
 """(position, time in ns since 1970, subject, header block `NATS/1.0␍␊…␍␊␍␊` or empty, body)."""
@@ -39,12 +39,17 @@ ACTOR = META + "actor"
 _MSG_ID, _EXPECTED, _TYPE, _SCHEMA, _VERSION = (
     f"{name}: ".encode() for name in (MSG_ID, EXPECTED, TYPE, SCHEMA, VERSION)
 )
+_BLOCK_END = b"\r\n\r\n"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _KEY = re.compile(r"[a-z][a-z0-9-]{0,40}")
 _METADATA = re.compile(rb"\r\n(?:Ej-C|Ej-Meta-|traceparent)")
 _CONTEXT = re.compile(rb"\r\n(?:Ej-[CMR]|traceparent)")
 _VISIBLE = "".join(chr(code) for code in range(33, 127) if chr(code) != "%")
 _VALUE_MAX = 1_000
+_SHOWN_MAX = 100
+"""Characters of what others wrote that a message repeats."""
+_REASON_MAX = 500
+_NUMBERS_END = 2**63
 
 
 def context_headers(command_id: str | None, metadata: Metadata) -> list[tuple[str, str]]:
@@ -74,26 +79,26 @@ def header(block: bytes, name: str) -> str | None:
     start = block.find(b"\r\n" + name.encode() + b": ")
     if start < 0:
         return None
-    start += len(name) + 4
-    return block[start : block.index(b"\r\n", start)].decode("utf-8", "replace")
+    return _line(block, start + len(name) + 4).decode("utf-8", "replace")
 
 
 def number_of(block: bytes, name: str) -> int | None:
-    """One header as a number; None when it is absent or not one."""
+    """One header as a number below 2^63; None when it is absent or not one."""
     start = block.find(b"\r\n%b: " % name.encode())
     if start < 0:
         return None
-    digits = block[start + len(name) + 4 : block.index(b"\r\n", start + 2)]
-    return int(digits) if digits.isdigit() and len(digits) < 20 else None
+    digits = _line(block, start + len(name) + 4)
+    number = int(digits) if digits.isdigit() and len(digits) < 20 else _NUMBERS_END
+    return number if number < _NUMBERS_END else None
 
 
 def metadata_of(block: bytes) -> tuple[str | None, Metadata]:
     """(command id, metadata) of a block."""
     command = block.find(b"\r\nEj-Command: ")
     if command >= 0:
-        end = block.index(b"\r\n", command + 14)
-        command_id = _unescaped(block[command + 14 : end])
-        if not _METADATA.search(block, end):
+        line = _line(block, command + 14)
+        command_id = _unescaped(line)
+        if not _METADATA.search(block, command + 14 + len(line)):
             return command_id, NO_METADATA
     else:
         command_id = None
@@ -131,42 +136,58 @@ class Decoder:
 
     def __call__(self, record: RawRecord) -> Recorded[Any] | None:
         position, time_ns, subject, block, body = record
-        resolved, lines, at = self._look_up(record)
-        if resolved is None:
-            return None
         try:
+            resolved, lines, at = self._look_up(record)
+            if resolved is None:
+                return None
             aggregate, aggregate_id = entity_of(subject)
-            version = int(lines[at + 2][12:])
+            digits = lines[at + 2][12:]
+            version = int(digits)
+            if not (0 < version <= position and digits.isdigit()):
+                raise ValueError(f"its version is {version}")
             data = resolved.decode(body)
             event_id = lines[1][13:].decode()
+            second, rest = divmod(time_ns, 1_000_000_000)
+            if second != self._second:
+                self._second, self._second_at = second, (_EPOCH + timedelta(seconds=second)).timetuple()[:6]
+            at_utc = datetime(*self._second_at, rest // 1000, UTC)  # noqa: DTZ001 - its eighth argument
+            if len(lines) == at + 5 or not _CONTEXT.search(block):
+                return recorded(data, aggregate_id, version, position, at_utc, event_id, aggregate)
+            command_id, metadata = metadata_of(block)
+            at_utc = _told_time(block, at_utc, record)
+            return recorded(data, aggregate_id, version, position, at_utc, event_id, aggregate, command_id, metadata)
+        except CodecError:
+            raise
         except Exception as error:
-            raise _undecodable(resolved.event.info.name, record, error) from error
-        second, rest = divmod(time_ns, 1_000_000_000)
-        if second != self._second:
-            self._second, self._second_at = second, (_EPOCH + timedelta(seconds=second)).timetuple()[:6]
-        recorded_at = datetime(*self._second_at, rest // 1000, UTC)  # noqa: DTZ001 - its eighth argument
-        if len(lines) == at + 5 or not _CONTEXT.search(block):
-            return recorded(data, aggregate_id, version, position, recorded_at, event_id, aggregate)
-        command_id, metadata = metadata_of(block)
-        recorded_at = _told_time(block, recorded_at, record)
-        return recorded(data, aggregate_id, version, position, recorded_at, event_id, aggregate, command_id, metadata)
+            # Whoever wrote it wrote anything: nothing but the record may be to blame, and it has to be named.
+            raise undecodable(record, error) from error
 
     def link(self, record: RawRecord) -> Link:
         """As a call, but only what folding one aggregate's history takes: half the work."""
         position, _, _, block, body = record
-        resolved, lines, at = self._look_up(record)
         try:
-            version = int(lines[at + 2][12:])
+            resolved, lines, at = self._look_up(record)
+            digits = lines[at + 2][12:]
+            version = int(digits)
+            if not (0 < version <= position and digits.isdigit()):
+                raise ValueError(f"its version is {version}")
             data = None if resolved is None else resolved.decode(body)
+            if not lines[1].isascii():
+                lines[1].decode()
+            digits = lines[2][37:] if at == 3 else b""
+            expected = int(digits) if digits.isdigit() and len(digits) < 20 else None
+            if len(lines) == at + 5:
+                return Link(version, position, expected, None, data)
+            if at == 2:
+                expected = number_of(block, EXPECTED)  # written by others, after the type
+            _told_time(block, _EPOCH, record)
+            start = block.find(b"\r\nEj-Command: ")
+            command_id = None if start < 0 else _unescaped(_line(block, start + 14))
+            return Link(version, position, expected, command_id, data)
+        except CodecError:
+            raise
         except Exception as error:
-            raise _undecodable(header(block, TYPE) or "?", record, error) from error
-        digits = lines[2][37:] if at == 3 else b""
-        expected = int(digits) if digits.isdigit() and len(digits) < 20 else None
-        if at == 2 and len(lines) > at + 5:
-            expected = number_of(block, EXPECTED)  # written by others, after the type
-        start = block.find(b"\r\nEj-Command: ") if len(lines) > at + 5 else -1
-        command_id = None if start < 0 else _unescaped(block[start + 14 : block.index(b"\r\n", start + 14)])
-        return Link(version, position, expected, command_id, data)
+            raise undecodable(record, error) from error
 
     def _look_up(self, record: RawRecord) -> tuple[Resolved | None, list[bytes], int]:
         """How to read a record, its headers in the order they are written in, and where its type is among them."""
@@ -174,16 +195,21 @@ class Decoder:
         lines = block.split(b"\r\n")
         # Nearly every block holds nothing but id, expectation, type, schema and version, each in its place.
         try:
+            if lines[-1] or lines[-2]:
+                raise KeyError("no end")
             at = 3 if lines[2][:37] == _EXPECTED else 2
             resolved = self._known[lines[at], lines[at + 1]]
             if lines[1][:13] != _MSG_ID or lines[at + 2][:12] != _VERSION:
                 raise KeyError("another order")
         except (IndexError, KeyError):
+            if block and not block.endswith(_BLOCK_END):
+                # A direct get would not even give it as it is stored.
+                raise undecodable(record, "its headers do not end in an empty line") from None
             lines = _in_order(lines)
             at = 3 if lines[2][:37] == _EXPECTED else 2
             resolved = self._resolve(lines[at : at + 3], record)
         if len(lines) > at + 5 and b"\r\nEj-Encoding: " in block and (name := header(block, ENCODING)) != "json":
-            raise UndecodableEvent(header(block, TYPE) or "?", record[0], record[4], f"its encoding is {name!r}")
+            raise undecodable(record, f"its encoding is {_shown(name)!r}")
         return resolved, lines, at
 
     def _resolve(self, kind: Sequence[bytes], record: RawRecord) -> Resolved | None:
@@ -191,12 +217,12 @@ class Decoder:
         position, body = record[0], record[4]
         type_name, schema = (line.partition(b": ")[2].decode("utf-8", "replace") for line in kind[:2])
         if not all(kind):
-            raise UndecodableEvent(type_name or "?", position, body, "it lacks Ej-Type, Ej-Schema or Ej-Version")
+            raise undecodable(record, "it lacks Ej-Type, Ej-Schema or Ej-Version")
         if not (schema.isascii() and schema.isdigit() and len(schema) < 9):
-            raise UndecodableEvent(type_name, position, body, f"its schema is {schema!r}")
+            raise undecodable(record, f"its schema is {_shown(schema)!r}")
         resolved = self._catalog.resolve(type_name, int(schema))
         if resolved is None and not self._catalog.is_retired(type_name):
-            raise UnknownEvent(type_name, int(schema), position, body)
+            raise UnknownEvent(_shown(type_name), int(schema), position, body)
         if resolved is not None and self._only is not None and resolved.event.event_type not in self._only:
             resolved = None
         if len(self._known) < 10_000:
@@ -215,9 +241,25 @@ def _in_order(lines: Sequence[bytes]) -> list[bytes]:
     return [lines[0], *first, *kind, *filter(None, named.values()), b"", b""]
 
 
-def _undecodable(name: str, record: RawRecord, error: Exception) -> UndecodableEvent:
-    reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    return UndecodableEvent(name, record[0], record[4], reason)
+def undecodable(record: RawRecord, fault: str | Exception) -> UndecodableEvent:
+    """The error for a record, with what is wrong with it in one line."""
+    if isinstance(fault, Exception):
+        try:
+            fault = f"{type(fault).__name__}: {fault}"
+        except Exception:  # noqa: BLE001 - an upcaster's own, which cannot even be printed
+            fault = type(fault).__name__
+    reason = next(iter(fault.splitlines()), "")[:_REASON_MAX]
+    return UndecodableEvent(_shown(header(record[3], TYPE) or "?"), record[0], record[4], reason)
+
+
+def _shown(text: str | None) -> str:
+    return text if text is not None and len(text) <= _SHOWN_MAX else f"{(text or '')[:_SHOWN_MAX]}…"
+
+
+def _line(block: bytes, start: int) -> bytes:
+    """What is left of a line, whose end others may have left out."""
+    end = block.find(b"\r\n", start)
+    return block[start:] if end < 0 else block[start:end]
 
 
 def _unescaped(value: bytes) -> str:
@@ -232,8 +274,8 @@ def _told_time(block: bytes, default: datetime, record: RawRecord) -> datetime:
     try:
         told = datetime.fromisoformat(text)
         return told.astimezone(UTC) if told.tzinfo else default
-    except ValueError:
-        raise UndecodableEvent(header(block, TYPE) or "?", record[0], record[4], f"{RECORDED_AT} is {text!r}") from None
+    except (ValueError, OverflowError):
+        raise undecodable(record, f"{RECORDED_AT} is {_shown(text)!r}") from None
 
 
 def _escaped(name: str, value: str) -> str:

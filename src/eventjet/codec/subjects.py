@@ -41,6 +41,8 @@ def entity_key(aggregate: str, aggregate_id: str) -> str:
 def entity_of(subject: bytes) -> tuple[str, str]:
     """(aggregate, aggregate id): the inverse of `subject_of`; raises `ValueError` for what it cannot have made."""
     _, aggregate, token = subject.decode().split(".")
+    if not is_name(aggregate):
+        raise ValueError(f"{aggregate[:60]!r} is not the name of an aggregate")
     return aggregate, decode_id(token)
 
 

@@ -27,7 +27,7 @@ _VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 
 @lru_cache(maxsize=65_536)
 def encode_id(aggregate_id: str) -> str:
-    """The token of an id; raises `Refused` when it is empty, too long, or not text."""
+    """The token of an id; raises `Refused` when it is empty, too long, not text, or holds a NUL."""
     if not isinstance(aggregate_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]  a UUID is easily forgotten
         raise Refused(f"The id {aggregate_id!r}", "it is not text", "Give it as text, for instance str(…).")
     # The text itself, not a member of an Enum that equals it and prints as something else.
@@ -36,6 +36,10 @@ def encode_id(aggregate_id: str) -> str:
         return aggregate_id
     if not aggregate_id:
         raise Refused("An empty aggregate id", "a subject token cannot be empty", "Give the aggregate an id.")
+    if "\0" in aggregate_id:
+        raise Refused(
+            f"The id {aggregate_id[:40]!r}", "it holds a NUL, which no database takes as text", "Leave it out."
+        )
     try:
         raw = aggregate_id.encode()
     except UnicodeEncodeError:
@@ -60,7 +64,7 @@ def decode_id(token: str) -> str:
         return token
     raw = _ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), token.encode())
     aggregate_id = raw.decode()  # UnicodeDecodeError is a ValueError
-    if encode_id(aggregate_id) != token:
+    if "\0" in aggregate_id or encode_id(aggregate_id) != token:
         raise ValueError(f"{token[:60]!r} is not the encoding of {aggregate_id[:60]!r}")
     return aggregate_id
 

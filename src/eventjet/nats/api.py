@@ -32,7 +32,7 @@ _NO_MESSAGE = 10037
 _NO_STREAM = 10059
 _SWITCHED_OFF = (10039, 10076)
 _PASSING = (10005, 10023)  # no peers for placement, no resources: a cluster that just lost a server says so
-_STREAM = b"\r\nNats-Stream: "
+_STREAM = b"Nats-Stream: "
 _SUBJECT = b"\r\nNats-Subject: "
 _SEQUENCE = b"\r\nNats-Sequence: "
 _TIME = b"\r\nNats-Time-Stamp: "
@@ -303,13 +303,15 @@ def direct_record(frame: Frame, subject: bytes | None = None) -> RawRecord:
     if end < 0:
         raise StoreUnavailable("A direct get", f"the server answered {block[:80]!r}")
     # Stream, subject, sequence, time: in this order as far as is known, but found by name if not.
-    told = block[end + 2 :].split(b"\r\n", 4)
+    told = block[end:].split(b"\r\n", 4)
     position, at = told[2], told[3]
     if position[:15] == b"Nats-Sequence: " and at[:17] == b"Nats-Time-Stamp: ":
         position, at = position[15:], at[17:]
     else:
         position, at = _header(block[end:], _SEQUENCE), _header(block[end:], _TIME)
-    stored = block[:end] + b"\r\n\r\n" if end > 8 else b""
+    stored = block[:end] + b"\r\n" if end > 10 else b""
+    if block[end - 2 : end] != b"\r\n":
+        stored = block[:end]  # headers without their end, and the server put its own over their last two bytes
     return int(position), nanoseconds(at), subject or _header(block[end:], _SUBJECT), stored, frame[4]
 
 

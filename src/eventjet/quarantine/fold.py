@@ -207,8 +207,6 @@ def aggregate_key_of(subject: bytes) -> AggregateKey:
         aggregate, aggregate_id = entity_of(text.encode())
     except ValueError:
         return _STRANGE, _bounded(text)
-    if "\0" in aggregate_id or "\0" in aggregate or len(aggregate) > _NAME_MAX:
-        return _STRANGE, _bounded(text)
     return aggregate, aggregate_id
 
 

@@ -89,7 +89,8 @@ class SnapshotFold:
         except EventjetError as error:
             self._break(subject, str(error))
         except Exception as error:  # noqa: BLE001 - whatever one aggregate's `evolve` raises, the others go on
-            self._break(subject, f"Folding {subject.decode()} raised {type(error).__name__}: {error}. Fix that first.")
+            named = subject.decode("utf-8", "replace")
+            self._break(subject, f"Folding {named} raised {type(error).__name__}: {error}. Fix that first.")
 
     def finish(self, subject: bytes) -> None:
         """Offer the state after the last event of an aggregate."""

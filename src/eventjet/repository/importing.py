@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eventjet.codec.catalog import Catalog, EncodedEvent
-from eventjet.codec.envelope import COMMAND, VERSION, context_headers, header
+from eventjet.codec.envelope import COMMAND, VERSION, context_headers, header, number_of
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.identity import new_event_id
 from eventjet.domain.recorded import NO_METADATA
@@ -176,7 +176,7 @@ class Importer:
         prefix = f"{self._source}/"
         for position, _, _, block, _ in await self._store.history(*key, after=known.position):
             known.position = position
-            known.version = int(header(block, VERSION) or 0)
+            known.version = number_of(block, VERSION) or 0
             command = header(block, COMMAND) or ""
             if command.startswith(prefix) and command[len(prefix) :].isdigit():
                 known.imported = max(known.imported, int(command[len(prefix) :]))

@@ -75,7 +75,13 @@ def arrow_batch(records: Sequence[RawRecord], columns: Sequence[str] = STORED) -
     arrow = pyarrow()
     fields: Any = tuple(zip(*records, strict=True))
     schema = arrow_schema({name: _COLUMNS[name][0] for name in columns})
-    arrays = [arrow.array(_COLUMNS[field.name][1](fields), field.type) for field in schema]
+    try:
+        arrays = [arrow.array(_COLUMNS[field.name][1](fields), field.type) for field in schema]
+    except arrow.ArrowInvalid:
+        # A subject of another program that is not text: shown as JetStream's own API shows it.
+        readable = [subject.decode("utf-8", "replace").encode() for subject in fields[2]]
+        fields = (*fields[:2], readable, *fields[3:])
+        arrays = [arrow.array(_COLUMNS[field.name][1](fields), field.type) for field in schema]
     return arrow.RecordBatch.from_arrays(arrays, schema=schema)
 
 
