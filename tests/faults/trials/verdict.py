@@ -7,14 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from eventjet.codec.envelope import VERSION, Decoder, RawRecord, header
+from eventjet.codec.envelope import Decoder, RawRecord
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import ApiRefused
 from eventjet.nats.api import stream_info
 from eventjet.nats.connection import ask_once
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.ranges import read_range
-from tests.faults.tally import Added
+from eventjet.rebuild.findings import NOTES
+from eventjet.rebuild.log_audit import LogAudit
+from tests.faults.tally import Added, tally_app
 from tests.faults.trials.commands import LOOKED, REFUSED, STORED, STRANGE, UNKNOWN, Said
 
 TOLD_MAX = 8
@@ -138,17 +140,22 @@ def _judge_order(figures: Figures, said: Sequence[Said]) -> None:
 
 
 def _gaps(records: Sequence[RawRecord], events: Sequence[Recorded[Any]]) -> Iterator[str]:
-    before = 0
+    """What an audit finds, and numbers within events that do not follow one another."""
+    if not records:
+        return
+    audit = LogAudit(tally_app(records[0][2].split(b".")[0].decode()), last=records[-1][0], examples=len(records))
     for record in records:
-        if record[0] != before + 1:
-            yield f"position {before} is followed by {record[0]}"
-        before = record[0]
-    versions: Counter[str] = Counter()
-    stored = {record[0]: header(record[3], VERSION) for record in records}
+        audit.take(record)
+    for found in audit.finish():
+        if found.kind not in NOTES:
+            yield from (
+                f"{found.kind} at {one.first} to {one.last} {one.subject}: {one.what}" for one in found.examples
+            )
+    numbers: Counter[str] = Counter()
     for event in events:
-        versions[event.aggregate_id] += 1
-        expected = versions[event.aggregate_id]
-        told = (stored[event.position], event.data.number if isinstance(event.data, Added) else expected)
-        if told != (str(expected), expected):
-            yield f"{event.aggregate_id} at {event.position} is version {told}, not {expected}"
-            versions[event.aggregate_id] = event.version
+        if isinstance(event.data, Added):
+            numbers[event.aggregate_id] += 1
+            if event.data.number != numbers[event.aggregate_id]:
+                told, expected = event.data.number, numbers[event.aggregate_id]
+                yield f"{event.aggregate_id} at {event.position} has number {told}, not {expected}"
+                numbers[event.aggregate_id] = told
