@@ -11,7 +11,7 @@ import pytest
 
 from eventjet.codec.catalog import Catalog, EncodedEvent
 from eventjet.domain.identity import new_event_id
-from eventjet.errors import ConcurrencyConflict, HistoryBroken, Refused, UnknownEvent, UsageError
+from eventjet.errors import CommandReused, ConcurrencyConflict, HistoryBroken, Refused, UnknownEvent, UsageError
 from eventjet.examples.bank.account import Account, AccountEvent, Deposited, InsufficientFunds, Opened, Withdrawn
 from eventjet.repository import Repository
 from eventjet.store.store import EventStore, NewEvent
@@ -135,6 +135,33 @@ class RepositoryContract:
     async def test_what_a_decision_raises_passes_through(self, accounts: Accounts) -> None:
         with pytest.raises(InsufficientFunds):
             await accounts.execute("poor", Account.withdraw, Decimal(1))
+
+    async def test_a_command_id_stands_for_one_request(self, accounts: Accounts, elsewhere: Accounts) -> None:
+        await accounts.execute("reused", Account.deposit, Decimal(10))
+        first = await accounts.command("c").execute("reused", Account.withdraw, Decimal("3.0"))
+        for account in (accounts, elsewhere):
+            again = account.command("c")
+            assert await again.execute("reused", Account.withdraw, Decimal(3)) == first
+            assert await again.execute("reused", Account.withdraw, amount=Decimal(3), reason="cash") == first
+            with pytest.raises(CommandReused, match="version 2") as caught:
+                await again.execute("reused", Account.withdraw, Decimal(4))
+            assert caught.value.recorded != caught.value.asked
+            with pytest.raises(CommandReused) as caught:
+                await again.execute("reused", Account.deposit, Decimal(3))
+            assert caught.value.recorded.startswith("withdraw:")
+            assert caught.value.asked.startswith("deposit:")
+        assert len(await accounts.history("reused")) == 2
+        assert (await accounts.command("c").execute("other", Account.deposit, Decimal(1))).version == 1
+
+    async def test_a_command_recorded_without_its_request_answers_as_ever(
+        self, accounts: Accounts, store: EventStore
+    ) -> None:
+        opened = NewEvent(
+            new_event_id(), EncodedEvent("account.opened", 1, b'{"owner":"ada"}'), (("Ej-Command", "old"),)
+        )
+        await store.append([write("old", 0, 0, opened, aggregate="account")])
+        done = await accounts.command("old").execute("old", Account.deposit, Decimal(1))
+        assert (done.events, done.version) == ((Opened(owner="ada"),), 1)
 
     async def test_lost_races_are_bounded(self, app: str, store: EventStore, monkeypatch: pytest.MonkeyPatch) -> None:
         class Contested:

@@ -180,8 +180,11 @@ async def test_an_old_command_is_known_though_its_event_is_retired() -> None:
     Silent.evolve.__annotations__["event"] = Told
     catalog = Catalog([Told], retired=["bell.rung"])
     bells: Any = Repository(old.name, old.store, catalog, Silent)
-    decide: Callable[..., Any] = lambda bell: Told(at=datetime.now(UTC))  # noqa: E731
-    again = await bells.command("once").execute("b", decide)
+
+    def ring(bell: Any) -> Told:
+        return Told(at=datetime.now(UTC))
+
+    again = await bells.command("once").execute("b", ring)
     assert (again.version, again.events) == (1, ())
 
 

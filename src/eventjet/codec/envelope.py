@@ -1,8 +1,8 @@
 """Headers of a stored event: written in one order, read without parsing them all.
 
 Order: `Nats-Msg-Id` · `Nats-Expected-Last-Subject-Sequence` · `Ej-Type` · `Ej-Schema` · `Ej-Version` · `Ej-Command` ·
-`Ej-Correlation` · `Ej-Causation` · `traceparent` · `Ej-Meta-*`. A record of the log stays bytes until it is decoded
-here, once, by every engine alike.
+`Ej-Request` · `Ej-Correlation` · `Ej-Causation` · `traceparent` · `Ej-Meta-*`. A record of the log stays bytes until it
+is decoded here, once, by every engine alike.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ TYPE = "Ej-Type"
 SCHEMA = "Ej-Schema"
 VERSION = "Ej-Version"
 COMMAND = "Ej-Command"
+REQUEST = "Ej-Request"
 CORRELATION = "Ej-Correlation"
 CAUSATION = "Ej-Causation"
 TRACEPARENT = "traceparent"
@@ -52,10 +53,11 @@ _REASON_MAX = 500
 _NUMBERS_END = 2**63
 
 
-def context_headers(command_id: str | None, metadata: Metadata) -> list[tuple[str, str]]:
+def context_headers(command_id: str | None, metadata: Metadata, request: str | None = None) -> list[tuple[str, str]]:
     """The headers after `Ej-Version`, in order, values escaped; raises `Refused` for what cannot travel."""
     named = (
         (COMMAND, command_id),
+        (REQUEST, request),
         (CORRELATION, metadata.correlation),
         (CAUSATION, metadata.causation),
         (TRACEPARENT, metadata.traceparent),
@@ -80,6 +82,12 @@ def header(block: bytes, name: str) -> str | None:
     if start < 0:
         return None
     return _line(block, start + len(name) + 4).decode("utf-8", "replace")
+
+
+def request_in(block: bytes) -> str | None:
+    """What the command of an event asked for; None where that was not recorded."""
+    told = header(block, REQUEST)
+    return None if told is None else unquote(told)
 
 
 def number_of(block: bytes, name: str) -> int | None:

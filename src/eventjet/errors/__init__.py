@@ -33,6 +33,7 @@ from eventjet.errors.projection import TransactionEnded as TransactionEnded
 from eventjet.errors.projection import VerificationFailed as VerificationFailed
 from eventjet.errors.store import ApiRefused as ApiRefused
 from eventjet.errors.store import CodecError as CodecError
+from eventjet.errors.store import CommandReused as CommandReused
 from eventjet.errors.store import ConcurrencyConflict as ConcurrencyConflict
 from eventjet.errors.store import ConnectionClosed as ConnectionClosed
 from eventjet.errors.store import ConnectionLost as ConnectionLost

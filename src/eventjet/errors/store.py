@@ -48,6 +48,24 @@ class Refused(StoreError):
         super().__init__(f"{what} was refused: {reason}. {remedy}")
 
 
+class CommandReused(Refused):
+    """A command id recorded the events of another request before; nothing of this one is stored."""
+
+    def __init__(self, command_id: str, where: str, version: int, recorded: str, asked: str) -> None:
+        self.command_id = command_id
+        self.version = version
+        """Of the first event that the id recorded."""
+        self.recorded = recorded
+        """The request that the id stands for: its decision and a digest of its arguments."""
+        self.asked = asked
+        """The request that came with it now."""
+        super().__init__(
+            f"The command {command_id!r} on {where}",
+            f"at version {version} its id recorded the request {recorded}, and this one is {asked}",
+            "Give each command an id of its own; one that is repeated, the same decision and arguments.",
+        )
+
+
 class Forbidden(StoreError):
     """The credentials in use may not do this; nothing is stored."""
 

@@ -66,6 +66,8 @@ class Planned(Generic[S, E]):
     decide: Callable[[S], E | Sequence[E] | None]
     command_id: str | None = None
     metadata: Metadata = NO_METADATA
+    request: str | None = None
+    """What is asked for, where there is a command id."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from eventjet.codec.envelope import (
     header,
     number_of,
     recorded_at,
+    request_in,
 )
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState, fold_history
@@ -90,8 +91,8 @@ class Histories(Generic[S]):
 
     async def outcome(
         self, aggregate_id: str, first: int, last: int, command_id: str
-    ) -> tuple[FoldedState[S], list[Recorded[Any]]] | None:
-        """The state after version `last`, and the events from `first` to it, without retired ones.
+    ) -> tuple[FoldedState[S], list[Recorded[Any]], str | None] | None:
+        """The state after version `last`, and the events from `first` to it, without retired ones, and their request.
 
         None when the log holds no such events of the command: what was known of it is of another log.
         """
@@ -100,7 +101,8 @@ class Histories(Generic[S]):
         if len(records) < last or header(records[first - 1][3], COMMAND) != _told(command_id):
             return None
         decoded = map(self._decoder, records[first - 1 :])
-        return self._fold_page(self._start(), records), [one for one in decoded if one is not None]
+        events = [one for one in decoded if one is not None]
+        return self._fold_page(self._start(), records), events, request_in(records[first - 1][3])
 
     async def events(self, aggregate_id: str) -> list[Recorded[Any]]:
         """All recorded events of one aggregate, in order, without retired ones."""

@@ -16,13 +16,14 @@ from weakref import WeakValueDictionary
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import MSG_ID, context_headers, header
+from eventjet.codec.request import is_same_request, request_of
 from eventjet.codec.subjects import subject_of
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState, evolved
 from eventjet.domain.identity import new_event_id
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, current_metadata, merge
 from eventjet.domain.subscription import folded_events
-from eventjet.errors import ConcurrencyConflict, UsageError
+from eventjet.errors import CommandReused, ConcurrencyConflict, UsageError
 from eventjet.observability.tracing import current_traceparent
 from eventjet.repository.decisions import Committed, Decided, Planned, recorded, recorded_events, retried
 from eventjet.repository.histories import Histories, Snapshots
@@ -143,7 +144,8 @@ class Repository(Generic[S, E]):
         """An idempotent command: the same id on the same aggregate returns the first outcome.
 
         The newest 1,024 ids of an aggregate are known; all of them when it has no snapshot policy. A command that
-        recorded nothing is not remembered. Without an id, only the metadata is carried.
+        recorded nothing is not remembered. An id that comes with another decision or other arguments raises
+        `CommandReused`. Without an id, only the metadata is carried.
         """
         context_headers(command_id, metadata)  # refused here, before anything is decided
         return Command(self, command_id, metadata)
@@ -162,7 +164,10 @@ class Repository(Generic[S, E]):
                 outcome = await self.histories.outcome(plan.aggregate_id, *versions, plan.command_id)
                 if outcome is None:
                     return ConcurrencyConflict(self.subject(plan.aggregate_id), held.position)
-                first, events = outcome
+                first, events, request = outcome
+                if request is not None and plan.request is not None and not is_same_request(request, plan.request):
+                    where = f"{self.info.name} {plan.aggregate_id!r}"
+                    raise CommandReused(plan.command_id, where, versions[0], request, plan.request)
                 return self._answer(first, tuple(cast("E", event.data) for event in events))
         decided = await self.decided(plan, held)
         if isinstance(decided, ConcurrencyConflict):
@@ -254,7 +259,7 @@ class Repository(Generic[S, E]):
         if merged.traceparent is None and (traceparent := current_traceparent()) is not None:
             merged = merge(Metadata(traceparent=traceparent), merged)
         bare = merged is NO_METADATA and plan.command_id is None
-        context = () if bare else tuple(context_headers(plan.command_id, merged))
+        context = () if bare else tuple(context_headers(plan.command_id, merged, plan.request))
         made = tuple(NewEvent(new_event_id(), self._catalog.encode(event), context) for event in events)
         return Append(self.info.name, plan.aggregate_id, held.position, held.version, made)
 
@@ -277,4 +282,6 @@ class Command(Generic[S, E]):
     ) -> Committed[S, E]:
         """As `Repository.execute`, once."""
         plan = self._repository.decide(aggregate_id, decide, *args, **kwargs)
-        return await self._repository.run(replace(plan, command_id=self._command_id, metadata=self._metadata))
+        request = None if self._command_id is None else request_of(decide, args, kwargs)
+        plan = replace(plan, command_id=self._command_id, metadata=self._metadata, request=request)
+        return await self._repository.run(plan)

@@ -1,0 +1,112 @@
+"""What a command asked for is told apart from another request, in every process and release alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import pytest
+from pydantic import BaseModel
+
+from eventjet.codec.request import is_same_request, request_of
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass(frozen=True)
+class Line:
+    text: str
+    pieces: int = 1
+
+
+class Body(BaseModel):
+    amount: Decimal
+
+
+def place(state: object, amount: Any, *more: Any, reason: str = "cash", **extra: Any) -> None:
+    """A decision of every kind of parameter."""
+
+
+def put(state: object, amount: Any) -> None:
+    """Another one."""
+
+
+def asked(*args: Any, **kwargs: Any) -> str:
+    return request_of(place, args, kwargs)
+
+
+def test_a_request_is_the_same_in_every_process_and_release() -> None:
+    """Golden: what is recorded must be known again for as long as the log is read."""
+    things = {"b", "a"}, {2: Decimal("1.50"), "x": b"\x00"}, Line("l"), Colour.RED, UUID(int=7), date(2026, 5, 1)
+    assert asked(Decimal(3)) == "place:4380a7c8dc65c81d"
+    assert asked(*things, timedelta(1), 2.5, None, True, Body(amount=Decimal(1)), 2**70) == "place:7e000372b009d53b"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Decimal("1.50"), Decimal("1.5")),
+        (Decimal(100), Decimal("1E+2")),
+        ([1, 2], (1, 2)),
+        ({1, 2, 3}, frozenset({3, 2, 1})),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        (datetime(2026, 5, 1, 2, tzinfo=timezone(timedelta(hours=2))), datetime(2026, 5, 1, tzinfo=UTC)),
+    ],
+)
+def test_arguments_that_are_equal_are_the_same_request(one: Any, other: Any) -> None:
+    assert asked(one) == asked(other) == asked(amount=one)
+    assert asked(one, reason="cash") == asked(one)
+    assert request_of(partial(place, amount=one), (), {}) == asked(one)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        (1, 2, "1", None, "", [], [1], [[1]], {"a": 1}, {"a": 2}),
+        (Decimal(1), Decimal("1.00000000000000000000000000000000000001"), Decimal(-1), Decimal("NaN")),
+        (Line("x"), Line("x", 2), Body(amount=Decimal(1)), Body(amount=Decimal(2))),
+        (datetime(2026, 5, 1, tzinfo=UTC), datetime(2026, 5, 1, 0, 0, 0, 1, tzinfo=UTC)),
+    ],
+)
+def test_arguments_that_differ_are_other_requests(others: tuple[Any, ...]) -> None:
+    told = [asked(one) for one in others]
+    assert len(set(told)) == len(told)
+    assert not any(is_same_request(one, other) for one in told for other in told if one is not other)
+
+
+def test_each_parameter_counts() -> None:
+    told = {asked(1), asked(1, 2), asked(1, 2, 3), asked(1, reason="x"), asked(1, extra="x"), asked(1, reason="x", y=1)}
+    assert len(told) == 6
+    assert not is_same_request(request_of(put, (1,), {}), request_of(place, (1,), {}))
+
+
+def test_a_decision_behind_a_plain_wrapper_still_has_its_arguments() -> None:
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        place(*args, **kwargs)
+
+    told = {request_of(wrapper, args, kwargs) for args, kwargs in (((1,), {}), ((2,), {}), ((2,), {"x": 1}))}
+    assert len(told) == 3
+
+
+class Slotted:
+    __slots__ = ()
+
+    def __call__(self, state: object, amount: int) -> None: ...
+
+
+def test_where_an_argument_has_no_form_the_name_decides() -> None:
+    looped: list[Any] = []
+    looped.append(looped)
+    for odd in (object(), looped, int, lambda: 0):
+        assert asked(odd) == "place"
+        assert is_same_request(asked(odd), asked(1))
+        assert not is_same_request(asked(odd), request_of(put, (1,), {}))
+    assert request_of(put, (), {}) == "put", "a call that the decision itself will refuse"
+    assert request_of(Slotted(), (1,), {}).startswith("Slotted:")
