@@ -15,7 +15,7 @@ import pytest
 
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
-from eventjet.sql.sqlite import BUSY_TIMEOUT_S
+from eventjet.sql.sqlite_connections import BUSY_TIMEOUT_S
 from tests.faults.audit import Audit
 from tests.faults.processes import WorkerProcess, await_it
 from tests.faults.scene import Scene, scene

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from eventjet.errors import Unreachable
-from eventjet.sql import sqlite
+from eventjet.sql import sqlite_connections
 from eventjet.sql.database import Database
 
 
@@ -65,7 +65,7 @@ async def test_a_first_opener_waits_for_another_one_without_a_thread_of_its_own(
 
 
 def test_a_lock_that_stays_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(sqlite_connections, "BUSY_TIMEOUT_S", 0.1)
     path = tmp_path / "read.db"
     database = Database(f"sqlite:///{path}")
     with another(path, WRITES):

@@ -5,7 +5,6 @@ A file of its own keeps the load away from the live database's one writer lock.
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import reprlib
 import sqlite3
@@ -16,7 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import Column, ColumnElement, Connection, Engine, Table, create_engine, func, make_url, select
@@ -27,6 +26,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from eventjet import failpoints
 from eventjet.errors import LeaseEnded
+from eventjet.file_locks import try_lock
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import runs
 from eventjet.rebuild.runs import PURPOSE, RunSpace, Target, refusals, shown
@@ -122,7 +122,7 @@ class SqliteSpace(RunSpace):
         """A lock on a file. Whoever clears away may hold it for a moment, or remove the file before it is locked."""
         for _ in range(_CLAIM_TRIES):
             with self._lock.open("wb") as file:
-                if _try_lock(file) and self._lock.exists():
+                if try_lock(file) and self._lock.exists():
                     try:
                         yield
                     finally:
@@ -134,7 +134,7 @@ class SqliteSpace(RunSpace):
     def is_claimed(self, connection: Connection) -> bool:  # noqa: ARG002 - as PostgreSQL's
         try:
             with self._lock.open("r+b") as file:
-                return not _try_lock(file)
+                return not try_lock(file)
         except OSError:
             return False
 
@@ -240,14 +240,6 @@ class SqliteSpace(RunSpace):
 
 def _file(database: Database) -> Path:
     return Path(str(make_url(database.url).database))
-
-
-def _try_lock(file: IO[bytes]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def _insert(connection: sqlite3.Connection, projection: str, statement: str, chunk: Sequence[Sequence[Any]]) -> None:

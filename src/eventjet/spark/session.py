@@ -18,9 +18,10 @@ from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from eventjet.errors import Unreachable, UsageError
+from eventjet.file_locks import try_lock
 from eventjet.spark.jvm import InterruptedBy, end_jvm, find_java, make_java_home, running_gateway
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def scratch_folder() -> Generator[Path]:
     try:
         made = folder / "new"
         with made.open("wb") as file:
-            _try_lock(file)
+            try_lock(file)
             # Nobody sees it by its name before it is locked.
             made.rename(folder / _ALIVE)
             yield folder
@@ -132,19 +133,8 @@ def _remove_abandoned_folders() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
         # What is not ours, or has just been made and is not locked yet, is left alone.
         with suppress(OSError), (folder / _ALIVE).open("r+b") as file:
-            if os.fstat(file.fileno()).st_uid == os.getuid() and _try_lock(file):
+            if os.fstat(file.fileno()).st_uid == os.getuid() and try_lock(file):
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _try_lock(file: IO[bytes]) -> bool:
-    """Lock the file if nobody has; False where there are no such locks."""
-    try:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ImportError, OSError):
-        return False
-    return True
 
 
 def _where(master: str | None) -> tuple[str, bool]:

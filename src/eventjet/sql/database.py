@@ -19,10 +19,10 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, Operationa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.errors import Unreachable, UsageError
-from eventjet.sql import postgres, sqlite
+from eventjet.sql import postgres, sqlite_connections
 from eventjet.sql.dialect import Dialect, SessionLimits, dialect_named
 
-READ_ONLY = sqlite.READ_ONLY
+READ_ONLY = sqlite_connections.READ_ONLY
 """Execution option of a connection that must not lock the database: on SQLite its transactions begin deferred."""
 
 WORKER = SessionLimits()
@@ -77,7 +77,7 @@ class Database:
     def connect_sqlite(self) -> sqlite3.Connection:
         """A blocking sqlite3 connection that begins no transaction by itself; close it. Raises `Unreachable`."""
         try:
-            return sqlite.connect(self._parsed())
+            return sqlite_connections.connect(self._parsed())
         except sqlite3.OperationalError as error:
             raise self.unreachable(error) from None
 

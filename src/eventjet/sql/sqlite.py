@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import astuple
 from datetime import date, datetime
 from decimal import Decimal
@@ -45,6 +44,14 @@ from eventjet.projections.row_codec import RowCodec
 from eventjet.sql.checkpoint import ADVANCE
 from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified
 from eventjet.sql.own_tables import Clock
+from eventjet.sql.sqlite_connections import (
+    BUSY_TIMEOUT_S,
+    READ_ONLY,
+    FileReplaced,
+    enforce_foreign_keys,
+    is_busy,
+    prepare,
+)
 from eventjet.sql.statements import (
     COLUMNS,
     INSERT,
@@ -57,11 +64,6 @@ from eventjet.sql.statements import (
     QuarantineChanges,
     by_key,
 )
-
-BUSY_TIMEOUT_S = 15.0
-"""How long a writer waits for another one; it polls, so a busy worker makes it wait for several batches."""
-READ_ONLY = "eventjet_read_only"
-"""Execution option of a connection that must not lock the database: its transactions begin deferred."""
 
 _OWN_LOCATION = re.compile(r"(.+)__r[0-9]+")
 _TRANSIENT = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})
@@ -196,24 +198,26 @@ class Sqlite(Dialect):
 
     def async_engine(self, url: URL, purpose: str, limits: SessionLimits, pool: Mapping[str, Any]) -> AsyncEngine:  # noqa: ARG002
         driver = url.set(drivername=f"{self.name}+aiosqlite")
-        made = create_async_engine(driver, **pool, connect_args={"timeout": BUSY_TIMEOUT_S})
-        _prepare(made.sync_engine)
+        made = create_async_engine(driver, **pool)
+        prepare(made.sync_engine)
         return made
 
     def engine(self, url: URL, purpose: str, limits: SessionLimits) -> Engine:  # noqa: ARG002 - no sessions
         driver = url.set(drivername=f"{self.name}+pysqlite")
-        made = create_engine(driver, poolclass=NullPool, connect_args={"timeout": BUSY_TIMEOUT_S})
-        _prepare(made)
+        made = create_engine(driver, poolclass=NullPool)
+        prepare(made)
         return made
 
     def enforce_foreign_keys(self, engine: Engine) -> None:
-        event.listen(engine, "connect", _enforce_foreign_keys)
+        event.listen(engine, "connect", enforce_foreign_keys)
 
     def lacks_table(self, cause: object) -> bool:
         return "no such table" in str(cause)
 
     def remedy(self, cause: object) -> str:
-        if _is_busy(cause):
+        if isinstance(cause, FileReplaced):
+            return "The next connection opens the file that is there then: try again."
+        if is_busy(cause):
             return f"Another program has held it for {BUSY_TIMEOUT_S:.0f} s: end that one, or try again."
         return "Check that its folder exists and may be written to."
 
@@ -235,67 +239,6 @@ def make_readable(table: Table) -> None:
         if stored is not column.type:
             with suppress(ArgumentError):  # it has been told already
                 column.type = column.type.with_variant(stored, SQLITE.name)
-
-
-def connect(url: URL) -> sqlite3.Connection:
-    """A blocking sqlite3 connection that begins no transaction by itself."""
-    with ExitStack() as unwanted:
-        made = sqlite3.connect(str(url.database), timeout=BUSY_TIMEOUT_S, isolation_level=None)
-        unwanted.callback(made.close)
-        _set_pragmas(made)
-        unwanted.pop_all()
-    return made
-
-
-def _prepare(engine: Engine) -> None:
-    @event.listens_for(engine, "connect")
-    def on_connect(connection: Any, _record: Any) -> None:  # pyright: ignore[reportUnusedFunction]  a listener
-        # The driver must not begin transactions by itself: it would begin them deferred, and a writer that
-        # read first could then find the database locked with no way to wait.
-        connection.isolation_level = None
-        _set_pragmas(connection)
-
-    @event.listens_for(engine, "begin")
-    def on_begin(connection: Any) -> None:  # pyright: ignore[reportUnusedFunction]  a listener
-        read_only = connection.get_execution_options().get(READ_ONLY, False)
-        connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
-
-
-def _enforce_foreign_keys(connection: Any, _record: Any) -> None:
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA foreign_keys=ON")
-    cursor.close()
-
-
-def _set_pragmas(connection: Any) -> None:
-    cursor = connection.cursor()
-    cursor.execute(f"PRAGMA busy_timeout={int(BUSY_TIMEOUT_S * 1000)}")
-    _switch_to_wal(cursor)
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.close()
-
-
-def _switch_to_wal(cursor: Any) -> None:
-    """SQLite switches a new file in a transaction that reads before it writes, where its busy timeout does not apply.
-
-    Programs that open the file for the first time at once would find it locked: each waits for the other's transaction
-    instead, as a writer does, and looks again.
-    """
-    deadline = time.monotonic() + BUSY_TIMEOUT_S
-    while True:
-        try:
-            cursor.execute("PRAGMA journal_mode=WAL")
-        except sqlite3.OperationalError as error:
-            if not _is_busy(error) or time.monotonic() > deadline:
-                raise
-        else:
-            return
-        cursor.execute("BEGIN EXCLUSIVE")
-        cursor.execute("ROLLBACK")
-
-
-def _is_busy(error: object) -> bool:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
 @compiles(Clock, Sqlite.name)

@@ -1,0 +1,175 @@
+"""Connections to SQLite: pragmas, how transactions begin, and which file is open.
+
+A file that is replaced by another one, or deleted, stays open where it was open, and could be written to for ever. So
+each transaction begins with a look at what the path names.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import OperationalError
+
+from eventjet.file_locks import try_lock
+
+BUSY_TIMEOUT_S = 15.0
+"""How long a writer waits for another one; it polls, so a busy worker makes it wait for several batches."""
+READ_ONLY = "eventjet_read_only"
+"""Execution option of a connection that must not lock the database: its transactions begin deferred."""
+
+_OPENED = "eventjet_opened"
+"""Among what SQLAlchemy keeps beside a connection."""
+_SET_ASIDE_S = 2.0
+_POLL_S = 0.01
+
+_FileId: TypeAlias = tuple[int, int]
+
+
+class FileReplaced(sqlite3.OperationalError):
+    """The path of the database names another file than the one that is open, or none; another connection helps."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"the file {path} was replaced or deleted while it was open")
+        self.sqlite_errorcode = sqlite3.SQLITE_READONLY_DBMOVED
+
+
+@dataclass(slots=True)
+class _Opened:
+    """What a connection has open."""
+
+    path: str
+    file: _FileId | None
+    """None where the path is none of a file."""
+    log: _FileId | None = None
+    """Its write-ahead log, which stays where it is for as long as anybody has the file open."""
+
+    def connected(self) -> None:
+        """Look at what was not there before."""
+        log = _file_id(_log_of(self.path))
+        self.file = self.file or _file_id(self.path)
+        if _file_id(self.path) == self.file:  # otherwise the log may be another file's
+            self.log = log
+
+    def check(self, connection: Connection) -> None:
+        """Raise `OperationalError` where the path names other files by now."""
+        if self.file is None:
+            return
+        is_there = _file_id(self.path) == self.file
+        if is_there and _file_id(_log_of(self.path)) == self.log:
+            return
+        if not is_there and self.log is not None:
+            self._set_log_aside(connection, self.log)
+        raise OperationalError(None, None, FileReplaced(self.path))
+
+    def _set_log_aside(self, connection: Connection, log: _FileId) -> None:
+        """Remove the log of the file that is gone: whoever opens the other file would take it for that one's.
+
+        Not the log of the other file, should somebody have begun one: the lock lets one process at a time look.
+        """
+        deadline = time.monotonic() + _SET_ASIDE_S
+        while _file_id(_log_of(self.path)) == log and time.monotonic() < deadline:
+            with suppress(FileNotFoundError), Path(_log_of(self.path)).open("rb") as file:
+                if _id_of(os.fstat(file.fileno())) != log or not try_lock(file):
+                    time.sleep(_POLL_S)
+                elif _file_id(_log_of(self.path)) == log:
+                    with suppress(OperationalError):  # for those who have moved the old file elsewhere
+                        connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
+                    for left in (f"{self.path}-shm", _log_of(self.path)):
+                        Path(left).unlink(missing_ok=True)
+
+
+def connect(url: URL) -> sqlite3.Connection:
+    """A blocking sqlite3 connection that begins no transaction by itself."""
+    with ExitStack() as unwanted:
+        made = sqlite3.connect(str(url.database), isolation_level=None)
+        unwanted.callback(made.close)
+        _set_pragmas(made)
+        unwanted.pop_all()
+    return made
+
+
+def prepare(engine: Engine) -> None:
+    """Have its connections as eventjet needs them."""
+
+    @event.listens_for(engine, "do_connect")
+    def on_do_connect(_dialect: Any, record: Any, arguments: Any, _options: Any) -> None:  # pyright: ignore[reportUnusedFunction]  a listener
+        path = str(arguments[0])
+        record.info[_OPENED] = _Opened(path, _file_id(path))
+
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: Any, record: Any) -> None:  # pyright: ignore[reportUnusedFunction]  a listener
+        # The driver must not begin transactions by itself: it would begin them deferred, and a writer that
+        # read first could then find the database locked with no way to wait.
+        connection.isolation_level = None
+        _set_pragmas(connection)
+        record.info[_OPENED].connected()
+
+    @event.listens_for(engine, "begin")
+    def on_begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction]  a listener
+        opened: _Opened = connection.info[_OPENED]
+        opened.check(connection)
+        read_only = connection.get_execution_options().get(READ_ONLY, False)
+        connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+
+def enforce_foreign_keys(connection: Any, _record: Any) -> None:
+    """A listener, for connections on which an application's own statements run."""
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
+def is_busy(error: object) -> bool:
+    """Whether another program holds the database."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def _set_pragmas(connection: Any) -> None:
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout={int(BUSY_TIMEOUT_S * 1000)}")
+    _switch_to_wal(cursor)
+    cursor.execute("PRAGMA schema_version")  # which opens the write-ahead log
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.close()
+
+
+def _switch_to_wal(cursor: Any) -> None:
+    """SQLite switches a new file in a transaction that reads before it writes, where its busy timeout does not apply.
+
+    Programs that open the file for the first time at once would find it locked: each waits for the other's transaction
+    instead, as a writer does, and looks again.
+    """
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() > deadline:
+                raise
+        else:
+            return
+        cursor.execute("BEGIN EXCLUSIVE")
+        cursor.execute("ROLLBACK")
+
+
+def _log_of(path: str) -> str:
+    return f"{path}-wal"
+
+
+def _file_id(path: str) -> _FileId | None:
+    try:
+        return _id_of(os.stat(path))  # noqa: PTH116  at the beginning of each transaction
+    except OSError:
+        return None
+
+
+def _id_of(found: os.stat_result) -> _FileId:
+    return found.st_dev, found.st_ino

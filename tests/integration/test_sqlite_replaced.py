@@ -1,0 +1,169 @@
+"""A file of SQLite that is replaced by a backup, or deleted, while programs have it open."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import OperationalError
+
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import Unreachable
+from eventjet.settings import Settings
+from eventjet.sql.database import Database
+from eventjet.sql.waiting import Checkpoints, Waiting
+from eventjet.workers.context import WorkerOptions
+from tests.integration.ledger_log import Ledger, eventually, history
+from tests.integration.projecting import BALANCES, MOVEMENTS, folded, made, rows_of
+from tests.tables import reading
+
+QUICK = WorkerOptions(lease_s=1.5, poll_s=0.1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "read.db"
+
+
+@pytest.fixture
+def ledger(nats: NatsServer, path: Path) -> Ledger:
+    """On SQLite."""
+    url = f"sqlite:///{path}"
+    made(url, BALANCES, MOVEMENTS)
+    ledger = Ledger(Settings(servers=(nats.url,), database=url))
+    ledger.create()
+    return ledger
+
+
+def backed_up(path: Path) -> Path:
+    backup = path.with_name("backup.db")
+    with closing(sqlite3.connect(path)) as live, closing(sqlite3.connect(backup)) as copy:
+        live.backup(copy)
+    return backup
+
+
+def count(connection: Connection) -> int:
+    with connection.begin():
+        return int(connection.scalar(text("select count(*) from kept")) or 0)
+
+
+def add(connection: Connection, rows: int) -> None:
+    for _ in range(rows):
+        with connection.begin():
+            connection.execute(text("insert into kept values (1)"))
+
+
+@pytest.mark.parametrize("replace", [lambda backup, path: backup.replace(path), lambda _, path: path.unlink()])
+def test_no_transaction_begins_on_a_file_that_is_gone(path: Path, replace: Callable[[Path, Path], object]) -> None:
+    engine = Database(f"sqlite:///{path}").sync_engine()
+    with engine.connect() as connection, connection.begin():
+        connection.execute(text("create table kept (n integer)"))
+    with engine.connect() as first, engine.connect() as second:
+        add(first, 3)
+        backup = backed_up(path)
+        add(first, 4)
+        assert count(second) == 7
+        replace(backup, path)
+        for _ in range(2):
+            with pytest.raises(OperationalError, match=r"read\.db was replaced or deleted while it was open"):
+                count(first)
+        with pytest.raises(OperationalError, match="replaced or deleted"):
+            add(second, 1)
+    engine.dispose()
+
+
+def test_what_was_written_to_the_file_that_is_gone_does_not_get_into_the_other_one(path: Path) -> None:
+    engine = Database(f"sqlite:///{path}").sync_engine()
+    with engine.connect() as connection, connection.begin():
+        connection.execute(text("create table kept (n integer)"))
+    with ExitStack() as stack:
+        olds = [stack.enter_context(engine.connect()) for _ in range(2)]
+        add(olds[0], 3)
+        backup = backed_up(path)
+        add(olds[1], 40)
+        backup.replace(path)
+        with pytest.raises(OperationalError):
+            count(olds[0])
+        with engine.connect() as new:
+            assert count(new) == 3
+            add(new, 2)
+            # The one who notices later leaves alone what belongs to the new file.
+            with pytest.raises(OperationalError):
+                count(olds[1])
+            for old in olds:
+                old.close()
+            add(new, 2)
+            with engine.connect() as other:
+                assert count(other) == count(new) == 7
+    with closing(sqlite3.connect(path)) as plain:
+        assert plain.execute("pragma integrity_check").fetchone() == ("ok",)
+        assert plain.execute("select count(*) from kept").fetchone() == (7,)
+
+
+def test_a_log_that_somebody_removed_is_not_written_on(path: Path) -> None:
+    engine = Database(f"sqlite:///{path}").sync_engine()
+    with engine.connect() as connection:
+        with connection.begin():
+            connection.execute(text("create table kept (n integer)"))
+        path.with_name("read.db-wal").unlink()
+        with pytest.raises(OperationalError, match="replaced or deleted"):
+            add(connection, 1)
+
+
+async def test_a_worker_goes_on_from_a_backup_that_its_file_was_replaced_by(
+    ledger: Ledger, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    look = Checkpoints(ledger.settings.database)
+    waiting = Waiting("", look)
+    async with ledger.working("balances", options=QUICK):
+        first = ledger.append(history(300))
+        await waiting.caught_up(BALANCES, first, 30)
+        backup = backed_up(path)
+        last = ledger.append(history(300, seed=8))
+        await waiting.caught_up(BALANCES, last, 30)
+        backup.replace(path)
+
+        async def told() -> bool:
+            return "was replaced or deleted while it was open" in caplog.text
+
+        await eventually(told, "the worker to notice")
+        # The waiter has the old file open, too.
+        await waiting.caught_up(BALANCES, last, 30)
+        last = ledger.append(history(50, seed=9))
+        await waiting.caught_up(BALANCES, last, 30)
+    await waiting.close()
+    await look.close()
+    with reading(ledger.settings.database) as connection:
+        assert rows_of(connection, BALANCES) == folded(ledger.recorded(last))
+
+
+async def test_a_deleted_file_ends_the_term_and_is_told_until_there_is_another(
+    ledger: Ledger, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ledger.working("balances", options=QUICK):
+        last = ledger.append(history(100))
+        await ledger.caught_up(last)
+        backup = backed_up(path)
+        path.unlink()
+
+        async def told() -> bool:
+            return "was replaced or deleted while it was open" in caplog.text
+
+        await eventually(told, "the worker to notice")
+        with pytest.raises(Unreachable, match="eventjet's tables are not in it"):
+            await ledger.status()
+        await asyncio.to_thread(backup.replace, path)
+        last = ledger.append(history(100, seed=8))
+
+        async def caught_up() -> bool:
+            try:
+                return (await ledger.status()).position == last
+            except Unreachable:
+                return False
+
+        await eventually(caught_up, "the worker to go on with the backup")
