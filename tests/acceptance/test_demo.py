@@ -13,7 +13,7 @@ from tests.acceptance.conftest import Program
 from tests.acceptance.traces import Traces, traces
 
 SMALL = ("demo", "--accounts", "40", "--commands", "200", "--imported", "2000", "--engine", "local")
-LONG = ("demo", "--accounts", "40", "--commands", "200", "--imported", "2000")
+LONG = ("demo", "--accounts", "40", "--commands", "1000", "--imported", "8000")
 _END_S = 60.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 Keep = Callable[[subprocess.Popen[str]], None]
@@ -38,27 +38,40 @@ def test_the_demo_finds_the_row_that_was_altered_and_no_other(empty: Program, le
     assert (left.processes(), left.files()) == ([], [])
 
 
-@pytest.mark.parametrize("after_s", [0.3, 0.8, 1.6, 2.4, 3.5, 5.0])
+PHASES = ("nats-server", "postgres", "eventjet.cli init", "opened", "imports", "eventjet.cli worker")
+PHASES += ("eventjet.cli rebuild", "eventjet.cli verify")
+
+
+@pytest.mark.parametrize("phase", PHASES)
 def test_an_interrupted_demo_leaves_no_process_and_no_folder(
-    empty: Program, left: Traces, after_s: float, ended_processes: Keep
+    empty: Program, left: Traces, phase: str, ended_processes: Keep
+) -> None:
+    process = empty.start(*LONG, "--engine", "local", TMPDIR=str(left.folder))
+    ended_processes(process)
+    if " " in phase or phase in ("nats-server", "postgres"):
+        left.await_process(phase, 60)
+    else:
+        assert process.stdout is not None
+        said = {"opened": "NATS and PostgreSQL run", "imports": "commands: "}[phase]
+        assert any(said in line for line in process.stdout)
+        if phase == "opened":
+            left.await_process("eventjet.cli init", 60)
+            left.await_no_process("eventjet.cli init", 60)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=_END_S)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert (left.processes(), left.files()) == ([], [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_terminated_demo_leaves_nothing_either(
+    empty: Program, left: Traces, ended_processes: Keep, number: signal.Signals
 ) -> None:
     process = empty.start(*SMALL, TMPDIR=str(left.folder))
     ended_processes(process)
-    try:
-        process.wait(after_s)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=_END_S)
-    too_early = process.returncode == 1 and "init_import_site" in errors  # Python was not ready, and said so
-    assert too_early or process.returncode in (0, 130, -signal.SIGINT), errors
-    left.await_nothing(_END_S)
-
-
-def test_a_terminated_demo_leaves_nothing_either(empty: Program, left: Traces, ended_processes: Keep) -> None:
-    process = empty.start(*SMALL, TMPDIR=str(left.folder))
-    ended_processes(process)
     left.await_process("eventjet.cli worker", 60)
-    process.terminate()
+    process.send_signal(number)
     _, errors = process.communicate(timeout=_END_S)
     assert process.returncode == 130, errors
     assert (left.processes(), left.files()) == ([], [])

@@ -23,14 +23,13 @@ from eventjet.cli.history import history, tail
 from eventjet.cli.quarantine import commands as quarantine
 from eventjet.cli.rebuild import rebuild, snapshots, verify
 from eventjet.cli.status import status
-from eventjet.cli.terminal import ANSWER_IS_NO, note
+from eventjet.cli.terminal import ANSWER_IS_NO, INTERRUPTED, note
 from eventjet.cli.worker import demo, dev, pause, resume, worker
 
 DONE = 0
 WRONG_USAGE = 2
 UNREACHABLE = 3
 OWN_FAULT = 70
-INTERRUPTED = 130
 _ABOUT_USAGE = (errors.UsageError, errors.DefinitionError, errors.RebuildRefused, errors.Refused)
 _ABOUT_COMPONENTS = (errors.Unreachable, errors.StoreUnavailable, errors.Forbidden)
 

@@ -1,12 +1,17 @@
-"""Work that takes long: its progress on standard error, and Ctrl-C and SIGTERM, which end it in good order."""
+"""Work that takes long: its progress on standard error, and the signals that end it in good order.
+
+Those are Ctrl-C, SIGTERM, and SIGHUP, which comes when the terminal is closed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,7 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from eventjet.cli.target import AppTarget
-from eventjet.cli.terminal import note
+from eventjet.cli.terminal import INTERRUPTED, note
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -27,6 +32,9 @@ T = TypeVar("T")
 
 STOP_S = 20.0
 """How long workers may take to end, which give up their batches long before."""
+CLEARED_S = 60.0
+"""How long bulk work may take to clear away what it has begun."""
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LINE_EVERY_S = 1.0
 _WORTH_S = 2.0
 """What is over sooner needs no progress."""
@@ -35,25 +43,23 @@ _WORTH_S = 2.0
 def finished(consolation: str, work: Callable[..., Coroutine[Any, Any, T]]) -> T:
     """Run bulk work, a function of a `progress`, and show that.
 
-    Ctrl-C and SIGTERM end it in good order, and then `consolation` says what became of things.
+    A signal that asks for an end ends it in good order, and then `consolation` says what became of things.
     """
-    with progress() as shown:
+    with interruptible(CLEARED_S) as interruption, progress() as shown:
 
         def show(step: Progress) -> None:
             shown(step.phase, step.done, step.total or None)
 
         try:
-            return asyncio.run(_told_when_stopping(work(progress=show)))
-        except (KeyboardInterrupt, asyncio.CancelledError):
+            return interruption.run(_told_when_stopping(work(progress=show)))
+        except KeyboardInterrupt:
             note(f"Interrupted. {consolation}")
-            raise KeyboardInterrupt from None
+            raise
 
 
 async def _told_when_stopping(work: Coroutine[Any, Any, T]) -> T:
     """Run it; when it is cancelled, say at once that it is ending, which may take a while."""
-    task, own = asyncio.ensure_future(work), asyncio.current_task()
-    assert own is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, own.cancel)
+    task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -62,31 +68,68 @@ async def _told_when_stopping(work: Coroutine[Any, Any, T]) -> T:
         return await task
 
 
-@contextmanager
-def interruptible() -> Generator[Callable[[], None]]:
-    """For commands that start servers: the first of either raises `KeyboardInterrupt`; later ones change nothing.
+class Interruption:
+    """The first signal that asks for an end, which ends what runs in good order; later ones change nothing.
 
-    Yields what makes the first one change nothing, too, for clean-up that began for another reason.
+    The loop of `run` is never broken off in the midst of a step, as an exception out of a handler would do: what it
+    was doing would be left as it was, and be waited for in vain.
     """
-    seen = False
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        nonlocal seen
-        if not seen:
-            seen = True
+    def __init__(self, bound_s: float) -> None:
+        self._bound_s = bound_s
+        self._asked = False
+        self._task: asyncio.Task[Any] | None = None
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """As `asyncio.run`; raises `KeyboardInterrupt` when the work was cancelled because a signal came."""
+
+        async def main() -> T:
+            self._task = asyncio.current_task()
+            return await work
+
+        try:
+            return asyncio.run(main())
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+        finally:
+            self._task = None
+
+    def calm(self) -> None:
+        """From here on signals change nothing: the clean-up has begun for another reason."""
+        self._asked = True
+
+    def ask(self, _number: int, _frame: FrameType | None) -> None:
+        """The handler."""
+        if self._asked:
+            return
+        self._asked = True
+        bound = threading.Timer(self._bound_s, self._cut_off)
+        bound.daemon = True
+        bound.start()
+        task = self._task
+        if task is None or task.done():
             raise KeyboardInterrupt
+        task.get_loop().call_soon_threadsafe(task.cancel)
 
-    def calm() -> None:
-        nonlocal seen
-        seen = True
-
-    with _handling(interrupt, signal.SIGINT, signal.SIGTERM):
-        yield calm
+    def _cut_off(self) -> None:
+        """Servers and JVMs end by themselves when this process is gone."""
+        note(f"not over within {self._bound_s:g} s: ended")
+        os._exit(INTERRUPTED)
 
 
 @contextmanager
-def _handling(handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals) -> Generator[None]:
-    before = {number: signal.signal(number, handler) for number in numbers}
+def interruptible(bound_s: float) -> Generator[Interruption]:
+    """Let Ctrl-C, SIGTERM and SIGHUP end what runs within the block, after so many seconds at the latest."""
+    interruption = Interruption(bound_s)
+    with _handling(interruption.ask):
+        yield interruption
+
+
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], object]) -> Generator[None]:
+    """Not those that are ignored: `nohup` has programs ignore SIGHUP, and a shell those in the background SIGINT."""
+    heard = [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in heard}
     try:
         yield
     finally:
@@ -97,7 +140,7 @@ def _handling(handler: Callable[[int, FrameType | None], object], *numbers: sign
 async def run_until_stopped(
     at: AppTarget, names: Sequence[str], on_ready: Callable[[], None], *, http: tuple[str, int] | None = None
 ) -> None:
-    """Run workers of the named projections until SIGTERM or SIGINT drains them; a second one ends them at once.
+    """Run workers of the named projections until a signal drains them; a second one ends them at once.
 
     Raises what stops them. Their log goes to standard error.
     """
@@ -135,7 +178,7 @@ async def run_until_stopped(
         loop.call_later(STOP_S, cut_off)
 
     with (
-        _handling(lambda _number, _frame: loop.call_soon_threadsafe(asked), signal.SIGTERM, signal.SIGINT),
+        _handling(lambda _number, _frame: loop.call_soon_threadsafe(asked)),
         suppress(asyncio.CancelledError),
     ):
         await running

@@ -7,6 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ import typer
 
 ANSWER_IS_NO = 1
 """Exit status of a command that was carried out and found what should not be; `main` has the others."""
+INTERRUPTED = 130
+"""That of one that was ended by a signal."""
 _DEPTH_SURE = 100
 """So many brackets can be printed however they are nested."""
 WIDTH_MAX = 80
@@ -27,7 +30,8 @@ def say(text: str) -> None:
 
 def note(text: str) -> None:
     """Prose on standard error: what is going on, not the answer."""
-    print(wrapped(text), file=sys.stderr, flush=True)
+    with suppress(OSError):  # of a terminal that was closed
+        print(wrapped(text), file=sys.stderr, flush=True)
 
 
 def wrapped(text: str) -> str:

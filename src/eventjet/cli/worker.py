@@ -20,6 +20,8 @@ from eventjet.errors import UsageError
 if TYPE_CHECKING:
     from eventjet.dev.stack import Stack
 
+_ENDED_S = 20.0
+"""How long servers of our own, and what works on them, may take to end after a signal."""
 NamesArgument = Annotated[list[str], typer.Argument(metavar="PROJECTION...", help="Which ones.")]
 RevisionOption = Annotated[
     int | None, typer.Option("--revision", metavar="N", min=1, help="Another revision than the app declares.")
@@ -105,12 +107,12 @@ def dev(
 
     at.app()  # A fault in it is best told before anything starts.
     folder = None if temporary else Path.cwd() / ".eventjet"
-    with interruptible() as calm, running_stack(folder, postgres=postgres) as stack:
+    with interruptible(_ENDED_S) as interruption, running_stack(folder, postgres=postgres) as stack:
         settings = replace(at.settings, servers=(stack.servers,), database=stack.database)
         try:
-            asyncio.run(_work(replace(at, settings=settings), stack))
+            interruption.run(_work(replace(at, settings=settings), stack))
         finally:
-            calm()
+            interruption.calm()
         note("stopped")
 
 
@@ -141,9 +143,9 @@ def demo(
     from eventjet.dev.demo import Demo
 
     began = time.monotonic()
-    with interruptible(), progress() as shown:
+    with interruptible(_ENDED_S) as interruption, progress() as shown:
         run = Demo(accounts, commands, imported, engine, shown, say)
-        run.run()
+        run.run(interruption.run)
     print()
     print_table(("phase", "events", "seconds", "events/s"), run.figures)
     print()

@@ -13,7 +13,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -74,10 +74,13 @@ class Demo:
     """How often each command was."""
     stack: Stack = field(init=False)
 
-    def run(self) -> None:
-        """Raises `Unreachable` when a server cannot start and `DemoFailed` when a promise is not kept."""
+    def run(self, run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run) -> None:
+        """`run` runs what begins once the servers are there.
+
+        Raises `Unreachable` when a server cannot start and `DemoFailed` when a promise is not kept.
+        """
         with running_stack(postgres=True) as self.stack:
-            asyncio.run(self._run())
+            run(self._run())
 
     async def _run(self) -> None:
         """From an empty log to a verified read model, twice, while commands keep arriving."""

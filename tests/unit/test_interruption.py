@@ -1,0 +1,84 @@
+"""How signals end what commands run."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from eventjet.cli.running import finished, interruptible
+
+ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_a_signal_cancels_the_work_and_breaks_no_step_off(number: signal.Signals) -> None:
+    done: list[str] = []
+
+    async def beside() -> None:
+        signal.raise_signal(number)
+        done.append("the step that the signal came in")
+
+    async def work() -> None:
+        other = asyncio.create_task(beside())
+        try:
+            await asyncio.Event().wait()
+        finally:
+            signal.raise_signal(number)
+            await asyncio.sleep(0)
+            await other
+            done.append("the clean-up")
+
+    with interruptible(60) as interruption, pytest.raises(KeyboardInterrupt):
+        interruption.run(work())
+    assert done == ["the step that the signal came in", "the clean-up"]
+
+
+def test_before_the_work_a_signal_interrupts_and_during_the_clean_up_it_changes_nothing() -> None:
+    with interruptible(60) as interruption:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+    with interruptible(60) as interruption:
+        interruption.calm()
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_what_does_not_end_is_ended() -> None:
+    hangs = """
+import signal, time
+from eventjet.cli.running import interruptible
+with interruptible(0.1):
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        time.sleep(600)
+"""
+    ended = subprocess.run([sys.executable, "-c", hangs], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert ended.returncode == 130
+    assert ended.stderr == "not over within 0.1 s: ended\n"
+
+
+def test_a_hang_up_that_is_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruptible(60):
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_bulk_work_says_what_became_of_things(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+    async def work(*, progress: object) -> None:
+        del progress
+        signal.raise_signal(number)
+        await asyncio.Event().wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        finished("Nothing was changed.", work)
+    assert capsys.readouterr().err == "Stopping; what was begun is cleared away.\nInterrupted. Nothing was changed.\n"
