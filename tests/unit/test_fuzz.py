@@ -13,7 +13,7 @@ BY_NAME = {one.name: one for one in TARGETS}
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda one: one.name)
 def test_the_law_of_a_target_holds(target: Target) -> None:
-    settings(max_examples=50, derandomize=True, database=None)(given(target.inputs)(target.law))()
+    settings(max_examples=30, derandomize=True, database=None)(given(target.inputs)(target.law))()
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, all_of in FINDINGS.items() for value in all_of])

@@ -304,15 +304,18 @@ def direct_record(frame: Frame, subject: bytes | None = None) -> RawRecord:
         raise StoreUnavailable("A direct get", f"the server answered {block[:80]!r}")
     # Stream, subject, sequence, time: in this order as far as is known, but found by name if not.
     told = block[end:].split(b"\r\n", 4)
-    position, at = told[2], told[3]
-    if position[:15] == b"Nats-Sequence: " and at[:17] == b"Nats-Time-Stamp: ":
-        position, at = position[15:], at[17:]
-    else:
-        position, at = _header(block[end:], _SEQUENCE), _header(block[end:], _TIME)
-    stored = block[:end] + b"\r\n" if end > 10 else b""
-    if block[end - 2 : end] != b"\r\n":
-        stored = block[:end]  # headers without their end, and the server put its own over their last two bytes
-    return int(position), nanoseconds(at), subject or _header(block[end:], _SUBJECT), stored, frame[4]
+    try:
+        position, at = told[2], told[3]
+        if position[:15] == b"Nats-Sequence: " and at[:17] == b"Nats-Time-Stamp: ":
+            position, at = position[15:], at[17:]
+        else:
+            position, at = _header(block[end:], _SEQUENCE), _header(block[end:], _TIME)
+        stored = block[:end] + b"\r\n" if end > 10 else b""
+        if block[end - 2 : end] != b"\r\n":
+            stored = block[:end]  # headers without their end, and the server put its own over their last two bytes
+        return int(position), nanoseconds(at), subject or _header(block[end:], _SUBJECT), stored, frame[4]
+    except (IndexError, ValueError):
+        raise StoreUnavailable("A direct get", f"the server answered {block[:80]!r}") from None
 
 
 def _header(block: bytes, name: bytes) -> bytes:
