@@ -8,8 +8,9 @@ PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3; do \
 bin := $(VENV)/bin
 installed := $(VENV)/.installed
 
-# The environments of the peers that `make bench` compares with.
+# The environments of the peers that `make bench` compares with, and of `make sbom` and `make audit-deps`.
 peer := $(VENV)/peer
+supply := $(VENV)/supply
 protean := $(VENV)/protean
 node := $(VENV)/node
 PEER_PYTHON ?= $(shell for each in python3.13 python3.14 python3 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.1[3-9]*/bin/python; do \
@@ -36,7 +37,7 @@ FAULTS ?= EVENTJET_TEST_UNKNOWNS=1000 EVENTJET_TEST_IDS=100000 EVENTJET_TEST_KIL
 trial = $(if $(SEED),--seed $(SEED)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(MINUTES),--minutes $(MINUTES)) \
 	$(addprefix --only ,$(ONLY))
 
-.PHONY: setup compiled test test-slow shake simulate faults faults-root fuzz demo lint format types contract bench bench-full bench-peers scale clean
+.PHONY: setup compiled test test-slow shake simulate faults faults-root fuzz demo lint format types contract sbom audit-deps bench bench-full bench-peers scale clean
 
 setup: $(installed)
 
@@ -100,6 +101,23 @@ types: setup
 
 contract: setup
 	$(bin)/lint-imports --no-logo
+
+# What an environment of eventjet with all its extras, and the project's tools, is made of: CycloneDX, licences included.
+sbom: setup $(supply)/.installed
+	@mkdir -p build
+	$(supply)/bin/cyclonedx-py environment $(bin)/python --pyproject pyproject.toml --output-reproducible -o build/sbom.json
+
+# Known flaws of the pinned versions. It asks a database on the internet, and without an answer it fails.
+audit-deps: $(supply)/.installed
+	@$(supply)/bin/pip-audit --strict --progress-spinner off --no-deps --disable-pip --requirement constraints.txt || { \
+		echo "make audit-deps: the pinned versions are not known to be free of flaws. Where it says that something could" \
+			"not be audited, or a connection failed, the database of advisories did not answer." >&2; exit 1; }
+
+$(supply)/.installed: pyproject.toml constraints.txt
+	@test -x $(supply)/bin/python || $(PYTHON) -m venv $(supply)
+	@$(supply)/bin/python -m pip install --quiet --upgrade --constraint constraints.txt pip
+	@$(supply)/bin/python -m pip install --quiet --constraint constraints.txt --group supply
+	@touch $@
 
 # Every figure with its peers in the same minutes, small enough for a coffee; then tables and plots.
 bench: setup bench-peers
