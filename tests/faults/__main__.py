@@ -18,7 +18,7 @@ from tests.faults.trials.machine import missing
 from tests.faults.trials.report import Outcome
 from tests.faults.trials.trial import SCENARIOS, Options, Scenario, Trial
 
-MODULES = ("power", "partition", "processes", "limits", "parts")
+MODULES = ("power", "partition", "processes", "limits", "pasts", "clocks", "parts")
 
 
 def main() -> int:

@@ -17,6 +17,8 @@ from typing import Any
 
 from eventjet.codec.envelope import Decoder
 from eventjet.errors import EventjetError
+from eventjet.nats.api import stream_info
+from eventjet.nats.connection import ask_once
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.workers.status import ProjectionStatus
@@ -117,7 +119,7 @@ class Run:
         decode = Decoder(self.ledger.catalog)
         records = log_of(Endpoint.of(self.settings), self.ledger.name)
         figures = judge_log(said, records, decode)
-        stopped = self._settled(records[-1][0] if records else 0)
+        stopped = self.settled(records[-1][0] if records else 0)
         if stopped:
             figures.tell(f"the read models stopped: {stopped}")
             return figures
@@ -128,10 +130,17 @@ class Run:
             figures.tell(f"read models: {verdict}")
         return figures
 
+    def log_position(self) -> int:
+        return ask_once(Endpoint.of(self.settings), stream_info(self.ledger.name)).last
+
+    def is_at(self, position: int) -> bool:
+        """Whether the read models are at this position, or beyond it."""
+        return all(one.position >= position for one in self.statuses())
+
     def statuses(self) -> list[ProjectionStatus]:
         return [asyncio.run(self.ledger.status(name)) for name in self.ledger.projections]
 
-    def _settled(self, last: int) -> str:
+    def settled(self, last: int) -> str:
         """Once the read models are there, or say why not; what they say then."""
         deadline = time.monotonic() + CATCHES_UP_S
         while True:

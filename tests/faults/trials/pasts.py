@@ -1,0 +1,255 @@
+"""Logs that are no longer what they were: rolled back, made again, with holes, and with bits that flipped.
+
+What was lost cannot be had again; what must not be is silence. After each change somebody has to say so: the worker's
+status within seconds, or whoever reads the whole log. And a client that has states of before in its cache must not
+answer from them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from eventjet.codec.envelope import Decoder
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import EventjetError
+from eventjet.nats.api import stream_info, update_stream
+from eventjet.nats.connection import NatsConnection, ask_once
+from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.ranges import read_range
+from tests.faults.tally import Tally, Truth, judge, snapshot, tally_app
+from tests.faults.trials.commands import Commands, nothing
+from tests.faults.trials.trial import Run, Trial, init, scenario
+from tests.faults.trials.verdict import log_of
+
+ENTITIES = 10
+NOTICES_S = 20.0
+EVENTS = 120
+
+
+class Past:
+    """A log with a worker that has caught up, a client with a warm cache, and a way to change what is behind them."""
+
+    def __init__(self, trial: Trial, server: NatsServer, run: Run) -> None:
+        self.trial, self.server, self.run = trial, server, run
+        self.name = run.ledger.name
+        self.endpoint = Endpoint.of(run.settings)
+        self.copy = trial.folder / f"{self.name}-older"
+
+    def api(self, subject: str, body: object = None) -> dict[str, Any]:
+        with NatsConnection.open(self.endpoint) as link:
+            return link.api(subject, body)
+
+    def configure(self, **changes: object) -> None:
+        with NatsConnection.open(self.endpoint) as link:
+            found = link.ask(stream_info(self.name))
+            link.ask(update_stream({**found.config, **changes}))
+
+    def state(self) -> Any:
+        return ask_once(self.endpoint, stream_info(self.name))
+
+    def restart_with(self, change: Callable[[Path], None]) -> None:
+        """Change the server's data while it does not run."""
+        self.server.stop()
+        change(self.server.directory / "data")
+        self.server.start()
+
+    def grow(self, last: int) -> None:
+        """Others write until the log has this last position."""
+        with Commands(self.run.settings, self.name, self.trial.chance.randrange(1 << 30), writers=4) as commands:
+            while self.state().last < last:
+                time.sleep(0.02)
+            commands.finish()
+
+    def make_again(self, **metadata: str) -> None:
+        config = self.state().config
+        self.api(f"STREAM.DELETE.{self.name}")
+        if metadata:
+            self.api(f"STREAM.CREATE.{self.name}", {**config, "metadata": metadata})
+        else:
+            asyncio.run(init(self.run.ledger))
+
+
+def older_copy(past: Past) -> None:
+    past.restart_with(lambda data: (shutil.rmtree(data), shutil.copytree(past.copy, data)))
+
+
+def older_copy_grown(past: Past) -> None:
+    last = past.state().last
+    older_copy(past)
+    past.grow(last + 20)
+
+
+def emptied(past: Past) -> None:
+    past.restart_with(shutil.rmtree)
+
+
+def made_again(past: Past) -> None:
+    past.make_again()
+
+
+def made_again_grown(past: Past) -> None:
+    last = past.state().last
+    past.make_again()
+    past.grow(last)
+
+
+def same_identity_grown(past: Past) -> None:
+    state = past.state()
+    past.make_again(**state.metadata)
+    past.grow(state.last + 20)
+
+
+def head_dropped(past: Past) -> None:
+    past.configure(discard="old", max_msgs=past.state().last // 2)
+
+
+def subjects_trimmed(past: Past) -> None:
+    past.configure(discard="old", max_msgs_per_subject=1)
+
+
+def expired(past: Past) -> None:
+    past.configure(max_age=1_000_000_000, duplicate_window=1_000_000_000)
+    time.sleep(3.0)
+    past.configure(max_age=0)
+
+
+def tail_cut(past: Past) -> None:
+    def change(data: Path) -> None:
+        block = max(path for path in data.rglob("*.blk") if past.name in str(path))
+        os.truncate(block, block.stat().st_size * 2 // 3)
+
+    past.restart_with(change)
+
+
+WAYS = (
+    older_copy, older_copy_grown, emptied, made_again, made_again_grown, same_identity_grown, head_dropped,
+    subjects_trimmed, expired, tail_cut,
+)  # fmt: skip
+
+
+@scenario("rolled-back")
+def rolled_back(trial: Trial) -> None:
+    """The log goes back behind a read model and a cache, in ten ways: older copies, streams made
+    again, and limits that drop events."""
+    for way in WAYS:
+        trial.note(f"{way.__name__.replace('_', ' ')}: {changed(trial, way)}")
+
+
+def flip(trial: Trial, pattern: str, bits: int) -> Callable[[Past], None]:
+    """Flip bits in a block file of a stream whose folder matches."""
+
+    def way(past: Past) -> None:
+        def change(data: Path) -> None:
+            blocks = sorted(path for path in data.rglob("*.blk") if pattern in str(path) and path.stat().st_size)
+            path = trial.chance.choice(blocks)
+            held = bytearray(path.read_bytes())
+            for _ in range(bits):
+                held[trial.chance.randrange(len(held))] ^= 1 << trial.chance.randrange(8)
+            path.write_bytes(held)
+            # Else the server believes its index, and reads a block only when it is asked for it.
+            for index in path.parent.glob("index.db") if trial.chance.random() < 0.5 else ():
+                index.unlink()
+
+        past.restart_with(change)
+
+    return way
+
+
+@scenario("bit-flips")
+def bit_flips(trial: Trial) -> None:
+    """Bits flip in the block files of the log, while the server does not run."""
+    for _ in range(trial.options.rounds * 3):
+        bits = trial.chance.choice((1, 1, 8, 200))
+        trial.note(f"{bits} bits: {changed(trial, flip(trial, '/tally_', bits))}")
+
+
+def changed(trial: Trial, way: Callable[[Past], None]) -> str:
+    """Change a log behind a worker and a cache; who has noticed, and how the figures show who was lied to."""
+    with ExitStack() as stack:
+        server = stack.enter_context(NatsServer(trial.folder / f"server-{time.monotonic_ns()}"))
+        run = Run(trial, (server.url,), None, stack, {"entities": ENTITIES})
+        past = Past(trial, server, run)
+        run.commands.await_acks(EVENTS // 4)
+        server.pause()
+        shutil.copytree(server.directory / "data", past.copy)
+        server.resume()
+        run.commands.await_acks(EVENTS)
+        trial.figures.acked += run.commands.acked
+        trial.figures.commands += len(run.commands.finish())
+        assert run.settled(past.state().last) == ""
+        answers = asyncio.run(_looked(past, way))
+        noticed = _noticed(past)
+        records = log_of_or_none(past)
+        decode = Decoder(run.ledger.catalog)
+        if noticed is None:
+            events = [(one.aggregate_id, one.data) for each in records or [] if (one := decode(each)) is not None]
+            verdict = judge(Truth(events), snapshot(run.settings.database))
+            noticed = "nobody had to notice" if verdict.right else f"SILENT: {verdict}"
+            trial.figures.models += not verdict.right
+        trial.figures.wrong += _lied(past, answers, records or [])
+        return f"{noticed}; {sum(isinstance(one, str) for one in answers.values())} of {ENTITIES} looks raised"
+
+
+def log_of_or_none(past: Past) -> list[Any] | None:
+    try:
+        return log_of(past.endpoint, past.name)
+    except EventjetError:
+        return None
+
+
+async def _looked(past: Past, way: Callable[[Past], None]) -> dict[str, int | str]:
+    """What a client with a warm cache says of each entity after the change: its version, or the error's name."""
+    found: dict[str, int | str] = {}
+    async with tally_app(past.name).connect(past.run.settings) as jet:
+        tallies = jet.repository(Tally)
+        for number in range(ENTITIES):
+            await tallies.execute(f"e-{number}", Tally.add, Decimal(number + 1_000_000))
+        await asyncio.to_thread(past.run.settled, past.state().last)
+        await asyncio.to_thread(way, past)
+        for number in range(ENTITIES):
+            try:
+                found[f"e-{number}"] = (await tallies.execute(f"e-{number}", nothing)).version
+            except EventjetError as error:
+                found[f"e-{number}"] = type(error).__name__
+    return found
+
+
+def _lied(past: Past, answers: dict[str, int | str], records: list[Any]) -> int:
+    """Answers that are of a log that is gone."""
+    lied = 0
+    for entity, answer in answers.items():
+        subject = f"{past.name}.ledger.{entity}".encode()
+        stored = sum(record[2] == subject for record in records)
+        if isinstance(answer, int) and answer != stored:
+            past.trial.figures.tell(f"{entity} is at version {answer} by its cache, and the log has {stored}")
+            lied += 1
+    return lied
+
+
+def _noticed(past: Past) -> str | None:
+    """Who says that something is wrong, and how soon."""
+    began = time.monotonic()
+    while time.monotonic() - began < NOTICES_S:
+        try:
+            found = past.run.statuses()
+        except EventjetError as error:
+            return f"status raises {type(error).__name__}"
+        said = [one.reason for one in found if one.state == "failed" or one.reason]
+        if said:
+            return f"the worker's status after {time.monotonic() - began:.1f} s: {str(said[0])[:160]}"
+        time.sleep(0.2)
+    try:
+        last = past.state().last
+        for _ in read_range(past.endpoint, past.name, 1, last + 1):
+            pass
+    except EventjetError as error:
+        return f"whoever reads the whole log: {error}"[:240]
+    return None
