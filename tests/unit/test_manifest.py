@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,3 +130,79 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     for reads in (lambda: archive.check(1, 21), lambda: list(archive.records(3, 22))):
         with pytest.raises(ArchiveBroken, match=r"events/3/4\.parquet cannot be read"):
             reads()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../other/x.parquet",
+        "events/../../x.parquet",
+        "events/..",
+        "events/a/../../../x",
+        "events/./x",
+        "events//etc/passwd",
+        "/etc/passwd",
+        "file:///etc/passwd",
+        "events/%2e%2e/x",
+        "events/a\\..\\x",
+        "events/a\n",
+        "events/*/x",
+        "events",
+        "",
+        None,
+        7,
+    ],
+)
+def test_a_manifest_names_nothing_outside_of_the_archive(path: object) -> None:
+    file = {**orjson.loads(dump_segment(SEALED[2]))["files"][0], "path": path}
+    line = orjson.dumps({**orjson.loads(dump_segment(SEALED[2])), "files": [file]}).decode()
+    with pytest.raises(ArchiveBroken, match="not among its own|cannot be read"):
+        load_archive("a", [line])
+
+
+@pytest.mark.parametrize("name", ["first", "last"])
+def test_a_position_that_is_no_number_is_told_as_such(name: str) -> None:
+    with pytest.raises(ArchiveBroken, match="cannot be read"):
+        load_archive("a", [altered(**{name: "11"})])
+
+
+@pytest.mark.parametrize("linked", ["file", "folder", "manifest"])
+def test_a_link_out_of_the_archive_shows_nothing_of_what_it_leads_to(tmp_path: Path, linked: str) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "part-1").write_bytes(b"canary")
+    folder = tmp_path / "archive"
+    (folder / "manifest" / "1").mkdir(parents=True)
+    (folder / "events").mkdir()
+    one = replace(SEALED[2], files=(replace(SEALED[2].files[0], path="events/21/part-1"),))
+    if linked == "manifest":
+        (folder / "manifest" / "1" / "part-1").symlink_to(secret / "part-1")
+    else:
+        (folder / "manifest" / "1" / "part-1").write_text(dump_segment(one) + "\n")
+    if linked == "folder":
+        (folder / "events" / "21").symlink_to(secret)
+    if linked == "file":
+        (folder / "events" / "21").mkdir()
+        (folder / "events" / "21" / "part-1").symlink_to(secret / "part-1")
+    with pytest.raises(ArchiveBroken, match="leads out of its folder"):
+        ArchiveReader(FolderFiles(str(folder))).check(1, 100)
+    if linked != "manifest":
+        with pytest.raises(ArchiveBroken, match="leads out of its folder"):
+            ArchiveReader(FolderFiles(str(folder))).record(21)
+
+
+def test_a_file_that_was_changed_is_told_without_what_it_holds_now(tmp_path: Path) -> None:
+    (tmp_path / "manifest" / "1").mkdir(parents=True)
+    (tmp_path / "manifest" / "1" / "part-1").write_text(dump_segment(SEALED[2]) + "\n")
+    (tmp_path / "events" / "21").mkdir(parents=True)
+    (tmp_path / SEALED[2].files[0].path).write_bytes(b"canary")
+    with pytest.raises(ArchiveBroken, match="was changed") as raised:
+        ArchiveReader(FolderFiles(str(tmp_path))).check(1, 100)
+    assert hashlib.sha256(b"canary").hexdigest()[:8] not in str(raised.value)
+
+
+def test_an_archive_may_itself_be_reached_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real" / "manifest" / "1").mkdir(parents=True)
+    (tmp_path / "real" / "manifest" / "1" / "part-1").write_text(dump_segment(SEALED[2]) + "\n")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert ArchiveReader(FolderFiles(str(tmp_path / "link"))).manifest.last == 21

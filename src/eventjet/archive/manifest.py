@@ -9,6 +9,7 @@ An archive is a folder (a local path, or the URL of any Hadoop file system) with
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
@@ -20,6 +21,8 @@ from eventjet.errors import ArchiveBroken
 
 FORMAT = 1
 """Of the manifest's lines."""
+_PATH = re.compile(r"events(?:/(?!\.\.?(?:/|$))[A-Za-z0-9_.=-]+)+")
+"""Of a file: below the folder of events, through no `..`, whoever wrote the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,8 @@ def _segment(url: str, line: str) -> Segment:
         raise ArchiveBroken(url, f"a line of its manifest cannot be read ({error})") from error
     following = segment.first
     for file in segment.files:
+        if not _PATH.fullmatch(file.path):
+            raise ArchiveBroken(url, f"a file of {segment.name} is not among its own, as its manifest names it")
         if file.first != following or file.last < file.first:
             raise ArchiveBroken(url, f"{file.path} does not go on at position {following}")
         following = file.last + 1

@@ -11,11 +11,11 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 from eventjet.archive.manifest import Archive, load_archive
 from eventjet.codec.envelope import RawRecord
 from eventjet.errors import ArchiveBroken, Unreachable, UsageError
+from eventjet.urls import parse
 
 EVENTS = "events"
 MANIFEST = "manifest"
@@ -61,6 +61,7 @@ class FolderFiles:
         lines: list[str] = []
         try:
             for file in sorted((self._folder / MANIFEST).glob("*/part-*")):
+                self._check_inside(file)
                 lines += filter(None, file.read_text(encoding="utf-8").splitlines())
         except (OSError, UnicodeDecodeError) as error:
             raise ArchiveBroken(self.url, f"its manifest cannot be read ({error})") from error
@@ -70,16 +71,23 @@ class FolderFiles:
         return {path: self._digest(path) for path in paths}
 
     def batches(self, path: str, size: int) -> Iterator[Any]:
+        self._check_inside(self._folder / path)
         with _arrow("pyarrow.parquet").ParquetFile(self._folder / path) as file:
             yield from file.iter_batches(batch_size=size, columns=list(COLUMNS))
 
     def _digest(self, path: str) -> tuple[int, str]:
         try:
+            self._check_inside(self._folder / path)
             with (self._folder / path).open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256")
                 return file.tell(), digest.hexdigest()
         except OSError as error:
             raise ArchiveBroken(self.url, f"{path} cannot be read ({error.strerror or error})") from error
+
+    def _check_inside(self, file: Path) -> None:
+        """Whoever writes the archive decides on what is in it, and on nothing else that this user may read."""
+        if not file.resolve().is_relative_to(self._folder.resolve()):
+            raise ArchiveBroken(self.url, f"{file.name} is a link that leads out of its folder")
 
 
 class ArchiveReader:
@@ -96,9 +104,8 @@ class ArchiveReader:
         for file in files:
             size, sha256 = digests[file.path]
             if (size, sha256) != (file.bytes, file.sha256):
-                reason = f"{file.path} was changed: it has {size} bytes and the sha256 {sha256[:12]}…"
-                sealed = f"{file.bytes} bytes and {file.sha256[:12]}… were sealed"
-                raise ArchiveBroken(self.manifest.url, f"{reason}, and {sealed}")
+                sealed = f"{file.bytes} bytes with the sha256 {file.sha256[:12]}…"
+                raise ArchiveBroken(self.manifest.url, f"{file.path} was changed: it is not what was sealed, {sealed}")
 
     def records(self, start: int, end: int, *, batch: int = 2_000) -> Generator[list[RawRecord]]:
         """Yield the records at `start` <= position < `end` as `read_range` does, in lists of up to `batch`.
@@ -141,18 +148,18 @@ def folder_of(url: str) -> Path | None:
     Raises `UsageError` for a URL that no archive can have.
     """
     if not url or _PATTERN.search(url):
-        raise UsageError(f"{url!r} cannot name an archive. Give a folder, or the URL of one, without *?[]{{}} in it.")
+        raise UsageError(
+            "What is given cannot name an archive. Give a folder, or the URL of one, without *?[]{} in it."
+        )
     scheme = _SCHEME.match(url)
     if scheme is None:
         return Path(url).absolute()
     if scheme[1].lower() != "file":
-        try:
-            secret = urlsplit(url).password
-        except ValueError as error:
-            raise UsageError(f"{url!r} is not a URL ({error}). Write it as scheme://host/folder.") from None
-        if secret:
+        found = parse(url)
+        if found is None or found.password is not None:
             said = "The URL of an archive is shown and may not hold a password."
-            raise UsageError(f"{said} Give the credentials to Spark's configuration.")
+            remedy = "Write it as scheme://host/folder, and give the credentials to Spark's configuration."
+            raise UsageError(f"{said} {remedy}")
         return None
     path = url[len(scheme[0]) :]
     return Path(re.sub(r"^//(localhost)?(?=/)", "", path)).absolute()
