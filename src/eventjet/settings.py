@@ -6,18 +6,15 @@ Secrets come by path or by environment, never on a command line, and no secret s
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict, cast
-from urllib.parse import urlsplit
 
 from eventjet.errors import UsageError
+from eventjet.urls import database_url, server_url, shown_database
 
 _PREFIX = "EVENTJET_"
-_USERINFO = re.compile(r"(?<!/)//(?!/)\S*@")
-_SECRET_OPTION = re.compile(r"((?:pass\w*|pwd|sslpassword|token|secret)=)[^&\s]*", re.IGNORECASE)
 
 
 class SettingsOverrides(TypedDict, total=False):
@@ -46,16 +43,17 @@ class Settings:
     """NATS URLs, tried in order (`EVENTJET_SERVERS`, separated by commas)."""
     database: str = field(default="sqlite:///eventjet.db", repr=False)
     """SQLAlchemy URL of the read models: `postgresql://…` or `sqlite:///…` (`EVENTJET_DATABASE`)."""
-    user: str | None = None
+    user: str | None = field(default=None, repr=False)
     password: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
-    credentials: Path | None = None
+    credentials: Path | None = field(default=None, repr=False)
     """Path of a NATS creds file, JWT and seed (`EVENTJET_CREDENTIALS`)."""
-    nkey: Path | None = None
+    nkey: Path | None = field(default=None, repr=False)
     """Path of a file that holds an nkey seed (`EVENTJET_NKEY`)."""
-    tls_ca: Path | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
+    tls_ca: Path | None = field(default=None, repr=False)
+    """Path of a CA's certificate (`EVENTJET_TLS_CA`). With it, or with a `tls://` URL, there is TLS or nothing."""
+    tls_cert: Path | None = field(default=None, repr=False)
+    tls_key: Path | None = field(default=None, repr=False)
     replicas: int = 1
     """Replicas of the stream and the bucket that `init` creates: 1 embedded, 3 in production."""
     save_timeout_s: float = 20.0
@@ -64,8 +62,12 @@ class Settings:
     """How long one request to the server may take."""
 
     @classmethod
-    def load(cls, overrides: SettingsOverrides | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
-        """Read `EVENTJET_*`, then lay the keywords that are not None over it; raises `UsageError`."""
+    def load(cls, overrides: SettingsOverrides | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+        """Read `EVENTJET_*`, then lay the keywords that are not None over it; raises `UsageError`.
+
+        `environ` stands in for the process's environment.
+        """
+        environ = os.environ if environ is None else environ
         environment = {one.name: environ.get(_PREFIX + one.name.upper()) or None for one in fields(cls)}
         given = {name: value for name, value in (overrides or {}).items() if value is not None}
         return _laid_over(cls(), environment | given)
@@ -76,12 +78,8 @@ class Settings:
 
     def shown(self) -> dict[str, str]:
         """What may be printed: addresses without userinfo, no secret."""
-        return {"servers": ", ".join(map(redacted, self.servers)), "database": redacted(self.database)}
-
-
-def redacted(url: str) -> str:
-    """The URL without its userinfo and secret options: fit for logs, errors and `repr`."""
-    return _SECRET_OPTION.sub(r"\1***", _USERINFO.sub("//***@", url))
+        servers = ", ".join(server_url(url).shown for url in self.servers)
+        return {"servers": servers, "database": shown_database(self.database)}
 
 
 def _laid_over(settings: Settings, overrides: Mapping[str, object]) -> Settings:
@@ -113,28 +111,14 @@ def _parsed(name: str, kind: str, text: str) -> Any:
 def _checked(settings: Settings) -> Settings:
     if not settings.servers:
         raise UsageError("No NATS server is named. Set EVENTJET_SERVERS, for instance nats://127.0.0.1:4222.")
-    for url in settings.servers:
-        if not re.fullmatch(r"(nats|tls)://[^\s/]+/?", url) or not _port_fits(url):
-            shown = redacted(url) if "@" not in url or _USERINFO.search(url) else "***"
-            raise UsageError(
-                f"{shown!r} is not the URL of a NATS server. Write it as nats://host:4222 or tls://host:4222."
-            )
-    database = settings.database
-    if not re.match(r"(postgresql(\+psycopg)?|sqlite(\+aiosqlite)?)://", database) or not _port_fits(database):
-        raise UsageError(
-            f"{redacted(database)!r} is not a database eventjet can use. "
-            "Write postgresql://user@host/name or sqlite:///path/to/file.db."
-        )
+    for number, url in enumerate(settings.servers, 1):
+        server_url(url, f"Server {number} of EVENTJET_SERVERS")
+    database_url(settings.database)
+    if settings.tls_key is not None and settings.tls_cert is None:
+        raise UsageError("EVENTJET_TLS_KEY is set and EVENTJET_TLS_CERT is not. Name the certificate that it is of.")
     if settings.replicas not in (1, 3, 5):
         raise UsageError(f"replicas is {settings.replicas}. JetStream replicates 1, 3 or 5 times.")
     for name in ("save_timeout_s", "request_timeout_s"):
         if not 0 < (seconds := getattr(settings, name)) < float("inf"):
             raise UsageError(f"{name} is {seconds}. Give a number of seconds above 0.")
     return settings
-
-
-def _port_fits(url: str) -> bool:
-    try:
-        return urlsplit(url).port != 0
-    except ValueError:
-        return False

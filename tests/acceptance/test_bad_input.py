@@ -49,7 +49,7 @@ def test_a_server_that_is_too_old_is_named_with_the_version_needed(bank: Program
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:4222", "nats://", "nats://host:99999", "nats://[::1", "host"])
 def test_a_bad_server_url_is_refused_with_the_form_of_a_good_one(bank: Program, url: str) -> None:
-    _usage(bank("tail", "--servers", url), "nats://host:4222" if "[" not in url else "scheme://host:port")
+    _usage(bank("tail", "--servers", url), "nats://host:4222")
 
 
 def test_a_bad_server_url_in_the_environment_is_refused_alike(bank: Program) -> None:
@@ -58,14 +58,14 @@ def test_a_bad_server_url_in_the_environment_is_refused_alike(bank: Program) -> 
 
 @pytest.mark.parametrize("url", ["mysql://host/x", "postgresql://host:port/x", "read.db", "sqlite://"])
 def test_a_bad_database_url_is_refused_with_the_form_of_a_good_one(bank: Program, url: str) -> None:
-    _usage(bank("init", "--database", url), "Write " if url != "sqlite://" else "sqlite:///read.db")
+    _usage(bank("init", "--database", url), "Write postgresql://", "sqlite:///path")
 
 
 def test_an_unreachable_database_is_named_without_its_password(bank: Program) -> None:
     url = f"postgresql://ada:s3cret@127.0.0.1:{_closed_port()}/bank"
     for command in ("init", "status", "worker"):
         ended = bank(command, EVENTJET_DATABASE=url)
-        _unreachable(ended, "The database postgresql://ada", "Check that it runs")
+        _unreachable(ended, "The database postgresql://127.0.0.1:", "Check that it runs")
         assert "s3cret" not in ended.err
 
 
@@ -84,7 +84,7 @@ def test_a_database_file_in_no_folder_is_said(bank: Program) -> None:
 )
 def test_a_secret_on_the_command_line_is_refused_and_not_repeated(bank: Program, option: str, url: str) -> None:
     ended = bank("status", option, url)
-    _usage(ended, "holds a secret", "environment")
+    _usage(ended, "may hold a secret", "environment")
     assert "s3cret" not in ended.err
 
 

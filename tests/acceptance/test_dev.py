@@ -22,14 +22,16 @@ def app(empty: Program) -> Program:
     return Program(empty.folder, {**empty.environ, "EVENTJET_APP": "bank:bank"})
 
 
-def _exports(process: subprocess.Popen[str]) -> dict[str, str]:
-    """What it tells another shell; returns once it is ready."""
+def _exports(process: subprocess.Popen[str], folder: Path) -> dict[str, str]:
+    """What another shell reads from the file it tells of, once it is ready. Nothing printed holds a password."""
     found: dict[str, str] = {}
     assert process.stdout is not None
     for line in iter(process.stdout.readline, ""):
-        if line.startswith("export "):
-            name, _, value = line.removeprefix("export ").strip().partition("=")
-            found[name] = value.strip("'")
+        assert "@" not in line
+        if line.startswith(". "):
+            for told in (folder / line[2:].strip()).read_text(encoding="utf-8").splitlines():
+                name, _, value = told.removeprefix("export ").partition("=")
+                found[name] = value.strip("'")
         if line.startswith("ready"):
             return found
     raise AssertionError(process.communicate(timeout=_END_S))
@@ -45,7 +47,7 @@ def _stopped(process: subprocess.Popen[str]) -> str:
 def test_another_shell_reaches_it_and_it_keeps_data_and_ports(app: Program, ended_processes: Keep) -> None:
     process = app.start("dev")
     ended_processes(process)
-    first = _exports(process)
+    first = _exports(process, app.folder)
     assert app("status", **first).status == 0
     assert (app.folder / ".eventjet" / "env").stat().st_mode & 0o077 == 0
     _stopped(process)
@@ -53,7 +55,7 @@ def test_another_shell_reaches_it_and_it_keeps_data_and_ports(app: Program, ende
 
     process = app.start("dev")
     ended_processes(process)
-    again = _exports(process)
+    again = _exports(process, app.folder)
     assert again == first
     assert "created" not in app("init", **again).out
     _stopped(process)
@@ -62,7 +64,7 @@ def test_another_shell_reaches_it_and_it_keeps_data_and_ports(app: Program, ende
 def test_a_second_one_in_the_same_folder_is_refused(app: Program, ended_processes: Keep) -> None:
     process = app.start("dev")
     ended_processes(process)
-    _exports(process)
+    _exports(process, app.folder)
     second = app("dev")
     assert (second.status, second.is_one_paragraph()) == (2, True)
     assert "--temporary" in second.said()
@@ -76,7 +78,7 @@ def test_a_temporary_one_with_postgres_leaves_nothing(
     with traces() as left:
         process = app.start("dev", "--temporary", "--postgres", TMPDIR=str(left.folder))
         ended_processes(process)
-        exports = _exports(process)
+        exports = _exports(process, app.folder)
         assert exports["EVENTJET_DATABASE"].startswith("postgresql://")
         assert app("status", **exports).status == 0
         process.send_signal(number)
@@ -91,7 +93,7 @@ def test_impatience_does_not_cut_the_clean_up_short(app: Program, ended_processe
     with traces() as left:
         process = app.start("dev", "--temporary", "--postgres", TMPDIR=str(left.folder))
         ended_processes(process)
-        _exports(process)
+        _exports(process, app.folder)
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
         for line in iter(process.stderr.readline, ""):
@@ -109,7 +111,7 @@ def test_killed_it_takes_its_servers_along(app: Program, ended_processes: Keep) 
     with traces() as left:
         process = app.start("dev", "--temporary", TMPDIR=str(left.folder))
         ended_processes(process)
-        _exports(process)
+        _exports(process, app.folder)
         process.kill()
         process.communicate(timeout=_END_S)
         left.await_nothing(_END_S)

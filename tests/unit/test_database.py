@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from eventjet.errors import Unreachable
-from eventjet.sql import sqlite_connections
+from eventjet.sql import postgres, sqlite_connections
 from eventjet.sql.database import Database
 
 
@@ -73,3 +73,48 @@ def test_a_lock_that_stays_is_told_as_one(tmp_path: Path, monkeypatch: pytest.Mo
             database.connect_sqlite()
         with pytest.raises(Unreachable, match=r"is locked\. Another program"), database.reaching_sync():
             by_engine(database)
+
+
+_NO_PROOF = "does not prove who answers"
+
+
+@pytest.mark.parametrize(
+    ("url", "warned"),
+    [
+        ("postgresql://u:p@db.example/d", True),
+        ("postgresql://u:p@db.example/d?sslmode=require", True),
+        ("postgresql://u:p@db.example/d?sslmode=verify-ca", True),
+        ("postgresql://u@/d?host=localhost&host=db.example", True),
+        ("postgresql://u@localhost/d?hostaddr=10.0.0.1", True),
+        ("postgresql://u:p@db.example/d?sslmode=verify-full", False),
+        ("postgresql://u:p@db.example/d?sslrootcert=system", False),
+        ("postgresql://u:p@127.0.0.1/d", False),
+        ("postgresql://u:p@localhost/d", False),
+        ("postgresql://u:p@[::1]/d", False),
+        ("postgresql:///d?host=/run/postgresql", False),
+        ("postgresql:///d", False),
+        ("sqlite:////tmp/x.db", False),
+    ],
+)
+def test_a_server_of_postgresql_that_need_not_prove_who_it_is_is_told_once(
+    url: str, warned: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PGHOST", "PGSSLMODE"):
+        monkeypatch.delenv(name, raising=False)
+    postgres.warn_once.cache_clear()
+    for _ in range(3):
+        Database(url).sync_engine()
+    told = [record.getMessage() for record in caplog.records]
+    assert [_NO_PROOF in one and "sslmode=verify-full" in one for one in told] == [True] * warned
+    assert "p@" not in "".join(told)
+
+
+def test_the_environment_of_libpq_counts(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    postgres.warn_once.cache_clear()
+    monkeypatch.setenv("PGHOST", "db.example")
+    monkeypatch.setenv("PGSSLMODE", "verify-full")
+    Database("postgresql:///d").sync_engine()
+    assert not caplog.records
+    monkeypatch.setenv("PGSSLMODE", "require")
+    Database("postgresql:///d").sync_engine()
+    assert len(caplog.records) == 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from eventjet.cli.running import finished
-from eventjet.cli.target import AppTarget, on_app
+from eventjet.cli.target import AppTarget, on_app, without_token
 from eventjet.cli.terminal import Answer, counted, say, spent, where
 from eventjet.errors import UsageError
 
@@ -23,7 +23,12 @@ EngineOption = Annotated[
 ]
 MasterOption = Annotated[
     str | None,
-    typer.Option("--master", metavar="URL", help="Spark's; else SPARK_REMOTE, else all cores of this machine."),
+    typer.Option(
+        "--master",
+        metavar="URL",
+        callback=without_token,
+        help="Spark's; else SPARK_REMOTE, else all cores of this machine.",
+    ),
 ]
 FromArchiveOption = Annotated[
     str | None,

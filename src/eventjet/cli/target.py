@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, cast
-from urllib.parse import parse_qs, urlsplit
 
 import typer
 
@@ -19,6 +18,7 @@ from eventjet.cli.terminal import Answer
 from eventjet.errors import UsageError
 from eventjet.projections.app_ref import AppRef, projections_of
 from eventjet.settings import Settings
+from eventjet.urls import database_url, server_url, shown_master
 
 if TYPE_CHECKING:
     from eventjet.app import App
@@ -130,26 +130,27 @@ def target(app: str | None, app_dir: Path | None, servers: str | None, database:
 
 def safe_settings(servers: str | None = None, database: str | None = None) -> Settings:
     """Settings from `EVENTJET_*` with a command's options over them; secrets among the options are refused."""
-    for url in (servers or "").split(","):
-        # A lone user of a NATS server may be a token.
-        _refuse_secret("--servers", url, bare_user=True)
-    _refuse_secret("--database", database or "", bare_user=False)
-    return Settings.load({"servers": servers, "database": database})
+    settings = Settings.load({"servers": servers, "database": database})
+    # A lone user of a NATS server may be a token.
+    if servers and any(server_url(url).user is not None for url in settings.servers):
+        raise _told_to_all("--servers", "EVENTJET_SERVERS")
+    if database and database_url(database).holds_secret:
+        raise _told_to_all("--database", "EVENTJET_DATABASE")
+    return settings
 
 
-def _refuse_secret(option: str, url: str, *, bare_user: bool) -> None:
-    """A command line is seen by every user of the machine."""
-    try:
-        parts = urlsplit(url)
-        secret = parts.password or (bare_user and parts.username) or "password" in parse_qs(parts.query)
-    except ValueError as error:
-        raise UsageError(f"What {option} names is not a URL ({error}). Write it as scheme://host:port.") from None
-    if secret:
-        name = f"EVENTJET_{option.removeprefix('--').upper()}"
-        raise UsageError(
-            f"The URL given with {option} holds a secret, and everyone on this machine can read a command line. "
-            f"Put it into the environment as {name} instead."
-        )
+def without_token(master: str | None) -> str | None:
+    """Spark's master as an option; raises `UsageError` for one with parameters, where a token may be."""
+    if master is not None and master.startswith("sc:") and shown_master(master) != master.rstrip("/"):
+        raise _told_to_all("--master", "SPARK_REMOTE")
+    return master
+
+
+def _told_to_all(option: str, variable: str) -> UsageError:
+    return UsageError(
+        f"The URL given with {option} may hold a secret, and everyone on this machine can read a command line. "
+        f"Put it into the environment as {variable} instead."
+    )
 
 
 def _from_pyproject(file: Path) -> str:

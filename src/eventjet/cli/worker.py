@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -121,10 +122,10 @@ async def _work(at: AppTarget, stack: Stack) -> None:
     shown = at.settings.shown()
     note(f"NATS at {shown['servers']}, {shown['database']}")
     note("In another shell:")
-    for line in stack.exports(at.reference):
-        print(line, flush=True)
+    # Not the variables themselves: one holds PostgreSQL's password.
     file = stack.write_exports(at.reference)
-    note(f"or: . {file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}")
+    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    print(f". {shlex.quote(str(shown))}", flush=True)
     names = at.chosen([])
     kept = ", ".join(names) or "no projections"
     await run_until_stopped(at, names, lambda: say(f"ready: {kept}; Ctrl-C stops everything"))

@@ -34,17 +34,15 @@ class Stack:
     database: str
     """As `EVENTJET_DATABASE` takes it; holds PostgreSQL's password."""
 
-    def exports(self, app: str) -> list[str]:
-        """Shell lines that point another shell at this stack."""
-        named = {"EVENTJET_APP": app, "EVENTJET_SERVERS": self.servers, "EVENTJET_DATABASE": self.database}
-        return [f"export {name}={shlex.quote(value)}" for name, value in named.items()]
-
     def write_exports(self, app: str) -> Path:
-        """The same as a file that a shell reads with `. file`; for this user alone, and gone with the stack."""
+        """A file that points another shell at this stack by `. file`; for this user alone, and gone with the stack."""
+        named = {"EVENTJET_APP": app, "EVENTJET_SERVERS": self.servers, "EVENTJET_DATABASE": self.database}
         file = self.folder / _ENV
         file.unlink(missing_ok=True)
         file.touch(0o600, exist_ok=False)
-        file.write_text("".join(f"{line}\n" for line in self.exports(app)), encoding="utf-8")
+        file.write_text(
+            "".join(f"export {name}={shlex.quote(value)}\n" for name, value in named.items()), encoding="utf-8"
+        )
         return file
 
 

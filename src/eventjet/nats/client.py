@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
@@ -42,9 +43,12 @@ async def connect(settings: Settings) -> Client:
 
     Checked at once: the credentials, the server's version, the size of its messages, and that JetStream is on.
     """
-    for path in (settings.credentials, settings.nkey, settings.tls_ca, settings.tls_cert, settings.tls_key):
-        if path is not None and not path.is_file():
-            raise Unreachable(f"The file {path}", "it does not exist", "Name the file in EVENTJET_* anew.")
+    for name in ("credentials", "nkey", "tls_ca", "tls_cert", "tls_key"):
+        path: Path | None = getattr(settings, name)
+        if path is not None and not _is_file(path):
+            # Not shown: people put the seed itself where its file belongs.
+            what = f"The file of EVENTJET_{name.upper()}"
+            raise Unreachable(what, "it does not exist", "Give the path of a file that is there.")
     check_files(Endpoint.of(settings))
     client = Client(replace(Endpoint.of(settings), shuffle=True), settings.request_timeout_s)
     where = f"The NATS server at {', '.join(client.endpoint.servers)}"
@@ -61,6 +65,13 @@ async def connect(settings: Settings) -> Client:
         )
         raise Unreachable(where, f"it refused the credentials ({error.reason})", remedy) from None
     return client
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # too long for a path
+        return False
 
 
 async def _connected(client: Client) -> dict[str, Any]:

@@ -86,6 +86,7 @@ def _greet(dialled: Dialled, endpoint: Endpoint, address: Address, deadline: flo
     encrypted = endpoint.tls_first
     if encrypted:
         _encrypt(dialled, endpoint, address, deadline)
+    # Whoever is on the way may have written what comes before TLS, so it can ask for TLS and for nothing less.
     info = dialled.info = cast("dict[str, Any]", json.loads(_await_control(dialled, b"INFO", deadline)))
     if not encrypted and (address.tls or info.get("tls_required")):
         if not (info.get("tls_required") or info.get("tls_available")):
@@ -139,11 +140,11 @@ def _connect_options(endpoint: Endpoint, info: dict[str, Any], *, encrypted: boo
     }
     nonce = str(info.get("nonce", "")).encode()
     if endpoint.credentials is not None:
-        jwt = _read(endpoint.credentials, _JWT, "user JWT")
-        seed = _read(endpoint.credentials, _SEED, "seed")
+        jwt = _read(endpoint.credentials, _JWT, "credentials", "user JWT")
+        seed = _read(endpoint.credentials, _SEED, "credentials", "seed")
         options |= {"jwt": jwt.decode(), "sig": _signed(seed, nonce, endpoint.credentials)[1]}
     elif endpoint.nkey is not None:
-        seed = _read(endpoint.nkey, _BARE_SEED, "seed of a user (SU…)")
+        seed = _read(endpoint.nkey, _BARE_SEED, "nkey", "seed of a user (SU…)")
         public, signature = _signed(seed, nonce, endpoint.nkey)
         options |= {"nkey": public, "sig": signature}
     if endpoint.user is not None:
@@ -167,11 +168,15 @@ def _signed(seed: bytes, nonce: bytes, path: Path) -> tuple[str, str]:
     return public, signature
 
 
-def _read(path: Path, pattern: re.Pattern[bytes], what: str) -> bytes:
+def _read(path: Path, pattern: re.Pattern[bytes], setting: str, what: str) -> bytes:
     try:
         match = pattern.search(Path(path).read_bytes())
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}. Give a readable credentials file.") from None
+    except (OSError, ValueError) as error:
+        # Without the path, which may be what should stand in the file.
+        reason = getattr(error, "strerror", None) or "it is no path"
+        raise UsageError(
+            f"The file of `{setting}` cannot be read: {reason}. Give the path of a readable one."
+        ) from None
     if match is None:
         raise UsageError(f"{path} holds no {what}. Give the file that `nsc` or `nk` wrote.")
     return match[1]
@@ -179,7 +184,7 @@ def _read(path: Path, pattern: re.Pattern[bytes], what: str) -> bytes:
 
 def check_files(endpoint: Endpoint) -> None:
     """Raise `UsageError` for files of credentials or TLS that cannot be used, also where no server needs them."""
-    if endpoint.tls_ca or endpoint.tls_cert:
+    if endpoint.tls_ca or endpoint.tls_cert or endpoint.tls_key:
         tls_context(endpoint)
     _connect_options(endpoint, {}, encrypted=False)
 
@@ -191,7 +196,7 @@ def tls_context(endpoint: Endpoint) -> ssl.SSLContext:
         if endpoint.tls_cert is not None:
             context.load_cert_chain(endpoint.tls_cert, endpoint.tls_key)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or "no path"
         raise UsageError(f"The TLS files of {endpoint!r} cannot be used: {reason}. Give readable PEM.") from None
     return context
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import SplitResult, unquote, urlsplit
 
 from eventjet.errors import UsageError
 from eventjet.settings import Settings
+from eventjet.urls import Url, parse, server_url
 
-_SCHEMES = ("nats", "tls")
 _PORT = 4222
 
 
@@ -69,28 +68,23 @@ class Endpoint:
             raise UsageError("No NATS server is named. Give at least one, for instance nats://127.0.0.1:4222.")
         plain: list[str] = []
         for url in self.servers:
-            parts = _split(url)
-            plain.append(f"{parts.scheme}://{_host_port(parts)}")
-            if parts.username is not None:
-                self._take_userinfo(unquote(parts.username), parts.password)
+            found = _parsed(url)
+            plain.append(f"{found.scheme}://{found.host}:{found.port or _PORT}")
+            if found.user is not None:
+                self._take_userinfo(found.user, found.password)
         object.__setattr__(self, "servers", tuple(plain))
 
     def _take_userinfo(self, name: str, password: str | None) -> None:
-        userinfo = {"token": name} if password is None else {"user": name, "password": unquote(password)}
+        userinfo = {"token": name} if password is None else {"user": name, "password": password}
         for field, value in userinfo.items():
             if getattr(self, field) not in (None, value):
                 raise UsageError(f"The servers name more than one {field}. Use the same for all of one cluster.")
             object.__setattr__(self, field, value)
 
     def __repr__(self) -> str:
-        who = [f"user={self.user!r}"] if self.user else []
-        who += [f"{kind}=***" for kind in ("password", "token") if getattr(self, kind)]
-        who += [
-            f"{kind}={str(value)!r}"
-            for kind in ("nkey", "credentials", "tls_ca", "tls_cert", "tls_key")
-            if (value := getattr(self, kind))
-        ]
-        return f"Endpoint({', '.join([', '.join(self.servers), *who])})"
+        # Of a path too: people put the seed itself where its file belongs.
+        kinds = ("user", "password", "token", "nkey", "credentials", "tls_ca", "tls_cert", "tls_key")
+        return f"Endpoint({', '.join([*self.servers, *(f'{kind}=***' for kind in kinds if getattr(self, kind))])})"
 
     @classmethod
     def of(cls, settings: Settings) -> Endpoint:
@@ -114,19 +108,20 @@ class Endpoint:
     def with_discovered(self, connect_urls: Iterable[str]) -> Endpoint:
         """The same endpoint, knowing what a server says of its cluster in `connect_urls`."""
         named = {url.partition("://")[2] for url in self.servers}
-        return replace(self, discovered=tuple(sorted({*self.discovered, *connect_urls} - named)))
+        told = {url for url in connect_urls if (found := parse(f"nats://{url}")) and found.is_server}
+        return replace(self, discovered=tuple(sorted({*self.discovered, *told} - named)))
 
     def addresses(self) -> list[Address]:
-        """In the order to try."""
-        wants_tls = self.tls_first or bool(self.tls_ca or self.tls_cert)
-        scheme, host = urlsplit(self.servers[0]).scheme, urlsplit(self.servers[0]).hostname or ""
-        found: list[Address] = []
-        for url in (*self.servers, *(f"{scheme}://{address}" for address in self.discovered)):
-            parts = urlsplit(url)
-            is_discovered = len(found) >= len(self.servers)
-            # Servers tell their addresses, and certificates tell names.
-            name = host if is_discovered and _is_ip(parts.hostname or "") else parts.hostname or ""
-            found.append(Address(parts.hostname or "", parts.port or _PORT, parts.scheme == "tls" or wants_tls, name))
+        """In the order to try. One server with TLS means all with TLS: they get the same credentials."""
+        named = [_parsed(url) for url in self.servers]
+        tls = self.tls_first or bool(self.tls_ca or self.tls_cert or self.tls_key)
+        tls = tls or any(url.scheme == "tls" for url in named)
+        found = [_address(url, tls, _bare(url)) for url in named]
+        for url in map(_parsed, self.discovered):
+            # Servers tell their addresses, and certificates tell names. And what a server says before TLS anyone on
+            # the way may have said: any name has a certificate of its owner's, but not one of a CA of our own.
+            own_name = not _is_ip(_bare(url)) and (self.tls_ca is not None or self.tls_first or not tls)
+            found.append(_address(url, tls, _bare(url if own_name else named[0])))
         start = secrets.randbelow(len(found)) if self.shuffle else 0
         return found[start:] + found[:start]
 
@@ -139,18 +134,13 @@ def _is_ip(host: str) -> bool:
     return True
 
 
-def _split(url: str) -> SplitResult:
-    try:
-        parts = urlsplit(url if "://" in url else f"nats://{url}")
-        fits = parts.scheme in _SCHEMES and parts.hostname and parts.port != 0 and parts.path in ("", "/")
-    except ValueError:
-        fits, parts = False, urlsplit("")
-    if not fits:
-        shown = url.rpartition("@")[2]
-        raise UsageError(f"{shown!r} is not a NATS server. Write it as nats://host:4222 or tls://host:4222.")
-    return parts
+def _parsed(url: str) -> Url:
+    return server_url(url if "://" in url else f"nats://{url}")
 
 
-def _host_port(parts: SplitResult) -> str:
-    host = parts.hostname or ""
-    return f"[{host}]:{parts.port or _PORT}" if ":" in host else f"{host}:{parts.port or _PORT}"
+def _bare(url: Url) -> str:
+    return url.host.strip("[]")
+
+
+def _address(url: Url, tls: bool, name: str) -> Address:
+    return Address(_bare(url), url.port or _PORT, tls, name)

@@ -21,6 +21,7 @@ from eventjet.rebuild.runs import Part, Target
 from eventjet.rebuild.snapshots import Tally
 from eventjet.spark.jvm import find_java
 from eventjet.spark.session import Started, not_installed, spark_session
+from eventjet.urls import shown_master
 
 
 @contextmanager
@@ -42,7 +43,7 @@ class SparkEngine:
         self._started: Started | None = None
 
     def location(self) -> str:
-        return self._options.master or os.environ.get("SPARK_REMOTE") or "local[*]"
+        return shown_master(self._options.master or os.environ.get("SPARK_REMOTE") or "local[*]")
 
     def obstacle(self) -> str | None:
         # Whether a cluster can be reached shows only when it is tried.

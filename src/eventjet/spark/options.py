@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, cast
@@ -40,7 +40,7 @@ class LogOptions:
     """What to read; it can be pickled."""
 
     stream: str
-    connection: Mapping[str, str]
+    connection: Mapping[str, str] = field(repr=False)
     """Options that say where the server is and how to prove who we are."""
     columns: tuple[str, ...] = STORED
     subject: str | None = None
@@ -136,16 +136,18 @@ def _file_of_session(name: str) -> Path:
         return path
     from pyspark import SparkFiles
 
-    return Path(SparkFiles.get(path.name))
+    try:
+        return Path(SparkFiles.get(path.name))
+    except AssertionError:  # there is no session in this process
+        return path
 
 
 def _secret(option: str, reference: str) -> str:
     try:
         return unseal(reference)
     except OSError as error:
-        raise UsageError(
-            f"{option} names {error.filename}, which cannot be read: {error.strerror}. Give a readable file."
-        ) from None
+        # Without the path, which may be the secret itself.
+        raise UsageError(f"{option} names a file that cannot be read: {error.strerror}. Give a readable one.") from None
 
 
 def _subject(given: Mapping[str, str]) -> str | None:

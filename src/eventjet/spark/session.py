@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from eventjet.errors import Unreachable, UsageError
 from eventjet.file_locks import try_lock
 from eventjet.spark.jvm import InterruptedBy, end_jvm, find_java, make_java_home, running_gateway
+from eventjet.urls import shown_master
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -209,9 +210,11 @@ def _created(builder: Any, url: str) -> SparkSession:
         _ = spark.version
     except Exception as error:
         _forget_gateway()
-        raise Unreachable(
-            "Spark", f"no session at {url} ({first_line(error)})", "Check --master and SPARK_REMOTE."
-        ) from error
+        shown, remedy = shown_master(url), "Check --master and SPARK_REMOTE."
+        if shown != url:
+            # Spark repeats a URL that it cannot use, token and all.
+            raise Unreachable("Spark", f"no session at {shown} ({type(error).__name__})", remedy) from None
+        raise Unreachable("Spark", f"no session at {url} ({first_line(error)})", remedy) from error
     return spark
 
 

@@ -15,12 +15,13 @@ from typing import Any
 import psycopg
 from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.errors import Unreachable, UsageError
 from eventjet.sql import postgres, sqlite_connections
 from eventjet.sql.dialect import Dialect, SessionLimits, dialect_named
+from eventjet.urls import database_url, shown_database
 
 READ_ONLY = sqlite_connections.READ_ONLY
 """Execution option of a connection that must not lock the database: on SQLite its transactions begin deferred."""
@@ -51,10 +52,8 @@ class Database:
 
     @property
     def shown(self) -> str:
-        """The URL without its password."""
-        found = self._parsed()
-        kept = {key: value for key, value in found.query.items() if key not in ("password", "sslpassword", "passfile")}
-        return found.set(query=kept).render_as_string(hide_password=True)
+        """The URL without user, password and options."""
+        return shown_database(self.url)
 
     def engine(self, purpose: str = "eventjet", limits: SessionLimits = WORKER, *, pool_size: int = 1) -> AsyncEngine:
         """An async engine, not connected yet; dispose of it. `purpose` is what PostgreSQL shows of the session."""
@@ -88,9 +87,6 @@ class Database:
             return Unreachable(f"The database {self.shown}", "eventjet's tables are not in it", "Run `eventjet init`.")
         lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
         reason = lines[0] if lines else type(cause).__name__
-        password = self._parsed().password
-        if password:
-            reason = reason.replace(str(password), "***")
         remedy = self.dialect.remedy(cause)
         return Unreachable(f"The database {self.shown}", reason.rstrip("."), remedy)
 
@@ -114,16 +110,12 @@ class Database:
             raise self.unreachable(error) from None
 
     def _parsed(self) -> URL:
-        try:
-            return make_url(self.url)
-        except ArgumentError:
-            raise UsageError(
-                "The database's URL cannot be read. Write postgresql://user@host/name or sqlite:///path/to/file.db."
-            ) from None
+        database_url(self.url)
+        return make_url(self.url)
 
 
 def unusable(connection: Connection, reason: str, remedy: str) -> Unreachable:
     """The error for a database that is there and cannot be used as it is."""
     # As a person would have written it: without the driver.
     url = connection.engine.url.set(drivername=connection.dialect.name)
-    return Unreachable(f"The database {Database(url.render_as_string(hide_password=False)).shown}", reason, remedy)
+    return Unreachable(f"The database {shown_database(url.render_as_string(hide_password=False))}", reason, remedy)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC
+from functools import cache
+from ipaddress import ip_address
 from typing import Any, ClassVar, TypeVar
 
 import psycopg
@@ -27,6 +31,8 @@ from eventjet.sql.statements import Parked
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 CONNECT_TIMEOUT_S = 5
 LOCK_TIMEOUT_MS = 500
 """How long an exchange of tables may make readers queue behind it before it steps back."""
@@ -39,6 +45,7 @@ _TRANSIENT = ("08", "40", "53", "55", "57", "58", "XX", "25006", "25P03")
 """SQLSTATEs, or their classes, of faults that another try may not meet."""
 _LOCKED_OUT = ("55P03", "40P01", "57014")
 """SQLSTATEs of a lock that was not to be had: timeout, deadlock, cancelled statement."""
+_OPTIONS = frozenset(each.keyword.decode() for each in psycopg.pq.Conninfo.get_defaults())
 _FORBIDDEN = "42501"
 _NOT_EMPTY = "2BP01"
 
@@ -140,6 +147,14 @@ class Postgres(Dialect):
         self.bound_waits(connection)
         return locked
 
+    def refusal_of(self, url: URL) -> str | None:
+        if not _OPTIONS.issuperset(url.query) or not str(url.query.get("connect_timeout", "0")).isdecimal():
+            return (
+                "The database's URL has an option after its `?` that PostgreSQL's client library does not take. "
+                "Write those of libpq, such as sslmode=verify-full. It is not shown here, for it may hold a secret."
+            )
+        return None
+
     def async_engine(self, url: URL, purpose: str, limits: SessionLimits, pool: Mapping[str, Any]) -> AsyncEngine:
         return create_async_engine(_with_psycopg(url), **pool, connect_args=_session_arguments(url, purpose, limits))
 
@@ -176,8 +191,8 @@ POSTGRES = Postgres()
 
 def connect(url: URL, purpose: str, limits: SessionLimits) -> psycopg.Connection[tuple[Any, ...]]:
     """A blocking psycopg connection, for COPY."""
-    plain = url.set(drivername=Postgres.name).render_as_string(hide_password=False)
-    return psycopg.connect(plain, **_session_arguments(url, purpose, limits), autocommit=False)
+    # By keyword: what has to parse a string tells of what it cannot parse.
+    return psycopg.connect(**{**_given(url), **_session_arguments(url, purpose, limits)}, autocommit=False)
 
 
 def look_first_in(connection: PoolProxiedConnection | DBAPIConnection, schema: str) -> None:
@@ -191,6 +206,7 @@ def look_first_in(connection: PoolProxiedConnection | DBAPIConnection, schema: s
 
 def _session_arguments(url: URL, purpose: str, limits: SessionLimits) -> dict[str, Any]:
     """What a session is connected with; time is UTC in each."""
+    _warn_of_trust(_given(url))
     own = url.query.get("options", "")
     options = (
         f"-c timezone=UTC -c lock_timeout={limits.lock_ms} -c statement_timeout={limits.statement_ms} "
@@ -205,6 +221,39 @@ def _session_arguments(url: URL, purpose: str, limits: SessionLimits) -> dict[st
 
 def _with_psycopg(url: URL) -> URL:
     return url.set(drivername=f"{Postgres.name}+psycopg")
+
+
+def _given(url: URL) -> Mapping[str, Any]:
+    """What a URL says, as libpq's keywords."""
+    return _with_psycopg(url).get_dialect()().create_connect_args(url)[1]
+
+
+def _warn_of_trust(given: Mapping[str, Any]) -> None:
+    """Below `verify-full` libpq tells the password, and all rows, to whoever answers under the address."""
+    hosts = str(given.get("hostaddr") or given.get("host") or os.environ.get("PGHOST", ""))
+    least = "verify-full" if given.get("sslrootcert") == "system" else "prefer"
+    mode = str(given.get("sslmode") or os.environ.get("PGSSLMODE") or least)
+    if mode != "verify-full" and not all(map(_is_here, hosts.split(","))):
+        warn_once(hosts, mode)
+
+
+@cache
+def warn_once(hosts: str, mode: str) -> None:
+    """Say that whoever answers there need not prove who it is; once in a process."""
+    _log.warning(
+        "PostgreSQL at %s is reached with sslmode=%s, which does not prove who answers there. "
+        "Add ?sslmode=verify-full&sslrootcert=/path/to/ca.pem to EVENTJET_DATABASE.",
+        hosts,
+        mode,
+    )
+
+
+def _is_here(host: str) -> bool:
+    """Whether nobody can stand between: a Unix socket, or this machine's own addresses."""
+    try:
+        return host in ("", "localhost") or host[0] in "/@" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _state(error: DBAPIError) -> str:

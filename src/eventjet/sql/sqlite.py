@@ -194,6 +194,8 @@ class Sqlite(Dialect):
     def refusal_of(self, url: URL) -> str | None:
         if url.database in (None, "", ":memory:"):
             return "SQLite in memory cannot be shared by a worker and its readers. Name a file: sqlite:///read.db."
+        if url.query:
+            return "The URL of a SQLite database takes no options. Leave out what follows its `?`."
         return None
 
     def async_engine(self, url: URL, purpose: str, limits: SessionLimits, pool: Mapping[str, Any]) -> AsyncEngine:  # noqa: ARG002

@@ -1,0 +1,172 @@
+"""TLS or nothing: from a server that does not offer it, whoever stripped the offer learns nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventjet.cli.main import main
+from eventjet.errors import EventjetError
+from eventjet.nats.api import stream_info
+from eventjet.nats.client import connect
+from eventjet.nats.connection import NatsConnection, ask_once
+from eventjet.nats.consumer import DurablePull
+from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.ranges import read_range
+from eventjet.rebuild import rebuild
+from eventjet.settings import Settings
+from eventjet.spark.options import LogOptions
+from tests.integration.wire_fake import INFO, FakeServer
+from tests.integration.wire_secrets import certificates
+
+CANARY = "c4nary"
+APP = "eventjet.examples.bank.app:bank"
+
+
+@dataclass
+class Stripped:
+    """A server whose offer of TLS was taken out; `seen` is what clients told it."""
+
+    fake: FakeServer | None = None
+    seen: bytearray = field(default_factory=bytearray)
+    came: int = 0
+
+    def talk(self, conversation: socket.socket) -> None:
+        self.came += 1
+        conversation.sendall(INFO.replace(b"}", b',"nonce":"abc"}') + b"PONG\r\n")
+        while data := conversation.recv(65_536):
+            self.seen += data
+
+    @property
+    def port(self) -> str:
+        assert self.fake is not None
+        return self.fake.url.rpartition(":")[2]
+
+
+@pytest.fixture
+def stripped() -> Iterator[Stripped]:
+    server = Stripped()
+    with FakeServer(server.talk) as server.fake:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def pems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return certificates(tmp_path_factory.mktemp("pems"))
+
+
+WAYS_TO_ASK: dict[str, Callable[[str, dict[str, Path]], dict[str, Any]]] = {
+    "tls://": lambda port, _: {"servers": f"tls://127.0.0.1:{port}"},
+    "a CA": lambda port, pems: {"servers": f"nats://127.0.0.1:{port}", "tls_ca": pems["ca.pem"]},
+    "a certificate": lambda port, pems: {
+        "servers": f"nats://127.0.0.1:{port}",
+        "tls_cert": pems["client.pem"],
+        "tls_key": pems["client.key"],
+    },
+    "one of two": lambda port, _: {"servers": f"nats://127.0.0.1:{port},tls://127.0.0.1:1"},
+}
+
+
+def by_connection(settings: Settings) -> None:
+    NatsConnection.open(Endpoint.of(settings))
+
+
+def by_one_request(settings: Settings) -> None:
+    ask_once(Endpoint.of(settings), stream_info("bank"))
+
+
+def by_range(settings: Settings) -> None:
+    list(read_range(Endpoint.of(settings), "bank", 1, 2))
+
+
+def by_discovery(settings: Settings) -> None:
+    """The named server is away, and one that another told of is the stripped one."""
+    named = Endpoint.of(settings)
+    port = named.servers[0].rpartition(":")[2]
+    away = Endpoint(
+        tuple(url.replace(port, "1") for url in named.servers),
+        password=CANARY,
+        user="ada",
+        tls_ca=named.tls_ca,
+        tls_cert=named.tls_cert,
+        tls_key=named.tls_key,
+    )
+    NatsConnection.open(away.with_discovered([f"127.0.0.1:{port}"]))
+
+
+def by_worker(settings: Settings) -> None:
+    DurablePull(Endpoint.of(settings), "bank", "balances-r1", position=0)
+
+
+def by_client(settings: Settings) -> None:
+    asyncio.run(connect(settings))
+
+
+def by_spark_source(settings: Settings) -> None:
+    options = {"stream": "bank", "servers": ",".join(settings.servers)}
+    options |= {} if settings.tls_ca is None else {"tlsCa": str(settings.tls_ca)}
+    if settings.tls_cert is not None:
+        options |= {"tlsCert": str(settings.tls_cert), "tlsKey": str(settings.tls_key)}
+    list(read_range(LogOptions.parse(options).endpoint(), "bank", 1, 2))
+
+
+def by_rebuild(settings: Settings) -> None:
+    from eventjet.projections.app_ref import AppRef
+
+    asyncio.run(rebuild(AppRef.parse(APP, Path.cwd()), ["balances"], settings, engine="local"))
+
+
+def by_command(*command: str) -> Callable[[Settings], None]:
+    def run(settings: Settings) -> None:
+        assert main([*command, "--app", APP]) == 3
+
+    return run
+
+
+WAYS_IN = {
+    **{way.__name__: way for way in (by_connection, by_one_request, by_range, by_discovery, by_worker, by_client)},
+    "spark source": by_spark_source,
+    "rebuild": by_rebuild,
+    **{name: by_command(name) for name in ("init", "tail", "status")},
+    "history": by_command("history", "account", "a"),
+    "verify": by_command("verify", "balances"),
+    "snapshots": by_command("snapshots", "build", "account", "--engine", "local"),
+}
+
+
+@pytest.mark.parametrize("way_in", WAYS_IN)
+@pytest.mark.parametrize("asked", WAYS_TO_ASK)
+def test_no_credentials_go_to_a_server_that_offers_no_tls(
+    stripped: Stripped,
+    pems: dict[str, Path],
+    way_in: str,
+    asked: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    given = WAYS_TO_ASK[asked](stripped.port, pems)
+    secrets = {"user": "ada", "password": CANARY, "database": f"sqlite:///{tmp_path}/read.db"}
+    for name, value in {**given, **secrets}.items():
+        monkeypatch.setenv(f"EVENTJET_{name.upper()}", str(value))
+    assert main(["db", "upgrade"]) == 0
+    with suppress(EventjetError):
+        WAYS_IN[way_in](Settings.load())
+    assert stripped.came, "nobody came, so nothing was tried"
+    assert bytes(stripped.seen) == b""
+
+
+def test_without_tls_asked_for_the_same_server_is_told_the_password(stripped: Stripped) -> None:
+    settings = Settings.load({"servers": f"nats://127.0.0.1:{stripped.port}", "user": "ada", "password": CANARY}, {})
+    until = time.monotonic() + 60.0
+    with NatsConnection.open(Endpoint.of(settings)):
+        while CANARY.encode() not in stripped.seen:
+            assert time.monotonic() < until
+            time.sleep(0.01)
