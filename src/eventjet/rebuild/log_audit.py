@@ -14,7 +14,7 @@ from eventjet.codec.envelope import recorded_at as recorded_at_of
 from eventjet.codec.subjects import entity_of
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.subscription import folded_events
-from eventjet.errors import CodecError, UndecodableEvent, UnknownEvent
+from eventjet.errors import UndecodableEvent, UnknownEvent
 from eventjet.projections.app_ref import Application
 from eventjet.rebuild.findings import Findings, Found, Kind
 
@@ -73,7 +73,7 @@ class LogAudit:
                 kind = Kind.ARCHIVED if position <= self._last else Kind.END
                 self._missing(kind, position, archived[2])
                 # What only the archive has still is what later events follow.
-                self._lasts[hash(archived[2])] = _packed(position, number_of(_ended(archived[3]), VERSION) or 0)
+                self._lasts[hash(archived[2])] = _packed(position, number_of(archived[3], VERSION) or 0)
             return
         if self._run is not None:
             self._end_run(position - 1)
@@ -154,10 +154,10 @@ class LogAudit:
             version, _, expected, _, data = self._decode.link(record)
             if _TOLD_TIME in block:
                 time_ns = int(recorded_at_of(record).timestamp() * 1e9)
-        except (CodecError, ValueError, OverflowError) as error:
-            self._undecodable(record, error)
+        except (UnknownEvent, UndecodableEvent) as error:
+            self._unreadable(record, error)
             readable = False
-            version, expected, data = number_of(_ended(block), VERSION), number_of(_ended(block), EXPECTED), None
+            version, expected, data = number_of(block, VERSION), number_of(block, EXPECTED), None
         else:
             if data is not None and not subject.startswith(self._prefixes[type(data)]):
                 owner = self._prefixes[type(data)].split(b".")[1].decode()
@@ -177,13 +177,11 @@ class LogAudit:
         self._lasts[key] = _packed(position, version)
         return readable
 
-    def _undecodable(self, record: RawRecord, error: Exception) -> None:
+    def _unreadable(self, record: RawRecord, error: UnknownEvent | UndecodableEvent) -> None:
         if isinstance(error, UnknownEvent):
             self._found(Kind.UNKNOWN, record, f"{error.type_name} schema {error.schema}")
-        elif isinstance(error, UndecodableEvent):
-            self._found(Kind.UNDECODABLE, record, f"{error.type_name}: {error.reason}")
         else:
-            self._found(Kind.UNDECODABLE, record, f"its headers cannot be read ({error})")
+            self._found(Kind.UNDECODABLE, record, f"{error.type_name}: {error.reason}")
 
     def _found(self, kind: Kind, record: RawRecord, what: str) -> None:
         self._findings.add(kind, record[0], record[0], record[2].decode("utf-8", "replace"), what)
@@ -220,10 +218,9 @@ def _broken(version: int, expected: int | None, before: int, version_before: int
 
 
 def _id_of(record: RawRecord) -> str:
-    block = _ended(record[3])
-    if block.startswith(_ID):
-        return block[len(_ID) : block.index(b"\r\n", len(_ID))].decode("utf-8", "replace")
-    return header(block, MSG_ID) or ""
+    block = record[3]
+    end = block.find(b"\r\n", len(_ID)) if block.startswith(_ID) else -1
+    return block[len(_ID) : end].decode("utf-8", "replace") if end >= 0 else header(block, MSG_ID) or ""
 
 
 def _subject_fault(subject: bytes) -> str:
@@ -232,11 +229,6 @@ def _subject_fault(subject: bytes) -> str:
     except ValueError as error:
         return f"its subject names no aggregate ({error})"
     return ""
-
-
-def _ended(block: bytes) -> bytes:
-    """The block with its last line complete, which another program may have left open."""
-    return block if block.endswith(b"\r\n") else block + b"\r\n"
 
 
 def _type_of(record: RawRecord) -> str:
