@@ -77,3 +77,20 @@ def test_a_revision_is_built_promoted_taken_back_and_dropped(bank: Program) -> N
     for wrong in ("balances", "balances:x", "balances:1"):
         ended = bank("db", "unused", "--drop", wrong, **newer)
         assert (ended.status, ended.is_one_paragraph()) == (2, True)
+
+
+def test_a_dropped_table_is_told_by_every_command_and_reset_when_asked(bank: Program) -> None:
+    assert bank("init").status == 0
+    assert bank("rebuild", "balances", "--engine", "local").status == 0
+    with closing(sqlite3.connect(bank.folder / "read.db")) as connection, connection:
+        connection.execute("drop table balances")
+    (shown,) = (one for one in json.loads(bank("status", "--json").out) if one["name"] == "balances")
+    assert shown["state"] == "failed"
+    assert "'balances' is not in the database" in shown["reason"]
+    refused = bank("init")
+    assert (refused.status, refused.is_one_paragraph()) == (1, True)
+    assert "has lost its rows: 'balances' is not in the database" in refused.said()
+    assert bank("init", "--reset", "nothing").status == 2
+    assert "created  table balances" in bank("init", "--reset", "balances").out
+    (shown,) = (one for one in json.loads(bank("status", "--json").out) if one["name"] == "balances")
+    assert (shown["state"], shown["position"], shown["reason"]) == ("new", 0, None)

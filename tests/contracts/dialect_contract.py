@@ -157,6 +157,42 @@ class DialectContract:
                 assert connection.scalars(select(table.c.id)).all() == [location]
                 assert dialect.declared_name(table.name) == "contract"
 
+    def test_a_table_is_known_until_it_is_dropped(self, engine: Engine, dialect: Dialect) -> None:
+        table, name, own = located(TABLE, DECLARED, dialect), (None, "contract"), dialect.own_location("contract", 1)
+
+        def identity_in(connection: sa.Connection, location: str) -> str | None:
+            found = dialect.find_table(connection, name, location)
+            assert found is not None
+            return dialect.identity(connection, found)
+
+        create_tables(engine)
+        with engine.begin() as connection:
+            table.create(connection)
+            found = dialect.find_table(connection, name, DECLARED)
+            assert found is not None
+            known = dialect.identify(connection, found)
+            assert known == dialect.identify(connection, found)
+            assert dialect.obstacles(connection, found, []) == []
+            home = dialect.home(connection)
+        with engine.begin() as connection:
+            connection.execute(table.insert().values(id="a", index=0))
+            connection.execute(table.delete())
+            connection.exec_driver_sql("alter table contract add column note text")
+            assert identity_in(connection, DECLARED) == known
+            dialect.ensure_location(connection, own)
+            dialect.move_table(connection, found, name, own, None)
+            assert identity_in(connection, own) == known
+            moved = dialect.find_table(connection, name, own)
+            assert moved is not None
+            dialect.drop_tables(connection, [moved])
+        with engine.begin() as connection:
+            table.create(connection)
+            assert identity_in(connection, DECLARED) != known
+            again = dialect.find_table(connection, name, DECLARED)
+            assert again is not None
+            assert dialect.identify(connection, again) != known
+            assert dialect.home(connection) == home
+
     def test_faults_of_data_are_told_from_faults_that_pass(self, engine: Engine, dialect: Dialect) -> None:
         table = located(TABLE, DECLARED, dialect)
         with engine.begin() as connection:

@@ -14,6 +14,7 @@ CREATE TABLE eventjet_projection (
     location TEXT DEFAULT '' NOT NULL,
     tables TEXT DEFAULT '[]' NOT NULL,
     takes_over BOOLEAN DEFAULT false NOT NULL,
+    identities TEXT DEFAULT '[]' NOT NULL,
     PRIMARY KEY (name, revision)
 );
 

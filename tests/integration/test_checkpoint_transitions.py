@@ -35,7 +35,7 @@ def advance(connection: Connection, before: Checkpoint, _: Checkpoint) -> object
 
 
 def swap_in(connection: Connection, _: Checkpoint, now: Checkpoint) -> object:
-    return checkpoint.swap_in(connection, now, replace(now, position=3, event_id="e"), "another log", '["t"]')
+    return checkpoint.swap_in(connection, now, replace(now, position=3, event_id="e"), "another log", '["t"]', "[]")
 
 
 def assign(connection: Connection, _: Checkpoint, now: Checkpoint) -> object:
@@ -47,7 +47,7 @@ STEPS: dict[str, tuple[Step, Callable[[Checkpoint], list[Transition]], bool]] = 
     "take over": (take_over, lambda _: [checkpoint.TAKE], False),
     "renew": (lambda c, old, _: checkpoint.renew(c, old, 60.0), lambda _: [checkpoint.NOTE], True),
     "release": (lambda c, old, _: checkpoint.release(c, old), lambda _: [checkpoint.NOTE], True),
-    "adopt log": (lambda c, old, _: checkpoint.adopt_log(c, old, "log"), lambda _: [checkpoint.NOTE], True),
+    "adopt": (lambda c, old, _: checkpoint.adopt(c, old, "log", "[]"), lambda _: [checkpoint.NOTE], True),
     "advance": (advance, lambda _: [checkpoint.NOTE], True),
     "note": (lambda c, old, _: checkpoint.settle(c, old, None, "why"), lambda _: [checkpoint.NOTE], True),
     "activate": (lambda c, old, _: checkpoint.settle(c, old, ACTIVE), lambda _: [checkpoint.ACTIVATE], True),
@@ -72,6 +72,7 @@ STEPS: dict[str, tuple[Step, Callable[[Checkpoint], list[Transition]], bool]] = 
         lambda now: [checkpoint.SWAP_IN_BESIDE if now.takes_over else checkpoint.SWAP_IN],
         False,
     ),
+    "reset": (lambda c, _, now: checkpoint.reset(c, now), lambda _: [checkpoint.RESET], False),
     "depose": (lambda c, _, now: checkpoint.depose(c, now.name, now.revision), lambda _: [checkpoint.DEPOSE], False),
 }
 """Name → what is done, the transitions that may come of it, and whether only the owner's epoch allows it."""
@@ -120,9 +121,9 @@ def check_step(connection: Connection, name: str, old: Checkpoint, before: Check
         assert (after.owner, after.lease_until) == (None, 0)
     if name == "resume":
         assert after.reason is None
-    if name != "swap in" and before.state != RETIRED:
+    if name not in ("swap in", "reset") and before.state != RETIRED:
         assert after.position >= before.position
-    if name not in ("advance", "swap in", "assign"):
+    if name not in ("advance", "swap in", "reset", "assign"):
         assert (after.position, after.event_id) == (before.position, before.event_id)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,12 +25,21 @@ _NAMED = re.compile(r"([a-z][a-z0-9_]*):([0-9]{1,9})")
 
 
 @on_app()
-def init(at: AppTarget) -> Answer:
+def init(
+    at: AppTarget,
+    reset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reset", metavar="NAME", help="Let this projection begin anew, empty; may be given several times."
+        ),
+    ] = None,
+) -> Answer:
     """Create or check the app's stream, bucket and tables; nothing that exists is changed.
 
-    Exit status 1 when something exists and is not as it should be.
+    With --reset the tables, the quarantine and the position of the projections that are named are thrown away, and
+    workers make them again from the first event. Exit status 1 when something exists and is not as it should be.
     """
-    topology, tables = asyncio.run(prepare(at))
+    topology, tables = asyncio.run(prepare(at, reset or []))
     app, drifts = at.app().name, [str(drift) for drift in topology.drifts]
     lines = [f"created  stream {name}" for name in topology.created] + [f"created  table {name}" for name in tables]
     lines.append(f"{app} is ready: log {topology.identity}, {at.settings.shown()['database']}")
@@ -40,17 +50,23 @@ def init(at: AppTarget) -> Answer:
     return Answer(value, "\n".join(lines), ok=not drifts)
 
 
-async def prepare(at: AppTarget) -> tuple[Topology, list[str]]:
-    """Make what is missing; what is on the server, and the tables it created. Raises `Unreachable`."""
+async def prepare(at: AppTarget, reset: Sequence[str] = ()) -> tuple[Topology, list[str]]:
+    """Make what is missing; what is on the server, and the tables it created.
+
+    Raises `Unreachable`, and `TableLost` for a projection that has lost its rows and is not among those to `reset`.
+    """
     from eventjet.sql.database import Database
     from eventjet.sql.locations import create_tables
+    from eventjet.sql.resetting import reset as begin_anew
 
     app = at.app()
+    chosen = [at.projection(name) for name in dict.fromkeys(reset)]
     where = Database(at.settings.database)
     async with app.connect(at.settings) as jet:
         topology = await jet.init()
     with where.reaching_sync():
-        return topology, create_tables(where.sync_engine("eventjet init"), app.projections.values())
+        made = [table for one in chosen for table in begin_anew(where, one)]
+        return topology, made + create_tables(where.sync_engine("eventjet init"), app.projections.values())
 
 
 @db.command()

@@ -135,6 +135,19 @@ class TableOccupied(ProjectionError):
         )
 
 
+class TableLost(ProjectionError):
+    """A table was dropped, or dropped and made anew, under a checkpoint that says how far its rows are true."""
+
+    def __init__(self, projection: str, revision: int, reason: str) -> None:
+        self.projection = projection
+        self.revision = revision
+        self.reason = reason
+        super().__init__(
+            f"Revision {revision} of projection {projection!r} has lost its rows: {reason}. Run `eventjet rebuild "
+            f"{projection}`, or `eventjet init --reset {projection}` to let a worker begin with the first event."
+        )
+
+
 class StillHeld(ProjectionError):
     """A projection that stops at bad events has aggregates that an earlier one, which quarantined, held back."""
 

@@ -29,10 +29,11 @@ from eventjet import failpoints
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import runs
 from eventjet.rebuild.runs import PURPOSE, RunSpace, Target, columns_alone, refusals, shown
+from eventjet.sql.checkpoint import names_of
 from eventjet.sql.database import BULK, Database
 from eventjet.sql.dialect import qualified
 from eventjet.sql.exchange import Exchange, Move, bounded
-from eventjet.sql.locations import creation, names_of, recorded
+from eventjet.sql.locations import creation, recorded
 from eventjet.sql.own_tables import projections, quarantine, rebuilds
 
 _STRANGE_WRITES = text(

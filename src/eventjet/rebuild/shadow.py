@@ -18,13 +18,14 @@ from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.runs import PURPOSE, Target, columns_alone
 from eventjet.rebuild.spaces import space_kind
 from eventjet.sql import checkpoint
-from eventjet.sql.checkpoint import BUILDING, DECLARED, RETIRED, Checkpoint, revisions
+from eventjet.sql.checkpoint import BUILDING, DECLARED, RETIRED, Checkpoint, names_of, revisions
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import TableName, TableRef, dialect_of, listed, qualified
 from eventjet.sql.exchange import NotNow, lock_as_workers
-from eventjet.sql.locations import create_tables, located_tables, names_of, recorded
+from eventjet.sql.locations import create_tables, located_tables, recorded
 from eventjet.sql.own_tables import projections, quarantine
 from eventjet.sql.statements import RETRIED, VERDICTS
+from eventjet.sql.table_identity import identities
 
 TAIL_MAX = 5_000
 """Events a shadow may be behind when it is caught up while the live worker waits; more are caught up before."""
@@ -77,7 +78,7 @@ class Shadow(Generic[R_co]):
     def create(self, *, to_swap: bool = True) -> None:
         """Announce the run and make the empty shadow; raises `RebuildRefused` for what a swap could not carry."""
         with self.space.live.begin() as connection:
-            create_tables(connection, [self.resolved] if to_swap else ())
+            create_tables(connection, [self.resolved] if to_swap else (), to_rebuild=True)
             if to_swap:
                 self.check_swappable(connection)
             runs.open_run(connection, self.run, self.resolved)
@@ -182,7 +183,9 @@ class Shadow(Generic[R_co]):
             self._give_quarantine_back(connection, None if tail is None else self._decided)
             self._check_obstacles(connection, live.location, exchange.leaving)
             self.space.carry_out(exchange, self.resolved, live.location)
-            swapped = checkpoint.swap_in(connection, live, own, log, recorded(self.resolved))
+            tables = recorded(self.resolved)
+            known = identities(connection, tables, live.location)
+            swapped = checkpoint.swap_in(connection, live, own, log, tables, known)
             failpoints.reach("rebuild.inside_swap")
             return swapped
 

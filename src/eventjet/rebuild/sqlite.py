@@ -30,11 +30,11 @@ from eventjet.file_locks import try_lock
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import runs
 from eventjet.rebuild.runs import PURPOSE, RunSpace, Target, refusals, shown
-from eventjet.sql.checkpoint import DECLARED
+from eventjet.sql.checkpoint import DECLARED, names_of
 from eventjet.sql.database import BULK, READ_ONLY, Database
 from eventjet.sql.dialect import qualified
 from eventjet.sql.exchange import Exchange, Move, NotNow
-from eventjet.sql.locations import creation, located_tables, names_of, recorded
+from eventjet.sql.locations import creation, located_tables, recorded
 from eventjet.sql.own_tables import metadata, rebuilds
 from eventjet.sql.sqlite import SQLITE
 

@@ -17,6 +17,7 @@ begins another term.
 | resume      | -        | -        | -      | before | -        | -       | yes     |
 | retire      | retired  | retired  | retired| retired| retired  | -       | yes     |
 | begin anew  | -        | -        | -      | -      | -        | new     | yes     |
+| reset       | =        | new      | new    | -      | new      | -       | yes     |
 | assign      | =        | =        | =      | =      | =        | -       | no      |
 | promote     | active   | active   | =      | =      | =        | -       | yes     |
 | displace    | =        | =        | =      | =      | =        | -       | yes     |
@@ -24,13 +25,14 @@ begins another term.
 | depose      | =        | =        | =      | =      | =        | =       | yes     |
 
 `before` is the state in which it was paused. `active*` is building where the revision still is to take the declared
-location. `renew`, `release`, `adopt_log` and the advance by a batch are notes: they keep the state. Activate, fail,
+location. `renew`, `release`, `adopt` and the advance by a batch are notes: they keep the state. Activate, fail,
 stand back and notes are the owner's, and find their row only in the epoch in which it took the lease; `take` finds it
-only while the lease is free. The position rises with a batch; only beginning anew and swapping in set it anew.
+only while the lease is free. The position rises with a batch; only beginning anew, a reset and swapping in set it anew.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +90,13 @@ class Checkpoint:
     """Their names, as JSON; empty until it has a location."""
     takes_over: bool = False
     """Whether it is to have the declared location once it has caught up with the revision that holds it."""
+    identities: str = UNASSIGNED
+    """Which tables it is true for, as JSON: see `table_identity`; empty where that was never noted."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its tables are true for something."""
+        return self.position > 0 or self.log != ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +121,15 @@ PAUSE = Transition("pause", dict.fromkeys((NEW, BUILDING, ACTIVE), PAUSED), depo
 RESUME_AS = {state: Transition("resume", {PAUSED: state}, deposes=True) for state in (NEW, BUILDING, ACTIVE)}
 RETIRE = Transition("retire", dict.fromkeys(_LIVING, RETIRED), deposes=True)
 BEGIN_ANEW = Transition("begin anew", {RETIRED: NEW}, deposes=True)
+RESET = Transition("reset", dict.fromkeys((NEW, BUILDING, ACTIVE, FAILED), NEW), deposes=True)
 ASSIGN = Transition("assign", _LIVING)
 PROMOTE = Transition("promote", _LIVING | {NEW: ACTIVE, BUILDING: ACTIVE}, deposes=True)
 DISPLACE = Transition("displace", _LIVING, deposes=True)
 SWAP_IN = Transition("swap in", _LIVING | dict.fromkeys((NEW, BUILDING, FAILED), ACTIVE), deposes=True)
 SWAP_IN_BESIDE = Transition("swap in", _LIVING | dict.fromkeys((NEW, BUILDING, FAILED), BUILDING), deposes=True)
 DEPOSE = Transition("depose", _ANY, deposes=True)
+
+_NOTHING_READ = {"position": 0, "event_id": "", "log": "", "identities": UNASSIGNED, "reason": None}
 
 
 def ensure(connection: Connection, name: str, revision: int) -> None:
@@ -151,6 +163,11 @@ def revisions(
     if only is not None:
         query = query.where(projections.c.revision.in_(only))
     return [Checkpoint(*row) for row in connection.execute(query.with_for_update() if lock else query)]
+
+
+def names_of(tables: str) -> list[tuple[str | None, str]]:
+    """(declared schema, name) of the tables that a checkpoint names."""
+    return [(None, one) if isinstance(one, str) else (one[0], one[1]) for one in json.loads(tables)]
 
 
 def is_row(name: str, revision: int) -> ColumnElement[bool]:
@@ -212,9 +229,9 @@ def release(connection: Connection, held: Checkpoint) -> bool:
     return _own(connection, NOTE, held, owner=None, lease_until=0) is not None
 
 
-def adopt_log(connection: Connection, held: Checkpoint, log: str) -> bool:
-    """Remember the log that an empty read model is about to be made from; False when another epoch has begun."""
-    return _own(connection, NOTE, held, log=log) is not None
+def adopt(connection: Connection, held: Checkpoint, log: str, identities: str) -> bool:
+    """Remember the log, and the tables that are made from it; False when another epoch has begun."""
+    return _own(connection, NOTE, held, log=log, identities=identities) is not None
 
 
 def settle(connection: Connection, held: Checkpoint, state: str | None, reason: str | None = None) -> int | None:
@@ -264,9 +281,13 @@ def assign(
 ) -> Checkpoint:
     """Give it the location that its tables will be in; a retired one begins anew there."""
     given = {"location": location, "tables": tables, "takes_over": takes_over}
-    anew = {"position": 0, "event_id": "", "log": "", "reason": None}
-    begun = _change(connection, BEGIN_ANEW, name, revision, **given, **anew)
+    begun = _change(connection, BEGIN_ANEW, name, revision, **given, **_NOTHING_READ)
     return begun or _must(connection, ASSIGN, name, revision, **given)
+
+
+def reset(connection: Connection, found: Checkpoint) -> Checkpoint | None:
+    """Nothing is read yet, and its tables are empty; None when its state does not allow that."""
+    return _change(connection, RESET, found.name, found.revision, **_NOTHING_READ)
 
 
 def promote(connection: Connection, name: str, revision: int) -> None:
@@ -280,7 +301,9 @@ def displace(connection: Connection, name: str, revision: int, location: str) ->
     _must(connection, DISPLACE, name, revision, location=location, takes_over=False)
 
 
-def swap_in(connection: Connection, live: Checkpoint, own: Checkpoint, log: str, tables: str) -> Checkpoint:
+def swap_in(
+    connection: Connection, live: Checkpoint, own: Checkpoint, log: str, tables: str, identities: str
+) -> Checkpoint:
     """The live checkpoint says what the rebuilt one does; raises `CheckpointFenced` for a retired one."""
     takeable = projections.c.state.in_((NEW, BUILDING, FAILED))
     return _must(
@@ -292,6 +315,7 @@ def swap_in(connection: Connection, live: Checkpoint, own: Checkpoint, log: str,
         event_id=own.event_id,
         log=log,
         tables=tables,
+        identities=identities,
         generation=projections.c.generation + 1,
         reason=case((takeable, null()), else_=projections.c.reason),
     )

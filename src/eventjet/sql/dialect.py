@@ -164,6 +164,21 @@ class Dialect(ColumnValues):
         """About how many rows it has."""
         return connection.scalar(text(f"select count(*) from {table.quoted(connection)}")) or 0  # noqa: S608 - of a known table
 
+    def home(self, connection: Connection, /) -> str:  # noqa: ARG002 - they go wherever the tables go
+        """The database whose identities of tables these are; a copy made from a dump is another one."""
+        return ""
+
+    @abstractmethod
+    def identity(self, connection: Connection, table: TableRef, /) -> str | None:
+        """What tells a table from any other that came, or comes, under its name; None where nothing is noted on it.
+
+        It stays when the table is renamed, moved or altered, and when its rows are deleted.
+        """
+
+    @abstractmethod
+    def identify(self, connection: Connection, table: TableRef, /) -> str:
+        """`identity`, noted on the table if it has none."""
+
     @abstractmethod
     def drop_tables(self, connection: Connection, tables: Sequence[TableRef], /) -> None:
         """Drop them, whatever foreign keys are between them."""

@@ -6,9 +6,11 @@ rebuilds.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -16,6 +18,10 @@ from sqlalchemy.exc import DBAPIError
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.dialect import TableName, TableRef, dialect_of
+
+T = TypeVar("T")
+
+_PAUSE_S = 0.3
 
 
 class NotNow(Exception):
@@ -104,6 +110,18 @@ def lock_as_workers(
         return found
     tables()
     return checkpoints()
+
+
+def retried(attempt: Callable[[], T], patience_s: float = 60.0) -> T:
+    """Try again for so long where it cannot be carried out now; then raises `NotNow`. Blocks."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return attempt()
+        except NotNow:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_PAUSE_S)
 
 
 @contextmanager

@@ -16,25 +16,28 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import Connection, Engine, MetaData, Table, inspect
 from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
-from eventjet.errors import LocationTaken, NamedByHandlers
+from eventjet.errors import LocationTaken, NamedByHandlers, TableLost
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.sql import checkpoint, migrations
-from eventjet.sql.checkpoint import DECLARED, RETIRED, UNASSIGNED, Checkpoint, revisions
+from eventjet.sql import checkpoint, migrations, table_identity
+from eventjet.sql.checkpoint import DECLARED, RETIRED, UNASSIGNED, Checkpoint, names_of, revisions
 from eventjet.sql.database import unusable
 from eventjet.sql.dialect import Dialect, dialect_of
 
 
-def create_tables(engine: Engine | Connection, resolved: Iterable[AnyResolved] = ()) -> list[str]:
+def create_tables(
+    engine: Engine | Connection, resolved: Iterable[AnyResolved] = (), *, to_rebuild: bool = False
+) -> list[str]:
     """Create what is missing of eventjet's tables and the read models'; return the names made.
 
-    A revision that finds its table held by another one gets one of its own. Nothing else changes.
+    A revision that finds its table held by another one gets one of its own. Nothing else changes. Raises `TableLost`
+    for a revision that has begun in other tables than are there, unless it is `to_rebuild` them.
     """
     if isinstance(engine, Engine):
         with engine.begin() as connection:
-            return create_tables(connection, resolved)
+            return create_tables(connection, resolved, to_rebuild=to_rebuild)
     made = list(migrations.upgrade(engine).tables)
     for one in resolved:
-        made += prepare(engine, one)
+        made += prepare(engine, one, to_rebuild=to_rebuild)
     return made
 
 
@@ -45,17 +48,20 @@ def check_tables(connection: Connection, resolved: Iterable[AnyResolved]) -> Non
         check(connection, one)
 
 
-def prepare(connection: Connection, resolved: AnyResolved) -> list[str]:
+def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool = False) -> list[str]:
     """Give a revision its checkpoint, location and tables where they are missing; return the names of the tables made.
 
-    The caller holds `Dialect.lock_migrations`.
+    The caller holds `Dialect.lock_migrations`. Raises as `create_tables`.
     """
     dialect = dialect_of(connection)
     held = checkpoint.read(connection, resolved.name, resolved.revision)
     if held is None or not _is_assigned(held):
         held = _give(connection, resolved)
-    elif _begun(held) and held.tables != recorded(resolved):
-        return []  # `check` says what is to be done about it.
+    elif held.has_begun:
+        # An empty table in the place of one that is lost would pass for it.
+        if not to_rebuild:
+            table_identity.check(connection, held)
+        return []
     made: list[str] = []
     for table in located_tables(resolved, held.location, dialect):
         if not inspect(connection).has_table(table.name, schema=table.schema):
@@ -96,10 +102,15 @@ def check(connection: Connection, resolved: AnyResolved) -> None:
             check_location(resolved, dialect.own_location(resolved.name, resolved.revision), dialect)
             taken = str(LocationTaken(resolved, holder)).partition(". Run")[0]
             raise unusable(connection, taken, "Run `eventjet init`.")
-    elif _begun(held) and held.tables != recorded(resolved):
+    elif held.has_begun and held.tables != recorded(resolved):
         was = ", ".join(name for _, name in names_of(held.tables))
         reason = f"the rows of {named} are in {was}, and another table is declared"
         raise unusable(connection, reason, "Raise its revision, or rebuild it.")
+    elif held.has_begun:
+        try:
+            table_identity.check(connection, held)
+        except TableLost:
+            return  # Its worker stops it with that reason, and the others work.
     inspector = inspect(connection)
     for table in located_tables(resolved, held.location if held else DECLARED, dialect):
         if not inspector.has_table(table.name, schema=table.schema):
@@ -127,11 +138,6 @@ def holders(found: Sequence[Checkpoint], resolved: AnyResolved) -> list[Checkpoi
 def recorded(resolved: AnyResolved) -> str:
     """The names of its tables as a checkpoint keeps them: JSON, with the schema where one is declared."""
     return json.dumps([table.name if table.schema is None else [table.schema, table.name] for table in resolved.tables])
-
-
-def names_of(recorded: str) -> list[tuple[str | None, str]]:
-    """(declared schema, name) of the tables that a checkpoint names."""
-    return [(None, one) if isinstance(one, str) else (one[0], one[1]) for one in json.loads(recorded)]
 
 
 def located(table: Table, location: str, dialect: Dialect) -> Table:
@@ -195,10 +201,6 @@ def _holder(connection: Connection, resolved: AnyResolved) -> int | None:
 
 def _is_assigned(held: Checkpoint) -> bool:
     return held.tables != UNASSIGNED and held.state != RETIRED
-
-
-def _begun(held: Checkpoint) -> bool:
-    return held.position > 0 or held.log != ""
 
 
 def _copies(tables: Sequence[Table], location: str, dialect: Dialect, *, by_hand: bool = False) -> list[Table]:

@@ -122,6 +122,16 @@ class Postgres(Dialect):
         about = connection.scalar(text("select reltuples::bigint from pg_class where oid = :oid"), {"oid": table.oid})
         return int(about) if about and about > 0 else super().count_rows(connection, table)
 
+    def home(self, connection: Connection) -> str:
+        """A dump that is restored makes eventjet's own table anew, too, even within one database."""
+        return str(connection.scalar(_HOME))
+
+    def identity(self, connection: Connection, table: TableRef) -> str:  # noqa: ARG002 - known since it was found
+        return str(table.oid)
+
+    def identify(self, connection: Connection, table: TableRef) -> str:
+        return self.identity(connection, table)
+
     def drop_tables(self, connection: Connection, tables: Sequence[TableRef]) -> None:
         """All in one statement, as foreign keys may be between them."""
         if tables:
@@ -268,6 +278,11 @@ def _clock(_element: Clock, _compiler: Any, **_: Any) -> str:  # pyright: ignore
 _FIND = text("""
 select c.oid, n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
  where c.oid = to_regclass(:name)
+""")
+
+_HOME = text("""
+select concat_ws('/', system_identifier, d.oid, to_regclass('eventjet_projection')::oid)
+  from pg_control_system(), pg_database d where d.datname = current_database()
 """)
 
 _OBSTACLES = text("""

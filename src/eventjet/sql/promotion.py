@@ -15,20 +15,19 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from eventjet import failpoints
-from eventjet.errors import CheckpointFenced, PromotionRefused
+from eventjet.errors import CheckpointFenced, PromotionRefused, TableLost
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.sql import checkpoint
-from eventjet.sql.checkpoint import DECLARED, Checkpoint, revisions
+from eventjet.sql import checkpoint, table_identity
+from eventjet.sql.checkpoint import DECLARED, Checkpoint, names_of, revisions
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import dialect_of, listed
-from eventjet.sql.exchange import Exchange, Move, NotNow, bounded, lock_as_workers
-from eventjet.sql.locations import holders, names_of
+from eventjet.sql.exchange import Exchange, Move, NotNow, bounded, lock_as_workers, retried
+from eventjet.sql.locations import holders
 
 TAIL_S = 1.0
 """How long the holder of the declared location may be kept from writing while the other one catches up with it."""
 TAIL_MAX = 2_000
 """Events that may be missing when that is tried."""
-_PAUSE_S = 0.3
 _POLL_S = 0.02
 _log = logging.getLogger(__name__)
 
@@ -101,17 +100,17 @@ def attempt(connection: Connection, resolved: AnyResolved, *, epoch: int | None 
 def promote(database: Database, resolved: AnyResolved, *, patience_s: float = 60.0) -> Promoted | None:
     """`attempt` until it succeeds; blocks. Raises `PromotionRefused`, also for what did not become possible in time."""
     engine = database.sync_engine("eventjet promote")
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            with engine.begin() as connection:
-                if database.dialect.is_concurrent:
-                    _await_worker(connection, resolved, min(TAIL_S, patience_s))
-                return attempt(connection, resolved)
-        except NotNow as later:
-            if time.monotonic() > deadline:
-                raise PromotionRefused(resolved, str(later)) from None
-        time.sleep(_PAUSE_S)
+
+    def try_once() -> Promoted | None:
+        with engine.begin() as connection:
+            if database.dialect.is_concurrent:
+                _await_worker(connection, resolved, min(TAIL_S, patience_s))
+            return attempt(connection, resolved)
+
+    try:
+        return retried(try_once, patience_s)
+    except NotNow as later:
+        raise PromotionRefused(resolved, str(later)) from None
 
 
 def lag(connection: Connection, resolved: AnyResolved) -> int:
@@ -157,6 +156,10 @@ def _check(connection: Connection, resolved: AnyResolved, own: Checkpoint, excha
     dialect = dialect_of(connection)
     if len(exchange.coming) < len(names_of(own.tables)):
         raise PromotionRefused(resolved, f"its own tables are not in {own.location}")
+    try:
+        table_identity.check(connection, own)
+    except TableLost as error:
+        raise PromotionRefused(resolved, error.reason) from None
     strangers = [
         name[1]
         for name in exchange.coming

@@ -10,9 +10,9 @@ from sqlalchemy import Connection, delete
 from eventjet.errors import UsageError
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql import checkpoint
-from eventjet.sql.checkpoint import RETIRED, Checkpoint, revisions
+from eventjet.sql.checkpoint import RETIRED, Checkpoint, names_of, revisions
 from eventjet.sql.dialect import TableRef, dialect_of
-from eventjet.sql.locations import holders, names_of
+from eventjet.sql.locations import holders
 from eventjet.sql.own_tables import quarantine
 
 

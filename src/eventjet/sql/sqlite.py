@@ -5,12 +5,11 @@ A transaction that writes has the whole file to itself, so locks are nothing her
 
 from __future__ import annotations
 
-import json
 import re
+import secrets
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, ClassVar
@@ -30,7 +29,6 @@ from sqlalchemy import (
     type_coerce,
 )
 from sqlalchemy import types as sa
-from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import Dialect as SqlalchemyDialect
 from sqlalchemy.exc import ArgumentError, DBAPIError
@@ -41,7 +39,6 @@ from sqlalchemy.sql import quoted_name
 
 from eventjet.projections.columns import Convert, dumps, loads, normaliser, plain
 from eventjet.projections.row_codec import RowCodec
-from eventjet.sql.checkpoint import ADVANCE
 from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.sqlite_connections import (
@@ -52,18 +49,8 @@ from eventjet.sql.sqlite_connections import (
     is_busy,
     prepare,
 )
-from eventjet.sql.statements import (
-    COLUMNS,
-    INSERT,
-    REPLACE,
-    Advance,
-    Changes,
-    Key,
-    Names,
-    Parked,
-    QuarantineChanges,
-    by_key,
-)
+from eventjet.sql.sqlite_statements import CLOCK, SqliteStatements, write_quarantine
+from eventjet.sql.statements import Parked, QuarantineChanges
 
 _OWN_LOCATION = re.compile(r"(.+)__r[0-9]+")
 _TRANSIENT = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})
@@ -72,20 +59,15 @@ _INDEX = re.compile(r'\s*CREATE\s+(UNIQUE\s+)?INDEX\s+("(?:[^"]|"")*"|\[[^]]*\]|
 _TABLE = text("select name from sqlite_master where type = 'table' and lower(name) = lower(:name)")
 _TRIGGERS = text(
     "select 'the trigger ' || name from sqlite_master "
-    "where type = 'trigger' and lower(tbl_name) = lower(:name) order by 1"
+    "where type = 'trigger' and lower(tbl_name) = lower(:name) and name not glob 'eventjet_identity_*' order by 1"
+)
+_MARKS = text(
+    "select name from sqlite_master "
+    "where type = 'trigger' and lower(tbl_name) = lower(:name) and name glob 'eventjet_identity_*' order by 1"
 )
 _INDEXES = text(
     "select name, sql from sqlite_master "
     "where type = 'index' and sql is not null and lower(tbl_name) = lower(:name) order by 1"
-)
-
-CLOCK = "(julianday('now') - 2440587.5) * 86400.0"
-
-_PARKED = f"{INSERT} values (?, ?, {', '.join('?' for _ in COLUMNS)}, {CLOCK}) {REPLACE}"
-_FREED = "delete from eventjet_quarantine where projection = ? and revision = ? and position = ?"
-_RESOLVED = (
-    f"update eventjet_quarantine set resolution = ?, resolved_at = {CLOCK} "  # noqa: S608 - of constants
-    "where projection = ? and revision = ? and position = ?"
 )
 
 _CONVERSIONS: tuple[tuple[type[Any], Convert, Convert], ...] = (
@@ -126,7 +108,7 @@ class Sqlite(Dialect):
         return SqliteStatements(table, codec, [self.dumper(column.type) for column in table.primary_key.columns])
 
     def park(self, connection: Connection, name: str, revision: int, parked: Sequence[Parked]) -> None:
-        _write_quarantine(connection, name, revision, QuarantineChanges(parked))
+        write_quarantine(connection, name, revision, QuarantineChanges(parked))
 
     def own_location(self, name: str, revision: int) -> str:  # noqa: ARG002 - each table has its name
         return f"__r{revision}"
@@ -185,6 +167,21 @@ class Sqlite(Dialect):
 
     def indexes(self, connection: Connection, table: TableRef) -> list[str]:
         return [str(one) for one in connection.scalars(_INDEXES, {"name": table.name})]
+
+    def identity(self, connection: Connection, table: TableRef) -> str | None:
+        found = connection.scalar(_MARKS, {"name": table.name})
+        return None if found is None else str(found)
+
+    def identify(self, connection: Connection, table: TableRef) -> str:
+        """The name of a trigger that never fires: it goes with the table, into backups, and when it is dropped."""
+        known = self.identity(connection, table)
+        if known is not None:
+            return known
+        made = f"eventjet_identity_{secrets.token_hex(8)}"
+        connection.exec_driver_sql(
+            f"create trigger {made} after delete on {table.quoted(connection)} when 0 begin select 1; end"
+        )
+        return made
 
     def drop_tables(self, connection: Connection, tables: Sequence[TableRef]) -> None:
         """Foreign keys are not enforced on connections of eventjet's own."""
@@ -279,60 +276,3 @@ def _exact(column: Column[Any], scale: int) -> CheckConstraint:
             not_(stored.bool_op("glob")("*[^-.0-9]*" if scale else "*[^-0-9]*")),
         )
     )
-
-
-class SqliteStatements:
-    """For one table and its checkpoint."""
-
-    def __init__(self, table: Table, codec: RowCodec, key_dumps: Sequence[Convert | None]) -> None:
-        names = Names(table, sqlite_dialect())
-        marks = ", ".join("?" for _ in table.columns)
-        self._codec = codec
-        self._key_dumps = key_dumps
-        self._alone = len(names.key) == 1
-        parts = ["k.value"] if self._alone else [f"k.value ->> {index}" for index in range(len(names.key))]
-        same = " and ".join(f"t.{names.quoted(column)} = {part}" for column, part in zip(names.key, parts, strict=True))
-        equal = " and ".join(f"{names.quoted(column)} = ?" for column in names.key)
-        self._advance = ADVANCE.format("?", CLOCK)
-        self._insert = f"insert into {names.table} ({names.all()}) values ({marks})"  # noqa: S608 - declared names
-        self._upsert = self._insert + names.on_conflict()
-        # A cross join keeps the order: each key is looked up in the index.
-        self._read = f"select {names.all('t.')} from json_each(?) k cross join {names.table} t on {same}"  # noqa: S608 - declared names
-        self._delete = f"delete from {names.table} where {equal}"  # noqa: S608 - declared names
-
-    def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
-        dumped = self._dumped(keys)
-        wanted = json.dumps([key[0] for key in dumped] if self._alone else dumped)
-        return by_key(self._codec, connection.exec_driver_sql(self._read, (wanted,)))
-
-    def write(self, connection: Connection, advance: Advance, changes: Changes) -> bool:
-        if connection.exec_driver_sql(self._advance, advance).rowcount != 1:
-            return False
-        dump = self._codec.dump
-        if changes.gone:
-            connection.exec_driver_sql(self._delete, self._dumped(changes.gone))
-        for statement, rows in ((self._insert, changes.made), (self._upsert, changes.kept)):
-            if rows:
-                connection.exec_driver_sql(statement, [dump(row) for row in rows])
-        if changes.quarantine is not None:
-            _write_quarantine(connection, advance[3], advance[4], changes.quarantine)
-        return True
-
-    def _dumped(self, keys: Sequence[Key]) -> list[Key]:
-        if not any(self._key_dumps):
-            return list(keys)
-        dumps = self._key_dumps
-        return [
-            tuple([part if dump is None else dump(part) for dump, part in zip(dumps, key, strict=True)]) for key in keys
-        ]
-
-
-def _write_quarantine(connection: Connection, name: str, revision: int, changes: QuarantineChanges) -> None:
-    """What a batch does to the quarantine."""
-    for statement, rows in (
-        (_PARKED, [(name, revision, *astuple(one)) for one in changes.parked]),
-        (_FREED, [(name, revision, position) for position in changes.freed]),
-        (_RESOLVED, [(resolution, name, revision, position) for position, resolution in changes.resolved]),
-    ):
-        if rows:
-            connection.exec_driver_sql(statement, rows)

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, select
 from eventjet import failpoints
 from eventjet.errors import CheckpointFenced, PromotionRefused, TableOccupied
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.sql import checkpoint, locations
+from eventjet.sql import checkpoint, locations, table_identity
 from eventjet.sql.checkpoint import Checkpoint, revisions
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.exchange import NotNow
@@ -68,7 +68,7 @@ class LeaseWatch:
 class Lease:
     """One worker's lease of one projection, for one term; made by `acquire`.
 
-    Each method is one statement, and raises `CheckpointFenced` when another epoch has begun.
+    Each change is one statement, and raises `CheckpointFenced` when another epoch has begun.
     """
 
     def __init__(self, session: Session, resolved: AnyResolved, ttl_s: float, held: Checkpoint) -> None:
@@ -128,6 +128,17 @@ class Lease:
 
         await self._session.read(check)
 
+    async def check_tables(self) -> None:
+        """Raise `TableLost` when its tables are no longer those that the checkpoint is true for."""
+
+        def check(connection: Connection) -> None:
+            now = checkpoint.read(connection, self.held.name, self.held.revision)
+            if now is None or now.epoch != self.held.epoch:
+                raise self._fenced()
+            table_identity.check(connection, now)
+
+        await self._session.read(check)
+
     async def renew(self) -> None:
         await self._change(checkpoint.renew, self._ttl_s)
 
@@ -135,8 +146,18 @@ class Lease:
         """Note a state (None keeps it) and a reason, at the position returned."""
         return await self._change(checkpoint.settle, state, reason)
 
-    async def adopt_log(self, log: str) -> None:
-        await self._change(checkpoint.adopt_log, log)
+    async def adopt(self, log: str) -> None:
+        """Remember the log, and which tables are made from it."""
+
+        def change(connection: Connection, held: Checkpoint) -> bool:
+            known = table_identity.identities(connection, held.tables, held.location)
+            return checkpoint.adopt(connection, held, log, known)
+
+        await self._change(change)
+
+    async def are_tables_noted(self) -> bool:
+        """Whether the checkpoint knows which tables it is true for: after a restore from a dump it does not."""
+        return await self._session.read(table_identity.are_noted, self.held)
 
     async def stand_back(self) -> None:
         await self._change(checkpoint.stand_back)
@@ -150,8 +171,11 @@ class Lease:
     ) -> T:
         outcome = await self._session.write(change, self.held, *args, **kwargs)
         if outcome is None or outcome is False:
-            raise CheckpointFenced(self.held.name, f"its epoch is no longer {self.held.epoch}")
+            raise self._fenced()
         return outcome
+
+    def _fenced(self) -> CheckpointFenced:
+        return CheckpointFenced(self.held.name, f"its epoch is no longer {self.held.epoch}")
 
 
 class Promotion:

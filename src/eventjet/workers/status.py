@@ -9,18 +9,21 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Self
 
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from eventjet.errors import EventjetError
+from eventjet.errors import EventjetError, TableLost
 from eventjet.nats.api import next_message
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application
 from eventjet.quarantine.rows import parked_counts
 from eventjet.settings import Settings
-from eventjet.sql import checkpoint
-from eventjet.sql.checkpoint import ACTIVE, BUILDING, NEW, Checkpoint
+from eventjet.sql import checkpoint, table_identity
+from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, NEW, Checkpoint
 from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.dialect import dialect_of
 from eventjet.workers.reader import state_of_log
 
 _PACE_S = 10.0
@@ -192,7 +195,7 @@ class StatusReader:
             self._engine = self._database.engine("eventjet status")
         async with self._database.reaching(), self._engine.connect() as connection:
             await connection.execution_options(**{READ_ONLY: True})
-            return await connection.run_sync(lambda sync: (checkpoint.read_all(sync), parked_counts(sync)))
+            return await connection.run_sync(lambda sync: (_checkpoints(sync), parked_counts(sync)))
 
     def _log(self, positions: set[int]) -> tuple[int, dict[int, float | None]]:
         """Its last position, and for each of these the age of the event after it: 0 at the end, None if unknown."""
@@ -217,3 +220,22 @@ def _lives(held: Checkpoint, left_s: float) -> bool:
 def _silent_s(held: Checkpoint, left_s: float) -> float | None:
     """How long its owner has been silent, where it was lost."""
     return None if held.owner is None or left_s > 0 else held.lease_s - left_s
+
+
+def _checkpoints(connection: Connection) -> list[tuple[Checkpoint, float]]:
+    return [(_judged(connection, held), left_s) for held, left_s in checkpoint.read_all(connection)]
+
+
+def _judged(connection: Connection, held: Checkpoint) -> Checkpoint:
+    """As its worker will find it: failed where its tables are lost. Who may not look at them sees what is noted."""
+    if held.state not in (BUILDING, ACTIVE):
+        return held
+    try:
+        with connection.begin_nested():
+            table_identity.check(connection, held)
+    except TableLost as error:
+        return replace(held, state=FAILED, reason=str(error))
+    except DBAPIError as error:
+        if not dialect_of(connection).is_forbidden(error):
+            raise
+    return held

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -24,6 +25,7 @@ from eventjet.errors import (
     HistoryBroken,
     LogRolledBack,
     StillHeld,
+    TableLost,
     TableOccupied,
     TransactionEnded,
     UnknownEvent,
@@ -50,7 +52,18 @@ from eventjet.writers.sql_writer import SqlWriter
 
 _log = logging.getLogger(__name__)
 
-_STOPS = (HandlerFailed, CodecError, LogRolledBack, HistoryBroken, TableOccupied, StillHeld, TransactionEnded)
+_LOOK_S = 2.0
+"""How often a worker looks whether its tables are still there."""
+_STOPS = (
+    HandlerFailed,
+    CodecError,
+    LogRolledBack,
+    HistoryBroken,
+    TableLost,
+    TableOccupied,
+    StillHeld,
+    TransactionEnded,
+)
 _PASSES = (EventjetError, SQLAlchemyError, OSError, TimeoutError)
 
 
@@ -186,11 +199,12 @@ class Projector:
                     await lease.release()
 
     async def _hold(self, session: Session, lease: Lease, stop: asyncio.Event) -> None:
-        """Carry out retries, take the durable over, check the log, read what is blocked; then write.
+        """Check the tables, carry out retries, take the durable over, check the log, read what is blocked; then write.
 
         Each step relies on those before it, and all of them on the lease.
         """
         context, held = self._context, lease.held
+        await lease.check_tables()
         await carry_out_retries(session, context, self.resolved, held, stop)
         reader = await EventReader.open(context, self.resolved, held.position)
         waker = asyncio.create_task(_wake_at(stop, reader))
@@ -199,8 +213,8 @@ class Projector:
                 await lease.check_unused()
             # After the durable is made: whoever replaces the stream from here on deletes it too.
             log = await asyncio.to_thread(check_log, context.endpoint, context.stream, held)
-            if held.log != log:
-                await lease.adopt_log(log)
+            if held.log != log or not await lease.are_tables_noted():
+                await lease.adopt(log)
             failpoints.reach("worker.log_checked")
             pipeline = await self._pipeline(session, lease, reader)
             reader.start()
@@ -232,7 +246,11 @@ class Projector:
         """Write until `stop`, or until the revision is promoted."""
         promotion = Promotion(self.resolved, self._context, lease, session)
         building = lease.held.state == BUILDING and not promotion.wanted
+        looked_at = time.monotonic()
         while not stop.is_set():
+            if time.monotonic() - looked_at > _LOOK_S:
+                await lease.check_tables()
+                looked_at = time.monotonic()
             if not await pipeline.step(self._context.options.lease_s / 3):
                 await lease.renew()
                 failpoints.reach("worker.lease_renewed")

@@ -1,0 +1,92 @@
+"""Statements for SQLite: several in the caller's transaction; checkpoint first, since it is the fence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import astuple
+from typing import Any
+
+from sqlalchemy import Connection, Table
+from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
+
+from eventjet.projections.columns import Convert
+from eventjet.projections.row_codec import RowCodec
+from eventjet.sql.checkpoint import ADVANCE
+from eventjet.sql.statements import (
+    COLUMNS,
+    INSERT,
+    REPLACE,
+    Advance,
+    Changes,
+    Key,
+    Names,
+    QuarantineChanges,
+    by_key,
+)
+
+CLOCK = "(julianday('now') - 2440587.5) * 86400.0"
+
+_PARKED = f"{INSERT} values (?, ?, {', '.join('?' for _ in COLUMNS)}, {CLOCK}) {REPLACE}"
+_FREED = "delete from eventjet_quarantine where projection = ? and revision = ? and position = ?"
+_RESOLVED = (
+    f"update eventjet_quarantine set resolution = ?, resolved_at = {CLOCK} "  # noqa: S608 - of constants
+    "where projection = ? and revision = ? and position = ?"
+)
+
+
+class SqliteStatements:
+    """For one table and its checkpoint."""
+
+    def __init__(self, table: Table, codec: RowCodec, key_dumps: Sequence[Convert | None]) -> None:
+        names = Names(table, sqlite_dialect())
+        marks = ", ".join("?" for _ in table.columns)
+        self._codec = codec
+        self._key_dumps = key_dumps
+        self._alone = len(names.key) == 1
+        parts = ["k.value"] if self._alone else [f"k.value ->> {index}" for index in range(len(names.key))]
+        same = " and ".join(f"t.{names.quoted(column)} = {part}" for column, part in zip(names.key, parts, strict=True))
+        equal = " and ".join(f"{names.quoted(column)} = ?" for column in names.key)
+        self._advance = ADVANCE.format("?", CLOCK)
+        self._insert = f"insert into {names.table} ({names.all()}) values ({marks})"  # noqa: S608 - declared names
+        self._upsert = self._insert + names.on_conflict()
+        # A cross join keeps the order: each key is looked up in the index.
+        self._read = f"select {names.all('t.')} from json_each(?) k cross join {names.table} t on {same}"  # noqa: S608 - declared names
+        self._delete = f"delete from {names.table} where {equal}"  # noqa: S608 - declared names
+
+    def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
+        dumped = self._dumped(keys)
+        wanted = json.dumps([key[0] for key in dumped] if self._alone else dumped)
+        return by_key(self._codec, connection.exec_driver_sql(self._read, (wanted,)))
+
+    def write(self, connection: Connection, advance: Advance, changes: Changes) -> bool:
+        if connection.exec_driver_sql(self._advance, advance).rowcount != 1:
+            return False
+        dump = self._codec.dump
+        if changes.gone:
+            connection.exec_driver_sql(self._delete, self._dumped(changes.gone))
+        for statement, rows in ((self._insert, changes.made), (self._upsert, changes.kept)):
+            if rows:
+                connection.exec_driver_sql(statement, [dump(row) for row in rows])
+        if changes.quarantine is not None:
+            write_quarantine(connection, advance[3], advance[4], changes.quarantine)
+        return True
+
+    def _dumped(self, keys: Sequence[Key]) -> list[Key]:
+        if not any(self._key_dumps):
+            return list(keys)
+        dumps = self._key_dumps
+        return [
+            tuple([part if dump is None else dump(part) for dump, part in zip(dumps, key, strict=True)]) for key in keys
+        ]
+
+
+def write_quarantine(connection: Connection, name: str, revision: int, changes: QuarantineChanges) -> None:
+    """What a batch does to the quarantine."""
+    for statement, rows in (
+        (_PARKED, [(name, revision, *astuple(one)) for one in changes.parked]),
+        (_FREED, [(name, revision, position) for position in changes.freed]),
+        (_RESOLVED, [(resolution, name, revision, position) for position, resolution in changes.resolved]),
+    ):
+        if rows:
+            connection.exec_driver_sql(statement, rows)

@@ -1,0 +1,197 @@
+"""A table dropped by hand, or dropped and made anew, is never taken for the one that a checkpoint is true for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from eventjet.errors import TableLost, UsageError
+from eventjet.rebuild import rebuild
+from eventjet.sql import checkpoint
+from eventjet.sql.checkpoint import DECLARED, Checkpoint
+from eventjet.sql.locations import located
+from eventjet.sql.own_tables import projections
+from eventjet.sql.resetting import reset
+from tests.integration.by_hand import LEDGER, QUICK, expected, found
+from tests.integration.ledger_log import Ledger, eventually, history
+from tests.integration.projecting import BALANCES, MOVEMENTS, folded, rows_of
+from tests.integration.rebuild_log import Book
+from tests.tables import reading
+
+ALL = ["balances", "movements"]
+
+
+def dropped(ledger: Ledger, name: str = "balances") -> None:
+    ledger.execute(f"drop table {name}")
+
+
+def made_anew(ledger: Ledger) -> None:
+    """As a migration of somebody else's would."""
+    dropped(ledger)
+    with ledger.where.sync_engine().begin() as connection:
+        located(BALANCES.table, DECLARED, ledger.where.dialect).create(connection)
+
+
+LOSSES = pytest.mark.parametrize(
+    ("lose", "said"),
+    [(dropped, "'balances' is not in the database"), (made_anew, "'balances' is another table than the one")],
+)
+
+
+def checkpoint_of(ledger: Ledger, name: str = "balances") -> Checkpoint:
+    with reading(ledger.settings.database) as connection:
+        held = checkpoint.read(connection, name, 1)
+    assert held is not None
+    return held
+
+
+async def worked(ledger: Ledger, count: int = 60) -> int:
+    """A worker has brought the read models up to the end of a log, and has ended."""
+    last = ledger.append(history(count))
+    async with ledger.working():
+        for name in ledger.projections:
+            await ledger.caught_up(last, ledger.projections[name])
+    return last
+
+
+@LOSSES
+async def test_an_idle_worker_stops_that_projection_with_its_reason(
+    ledger: Ledger, lose: Callable[[Ledger], None], said: str
+) -> None:
+    last = ledger.append(history(60))
+    async with ledger.working(options=QUICK):
+        await ledger.caught_up(last)
+        await ledger.caught_up(last, MOVEMENTS)
+        lose(ledger)
+
+        async def is_stopped() -> bool:
+            return checkpoint_of(ledger).state == "failed"
+
+        await eventually(is_stopped, "the worker to stop it")
+        assert said in str((await ledger.status()).reason)
+        last = ledger.append(history(20, seed=8))
+        await ledger.caught_up(last, MOVEMENTS)
+        assert checkpoint_of(ledger).position < last
+
+
+@LOSSES
+async def test_without_a_worker_status_and_init_say_so_and_the_next_worker_does(
+    ledger: Ledger, lose: Callable[[Ledger], None], said: str
+) -> None:
+    await worked(ledger)
+    lose(ledger)
+    status = await ledger.status()
+    assert status.state == "failed"
+    assert said in str(status.reason)
+    assert "eventjet init --reset balances" in str(status.reason)
+    with pytest.raises(TableLost, match=said):
+        ledger.init()
+    last = ledger.append(history(20, seed=8))
+    async with ledger.working(options=QUICK):
+        await ledger.caught_up(last, MOVEMENTS)
+        await ledger.failed()
+        assert said in str(checkpoint_of(ledger).reason)
+
+
+async def test_a_reset_lets_it_begin_with_the_first_event_under_a_worker(ledger: Ledger) -> None:
+    last = await worked(ledger)
+    made_anew(ledger)
+    async with ledger.working(options=QUICK):
+        await ledger.failed()
+        assert reset(ledger.where, BALANCES) == ["balances"]
+        await ledger.caught_up(last)
+        assert ledger.init() == []
+        assert (await ledger.status()).reason is None
+    with reading(ledger.settings.database) as connection:
+        assert rows_of(connection, BALANCES) == folded(ledger.recorded(last))
+
+
+async def test_a_reset_of_one_that_works_deposes_its_worker_and_leaves_nothing_behind(book: Book) -> None:
+    book.init()
+    last = book.fill(300)
+    async with book.working(options=QUICK):
+        await book.caught_up(last, book.projections["balances"])
+        epoch = checkpoint_of(book).epoch
+        book.execute(
+            "insert into eventjet_quarantine (projection, revision, position, aggregate, aggregate_id, resolution,"
+            " parked_at) values ('balances', 1, 3, 'ledger', 'a-1', 'dropped', 0)"
+        )
+        reset(book.where, book.projections["balances"])
+        await book.caught_up(last, book.projections["balances"])
+        assert checkpoint_of(book).epoch > epoch
+        assert book.execute("select * from eventjet_quarantine") == []
+    assert book.rows() == book.folded(last)
+
+
+async def test_what_hangs_on_a_table_or_a_pause_keeps_it_from_a_reset(ledger: Ledger) -> None:
+    last = await worked(ledger)
+    before = checkpoint_of(ledger)
+    is_postgres = ledger.where.dialect.name == "postgresql"
+    trigger = "create trigger seen after insert on balances begin select 1; end"
+    ledger.execute("create view seen as select * from balances" if is_postgres else trigger)
+    with pytest.raises(UsageError, match="seen on balances would be lost"):
+        reset(ledger.where, BALANCES)
+    ledger.execute("drop view seen" if is_postgres else "drop trigger seen")
+    with ledger.where.sync_engine().begin() as connection:
+        assert checkpoint.pause(connection, before)
+    with pytest.raises(UsageError, match="it is paused"):
+        reset(ledger.where, BALANCES)
+    assert checkpoint_of(ledger).position == last
+
+
+async def test_a_rebuild_makes_it_anew_and_knows_what_it_made(book: Book) -> None:
+    book.init()
+    last = book.fill(300)
+    async with book.working("balances"):
+        await book.caught_up(last, book.projections["balances"])
+    dropped(book)
+    assert (await book.status()).state == "failed"
+    await rebuild(book.ref, ["balances"], book.settings, engine="local")
+    assert (await book.status()).state == "active"
+    last = book.fill(50, seed=2)
+    async with book.working("balances"):
+        await book.caught_up(last, book.projections["balances"])
+    assert book.rows() == book.folded(last)
+    book.execute("drop table balances", "create table balances (account_id varchar(60) primary key)")
+    assert (await book.status()).state == "failed"
+
+
+async def test_each_table_of_sql_by_hand_is_known(log: Ledger) -> None:
+    last = await worked(log)
+    dropped(log, "totals")
+    assert "'totals' is not in the database" in str((await log.failed()).reason)
+    async with log.working(options=QUICK):
+        assert reset(log.where, LEDGER)
+        await log.caught_up(last, LEDGER)
+    assert found(log.where) == expected(log.recorded(last))
+
+
+async def test_rows_deleted_by_hand_are_not_seen_and_its_columns_may_be_altered(ledger: Ledger) -> None:
+    """What the documentation says that nobody notices."""
+    await worked(ledger)
+    ledger.execute("delete from balances", "alter table balances add column note text")
+    assert (await ledger.status()).state == "active"
+
+
+async def test_a_database_restored_from_a_dump_goes_on_and_knows_its_tables_again(ledger: Ledger) -> None:
+    await worked(ledger)
+    if ledger.where.dialect.name == "postgresql":
+        restore_on_postgres(ledger, "balances", "movements", projections.name)
+    assert (await ledger.status()).state == "active"
+    last = await worked(ledger)
+    with reading(ledger.settings.database) as connection:
+        assert rows_of(connection, BALANCES) == folded(ledger.recorded(last))
+    made_anew(ledger)
+    assert (await ledger.status()).state == "failed"
+
+
+def restore_on_postgres(ledger: Ledger, *names: str) -> None:
+    """What a dump makes of tables: others, with the same names, columns and rows."""
+    for name in names:
+        ledger.execute(
+            f"create table restored (like {name} including all)",
+            f"insert into restored select * from {name}",
+            f"drop table {name}",
+            f"alter table restored rename to {name}",
+        )
