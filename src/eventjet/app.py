@@ -9,6 +9,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Unpack
 
+from sqlalchemy import Table
+
 from eventjet.codec.catalog import Catalog, Upcaster
 from eventjet.codec.subjects import is_name
 from eventjet.domain.aggregate import AggregateInfo, AggregateType, aggregate_info, event_info
@@ -18,7 +20,7 @@ from eventjet.errors import DefinitionError, UsageError
 from eventjet.jet import Jet, open_jet
 from eventjet.projections.app_ref import AppRef, Declared
 from eventjet.projections.resolve import resolve
-from eventjet.projections.sql_projection import AnyResolved, ResolvedSql, SqlProjection, resolve_sql
+from eventjet.projections.sql_projection import AnyResolved, SqlProjection, resolve_sql
 from eventjet.settings import Settings, SettingsOverrides
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.sql.sqlite import make_readable
@@ -159,9 +161,14 @@ def _quarantine_faults(
 
 
 def _shared_tables(projections: Mapping[str, AnyResolved]) -> Iterator[str]:
-    """Tables that a projection by hand shares with another one: a rebuild of one would undo the other."""
+    """Tables that two projections would overwrite for each other; SQLite does not tell capitals from small letters."""
     for first, second in combinations(projections.values(), 2):
-        if isinstance(first, ResolvedSql) or isinstance(second, ResolvedSql):
-            for name in sorted({table.name for table in first.tables} & {table.name for table in second.tables}):
+        of_second = {_table_name(table) for table in second.tables}
+        for table in first.tables:
+            if _table_name(table) in of_second:
                 both = f"the projections {first.name!r} and {second.name!r}"
-                yield f"the table {name!r} belongs to {both}; give each its own"
+                yield f"the table {table.fullname!r} belongs to {both}; give each its own"
+
+
+def _table_name(table: Table) -> tuple[str, str]:
+    return (table.schema or "").lower(), table.name.lower()

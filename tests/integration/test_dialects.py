@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Engine
 
-from eventjet.projections.sql_projection import OWN_TABLES
+from eventjet.projections.row_type import OWN_TABLES
 from eventjet.sql.database import Database
 from eventjet.sql.own_tables import metadata
 from tests.contracts.dialect_contract import DialectContract

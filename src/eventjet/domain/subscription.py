@@ -24,7 +24,9 @@ def events_of(function: Any, parameter: str = "event") -> tuple[type, ...]:
     if typing.get_origin(hint) is Recorded:
         (hint,) = typing.get_args(hint)
     elif hint is Recorded:
-        raise DefinitionError([f"{_name(function)}: write the events it takes, as in `{parameter}: Recorded[Opened]`"])
+        raise DefinitionError(
+            [f"{shown_name(function)}: write the events it takes, as in `{parameter}: Recorded[Opened]`"]
+        )
     return union_members(hint)
 
 
@@ -38,14 +40,16 @@ def resolved_hint(function: Any, parameter: str) -> Any:
     """One annotation as an object (`return` for the result); raises `DefinitionError` when it cannot be resolved."""
     raw: dict[str, Any] = dict(getattr(function, "__annotations__", {}))
     if parameter not in raw:
-        raise DefinitionError([f"{_name(function)}: its parameter `{parameter}` has no annotation; name its events"])
+        raise DefinitionError(
+            [f"{shown_name(function)}: its parameter `{parameter}` has no annotation; name its events"]
+        )
     scope = getattr(function, "__globals__", {})
     probe = types.SimpleNamespace(__annotations__={parameter: raw[parameter]})
     try:
         return typing.get_type_hints(probe, globalns=scope, localns=_closure(function))[parameter]
     except NameError as error:
         fault = (
-            f"{_name(function)}: the annotation of `{parameter}` names {error.name!r}, which cannot be found "
+            f"{shown_name(function)}: the annotation of `{parameter}` names {error.name!r}, which cannot be found "
             "where the function is defined; import it for real (not under TYPE_CHECKING) and at module level"
         )
         raise DefinitionError([fault]) from None
@@ -58,5 +62,6 @@ def _closure(function: Any) -> dict[str, Any]:
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=False)}
 
 
-def _name(function: Any) -> str:
-    return str(getattr(function, "__qualname__", function))
+def shown_name(thing: Any) -> str:
+    """What a message calls a function or a class."""
+    return str(getattr(thing, "__qualname__", thing))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, is_dataclass
 from datetime import date
 from functools import lru_cache
 from typing import Any, TypeAlias, cast
@@ -17,10 +17,11 @@ from sqlalchemy import types as sa
 
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.recorded import Recorded
-from eventjet.domain.subscription import events_of, resolved_hint, union_members
+from eventjet.domain.subscription import events_of, resolved_hint, shown_name, union_members
 from eventjet.errors import DefinitionError
-from eventjet.projections.columns import Convert, key_check, unsupported
+from eventjet.projections.columns import Convert, key_check
 from eventjet.projections.projection import Entries, OnError, Projection
+from eventjet.projections.row_type import listed_names, row_faults, table_faults
 
 KeyOf: TypeAlias = Callable[[Recorded[Any]], tuple[Any, ...]]
 KeysOf: TypeAlias = Callable[[Recorded[Any]], tuple[tuple[Any, ...], ...]]
@@ -106,6 +107,21 @@ def name_faults(name: str, revision: int) -> list[str]:
     return faults
 
 
+def call_faults(function: Callable[..., Any], arguments: Sequence[str]) -> Iterator[str]:
+    """What keeps a pure function from being called with these arguments, for what it returns."""
+    name = shown_name(function)
+    called: Any = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004 - of an object
+    if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+        yield f"{name} is an `async def`; it is called and never awaited, so write it without effects, as a plain `def`"
+    elif inspect.isgeneratorfunction(called) and "row" in arguments:
+        yield f"{name} yields; it must return the row"
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        yield f"{name} takes ({', '.join(signature.parameters)}), and is called with ({', '.join(arguments)})"
+
+
 class _Resolving:
     """One declaration being checked; collects `faults`."""
 
@@ -122,10 +138,11 @@ class _Resolving:
         self.faults += name_faults(declared.name, declared.revision)
         events = self._events()
         row_type = self._row_type()
-        self._check_table()
+        self.faults += table_faults(self.table)
         if row_type is not None:
-            self._check_fields(row_type)
+            self.faults += row_faults(row_type, self.table)
         self._check_keys(events)
+        self._check_calls()
         self._check_on_error()
         if row_type is None or self.faults:
             return None
@@ -149,8 +166,7 @@ class _Resolving:
         names = list(inspect.signature(self.function).parameters)
         index = 1 if isinstance(self.declared, Projection) else 0
         if len(names) <= index:
-            self.faults.append(f"{shown_name(self.function)} takes no event")
-            return ()
+            return ()  # `_check_calls` says so.
         try:
             found = events_of(self.function, names[index])
         except DefinitionError as error:
@@ -173,26 +189,6 @@ class _Resolving:
             self.faults.append(f"{shown_name(self.function)} must be annotated to return one dataclass, or None")
             return None
         return only
-
-    def _check_table(self) -> None:
-        for column in self.table.columns:
-            reason = unsupported(column.type)
-            if reason is not None:
-                self.faults.append(f"column {self.table.name}.{column.name} {reason}")
-            if column.computed is not None or column.identity is not None:
-                self.faults.append(f"column {self.table.name}.{column.name} is made by the database, not by the rows")
-
-    def _check_fields(self, row_type: type) -> None:
-        own = {one.name for one in fields(row_type)}
-        columns = {column.key for column in self.table.columns}
-        where = f"{row_type.__qualname__} and the table {self.table.name!r} differ"
-        if own - columns:
-            self.faults.append(f"{where}: the table has no column {_listed(own - columns)}")
-        if columns - own:
-            self.faults.append(f"{where}: the row has no field {_listed(columns - own)}")
-        fixed = {one.name for one in fields(row_type) if not one.init}
-        if fixed:
-            self.faults.append(f"{row_type.__qualname__} cannot be made with {_listed(fixed)}: init=False")
 
     def _check_keys(self, events: Sequence[type]) -> None:
         where = f"the primary key of {self.table.name!r}"
@@ -226,6 +222,16 @@ class _Resolving:
                 "aggregate, so the key must be the aggregate id"
             )
 
+    def _check_calls(self) -> None:
+        declared = self.declared
+        if isinstance(declared, Entries):
+            self.faults += call_faults(declared.rows, ("event",))
+            return
+        self.faults += call_faults(declared.fold, ("row", "event", "key") if declared.keys else ("row", "event"))
+        for function in (declared.key, declared.keys):
+            if function is not None:
+                self.faults += call_faults(function, ("event",))
+
     def _declared_key(self, events: Sequence[type]) -> list[Any] | None:
         """The types of the key's parts; None when they are not told."""
         declared = cast("Projection[Any, Any]", self.declared)
@@ -242,7 +248,7 @@ class _Resolving:
             return None
         strangers = {shown_name(one) for one in events if one not in known}
         if strangers:
-            self.faults.append(f"{shown_name(function)} gives no key for {_listed(strangers)}")
+            self.faults.append(f"{shown_name(function)} gives no key for {listed_names(strangers)}")
         if declared.key is None:
             members = {one for one in typing.get_args(hint) if one is not ...}
             if len(members) != 1:
@@ -302,14 +308,5 @@ def _item(hint: Any) -> Any:
     return args[0] if args and typing.get_origin(hint) in (list, tuple, Sequence) else hint
 
 
-def _listed(names: set[str]) -> str:
-    return ", ".join(repr(name) for name in sorted(names))
-
-
 def _shown(types: Sequence[Any]) -> str:
     return ", ".join(shown_name(one) for one in types)
-
-
-def shown_name(thing: Any) -> str:
-    """What a message calls a function or a class."""
-    return str(getattr(thing, "__qualname__", thing))

@@ -19,17 +19,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.recorded import Recorded
-from eventjet.domain.subscription import events_of
+from eventjet.domain.subscription import events_of, shown_name
 from eventjet.errors import DefinitionError
-from eventjet.projections.resolve import ResolvedProjection, name_faults, shown_name
+from eventjet.projections.resolve import ResolvedProjection, name_faults
+from eventjet.projections.row_type import reserved_faults
 
 E = TypeVar("E")
 
 Handler: TypeAlias = Callable[[Recorded[Any], AsyncConnection], Coroutine[Any, Any, None]]
 
 _PARAMETERS = 2
-OWN_TABLES = ("eventjet_projection", "eventjet_rebuild", "eventjet_quarantine")
-"""Tables that eventjet makes for itself: see `eventjet.sql.own_tables`."""
 
 
 class SqlProjection:
@@ -166,9 +165,7 @@ def _tables(declared: Sequence[Table], faults: list[str]) -> tuple[Table, ...]:
 
 def _table_faults(table: Table, declared: Sequence[Table]) -> list[str]:
     """What a rebuild could not make again in a schema or a file of its own, or could not compare."""
-    faults: list[str] = []
-    if table.name in OWN_TABLES:
-        faults.append(f"the table {table.name!r} is eventjet's own")
+    faults = list(reserved_faults(table))
     if table.schema is not None:
         faults.append(
             f"the table {table.fullname!r} names its schema, so a rebuild could not make it anywhere else; "

@@ -1,0 +1,132 @@
+"""Whether a table can keep the rows of a fold: its columns, and the dataclass whose fields go into them. Pure.
+
+A field's annotation is compared with what `columns.normaliser` lets into its column, so that a row which could never be
+stored is refused when an `App` is built instead of by the first event.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import fields
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Column, Table
+from sqlalchemy import types as sa
+
+from eventjet.domain.subscription import shown_name, union_members
+from eventjet.projections.columns import plain, unsupported
+
+OWN_TABLES = ("eventjet_projection", "eventjet_rebuild", "eventjet_quarantine")
+"""Tables that eventjet makes for itself: see `eventjet.sql.own_tables`."""
+
+_TAKEN: tuple[tuple[type[Any], tuple[type, ...]], ...] = (
+    (sa.String, (str,)),
+    (sa.Float, (float, int)),
+    (sa.Numeric, (Decimal, int)),
+    (sa.Integer, (int,)),
+    (sa.Boolean, (bool,)),
+    (sa.DateTime, (datetime,)),
+    (sa.Date, (date,)),
+    (sa.Uuid, (UUID,)),
+    (sa.JSON, (str, int, float, bool, list, dict)),
+    (sa.LargeBinary, (bytes, bytearray)),
+)
+"""(type of column, what it takes); of two types that fit, the first counts."""
+_NOT_ALSO = {bool: int, datetime: date}
+"""Classes that are no instance of their base to a column."""
+
+
+def reserved_faults(table: Table) -> Iterator[str]:
+    """A name that eventjet needs itself."""
+    if table.name in OWN_TABLES:
+        yield f"the table {table.name!r} is eventjet's own"
+
+
+def table_faults(table: Table) -> Iterator[str]:
+    """A name that is taken, and columns whose values the database would change, or make itself."""
+    yield from reserved_faults(table)
+    for column in table.columns:
+        reason = unsupported(column.type)
+        if reason is not None:
+            yield f"column {table.name}.{column.name} {reason}"
+        if column.computed is not None or column.identity is not None:
+            yield f"column {table.name}.{column.name} is made by the database, not by the rows"
+
+
+def row_faults(row_type: type, table: Table) -> Iterator[str]:
+    """Fields and columns that do not go together."""
+    own = {one.name: one for one in fields(row_type)}
+    columns = {column.key: column for column in table.columns}
+    where = f"{row_type.__qualname__} and the table {table.name!r} differ"
+    if own.keys() - columns.keys():
+        yield f"{where}: the table has no column {listed_names(own.keys() - columns.keys())}"
+    if columns.keys() - own.keys():
+        yield f"{where}: the row has no field {listed_names(columns.keys() - own.keys())}"
+    fixed = {name for name, one in own.items() if not one.init}
+    if fixed:
+        yield f"{row_type.__qualname__} cannot be made with {listed_names(fixed)}: init=False"
+    for name in own:
+        if name in columns:
+            yield from _type_faults(row_type, name, table, columns[name])
+
+
+def listed_names(names: set[str]) -> str:
+    """In the order of the alphabet, quoted."""
+    return ", ".join(repr(name) for name in sorted(names))
+
+
+def _type_faults(row_type: type, name: str, table: Table, column: Column[Any]) -> Iterator[str]:
+    taken = _taken(column.type)
+    strange = [one for one in _classes(_hint(row_type, name)) if taken and not _fits(one, taken)]
+    if strange:
+        given, takes = " | ".join(map(shown_name, strange)), " or ".join(map(shown_name, taken))
+        field = f"{row_type.__qualname__}.{name}"
+        yield f"{field} is {given}, and column {table.name}.{column.name} ({column.type!r}) takes {takes}"
+
+
+def _taken(kind: sa.TypeEngine[Any]) -> tuple[type, ...]:
+    kind = plain(kind)
+    if isinstance(kind, sa.Enum):
+        return (kind.enum_class or str,)
+    return next((taken for known, taken in _TAKEN if isinstance(kind, known)), ())
+
+
+def _fits(given: type, taken: tuple[type, ...]) -> bool:
+    """Whether such a value may be one that is taken; a protocol or an abstract class may always be."""
+    if getattr(given, "_is_protocol", False) or given is object:
+        return True
+    if inspect.isabstract(given):
+        return any(issubclass(one, given) for one in taken)
+    base = _NOT_ALSO.get(given)
+    return any(one is not base and issubclass(given, one) for one in taken)
+
+
+def _classes(hint: Any) -> Iterator[type]:
+    """The classes of a hint's values, None left out; those that nothing is known of are left out, too."""
+    for one in union_members(hint):
+        origin = typing.get_origin(one)
+        if isinstance(one, typing.NewType):
+            yield from _classes(one.__supertype__)
+        elif origin is typing.Literal:
+            yield from {type(value) for value in typing.get_args(one) if value is not None}
+        elif origin is typing.Final:
+            yield from _classes(typing.get_args(one)[0])
+        elif isinstance(known := origin or one, type) and known is not Any:
+            yield known
+
+
+def _hint(row_type: type, name: str) -> Any:
+    """The annotation of a field as an object; Any where it names what cannot be found."""
+    owner = next(one for one in row_type.__mro__ if name in vars(one).get("__annotations__", {}))
+    probe = types.SimpleNamespace(__annotations__={name: vars(owner)["__annotations__"][name]})
+    try:
+        return typing.get_type_hints(probe, globalns=vars(sys.modules[owner.__module__]))[name]
+    except Exception:  # noqa: BLE001 - whatever an annotation raises that only checkers read
+        return Any
