@@ -98,20 +98,30 @@ async def test_ctrl_c_does_not_wait_for_a_silent_server(eventjet_database: str, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("place", ["java"] + EVERY * ["rebuild.part_begun", "task.begun"])
-async def test_ctrl_c_ends_spark_too(
-    place: str, eventjet_nats: NatsServer, eventjet_database: str, tmp_path: Path
+async def test_a_signal_ends_spark_too(
+    place: str,
+    number: signal.Signals,
+    eventjet_nats: NatsServer,
+    eventjet_database: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     with stage(eventjet_nats.url, eventjet_database, tmp_path) as scene:
         armed = {} if place == "java" else {"at": place, "action": "tell"}
         with RebuildProcess(scene, "--master", "local[2]", **armed) as run:
             await_it(lambda: bool(run.others()) if place == "java" else run.fired.exists(), run.logged, SPARK_STARTS_S)
-            run.process.send_signal(signal.SIGINT)
+            run.process.send_signal(number)
             began = time.monotonic()
             assert run.ended(LATE_S) == INTERRUPTED, run.logged()
             took_s = time.monotonic() - began
             assert "Traceback" not in run.logged()
+            assert list(temporary.iterdir()) == []
             await_it(lambda: run.others() == {}, lambda: str(run.others()), 60.0)
         assert remains(Database(scene.ledger.settings.database)) == []
-        scene.said.append(f"Spark, Ctrl-C at {place}: over after {took_s:.2f} s")
+        scene.said.append(f"Spark, {number.name} at {place}: over after {took_s:.2f} s")
         await scene.settle()

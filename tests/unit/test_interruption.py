@@ -62,6 +62,23 @@ with interruptible(0.1):
     assert ended.stderr == "not over within 0.1 s: ended\n"
 
 
+def test_ctrl_c_while_modules_are_imported_leaves_no_traceback() -> None:
+    starts = """
+import signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from eventjet.cli.entry import run
+run()
+"""
+    ended = subprocess.run([sys.executable, "-c", starts], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
 def test_a_hang_up_that_is_ignored_stays_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

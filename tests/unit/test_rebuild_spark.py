@@ -181,6 +181,19 @@ def test_what_a_killed_process_left_in_its_folder_is_removed_by_the_next(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_killed_processes_left_halfway_is_removed_and_what_has_just_been_made_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    fresh, old, unlocked = (tmp_path / f"eventjet-spark-{name}" for name in ("fresh", "old", "unlocked"))
+    for folder in (fresh, old, unlocked):
+        (folder / "local" / "blocks").mkdir(parents=True)
+    (unlocked / "alive").touch()
+    os.utime(old, (0, 0))
+    with scratch_folder() as own:
+        assert set(tmp_path.iterdir()) == {fresh, own}
+
+
 def test_rows_that_the_driver_inserts_arrive_as_they_were_sent() -> None:
     rows: list[tuple[Any, ...]] = [("ä", 2**62, None, 0.1, b"\x00\xff", ""), ("b", -1, "12.50", None, None, "x")]
     assert list(unpack_rows(pack_rows(rows))) == rows

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from eventjet.cli.main import run
+from eventjet.cli.entry import run
 
 run()

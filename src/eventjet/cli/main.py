@@ -78,7 +78,7 @@ def options(
 
 
 def run() -> None:
-    """The console script."""
+    """What the console script comes to."""
     sys.exit(main(sys.argv[1:]))
 
 

@@ -168,8 +168,11 @@ def running_gateway(
     Raises `Unreachable` when it does not come up.
     """
     announced = scratch / "gateway"
+    # A JVM that is killed leaves behind what it keeps there.
+    temporary = scratch / "tmp"
+    temporary.mkdir()
     process = subprocess.Popen(
-        _command(find_java(), conf, variables.get("SPARK_CONF_DIR") or os.environ.get("SPARK_CONF_DIR", "")),
+        _command(find_java(), conf, variables.get("SPARK_CONF_DIR") or os.environ.get("SPARK_CONF_DIR", ""), temporary),
         stdin=subprocess.PIPE,
         env={
             **os.environ,
@@ -205,7 +208,7 @@ def end_jvm(process: subprocess.Popen[bytes]) -> None:
         process.wait(STOP_TIMEOUT_S)
 
 
-def _command(java: Java, conf: Mapping[str, str], conf_dir: str) -> list[str]:
+def _command(java: Java, conf: Mapping[str, str], conf_dir: str, temporary: Path) -> list[str]:
     from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]  as its scripts do
 
     jars = str(Path(_find_spark_home()) / "jars" / "*")
@@ -214,6 +217,7 @@ def _command(java: Java, conf: Mapping[str, str], conf_dir: str) -> list[str]:
         str(java.program),
         "-cp",
         f"{conf_dir}{os.pathsep}{jars}" if conf_dir else jars,
+        f"-Djava.io.tmpdir={temporary}",
         f"-Xmx{conf.get('spark.driver.memory', '1g')}",
         *_OPTIONS,
         *(_FRUGAL if (os.cpu_count() or 1) <= _FEW_CORES else ()),

@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -38,6 +39,8 @@ offers to extend its SQL, and that is MLlib, whose few functions take a fifth of
 _SCRATCH = "eventjet-spark-"
 _ALIVE = "alive"
 """A file that is locked for as long as the process of its scratch folder lives."""
+_UNLOCKED_S = 3_600.0
+"""How old a folder without that file is when whoever made it was killed before there was one."""
 _LOCAL = re.compile(r"local(?:\[([^,\]]+)(?:,[^\]]*)?\])?")
 _MARKS = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
 _LOG4J2 = """\
@@ -133,9 +136,28 @@ def scratch_folder() -> Generator[Path]:
 def _remove_abandoned_folders() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
         # What is not ours, or has just been made and is not locked yet, is left alone.
-        with suppress(OSError), (folder / _ALIVE).open("r+b") as file:
-            if os.fstat(file.fileno()).st_uid == os.getuid() and try_lock(file):
-                shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            made = folder.stat()
+            if made.st_uid != os.getuid():
+                continue
+            try:
+                with (folder / _ALIVE).open("r+b") as file:
+                    if try_lock(file):
+                        _remove(folder)
+            except FileNotFoundError:
+                if time.time() - made.st_mtime > _UNLOCKED_S:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove(folder: Path) -> None:
+    """The lock last: what a JVM that is about to end writes meanwhile is left to the next one."""
+    for part in folder.iterdir():
+        if part.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+        elif part.name != _ALIVE:
+            part.unlink(missing_ok=True)
+    if [part.name for part in folder.iterdir()] == [_ALIVE]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _where(master: str | None) -> tuple[str, bool]:

@@ -1,0 +1,19 @@
+"""Where the program begins: until its modules are there, which takes a moment, Ctrl-C ends it without a traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+_INTERRUPTED = 130
+
+
+def run() -> None:
+    """The console script."""
+    before = signal.getsignal(signal.SIGINT)
+    if before == signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(_INTERRUPTED))
+    from eventjet.cli.main import run as begin
+
+    signal.signal(signal.SIGINT, before)
+    begin()
