@@ -10,15 +10,15 @@ import sys
 import tempfile
 import time
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from tests.faults.trials import report
-from tests.faults.trials.machine import missing
+from tests.faults.trials.machine import apart, missing
 from tests.faults.trials.report import Outcome
 from tests.faults.trials.trial import SCENARIOS, Options, Scenario, Trial
 
-MODULES = ("power", "partition", "processes", "limits", "pasts", "clocks", "parts")
+MODULES = ("power", "partition", "processes", "limits", "pasts", "clocks", "snapshots", "parts")
 
 
 def main() -> int:
@@ -41,6 +41,9 @@ def main() -> int:
     if given.list:
         sys.stdout.writelines(f"{one.name}: {one.what}\n" for one in chosen)
         return 0
+    if any(one.needs for one in chosen):
+        with suppress(OSError):  # then it is told why, scenario by scenario
+            apart()
     # Servers that fail are what this is about.
     logging.disable(logging.ERROR)
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1_000_000)

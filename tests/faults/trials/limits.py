@@ -7,6 +7,8 @@ import signal
 import time
 from collections.abc import Callable
 
+from sqlalchemy.exc import DBAPIError
+
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
 from eventjet.nats.api import stream_info, update_stream
@@ -14,8 +16,11 @@ from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from tests.faults.trials.power import on_disk
 from tests.faults.trials.trial import Run, Trial, scenario
+from tests.tables import execute
 
 STARVES_S = 60.0
+FILLS_MAX = 300
+"""Of a megabyte each."""
 
 
 def recovered(trial: Trial, run: Run, what: str, wait_s: float = 60.0) -> bool:
@@ -57,13 +62,24 @@ def disk_full_postgres(trial: Trial) -> None:
         for _ in range(trial.options.rounds):
             trial.wait()
             ballast = disk.fill()
-            # Until a commit needs another segment of its log, or a table another page.
-            trial.wait(4)
+            trial.note(f"full: {refused_by(postgres)}")
+            trial.wait()
             ballast.unlink()
             if not postgres.running:
                 trial.note("PostgreSQL had ended, and was started again")
                 postgres.start()
             trial.wait()
+
+
+def refused_by(postgres: PostgresServer) -> str:
+    """Use up what PostgreSQL has set aside of its disk; what it says then."""
+    try:
+        execute(postgres.url, "create table if not exists filling (text varchar)")
+        for _ in range(FILLS_MAX):
+            execute(postgres.url, "insert into filling select repeat('x', 1000) from generate_series(1, 1000)")
+    except DBAPIError as error:
+        return str(error.orig).splitlines()[0]
+    raise AssertionError("PostgreSQL finds room on a full disk")
 
 
 def limited(trial: Trial, run: Run, limit: Callable[[bool], None], what: str) -> None:

@@ -24,9 +24,18 @@ _EXT4_SHUTDOWN = 0x8004587D
 """EXT4_IOC_SHUTDOWN of Linux."""
 _NO_LOG_FLUSH = 2
 """The journal is not written either."""
+_CLONE_NEWNS = 0x20000
 _CLONE_NEWNET = 0x40000000
 _UNMOUNTS_S = 20.0
 _COMMAND_S = 60.0
+
+
+def apart() -> None:
+    """What this process mounts, and its networks, end with it and what it starts, however that ends."""
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS | _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "unshare")
+    run("mount", "--make-rprivate", "/")
+    run("ip", "link", "set", "lo", "up")
 
 
 def run(*command: str | Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import shutil
 import time
 from collections.abc import Callable
@@ -23,7 +24,8 @@ from eventjet.errors import EventjetError
 from eventjet.nats.api import stream_info, update_stream
 from eventjet.nats.connection import NatsConnection, ask_once
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.ranges import read_range
+from eventjet.rebuild.auditing import audit
+from eventjet.rebuild.findings import NOTES
 from tests.faults.tally import Tally, Truth, judge, snapshot, tally_app
 from tests.faults.trials.commands import Commands, nothing
 from tests.faults.trials.trial import Run, Trial, init, scenario
@@ -143,24 +145,17 @@ def rolled_back(trial: Trial) -> None:
         trial.note(f"{way.__name__.replace('_', ' ')}: {changed(trial, way)}")
 
 
-def flip(trial: Trial, pattern: str, bits: int) -> Callable[[Past], None]:
-    """Flip bits in a block file of a stream whose folder matches."""
-
-    def way(past: Past) -> None:
-        def change(data: Path) -> None:
-            blocks = sorted(path for path in data.rglob("*.blk") if pattern in str(path) and path.stat().st_size)
-            path = trial.chance.choice(blocks)
-            held = bytearray(path.read_bytes())
-            for _ in range(bits):
-                held[trial.chance.randrange(len(held))] ^= 1 << trial.chance.randrange(8)
-            path.write_bytes(held)
-            # Else the server believes its index, and reads a block only when it is asked for it.
-            for index in path.parent.glob("index.db") if trial.chance.random() < 0.5 else ():
-                index.unlink()
-
-        past.restart_with(change)
-
-    return way
+def flipped(chance: random.Random, data: Path, pattern: str, bits: int) -> None:
+    """Flip bits in one block file of the stream whose folder matches; its server does not run."""
+    blocks = sorted(path for path in data.rglob("*.blk") if pattern in str(path) and path.stat().st_size)
+    path = chance.choice(blocks)
+    held = bytearray(path.read_bytes())
+    for _ in range(bits):
+        held[chance.randrange(len(held))] ^= 1 << chance.randrange(8)
+    path.write_bytes(held)
+    if chance.random() < 0.5:
+        # Else the server believes its index, and reads a block only when it is asked for it.
+        (path.parent / "index.db").unlink(missing_ok=True)
 
 
 @scenario("bit-flips")
@@ -168,7 +163,11 @@ def bit_flips(trial: Trial) -> None:
     """Bits flip in the block files of the log, while the server does not run."""
     for _ in range(trial.options.rounds * 3):
         bits = trial.chance.choice((1, 1, 8, 200))
-        trial.note(f"{bits} bits: {changed(trial, flip(trial, '/tally_', bits))}")
+
+        def way(past: Past, bits: int = bits) -> None:
+            past.restart_with(lambda data: flipped(trial.chance, data, past.name, bits))
+
+        trial.note(f"{bits} bits: {changed(trial, way)}")
 
 
 def changed(trial: Trial, way: Callable[[Past], None]) -> str:
@@ -247,9 +246,8 @@ def _noticed(past: Past) -> str | None:
             return f"the worker's status after {time.monotonic() - began:.1f} s: {str(said[0])[:160]}"
         time.sleep(0.2)
     try:
-        last = past.state().last
-        for _ in read_range(past.endpoint, past.name, 1, last + 1):
-            pass
+        report = asyncio.run(audit(tally_app(past.name), past.run.settings, engine="local"))
     except EventjetError as error:
-        return f"whoever reads the whole log: {error}"[:240]
-    return None
+        return f"`eventjet audit`: {error}"[:240]
+    kinds = [f"{one.kind} ({one.positions})" for one in report.found if one.kind not in NOTES]
+    return f"`eventjet audit`: {', '.join(kinds)}" if kinds else None
