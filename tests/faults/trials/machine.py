@@ -42,7 +42,8 @@ def run(*command: str | Path) -> None:
     """A program of the system; what it said against it is in the error."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=_COMMAND_S)
     if done.returncode:
-        raise OSError(f"{' '.join(map(str, command))}: {(done.stderr or done.stdout).strip()}")
+        said = (done.stderr or done.stdout).strip().split("\n")[0]
+        raise OSError(f"{' '.join(map(str, command))}: {said}")
 
 
 class Disk:

@@ -52,11 +52,16 @@ class Outcome:
         broken = [name for name in MUST_BE_ZERO if getattr(self.figures, name) and name not in self.scenario.may]
         return f"BROKEN: {', '.join(broken)}" if broken else "held"
 
+    def counts(self) -> dict[str, str]:
+        """What is shown of the figures; nothing for the parts that count for themselves."""
+        counted = self.figures.commands > 0
+        return {name: f"{getattr(self.figures, name):,}" if counted else "" for name in SHOWN}
+
     def line(self) -> str:
         """For the terminal."""
         if self.skipped:
             return f"{self.scenario.name}: skipped: {self.skipped}"
-        counted = ", ".join(f"{getattr(self.figures, name):,} {name}" for name in SHOWN)
+        counted = ", ".join(f"{count} {name}" for name, count in self.counts().items() if count) or "see below"
         more = "".join(f"\n  {one}" for one in [*self.notes, *self.figures.told])
         failure = f"\n{self.error}" if self.error else ""
         return f"{self.scenario.name}: {self.verdict} ({self.seconds:.0f} s): {counted}{more}{failure}"
@@ -68,7 +73,7 @@ def page(outcomes: Sequence[Outcome], options: Options) -> str:
     lines = [HEAD.format(seed=options.seed, machine=machine, rounds=options.rounds, seconds=options.seconds)]
     lines += [f"| scenario | verdict | s | {' | '.join(SHOWN)} |", f"|---|---|---|{'---|' * len(SHOWN)}"]
     for one in outcomes:
-        cells = " | ".join("" if one.skipped else f"{getattr(one.figures, name):,}" for name in SHOWN)
+        cells = " | ".join(one.counts().values())
         lines.append(f"| {one.scenario.name} | {one.verdict} | {one.seconds:.0f} | {cells} |")
     for one in outcomes:
         lines += ["", f"## {one.scenario.name}", "", one.scenario.what, ""]
