@@ -111,7 +111,7 @@ def _catalog(
                     )
         except DefinitionError as error:
             faults.extend(error.faults)
-    catalog = Catalog(list(owners), upcasters, retired)
+    catalog = Catalog({event: aggregates[cls].name for event, cls in owners.items()}, upcasters, retired)
     faults.extend(catalog.faults())
     return catalog
 

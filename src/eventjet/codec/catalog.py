@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,8 @@ class EventType:
     event_type: type
     info: EventInfo
     codec: BodyCodec
+    aggregate: str | None = None
+    """Whose event it is; None where nobody said."""
 
     def encode(self, event: Any) -> EncodedEvent:
         """Checked by reading it back; raises `UnencodableEvent`."""
@@ -66,6 +68,8 @@ class Resolved:
     event: EventType
     decode: Callable[[bytes], Any]
     """The event of a body, upcast when it is older; raises `ValueError`, or what an upcaster raises."""
+    aggregate: str | None
+    """As the event's own."""
 
 
 def _upcasting(event: EventType, steps: Sequence[Upcaster]) -> Callable[[bytes], Any]:
@@ -82,9 +86,17 @@ class Catalog:
     """Every event of an app. Pure lookup; built once."""
 
     def __init__(
-        self, event_types: Sequence[type], upcasters: Sequence[Upcaster] = (), retired: Sequence[str] = ()
+        self,
+        event_types: Sequence[type] | Mapping[type, str],
+        upcasters: Sequence[Upcaster] = (),
+        retired: Sequence[str] = (),
     ) -> None:
-        self._types = {each: EventType(each, event_info(each), BodyCodec(each)) for each in dict.fromkeys(event_types)}
+        """A mapping tells the aggregate of each event, the only one whose subjects may carry it."""
+        owners = event_types if isinstance(event_types, Mapping) else dict[type, str]()
+        self._types = {
+            each: EventType(each, event_info(each), BodyCodec(each), owners.get(each))
+            for each in dict.fromkeys(event_types)
+        }
         self._upcasters = tuple(upcasters)
         self._steps = {(step.name, step.schema): step for step in upcasters}
         self._retired = frozenset(retired)
@@ -100,6 +112,15 @@ class Catalog:
     def __contains__(self, event_type: type) -> bool:
         return event_type in self._types
 
+    def named(self, type_name: str) -> EventType | None:
+        """The event of a wire name, whatever its schema."""
+        return self._names.get(type_name)
+
+    def aggregates_of(self, event_types: Collection[type]) -> frozenset[str] | None:
+        """Whose subjects may carry one of these; None when that cannot be told of each."""
+        found = {kind.aggregate if (kind := self._types.get(each)) else None for each in event_types}
+        return None if None in found else frozenset(filter(None, found))
+
     def is_retired(self, type_name: str) -> bool:
         """Whether nobody records this event any more and readers pass over it."""
         return type_name in self._retired
@@ -113,7 +134,7 @@ class Catalog:
             steps = [self._steps[kind.info.name, number] for number in range(schema, kind.info.schema)]
         except KeyError:
             return None
-        return Resolved(kind, _upcasting(kind, steps) if steps else kind.codec.decode)
+        return Resolved(kind, _upcasting(kind, steps) if steps else kind.codec.decode, kind.aggregate)
 
     def faults(self) -> list[str]:
         """What is wrong with the names, schemas and chains, each as a sentence."""

@@ -81,7 +81,9 @@ def header(block: bytes, name: str) -> str | None:
     start = block.find(b"\r\n" + name.encode() + b": ")
     if start < 0:
         return None
-    return _line(block, start + len(name) + 4).decode("utf-8", "replace")
+    start += len(name) + 4
+    end = block.find(b"\r\n", start)
+    return block[start : end if end >= 0 else None].decode("utf-8", "replace")  # others may have left its end out
 
 
 def request_in(block: bytes) -> str | None:
@@ -95,7 +97,8 @@ def number_of(block: bytes, name: str) -> int | None:
     start = block.find(b"\r\n%b: " % name.encode())
     if start < 0:
         return None
-    digits = _line(block, start + len(name) + 4)
+    end = block.find(b"\r\n", start + 2)
+    digits = block[start + len(name) + 4 : end if end >= 0 else None]
     number = int(digits) if digits.isdigit() and len(digits) < 20 else _NUMBERS_END
     return number if number < _NUMBERS_END else None
 
@@ -104,9 +107,11 @@ def metadata_of(block: bytes) -> tuple[str | None, Metadata]:
     """(command id, metadata) of a block."""
     command = block.find(b"\r\nEj-Command: ")
     if command >= 0:
-        line = _line(block, command + 14)
-        command_id = _unescaped(line)
-        if not _METADATA.search(block, command + 14 + len(line)):
+        end = block.find(b"\r\n", command + 14)
+        if end < 0:
+            end = len(block)
+        command_id = _unescaped(block[command + 14 : end])
+        if not _METADATA.search(block, end):
             return command_id, NO_METADATA
     else:
         command_id = None
@@ -129,15 +134,17 @@ def recorded_at(record: RawRecord) -> datetime:
 class Decoder:
     """Turns records into recorded events, of the classes in `only` when given.
 
-    Returns None for a declared event outside `only` and for a retired one. Raises `UnknownEvent` and
-    `UndecodableEvent`, which carry position and bytes.
+    Returns None for a declared event outside `only`, for a retired one, and for what does not tell a declared type on
+    the subject of an aggregate that has no event in `only`. Raises `UnknownEvent` and `UndecodableEvent`, which carry
+    position and bytes.
     """
 
-    __slots__ = ("_catalog", "_known", "_only", "_second", "_second_at")
+    __slots__ = ("_catalog", "_known", "_only", "_own", "_second", "_second_at")
 
     def __init__(self, catalog: Catalog, only: Collection[type] | None = None) -> None:
         self._catalog = catalog
         self._only = None if only is None else frozenset(only)
+        self._own = None if only is None else catalog.aggregates_of(only)
         self._known: dict[tuple[bytes, bytes], Resolved | None] = {}
         self._second = 0
         self._second_at = _EPOCH.timetuple()[:6]
@@ -149,10 +156,14 @@ class Decoder:
             if resolved is None:
                 return None
             aggregate, aggregate_id = entity_of(subject)
+            if aggregate != resolved.aggregate and resolved.aggregate is not None:
+                raise undecodable(record, _misplaced(resolved, aggregate))
             digits = lines[at + 2][12:]
             version = int(digits)
-            if not (0 < version <= position and digits.isdigit()):
-                raise ValueError(f"its version is {version}")
+            # As much of the chain as one record can tell: `log_audit` and `fold_history` know the record before.
+            before = int(lines[2][37:]) if at == 3 else position - 1
+            if not (0 < version <= before + 1 <= position and digits.isdigit()):
+                raise undecodable(record, _out_of_line(version, before, position))
             data = resolved.decode(body)
             event_id = lines[1][13:].decode()
             second, rest = divmod(time_ns, 1_000_000_000)
@@ -172,25 +183,30 @@ class Decoder:
 
     def link(self, record: RawRecord) -> Link:
         """As a call, but only what folding one aggregate's history takes: half the work."""
-        position, _, _, block, body = record
+        position, _, subject, block, body = record
         try:
             resolved, lines, at = self._look_up(record)
+            if resolved is not None and resolved.aggregate is not None:
+                aggregate, _ = entity_of(subject)
+                if aggregate != resolved.aggregate:
+                    raise undecodable(record, _misplaced(resolved, aggregate))
             digits = lines[at + 2][12:]
             version = int(digits)
-            if not (0 < version <= position and digits.isdigit()):
-                raise ValueError(f"its version is {version}")
+            before = int(lines[2][37:]) if at == 3 else position - 1
+            if not (0 < version <= before + 1 <= position and digits.isdigit()):
+                raise undecodable(record, _out_of_line(version, before, position))
             data = None if resolved is None else resolved.decode(body)
             if not lines[1].isascii():
                 lines[1].decode()
-            digits = lines[2][37:] if at == 3 else b""
-            expected = int(digits) if digits.isdigit() and len(digits) < 20 else None
+            expected = before if at == 3 else None
             if len(lines) == at + 5:
                 return Link(version, position, expected, None, data)
             if at == 2:
                 expected = number_of(block, EXPECTED)  # written by others, after the type
-            _told_time(block, _EPOCH, record)
+            if b"\r\nEj-R" in block:
+                _told_time(block, _EPOCH, record)
             start = block.find(b"\r\nEj-Command: ")
-            command_id = None if start < 0 else _unescaped(_line(block, start + 14))
+            command_id = None if start < 0 else _unescaped(block[start + 14 : block.index(b"\r\n", start + 14)])
             return Link(version, position, expected, command_id, data)
         except CodecError:
             raise
@@ -210,32 +226,44 @@ class Decoder:
             if lines[1][:13] != _MSG_ID or lines[at + 2][:12] != _VERSION:
                 raise KeyError("another order")
         except (IndexError, KeyError):
-            if block and not block.endswith(_BLOCK_END):
-                # A direct get would not even give it as it is stored.
-                raise undecodable(record, "its headers do not end in an empty line") from None
             lines = _in_order(lines)
             at = 3 if lines[2][:37] == _EXPECTED else 2
             resolved = self._resolve(lines[at : at + 3], record)
-        if len(lines) > at + 5 and b"\r\nEj-Encoding: " in block and (name := header(block, ENCODING)) != "json":
+        if (
+            resolved is not None
+            and len(lines) > at + 5
+            and b"\r\nEj-Encoding: " in block
+            and (name := header(block, ENCODING)) != "json"
+        ):
             raise undecodable(record, f"its encoding is {_shown(name)!r}")
         return resolved, lines, at
 
     def _resolve(self, kind: Sequence[bytes], record: RawRecord) -> Resolved | None:
         """Look up what (type, schema, version) announce; what raises is not remembered."""
-        position, body = record[0], record[4]
+        position, block, body = record[0], record[3], record[4]
+        if block and not block.endswith(_BLOCK_END):
+            # A direct get would not even give it as it is stored.
+            return self._untold(record, undecodable(record, "its headers do not end in an empty line"))
         type_name, schema = (line.partition(b": ")[2].decode("utf-8", "replace") for line in kind[:2])
-        if not all(kind):
-            raise undecodable(record, "it lacks Ej-Type, Ej-Schema or Ej-Version")
-        if not (schema.isascii() and schema.isdigit() and len(schema) < 9):
-            raise undecodable(record, f"its schema is {_shown(schema)!r}")
-        resolved = self._catalog.resolve(type_name, int(schema))
-        if resolved is None and not self._catalog.is_retired(type_name):
-            raise UnknownEvent(_shown(type_name), int(schema), position, body)
-        if resolved is not None and self._only is not None and resolved.event.event_type not in self._only:
-            resolved = None
+        declared = self._catalog.named(type_name)
+        resolved: Resolved | None = None
+        if declared is None and not self._catalog.is_retired(type_name):
+            return self._untold(record, _strange(record, kind, type_name, schema))
+        if declared is not None and (self._only is None or declared.event_type in self._only):
+            if not all(kind) or not _is_schema(schema):
+                raise _strange(record, kind, type_name, schema)
+            resolved = self._catalog.resolve(type_name, int(schema))
+            if resolved is None:
+                raise UnknownEvent(_shown(type_name), int(schema), position, body)
         if len(self._known) < 10_000:
             self._known[kind[0], kind[1]] = resolved
         return resolved
+
+    def _untold(self, record: RawRecord, error: CodecError) -> None:
+        """Raise for a record that does not say which event it is, unless it is on a subject of other events."""
+        names = record[2].split(b".", 2)
+        if self._own is None or len(names) < 2 or names[1].decode("utf-8", "replace") in self._own:
+            raise error
 
 
 def _in_order(lines: Sequence[bytes]) -> list[bytes]:
@@ -247,6 +275,29 @@ def _in_order(lines: Sequence[bytes]) -> list[bytes]:
     first = [named.pop(_MSG_ID, b""), *([named.pop(_EXPECTED)] if _EXPECTED in named else ())]
     kind = [named.pop(start, b"") for start in (_TYPE, _SCHEMA, _VERSION)]
     return [lines[0], *first, *kind, *filter(None, named.values()), b"", b""]
+
+
+def _strange(record: RawRecord, kind: Sequence[bytes], type_name: str, schema: str) -> CodecError:
+    """Why a record is no declared event."""
+    if not all(kind):
+        return undecodable(record, "it lacks Ej-Type, Ej-Schema or Ej-Version")
+    if not _is_schema(schema):
+        return undecodable(record, f"its schema is {_shown(schema)!r}")
+    return UnknownEvent(_shown(type_name), int(schema), record[0], record[4])
+
+
+def _is_schema(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 9
+
+
+def _misplaced(resolved: Resolved, aggregate: str) -> str:
+    return f"its type belongs to the aggregate {resolved.aggregate!r}, and its subject to {aggregate!r}"
+
+
+def _out_of_line(version: int, before: int, position: int) -> str:
+    if not 0 < version <= position:
+        return f"its version is {version}, at position {position}"
+    return f"its version is {version}, and it was written after position {before}"
 
 
 def undecodable(record: RawRecord, fault: str | Exception) -> UndecodableEvent:
@@ -262,12 +313,6 @@ def undecodable(record: RawRecord, fault: str | Exception) -> UndecodableEvent:
 
 def _shown(text: str | None) -> str:
     return text if text is not None and len(text) <= _SHOWN_MAX else f"{(text or '')[:_SHOWN_MAX]}…"
-
-
-def _line(block: bytes, start: int) -> bytes:
-    """What is left of a line, whose end others may have left out."""
-    end = block.find(b"\r\n", start)
-    return block[start:] if end < 0 else block[start:end]
 
 
 def _unescaped(value: bytes) -> str:

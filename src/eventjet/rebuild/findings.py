@@ -75,7 +75,8 @@ EXPLAINED: Mapping[Kind, Explanation] = {
     ),
     Kind.FOREIGN: Explanation(
         title="Events are on subjects that are not theirs",
-        cost="Read models take them for events of that aggregate, and folding its history fails or goes wrong.",
+        cost="The aggregates of these subjects cannot be loaded, and a projection that takes such events stops there, "
+        "unless it quarantines them.",
         way_out="Another program published them: take its right to publish to these subjects away. "
         "`eventjet tail --from POSITION` shows what it wrote.",
     ),

@@ -12,8 +12,6 @@ from eventjet.archive.batches import lasting
 from eventjet.codec.envelope import EXPECTED, MSG_ID, RECORDED_AT, VERSION, Decoder, RawRecord, header, number_of
 from eventjet.codec.envelope import recorded_at as recorded_at_of
 from eventjet.codec.subjects import entity_of
-from eventjet.domain.aggregate import aggregate_info
-from eventjet.domain.subscription import folded_events
 from eventjet.errors import UndecodableEvent, UnknownEvent
 from eventjet.projections.app_ref import Application
 from eventjet.rebuild.findings import Findings, Found, Kind
@@ -40,11 +38,7 @@ class LogAudit:
         """Of those, how many the archive had, too."""
         self._findings = Findings(examples)
         self._decode = Decoder(app.catalog)
-        self._prefixes = {
-            event: f"{app.name}.{aggregate_info(one).name}.".encode()
-            for one in app.aggregates
-            for event in folded_events(one)
-        }
+        self._app = app
         self._first = first
         self._last = last
         self._position = first - 1
@@ -151,17 +145,13 @@ class LogAudit:
             return False
         readable = True
         try:
-            version, _, expected, _, data = self._decode.link(record)
+            version, _, expected, *_ = self._decode.link(record)
             if _TOLD_TIME in block:
                 time_ns = int(recorded_at_of(record).timestamp() * 1e9)
         except (UnknownEvent, UndecodableEvent) as error:
             self._unreadable(record, error)
             readable = False
-            version, expected, data = number_of(block, VERSION), number_of(block, EXPECTED), None
-        else:
-            if data is not None and not subject.startswith(self._prefixes[type(data)]):
-                owner = self._prefixes[type(data)].split(b".")[1].decode()
-                self._found(Kind.FOREIGN, record, f"{_type_of(record)} is an event of {owner!r}")
+            version, expected = number_of(block, VERSION), number_of(block, EXPECTED)
         if self._time_ns - time_ns > SKEW_S * 1e9:
             back_s = (self._time_ns - time_ns) / 1e9
             self._found(Kind.TIME, record, f"{back_s:,.1f} s earlier than the event before it")
@@ -180,8 +170,18 @@ class LogAudit:
     def _unreadable(self, record: RawRecord, error: UnknownEvent | UndecodableEvent) -> None:
         if isinstance(error, UnknownEvent):
             self._found(Kind.UNKNOWN, record, f"{error.type_name} schema {error.schema}")
+        elif (owner := self._stranger(record)) is not None:
+            self._found(Kind.FOREIGN, record, f"{_type_of(record)} is an event of {owner!r}")
         else:
             self._found(Kind.UNDECODABLE, record, f"{error.type_name}: {error.reason}")
+
+    def _stranger(self, record: RawRecord) -> str | None:
+        """The aggregate that its type belongs to, where its subject is another's."""
+        declared = self._app.catalog.named(_type_of(record))
+        if declared is None or declared.aggregate is None:
+            return None
+        own = f"{self._app.name}.{declared.aggregate}.".encode()
+        return None if record[2].startswith(own) else declared.aggregate
 
     def _found(self, kind: Kind, record: RawRecord, what: str) -> None:
         self._findings.add(kind, record[0], record[0], record[2].decode("utf-8", "replace"), what)

@@ -1,0 +1,130 @@
+"""Which event a record is, whose it is, and which projections it concerns: told by the record alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+
+from eventjet import App, aggregate, event
+from eventjet.codec.envelope import Decoder, RawRecord, header_block
+from eventjet.errors import CodecError, UndecodableEvent, UnknownEvent
+
+
+@event("account.deposited", schema=1)
+class Deposited:
+    cents: int
+
+
+@event("account.closed", schema=1)
+class Closed:
+    pass
+
+
+@event("snap.taken", schema=1)
+class Taken:
+    pass
+
+
+@aggregate("account")
+class Account:
+    def evolve(self, event: Deposited | Closed) -> Account:
+        return self
+
+
+@aggregate("snap")
+class Snap:
+    def evolve(self, event: Taken) -> Snap:
+        return self
+
+
+CATALOG = App("bank", aggregates=[Account, Snap], retired_events=["account.frozen"]).catalog
+ACCOUNTS, SNAPS = (Deposited,), (Taken,)
+
+
+def record(subject: str = "account.a1", body: bytes = b'{"cents":5}', **more: str | None) -> RawRecord:
+    pairs = {"Nats-Msg-Id": "m", "Ej-Type": "account.deposited", "Ej-Schema": "1", "Ej-Version": "1"}
+    told = pairs | {name.replace("_", "-"): value for name, value in more.items()}
+    block = header_block([(name, value) for name, value in told.items() if value is not None])
+    return 9, 1_750_000_000_000_000_000, f"bank.{subject}".encode(), block, body
+
+
+def verdict(one: RawRecord, only: Collection[type] | None) -> str:
+    try:
+        return "passed over" if Decoder(CATALOG, only)(one) is None else "taken"
+    except CodecError as error:
+        return type(error).__name__
+
+
+@pytest.mark.parametrize(
+    ("one", "of_accounts", "of_snaps"),
+    [
+        (record(), "taken", "passed over"),
+        (record(body=b"?"), "UndecodableEvent", "passed over"),
+        (record(Ej_Encoding="zip"), "UndecodableEvent", "passed over"),
+        (record(Ej_Schema="2"), "UnknownEvent", "passed over"),
+        (record(Ej_Schema="x"), "UndecodableEvent", "passed over"),
+        (record(Ej_Version=None), "UndecodableEvent", "passed over"),
+        (record(Ej_Type=None), "UndecodableEvent", "passed over"),
+        (record(Ej_Type="account.renamed"), "UnknownEvent", "passed over"),
+        (record(Ej_Type="account.frozen"), "passed over", "passed over"),
+        (record(Ej_Type="account.closed", Ej_Schema="7"), "passed over", "passed over"),
+        (record(Ej_Type="account.closed", body=b"?", Ej_Version=None), "passed over", "passed over"),
+        ((*record()[:3], b"", b"+ACK"), "UndecodableEvent", "passed over"),
+        ((*record()[:3], record()[3][:-2], b"{}"), "UndecodableEvent", "passed over"),
+        (record("elsewhere.a1", Ej_Type="else.where"), "passed over", "passed over"),
+        ((*record("snap.a1")[:3], b"", b"+ACK"), "passed over", "UndecodableEvent"),
+    ],
+)
+def test_a_projection_stops_only_for_what_may_be_its_own(one: RawRecord, of_accounts: str, of_snaps: str) -> None:
+    assert (verdict(one, ACCOUNTS), verdict(one, SNAPS)) == (of_accounts, of_snaps)
+    both = {of_accounts, of_snaps} - {"passed over"}
+    assert verdict(one, (*ACCOUNTS, *SNAPS)) == (both.pop() if both else "passed over")
+
+
+def test_an_event_on_the_subject_of_another_aggregate_is_not_one() -> None:
+    forged = record("snap.a1")
+    assert verdict(forged, SNAPS) == "passed over"
+    for read in (Decoder(CATALOG, ACCOUNTS), Decoder(CATALOG), Decoder(CATALOG).link):
+        with pytest.raises(UndecodableEvent, match="belongs to the aggregate 'account', and its subject to 'snap'"):
+            read(forged)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected", "is_sound"),
+    [
+        ("1", "0", True),
+        ("2", "1", True),
+        ("2", "8", True),
+        ("9", "8", True),
+        ("9", None, True),
+        ("0", "0", False),
+        ("2", "0", False),
+        ("3", "1", False),
+        ("10", "8", False),
+        ("10", None, False),
+        ("1", "9", False),
+        ("1", "x", False),
+        ("1", "-1", False),
+    ],
+)
+def test_a_version_fits_the_place_that_the_record_was_written_at(
+    version: str, expected: str | None, is_sound: bool
+) -> None:
+    pairs = [("Nats-Msg-Id", "m"), ("Nats-Expected-Last-Subject-Sequence", expected), ("Ej-Type", "account.deposited")]
+    pairs += [("Ej-Schema", "1"), ("Ej-Version", version)]
+    one = (*record()[:3], header_block([(name, value) for name, value in pairs if value is not None]), record()[4])
+    for read in (Decoder(CATALOG), Decoder(CATALOG).link):
+        if is_sound:
+            assert read(one) is not None
+        else:
+            with pytest.raises(UndecodableEvent):
+                read(one)
+
+
+def test_what_was_passed_over_once_is_still_not_taken_for_something_else() -> None:
+    decode = Decoder(CATALOG, SNAPS)
+    assert decode(record(Ej_Schema="2")) is None
+    with pytest.raises(UnknownEvent):
+        Decoder(CATALOG)(record(Ej_Schema="2"))
+    assert decode(record("snap.a1", b"{}", Ej_Type="snap.taken")) is not None
