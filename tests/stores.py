@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 from eventjet.codec.envelope import header_block
@@ -11,8 +11,17 @@ from eventjet.errors import StoreUnavailable
 from eventjet.nats.client import Client, connect
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore
+from eventjet.store.patience import Patience
 from eventjet.store.topology import declare
 from tests.logs import fresh_name
+
+
+def patience(timeout_s: float) -> Callable[[], Patience]:
+    """Of reads outside a store: they ask for so long, whoever listens."""
+
+    async def is_there() -> None: ...
+
+    return lambda: Patience(timeout_s, is_there)
 
 
 async def declared(client: Client, name: str, replicas: int) -> None:

@@ -39,6 +39,7 @@ class RepositoryContract:
         assert (done.events, done.state.owner, done.version) == ((Opened(owner="ada"),), "ada", 1)
         done = await accounts.execute("a", Account.deposit, Decimal(10))
         assert (done.state.balance, done.version) == (Decimal(10), 2)
+        assert done.confirmed
         assert await accounts.load("a") == done.state
 
     async def test_two_racing_commands_yield_one_event_each_the_second_decided_on_the_firsts_state(
@@ -100,6 +101,7 @@ class RepositoryContract:
         await elsewhere.execute("once", Account.open, "bob")
         done = await accounts.execute("once", Account.open, "ada")
         assert (done.events, done.state.owner, done.version) == ((), "bob", 1)
+        assert not done.confirmed, "only the leader's word"
 
     async def test_an_account_nobody_opened_is_the_initial_state(self, accounts: Accounts) -> None:
         assert await accounts.load("nobody") == Account()

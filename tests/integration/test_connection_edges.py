@@ -34,6 +34,7 @@ from eventjet.store.jetstream import JetStreamStore, LongReads
 from eventjet.store.store import Append, NewEvent
 from eventjet.store.topology import declare
 from tests.logs import fresh_name
+from tests.stores import patience
 
 EVENTS = 300
 
@@ -77,7 +78,7 @@ async def test_readers_that_wait_at_the_end_are_told(app: App, eventjet_nats: Na
         await jet.init()
         await jet.append_many(deposits(), source="x")
     endpoint = Endpoint.of(Settings(servers=(eventjet_nats.url,)))
-    reads = LongReads(app.name, Client(endpoint, 4))
+    reads = LongReads(app.name, Client(endpoint, 4), patience(0))
 
     async def count() -> int:
         return sum([len(page) async for page in reads.pages(f"{app.name}.account.long", 1)])

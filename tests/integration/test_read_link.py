@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from decimal import Decimal
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 
 from eventjet import App, Imported
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import Forbidden, StoreUnavailable
+from eventjet.errors import Forbidden, LogUnusable, StoreError, StoreUnavailable
 from eventjet.examples.bank.account import Account, Deposited
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.nats.client import Client
@@ -20,6 +22,7 @@ from eventjet.settings import Settings
 from eventjet.store.jetstream import LongReads
 from tests.integration.wire_secrets import certificates, tls_config
 from tests.logs import fresh_name
+from tests.stores import patience
 
 ACCOUNTS = 100
 LONG = 2_500
@@ -53,7 +56,7 @@ async def test_many_histories_at_once_do_not_mix(app: App, eventjet_nats: NatsSe
     async with app.connect(servers=eventjet_nats.url) as jet:
         await jet.init()
         await jet.append_many(deposits(), source="x")
-    reads = LongReads(app.name, Client(Endpoint.of(Settings(servers=(eventjet_nats.url,))), 10))
+    reads = LongReads(app.name, Client(Endpoint.of(Settings(servers=(eventjet_nats.url,))), 10), patience(0))
     assert await lengths(app, reads) == EXPECTED
     await reads.close()
 
@@ -74,7 +77,7 @@ async def test_a_silent_server_ends_the_wait_and_the_connection(app: App) -> Non
         async with app.connect(servers=server.url) as jet:
             await jet.init()
             await jet.append_many(deposits(), source="x")
-        reads = LongReads(app.name, Client(Endpoint.of(Settings(servers=(server.url,))), 30))
+        reads = LongReads(app.name, Client(Endpoint.of(Settings(servers=(server.url,))), 30), patience(0))
         assert await lengths(app, reads) == EXPECTED
         server.pause()
         reads._client.timeout_s = 1  # pyright: ignore[reportPrivateUsage]
@@ -93,7 +96,7 @@ async def test_a_lost_connection_is_opened_anew_for_whoever_asked_over_it(app: A
         async with app.connect(servers=server.url) as jet:
             await jet.init()
             await jet.append_many(deposits(), source="x")
-        reads = LongReads(app.name, Client(Endpoint.of(Settings(servers=(server.url,))), 10))
+        reads = LongReads(app.name, Client(Endpoint.of(Settings(servers=(server.url,))), 10), patience(60))
         assert await lengths(app, reads) == EXPECTED
         server.kill()
         server.start()
@@ -114,3 +117,96 @@ async def test_who_may_not_read_is_told(app: App) -> None:
             for _ in range(2):
                 with pytest.raises(Forbidden):
                     await jet.repository(Account).load("a-1")
+
+
+async def test_reads_and_decisions_wait_for_a_server_that_comes_back(app: App) -> None:
+    with NatsServer() as server:
+        async with app.connect(servers=server.url, save_timeout_s=60) as jet:
+            await jet.init()
+            accounts = jet.repository(Account)
+            await accounts.execute("a", Account.deposit, Decimal(1))
+            server.kill()
+            reads = [
+                asyncio.ensure_future(each)
+                for each in (
+                    accounts.load("a"),
+                    accounts.load("a", version=1),
+                    accounts.history("a"),
+                    accounts.execute("a", lambda account: None),
+                    jet.log(),
+                )
+            ]
+            done, _ = await asyncio.wait(reads, timeout=0.5)
+            assert not done, "nobody can have answered"
+            server.start()
+            async with asyncio.timeout(60):
+                await asyncio.gather(*reads)
+
+
+async def test_a_log_that_is_not_there_is_an_error_of_the_store_at_once(app: App, eventjet_nats: NatsServer) -> None:
+    async with app.connect(servers=eventjet_nats.url, save_timeout_s=600) as jet:
+        accounts = jet.repository(Account)
+        async with asyncio.timeout(60):
+            for work in (accounts.load("a"), accounts.execute("a", Account.deposit, Decimal(1)), jet.log()):
+                with pytest.raises(StoreError, match="eventjet init") as caught:
+                    await work
+                assert isinstance(caught.value, LogUnusable)
+
+
+STARVED = """
+import asyncio, os, resource, sys
+from decimal import Decimal
+from eventjet import App
+from eventjet.errors import StoreError
+from eventjet.examples.bank.account import Account
+from eventjet.examples.bank.app import withdrawn_has_a_reason
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+app = App(sys.argv[2], aggregates=[Account], upcasters=[withdrawn_has_a_reason])
+
+
+def starve():
+    while True:
+        try:
+            yield os.open(os.devnull, os.O_RDONLY)
+        except OSError:
+            return
+
+
+async def said(work):
+    try:
+        await work
+        return "done"
+    except StoreError as error:
+        return "told" if "Too many open files" in str(error) else repr(error)
+    except BaseException as error:
+        return repr(error)
+
+
+async def main():
+    async with app.connect(servers=sys.argv[1], save_timeout_s=0.5, request_timeout_s=0.5) as jet:
+        await jet.init()
+        accounts = jet.repository(Account)
+        await accounts.execute("a", Account.deposit, Decimal(1))
+        accounts.cache.clear()
+        held = list(starve())
+        reads = [said(accounts.load("a")) for _ in range(10)]
+        saves = [said(accounts.execute("a", Account.deposit, Decimal(1))) for _ in range(10)]
+        print(*sorted(set(await asyncio.gather(*reads, *saves))))
+        for file in held:
+            os.close(file)
+        print(await said(jet.repository(Account).load("a")))
+
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_without_file_descriptors_is_told_so_by_an_error_of_the_store(
+    app: App, eventjet_nats: NatsServer
+) -> None:
+    """And goes on once it has some."""
+    run = subprocess.run(
+        [sys.executable, "-c", STARVED, eventjet_nats.url, app.name], capture_output=True, text=True, timeout=200
+    )
+    assert (run.stdout.split(), run.stderr) == (["told", "done"], "")

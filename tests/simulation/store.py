@@ -17,6 +17,7 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore, LongReads
+from eventjet.store.known_log import KnownLog
 from eventjet.store.topology import IDENTITY
 from tests.simulation.stream import Stream
 from tests.simulation.wire import Wire, stored_at
@@ -118,4 +119,5 @@ class SimulatedStore(JetStreamStore):
     def reach(self, client: Client) -> None:
         """Go on through another client."""
         self._client = client
-        self._long_reads = LongReads(self.app, client)
+        self.known = KnownLog(self.app, client)
+        self._long_reads = LongReads(self.app, client, self._patience)

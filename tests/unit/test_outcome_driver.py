@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -12,7 +13,7 @@ import pytest
 
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.domain.identity import new_event_id
-from eventjet.errors import ConcurrencyConflict, Forbidden, OutcomeUnknown, Refused, StoreUnavailable
+from eventjet.errors import ConcurrencyConflict, Forbidden, NoResponders, OutcomeUnknown, Refused, StoreUnavailable
 from eventjet.nats.api import Request
 from eventjet.nats.protocol import Frame
 from eventjet.store.store import Append, NewEvent
@@ -117,6 +118,70 @@ async def test_a_save_that_nobody_answers_ends_at_its_deadline_and_one_request(c
         await store.append(writes(*counts))
     assert SAVE_S <= time.monotonic() - started < LATEST_S
     assert len(caught.value.event_ids) == sum(counts)
+
+
+@pytest.mark.parametrize("is_read_only", [True, False])
+async def test_an_unknown_save_says_when_the_server_reads_and_does_not_store(is_read_only: bool) -> None:
+    store, client = disturbed()
+    store._save_timeout_s = 4 * REQUEST_S
+    client.before = [publishes(SILENCE) if is_read_only else everything(SILENCE)]
+    with pytest.raises(OutcomeUnknown) as caught:
+        await store.append(writes(1))
+    assert caught.value.is_read_only == is_read_only
+    assert ("restarted after a full" in str(caught.value)) == is_read_only
+
+
+async def test_a_save_whose_server_loses_jetstream_is_unknown() -> None:
+    store, client = disturbed()
+    off = {"error": {"code": 503, "err_code": 10039, "description": "JetStream not enabled for account"}}
+    client.before = [publishes(SILENCE), everything(orjson.dumps(off))]
+    with pytest.raises(OutcomeUnknown):
+        await store.append(writes(1))
+
+
+READS: dict[str, Callable[[SimulatedStore], Any]] = {
+    "last": lambda store: store.last("thing", "t-0"),
+    "newest": lambda store: store.newest("thing", "t-0"),
+    "history": lambda store: store.history("thing", "t-0"),
+    "state": lambda store: store.state(),
+    "position_at": lambda store: store.position_at(datetime.now(UTC)),
+}
+
+
+class Electing(SimulatedClient):
+    """A stream without a leader: nobody listens, for so many requests."""
+
+    left = 3
+
+    async def request(self, subject: str, *rest: Any, **options: Any) -> Frame:
+        self._elect(subject)
+        return await super().request(subject, *rest, **options)
+
+    async def stream(self, request: Request[Any]) -> AsyncGenerator[list[Frame]]:
+        self._elect(request.subject)
+        async for frames in super().stream(request):
+            yield frames
+
+    def _elect(self, subject: str) -> None:
+        self.left -= 1
+        if self.left >= 0:
+            raise NoResponders(subject)
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+async def test_a_read_waits_out_an_election_for_as_long_as_a_save(read: Callable[[SimulatedStore], Any]) -> None:
+    store, client = disturbed()
+    store._save_timeout_s = PATIENT_S
+    await store.append(writes(1))
+    electing = Electing(client.wire, REQUEST_S)
+    store.reach(electing)
+    assert await read(store)
+    store._save_timeout_s = SAVE_S
+    electing.left = 1_000_000
+    started = time.monotonic()
+    with pytest.raises(NoResponders):
+        await read(store)
+    assert SAVE_S <= time.monotonic() - started < LATEST_S
 
 
 async def test_what_became_of_an_unknown_save_is_resolved_without_storing_it_twice() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from eventjet.errors.base import EventjetError
+from eventjet.errors.base import EventjetError, Unreachable
 
 
 class StoreError(EventjetError):
@@ -23,19 +23,35 @@ class ConcurrencyConflict(StoreError):
         )
 
 
+_READ_ONLY = (
+    "The server answers reads and stores nothing: look at its disk, since nats-server has to be restarted after a full "
+    "one, and with several replicas see that most of them are up. "
+)
+
+
 class OutcomeUnknown(StoreError):
     """The deadline passed and the log has not said whether the events are stored; they may yet appear."""
 
-    def __init__(self, subjects: Sequence[str], event_ids: Sequence[str], cause: str, writes: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        subjects: Sequence[str],
+        event_ids: Sequence[str],
+        cause: str,
+        writes: Sequence[Any],
+        *,
+        is_read_only: bool = False,
+    ) -> None:
         self.subjects = tuple(subjects)
         self.event_ids = tuple(event_ids)
         self.cause = cause
         self.writes = tuple(writes)
         """The save itself, as `Jet.resolve` needs it."""
+        self.is_read_only = is_read_only
+        """Whether the server answered reads all the while: it cannot store."""
         super().__init__(
             f"It is not known whether {len(self.event_ids)} event(s) on {', '.join(self.subjects)} are stored "
-            f"(last answer: {cause}). Pass this error to `resolve` once the server answers again; "
-            "do not decide again before that."
+            f"(last answer: {cause}). {_READ_ONLY if is_read_only else ''}Pass this error to `resolve` once the server "
+            "answers again; do not decide again before that."
         )
 
 
@@ -105,6 +121,13 @@ class NoResponders(StoreUnavailable):
     def __init__(self, subject: str) -> None:
         self.subject = subject
         super().__init__(subject, "nobody listens there, so the stream, the consumer or JetStream itself is missing")
+
+
+class LogUnusable(StoreError, Unreachable):
+    """The server answers, and the log is not there to be used; nothing was written by this call.
+
+    Its stream does not exist or is not eventjet's, or JetStream is switched off.
+    """
 
 
 class HistoryBroken(StoreError):

@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 import orjson
 
 from eventjet.codec.envelope import RawRecord, number_of
-from eventjet.errors import ApiRefused, StoreUnavailable, StreamMissing, Unreachable
+from eventjet.errors import ApiRefused, LogUnusable, StoreUnavailable, StreamMissing
 from eventjet.nats.protocol import Frame, status_of
 
 T = TypeVar("T")
@@ -117,7 +117,7 @@ def answer_in(frame: Frame, subject: str) -> dict[str, Any]:
         raise StoreUnavailable(subject, f"JetStream's answer cannot be read ({frame[4][:40]!r})") from None
     description = str(error.get("description", "no description"))
     if err_code in _SWITCHED_OFF:
-        raise Unreachable("JetStream", description, "Switch it on in the server's config and for this account.")
+        raise LogUnusable("JetStream", description, "Switch it on in the server's config and for this account.")
     if code == 503 or err_code in _PASSING:
         raise StoreUnavailable(subject, f"{description} ({err_code})")
     kind = StreamMissing if err_code == _NO_STREAM else ApiRefused

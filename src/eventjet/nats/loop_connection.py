@@ -17,7 +17,7 @@ from typing import Self
 
 import orjson
 
-from eventjet.errors import ConnectionLost, Forbidden, StoreUnavailable
+from eventjet.errors import ConnectionLost, Forbidden, StoreUnavailable, Unreachable
 from eventjet.nats.dial import Dialled, dial
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Control, Frame, publish_frame, server_fault, subscribe_frame
@@ -316,5 +316,8 @@ async def _dialled(endpoint: Endpoint, timeout_s: float) -> Dialled:
             if dialled is not None:
                 dialled.sock.close()
 
-    threading.Thread(target=run, name="eventjet dial", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="eventjet dial", daemon=True).start()
+    except RuntimeError as error:
+        raise Unreachable("NATS", f"this process cannot start a thread ({error})", "Raise its limits.") from None
     return await future

@@ -47,6 +47,12 @@ class Committed(Generic[S, E]):
     """Whose log that is."""
     log: str = field(default="", repr=False)
     """Its identity; empty where these credentials may not look at the stream."""
+    confirmed: bool = True
+    """Whether the answer rests on events that the log stored, as most of its replicas have to.
+
+    False when nothing was recorded: the state was the newest by the word of the stream's leader, and one that is cut
+    off from its replicas does not know that there is another.
+    """
 
     @property
     def token(self) -> str:

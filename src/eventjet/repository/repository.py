@@ -173,7 +173,7 @@ class Repository(Generic[S, E]):
         if isinstance(decided, ConcurrencyConflict):
             return decided
         if decided.append is None:
-            return self._answer(held, ())
+            return replace(self._answer(held, ()), confirmed=False)
         saved = await recorded(self.histories.store, [decided])
         return saved if isinstance(saved, ConcurrencyConflict) else saved[0]
 

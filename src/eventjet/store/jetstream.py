@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
+from typing import TypeVar
 from uuid import uuid4
 
 from eventjet.codec.envelope import MSG_ID, RawRecord, header, header_block, recorded_at
@@ -18,8 +19,8 @@ from eventjet.codec.subjects import stream_subjects, subject_of
 from eventjet.errors import (
     ApiRefused,
     ConcurrencyConflict,
-    ConnectionLost,
     Forbidden,
+    LogUnusable,
     OutcomeUnknown,
     Refused,
     StoreUnavailable,
@@ -28,8 +29,11 @@ from eventjet.nats import api
 from eventjet.nats.client import Client
 from eventjet.store import outcome
 from eventjet.store.known_log import KnownLog
+from eventjet.store.patience import Patience
 from eventjet.store.store import Append, EventStore, LogState, check_save, event_headers
 from eventjet.store.topology import identity_of
+
+T = TypeVar("T")
 
 _GRACE_S = 0.05
 """A request is given this much, however near the deadline is."""
@@ -54,8 +58,8 @@ class JetStreamStore(EventStore):
         self._client = client
         self.known = KnownLog(app, client)
         reader = Client(client.endpoint.with_name("eventjet histories"), client.timeout_s)
-        self._long_reads = LongReads(app, reader)
         self._save_timeout_s = save_timeout_s
+        self._long_reads = LongReads(app, reader, self._patience)
         self._in_flight: set[asyncio.Task[int]] = set()
 
     @property
@@ -156,11 +160,11 @@ class JetStreamStore(EventStore):
         looks = map(self._slot, subjects, (write.expected for write in writes))
         try:
             return await asyncio.gather(*looks)
-        except (StoreUnavailable, Forbidden):
+        except (StoreUnavailable, LogUnusable, Forbidden):
             return None
 
     async def _slot(self, subject: str, expected: int) -> outcome.SlotFound | None:
-        found = await self._from_leader(api.next_message(self.app, expected + 1, subject))
+        found = await self._from_leader(api.next_message(self.app, expected + 1, subject), patient=False)
         return None if found is None else outcome.SlotFound(found[0], header(found[3], MSG_ID) or "")
 
     async def history(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> list[RawRecord]:
@@ -178,10 +182,10 @@ class JetStreamStore(EventStore):
         return await self._from_leader(api.last_message(self.app, subject_of(self.app, aggregate, aggregate_id)))
 
     async def newest(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
-        return await self._client.ask(api.direct_last(self.app, subject_of(self.app, aggregate, aggregate_id)))
+        return await self._patiently(api.direct_last(self.app, subject_of(self.app, aggregate, aggregate_id)))
 
     async def position_at(self, at: datetime) -> int:
-        found = await self._client.ask(api.direct_since(self.app, at, stream_subjects(self.app)))
+        found = await self._patiently(api.direct_since(self.app, at, stream_subjects(self.app)))
         end = (await self.state()).last + 1
         if found is None or recorded_at(found) >= at:
             return end if found is None else found[0]
@@ -193,7 +197,7 @@ class JetStreamStore(EventStore):
         return end
 
     async def state(self) -> LogState:
-        found = await self.known.look()
+        found = await self._until_answered(self.known.look)
         return LogState(identity_of(found), max(1, found.first), found.last)
 
     async def records(self, *, start: int = 1, follow: bool = False) -> AsyncIterator[RawRecord]:
@@ -207,11 +211,27 @@ class JetStreamStore(EventStore):
                 return
             await asyncio.sleep(_FOLLOW_S)
 
-    async def _from_leader(self, request: api.Request[RawRecord | None]) -> RawRecord | None:
+    async def _from_leader(self, request: api.Request[RawRecord | None], *, patient: bool = True) -> RawRecord | None:
+        """What the leader has; not `patient` where a save waits by itself."""
         try:
-            return await self._client.ask(request)
+            return await (self._patiently(request) if patient else self._client.ask(request))
         except ApiRefused as refusal:
             raise StoreUnavailable("A read from the leader", str(refusal)) from None
+
+    def _patience(self) -> Patience:
+        return Patience(self._save_timeout_s, self.known.confirm)
+
+    async def _patiently(self, request: api.Request[T]) -> T:
+        """The answer, however long an election takes."""
+        return await self._until_answered(lambda: self._client.ask(request))
+
+    async def _until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
+        patience = self._patience()
+        while True:
+            try:
+                return await ask()
+            except StoreUnavailable as error:
+                await patience.wait(error)
 
 
 class LongReads:
@@ -220,7 +240,8 @@ class LongReads:
     What a save waits for does not stand behind a long history there, and the pages are folded while they travel.
     """
 
-    def __init__(self, stream: str, client: Client) -> None:
+    def __init__(self, stream: str, client: Client, patience: Callable[[], Patience]) -> None:
+        self._patience = patience
         self._stream = stream
         self._client = client
         self._room = asyncio.Semaphore(REQUESTS_MAX)
@@ -228,17 +249,18 @@ class LongReads:
     async def pages(
         self, subject: str | None, start: int, *, at_leisure: bool = False
     ) -> AsyncIterator[list[RawRecord]]:
-        """The records of one subject, or of all, from a position on; raises `StoreUnavailable` and `Forbidden`.
+        """The records of one subject, or of all, from a position on; raises what `EventStore` says.
 
         While a request is answered, others may wait for it: who stands still between two pages reads `at_leisure`, and
         gets those of a request once all of them are there.
         """
         told = subject.encode() if subject is not None else None
         last, left = start - 1, 1
-        has_been_lost = False
+        patience = self._patience()
         while left:
             request = api.direct_page(self._stream, last + 1, subject, count=REQUEST_MAX, size=REQUEST_BYTES)
-            came, kept = 0, list[list[RawRecord]]()
+            came, ended, kept = 0, (0, 0), list[list[RawRecord]]()
+            fault: StoreUnavailable | None = None
             async with self._room:
                 parts = self._client.stream(request)
                 try:
@@ -252,18 +274,21 @@ class LongReads:
                             else:
                                 yield page
                         if final is not None:
-                            last, left = request.parse(final) or (0, 0)
+                            ended = request.parse(final) or (0, 0)
                             break
-                except ConnectionLost:
-                    # The connection was lost since it was used last: once more, over another one.
-                    if came or has_been_lost:
-                        raise
-                    has_been_lost = True
-                    continue
+                except StoreUnavailable as error:
+                    fault = error
                 finally:
                     await parts.aclose()
-            if came != last:
-                raise StoreUnavailable(request.what, f"records up to position {last} were lost on the way")
+            if fault is None and came != ended[0]:
+                fault = StoreUnavailable(request.what, f"records up to position {ended[0]} were lost on the way")
+            if came and (fault is None or not at_leisure):
+                last = came  # they are in order: what follows is asked for next
+                patience.progressed()
+            if fault is not None:
+                await patience.wait(fault)
+                continue
+            left = ended[1]
             for page in kept:
                 yield page
 
@@ -281,6 +306,6 @@ def _error_of(failed: outcome.Failed, subjects: Sequence[str], writes: Sequence[
             return Refused(f"A save to {shown}", f"the server answered {text!r} ({code})", "Nothing was stored.")
         case outcome.Violation(reason=reason):
             return Forbidden(f"a publish to {shown}", reason)
-        case outcome.Unknown(cause=cause):
+        case outcome.Unknown(cause=cause, is_read_only=is_read_only):
             ids = [new.event_id for write in writes for new in write.events]
-            return OutcomeUnknown(subjects, ids, cause, writes)
+            return OutcomeUnknown(subjects, ids, cause, writes, is_read_only=is_read_only)

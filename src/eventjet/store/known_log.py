@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
-from eventjet.errors import StoreError, Unreachable
+from eventjet.errors import LogUnusable, StoreError
 from eventjet.nats.api import StreamState
 from eventjet.nats.client import Client
 from eventjet.store.topology import IDENTITY, identity_of, info
@@ -48,7 +47,7 @@ class KnownLog:
         return age_s <= RELY_S and self.identity != ""
 
     async def confirm(self) -> bool:
-        """`is_certain`, after a look if need be; raises `Unreachable` for a stream that is missing or not eventjet's.
+        """`is_certain`, after a look if need be; raises `LogUnusable` for a stream that is missing or not eventjet's.
 
         False as well where the server answers nothing, or these credentials may not look.
         """
@@ -56,19 +55,23 @@ class KnownLog:
             look = self._shared
             if look is None or look.done():
                 look = self._begin()
-            with suppress(StoreError):
+            try:
                 await asyncio.shield(look)
+            except LogUnusable:
+                raise
+            except StoreError:
+                return False
         return self.is_certain
 
     async def look(self) -> StreamState:
-        """The stream as its leader knows it now; raises `Unreachable`, `StoreUnavailable` and `Forbidden`."""
+        """The stream as its leader knows it now; raises `LogUnusable`, `StoreUnavailable` and `Forbidden`."""
         if not self._listens:
             self._listens = True
             await self._client.listen(f"$JS.EVENT.ADVISORY.STREAM.*.{self._stream}", lambda _: self._told())
         asked_at = time.monotonic()
         try:
             found = await info(self._client, self._stream)
-        except Unreachable:
+        except LogUnusable:
             self._told()
             raise
         before, self._seen = self._seen, found

@@ -140,6 +140,8 @@ class Unknown:
     """The deadline passed first."""
 
     cause: str
+    is_read_only: bool = False
+    """Whether the server answered reads and no save: several went silent, and the slots could be read."""
 
 
 Failed = Conflicted | ErrorReply | Violation | Unknown
@@ -166,6 +168,7 @@ class Save:
         self._since: float | None = None
         self._sent_at = 0.0
         self._cause = "nothing was sent"
+        self._silences = 0
 
     def resume(self) -> Step:
         """The first step for a save that may have been sent before: look, since nothing is certain.
@@ -177,6 +180,7 @@ class Save:
 
     def answered(self, answer: Answer) -> Step:
         """What to do after a send was answered."""
+        self._silences = self._silences + 1 if isinstance(answer, Silence) else 0
         match answer:
             case Acked(position=position, duplicate=False):
                 return Stored(position)
@@ -207,7 +211,7 @@ class Save:
         if slots is not None and self._expects_what_is_not_there(now):
             return Conflicted()
         if now >= self._deadline:
-            return Unknown(self._cause)
+            return Unknown(self._cause, is_read_only=slots is not None and self._silences > 1)
         pause = min(self._pause(), self._deadline - now)
         if slots is None:
             # Who may write but not read, or cannot at the moment, still learns from an acknowledgement.

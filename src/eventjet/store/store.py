@@ -55,7 +55,7 @@ class LogState:
 class EventStore(Protocol):
     """Appends atomically, reads one aggregate in order, and never says stored for what is not.
 
-    What reads raises `StoreUnavailable` and `Forbidden`.
+    What reads waits for an answer as long as a save, and raises `StoreUnavailable`, `LogUnusable` and `Forbidden`.
     """
 
     @property
@@ -69,7 +69,7 @@ class EventStore(Protocol):
         ...
 
     async def confirm(self) -> bool:
-        """`is_certain`, after a look at the log if need be; False where that cannot be known. Raises `Unreachable`."""
+        """`is_certain`, after a look at the log if need be; False where that cannot be known. Raises `LogUnusable`."""
         ...
 
     async def append(self, writes: Sequence[Append]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX, snapshot_bucket, stream_subjects
-from eventjet.errors import ApiRefused, StreamMissing, Unreachable
+from eventjet.errors import ApiRefused, LogUnusable, StreamMissing
 from eventjet.nats.api import NAME_IN_USE, StreamState, create_stream, stream_info
 from eventjet.nats.client import Client
 
@@ -83,7 +83,7 @@ def bucket_config(app: str, replicas: int) -> dict[str, Any]:
 
 
 async def declare(client: Client, app: str, replicas: int) -> Topology:
-    """Create what is missing and report what differs; nothing that exists is changed. Raises `Unreachable`."""
+    """Create what is missing and report what differs; nothing that exists is changed. Raises `LogUnusable`."""
     created: list[str] = []
     drifts: list[Drift] = []
     identity = ""
@@ -102,22 +102,22 @@ async def declare(client: Client, app: str, replicas: int) -> Topology:
 
 
 async def info(client: Client, app: str) -> StreamState:
-    """The app's stream; raises `Unreachable` when `init` has not run."""
+    """The app's stream; raises `LogUnusable` when `init` has not run."""
     found = await _find(client, app)
     if found is None:
         raise missing(app)
     return found
 
 
-def missing(stream: str) -> Unreachable:
+def missing(stream: str) -> LogUnusable:
     """The error for a stream that is not there."""
-    return Unreachable(f"The stream {stream!r}", "it does not exist", "Run `eventjet init` once.")
+    return LogUnusable(f"The stream {stream!r}", "it does not exist", "Run `eventjet init` once.")
 
 
 def identity_of(found: StreamState) -> str:
-    """The UUID of the log in a stream; raises `Unreachable` for a stream that eventjet did not make."""
+    """The UUID of the log in a stream; raises `LogUnusable` for a stream that eventjet did not make."""
     if IDENTITY not in found.metadata:
-        raise Unreachable(
+        raise LogUnusable(
             f"The stream {found.name!r}",
             "it carries no log identity, so `eventjet init` did not make it",
             "Give the app another name, or another account on this server.",
@@ -131,7 +131,7 @@ async def _find(client: Client, name: str) -> StreamState | None:
     except StreamMissing:
         return None
     except ApiRefused as refusal:
-        raise Unreachable(f"The stream {name!r}", str(refusal), "Look at the server's log.") from None
+        raise LogUnusable(f"The stream {name!r}", str(refusal), "Look at the server's log.") from None
 
 
 async def _create(client: Client, config: Mapping[str, Any]) -> StreamState:
@@ -145,9 +145,9 @@ async def _create(client: Client, config: Mapping[str, Any]) -> StreamState:
         raise not_created(name, refusal) from None
 
 
-def not_created(stream: str, refusal: ApiRefused) -> Unreachable:
+def not_created(stream: str, refusal: ApiRefused) -> LogUnusable:
     """The error for a stream that the server would not create."""
-    return Unreachable(
+    return LogUnusable(
         f"The stream {stream!r}",
         f"the server would not create it: {refusal.description} ({refusal.err_code})",
         "Look at the account's limits and the number of servers for its replicas.",
