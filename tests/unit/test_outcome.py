@@ -158,6 +158,16 @@ def test_the_position_of_the_last_event_follows_from_any_slot_of_a_batch() -> No
         assert one.looked(slots, 0.0) == Stored(15)
 
 
+def test_a_batch_without_its_end_is_never_called_stored_and_never_sent_again() -> None:
+    one = save(("a", "b"))
+    one.answered(Silence("no answer"))
+    torn = SlotFound(7, "a", is_torn=True)
+    for now in (0.0, 5.0, 19.0):
+        assert isinstance(one.looked([torn], now), Look)
+    assert one.looked([torn], 20.0) == Unknown("the log holds only a part of them, which no server should let happen")
+    assert one.looked([OURS], 21.0) == Stored(8)
+
+
 def test_ours_in_any_slot_outweighs_anothers_in_an_earlier_one() -> None:
     one = save(("a",), ("b",))
     one.answered(Silence("no answer"))

@@ -227,6 +227,23 @@ async def test_a_lost_acknowledgement_is_found_in_the_slot(replicas: int, counts
     assert len(client.wire.stream.log) == sum(counts)
 
 
+@pytest.mark.parametrize("counts", [(3,), (1, 2)])
+async def test_a_batch_of_which_the_server_kept_a_part_is_not_called_stored(counts: tuple[int, ...]) -> None:
+    """As nats-server 2.15.1 does when `max_bytes` is lowered onto a batch."""
+
+    def tear(subject: str, payload: bytes) -> bytes | None:
+        if not subject.startswith("shop."):
+            return None
+        client.wire.stream.log.pop()
+        return SILENCE
+
+    store, client = disturbed()
+    client.after = [once(tear)]
+    with pytest.raises(OutcomeUnknown, match="only a part of them"):
+        await store.append(writes(*counts))
+    assert len(client.wire.stream.log) == 2
+
+
 @pytest.mark.parametrize(
     "nonsense",
     [b"", b"+OK", b"[]", b"7", b"null", b"{}", b'{"seq":null}', b'{"error":7}', b'{"error":{}}', b'{"error":"no"}',

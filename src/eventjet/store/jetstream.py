@@ -10,6 +10,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TypeVar
 from uuid import uuid4
@@ -125,7 +126,7 @@ class JetStreamStore(EventStore):
                 timeout_s = min(self._client.timeout_s, max(_GRACE_S, deadline - time.monotonic()))
                 step = save.answered(await self._send(subjects, writes, timeout_s))
             else:
-                step = save.looked(await self._look(subjects, writes), time.monotonic())
+                step = save.looked(await self._look(subjects, writes, save), time.monotonic())
         if isinstance(step, outcome.Stored):
             return step.position
         raise _error_of(step, subjects, writes)
@@ -155,13 +156,26 @@ class JetStreamStore(EventStore):
             return outcome.Violation(error.reason)
         return outcome.answer_in(reply[4])
 
-    async def _look(self, subjects: Sequence[str], writes: Sequence[Append]) -> outcome.Slots | None:
-        """All slots at once, so that a look takes one request's time."""
+    async def _look(
+        self, subjects: Sequence[str], writes: Sequence[Append], save: outcome.Save
+    ) -> outcome.Slots | None:
+        """All slots at once, so that a look takes one request's time; another one for a batch of ours."""
         looks = map(self._slot, subjects, (write.expected for write in writes))
         try:
-            return await asyncio.gather(*looks)
+            slots = await asyncio.gather(*looks)
+            for index, (slot, write) in enumerate(zip(slots, writes, strict=True)):
+                if slot is not None and slot.event_id == write.events[0].event_id:
+                    last = save.last_position(index, slot)
+                    if last > slot.position and not await self._holds(last, writes[-1].events[-1].event_id):
+                        slots[index] = replace(slot, is_torn=True)
+                    break
         except (StoreUnavailable, LogUnusable, Forbidden):
             return None
+        return slots
+
+    async def _holds(self, position: int, event_id: str) -> bool:
+        found = await self._from_leader(api.message_at(self.app, position), patient=False)
+        return found is not None and header(found[3], MSG_ID) == event_id
 
     async def _slot(self, subject: str, expected: int) -> outcome.SlotFound | None:
         found = await self._from_leader(api.next_message(self.app, expected + 1, subject), patient=False)

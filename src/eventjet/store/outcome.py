@@ -11,6 +11,8 @@ The driver sends, looks, and tells the machine what it saw; the machine says wha
 * No conflict is believed before another's event is seen in the slot, not even the answer to the first try: on one
   replica an exact retry of a stored event answers 10071, and on three a deposed leader that has not heard of its
   successor answers 10164 or 10071 to a publish that the successor stores a millisecond later.
+* A batch counts as stored when its last event is where it has to be, too: nats-server 2.15.1 stores the first messages
+  of a batch and answers nothing when `max_bytes` is lowered onto it meanwhile.
 * A refusal is definite only when its code is listed, and only when nothing before it was in doubt.
 * Past the deadline the outcome is unknown, never failed.
 """
@@ -85,6 +87,8 @@ class SlotFound:
 
     position: int
     event_id: str
+    is_torn: bool = False
+    """It is ours, and the last event of the save is not where it would be."""
 
 
 def answer_in(reply: bytes) -> Answer:
@@ -204,7 +208,7 @@ class Save:
         """What to do after the slots were read; None when they could not be."""
         for index, slot in enumerate(slots or ()):
             if slot is not None and slot.event_id == self._event_ids[index][0]:
-                return Stored(slot.position + sum(map(len, self._event_ids[index:])) - 1)
+                return self._torn(now) if slot.is_torn else Stored(self.last_position(index, slot))
         for index, slot in enumerate(slots or ()):
             if slot is not None:
                 return Conflicted(index)
@@ -220,6 +224,16 @@ class Save:
                 return Look(pause)
         self._sent_at = now + pause
         return Send(pause)
+
+    def last_position(self, index: int, slot: SlotFound) -> int:
+        """Where the save's last event is, when its first one of subject `index` is in the slot: a batch is unbroken."""
+        return slot.position + sum(map(len, self._event_ids[index:])) - 1
+
+    def _torn(self, now: float) -> Step:
+        """Neither stored nor not: it is looked at again, and never sent again, for it would never fit."""
+        self._uncertain = True
+        self._cause = "the log holds only a part of them, which no server should let happen"
+        return Unknown(self._cause) if now >= self._deadline else Look(min(self._pause(), self._deadline - now))
 
     def _expects_what_is_not_there(self, now: float) -> bool:
         """Told after the slots were read and all are empty."""

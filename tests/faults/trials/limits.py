@@ -98,9 +98,12 @@ def limited(trial: Trial, run: Run, limit: Callable[[bool], None], what: str) ->
         trial.note(f"lifted: saves go on after {time.monotonic() - began:.1f} s")
 
 
-@scenario("max-bytes")
+@scenario("max-bytes", may=("torn",))
 def max_bytes(trial: Trial) -> None:
-    """The stream may grow no more (`max_bytes`), and later may again."""
+    """The stream may grow no more (`max_bytes`), and later may again.
+
+    The limit is lowered while others write, and nats-server 2.15.1 may tear a batch then: what it is told is unknown.
+    """
     server = trial.stack.enter_context(NatsServer())
     with trial.running([server.url]) as run, NatsConnection.open(Endpoint.of(run.settings)) as link:
 

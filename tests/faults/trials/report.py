@@ -10,9 +10,9 @@ from tests.faults.trials.trial import Options, Scenario
 from tests.faults.trials.verdict import Figures
 
 SHOWN = (
-    "commands", "acked", "unknown", "unsettled", "refused", "lost", "twice", "wrong", "stale", "gaps", "models",
+    "commands", "acked", "unknown", "unsettled", "refused", "lost", "twice", "wrong", "stale", "torn", "gaps", "models",
 )  # fmt: skip
-MUST_BE_ZERO = ("lost", "twice", "wrong", "stale", "gaps", "models")
+MUST_BE_ZERO = ("lost", "twice", "wrong", "stale", "torn", "gaps", "models")
 HEAD = """# Faults: seed {seed}
 
 {machine}. `python -m tests.faults --seed {seed} --rounds {rounds} --seconds {seconds:g} --only NAME` repeats one.
@@ -20,7 +20,8 @@ HEAD = """# Faults: seed {seed}
 - acked: saves that were called stored; unknown: answers `OutcomeUnknown`, settled later by `resolve` or by the same
   command again, but for those unsettled; refused: any other error, after which nothing may be stored.
 - lost: acked and not in the log; twice: in the log more than once; wrong: any other answer that the log contradicts;
-  stale: a decision without events on an older state than one acked before; gaps: positions, versions or numbers that
+  stale: a decision without events on an older state than one acked before; torn: batches of which the
+  server kept a part; gaps: positions, versions or numbers that
   are not contiguous; models: read models that neither equal the log nor say why.
 - A control runs as others are warned not to; that it loses shows that a loss would have been seen.
 """

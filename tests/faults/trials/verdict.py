@@ -38,6 +38,8 @@ class Figures:
     """Answers that the log contradicts, and errors that are none of eventjet's."""
     stale: int = 0
     """Decisions that recorded nothing, on a state older than one acknowledged before they began."""
+    torn: int = 0
+    """Saves that the server has kept a part of; `wrong` unless they were called unknown."""
     gaps: int = 0
     models: int = 0
     """Read models that do not equal the log, and say nothing of it."""
@@ -55,11 +57,11 @@ class Figures:
 
     @property
     def right(self) -> bool:
-        return not any(getattr(self, name) for name in ("lost", "twice", "wrong", "stale", "gaps", "models"))
+        return not any(getattr(self, name) for name in ("lost", "twice", "wrong", "stale", "torn", "gaps", "models"))
 
 
 COUNTED = (
-    "commands", "acked", "unknown", "unsettled", "refused", "lost", "twice", "wrong", "stale", "gaps", "models",
+    "commands", "acked", "unknown", "unsettled", "refused", "lost", "twice", "wrong", "stale", "torn", "gaps", "models",
 )  # fmt: skip
 
 
@@ -106,7 +108,8 @@ def _judge_answer(figures: Figures, said: Said, events: Sequence[Recorded[Any]])
         figures.twice += 1
         figures.tell(f"{shown} is in the log at {positions}")
     elif positions and positions != whole:
-        figures.wrong += 1
+        figures.torn += 1
+        figures.wrong += said.answer != UNKNOWN
         figures.tell(f"{shown} is in the log in part, or apart: {positions}")
     if said.answer == STORED and not positions:
         figures.lost += 1
