@@ -20,7 +20,7 @@ from typing import Any
 
 from eventjet.codec.envelope import Decoder
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import EventjetError
+from eventjet.errors import ComponentFailed, EventjetError
 from eventjet.nats.api import stream_info, update_stream
 from eventjet.nats.connection import NatsConnection, ask_once
 from eventjet.nats.endpoint import Endpoint
@@ -33,6 +33,7 @@ from tests.faults.trials.verdict import log_of
 
 ENTITIES = 10
 NOTICES_S = 20.0
+STARTS_S = 90.0
 EVENTS = 120
 
 
@@ -61,7 +62,7 @@ class Past:
         """Change the server's data while it does not run."""
         self.server.stop()
         change(self.server.directory / "data")
-        self.server.start()
+        self.server.start(STARTS_S)
 
     def grow(self, last: int) -> None:
         """Others write until the log has this last position."""
@@ -184,7 +185,10 @@ def changed(trial: Trial, way: Callable[[Past], None]) -> str:
         trial.figures.acked += run.commands.acked
         trial.figures.commands += len(run.commands.finish())
         assert run.settled(past.state().last) == ""
-        answers = asyncio.run(_looked(past, way))
+        try:
+            answers = asyncio.run(_looked(past, way))
+        except ComponentFailed as failure:
+            return f"the server does not start: {failure.reason}"
         noticed = _noticed(past)
         records = log_of_or_none(past)
         decode = Decoder(run.ledger.catalog)
