@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -77,6 +78,14 @@ run()
 """
     ended = subprocess.run([sys.executable, "-c", starts], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (130, "")
+
+
+def test_what_has_ended_in_time_is_not_ended_again() -> None:
+    with interruptible(0.05), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join(30)
 
 
 def test_a_hang_up_that_is_ignored_stays_so() -> None:

@@ -77,6 +77,8 @@ class Interruption:
 
     def __init__(self, bound_s: float) -> None:
         self._bound_s = bound_s
+        self._bound = threading.Timer(bound_s, self._cut_off)
+        self._bound.daemon = True
         self._asked = False
         self._task: asyncio.Task[Any] | None = None
 
@@ -103,13 +105,15 @@ class Interruption:
         if self._asked:
             return
         self._asked = True
-        bound = threading.Timer(self._bound_s, self._cut_off)
-        bound.daemon = True
-        bound.start()
+        self._bound.start()
         task = self._task
         if task is None or task.done():
             raise KeyboardInterrupt
         task.get_loop().call_soon_threadsafe(task.cancel)
+
+    def over(self) -> None:
+        """What was to be ended has ended."""
+        self._bound.cancel()
 
     def _cut_off(self) -> None:
         """Servers and JVMs end by themselves when this process is gone."""
@@ -122,7 +126,10 @@ def interruptible(bound_s: float) -> Generator[Interruption]:
     """Let Ctrl-C, SIGTERM and SIGHUP end what runs within the block, after so many seconds at the latest."""
     interruption = Interruption(bound_s)
     with _handling(interruption.ask):
-        yield interruption
+        try:
+            yield interruption
+        finally:
+            interruption.over()
 
 
 @contextmanager
