@@ -21,6 +21,7 @@ from sqlalchemy import (
     select,
     text,
 )
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.schema import AddConstraint, CreateIndex, CreateTable
@@ -31,7 +32,7 @@ from eventjet.rebuild import runs
 from eventjet.rebuild.runs import PURPOSE, RunSpace, Target, columns_alone, refusals, shown
 from eventjet.sql.checkpoint import names_of
 from eventjet.sql.database import BULK, Database
-from eventjet.sql.dialect import qualified
+from eventjet.sql.dialect import qualified, verbatim
 from eventjet.sql.exchange import Exchange, Move, bounded
 from eventjet.sql.locations import creation, recorded
 from eventjet.sql.own_tables import projections, quarantine, rebuilds
@@ -40,6 +41,8 @@ _STRANGE_WRITES = text(
     "select schemaname || '.' || relname from pg_stat_xact_user_tables "
     "where n_tup_ins + n_tup_upd + n_tup_del > 0 and schemaname <> :schema and schemaname !~ '^pg_temp' order by 1"
 )
+_AS_WRITTEN = postgresql.dialect(paramstyle="named")
+"""Doubles no percent signs for a driver."""
 _LAST_NUMBER = text("select pg_sequence_last_value(to_regclass(pg_get_serial_sequence(:name, :column)))")
 
 
@@ -135,7 +138,7 @@ class PostgresSpace(RunSpace):
                 if isinstance(column.type, Enum) and column.type.native_enum:
                     column.type.create(connection, checkfirst=True)
             for schema in (self.attached, self._replaced):
-                connection.execute(text(f"create schema {self._quote(schema)}"))
+                connection.execute(verbatim(f"create schema {qualified(None, schema)}"))
             for statement in (
                 [CreateTable(columns_alone(table, table.name, "UNLOGGED")) for table in tables]
                 if bare
@@ -144,21 +147,19 @@ class PostgresSpace(RunSpace):
                 connection.execute(statement)
             # A crash of the server empties them, and the next batch finds that out.
             for own in (projections.name, rebuilds.name, quarantine.name):
-                name = qualified(connection, self.attached, own)
-                connection.execute(text(f"create unlogged table {name} (like {own} including all)"))
+                name = qualified(self.attached, own)
+                connection.execute(verbatim(f"create unlogged table {name} (like {own} including all)"))
 
     def finish(self, projection: str, tables: Sequence[Table], *, bare: bool) -> None:
         if bare:
             with self.live.begin() as connection:
                 for table in tables:
-                    connection.execute(
-                        text(f"alter table {qualified(connection, self.attached, table.name)} set logged")
-                    )
+                    connection.execute(verbatim(f"alter table {qualified(self.attached, table.name)} set logged"))
                     _add_keys(connection, projection, table)
                 failpoints.reach("rebuild.keys_made")
         with self.live.begin() as connection:
             for table in tables:
-                connection.execute(text(f"analyze {qualified(connection, self.attached, table.name)}"))
+                connection.execute(verbatim(f"analyze {qualified(self.attached, table.name)}"))
 
     @contextmanager
     def snapshot(self) -> Generator[Connection]:
@@ -188,7 +189,7 @@ class PostgresSpace(RunSpace):
                 for table in tables
                 for column in table.columns
                 if connection.scalar(
-                    _LAST_NUMBER, {"name": qualified(connection, self.attached, table.name), "column": column.name}
+                    _LAST_NUMBER, {"name": qualified(self.attached, table.name), "column": column.name}
                 )
                 is not None
             }
@@ -212,18 +213,15 @@ class PostgresSpace(RunSpace):
         """What its tasks are still writing would have to be waited for, so their sessions are ended."""
         self._end_sessions(connection)
         for schema in (self.attached, self._replaced):
-            connection.execute(text(f"drop schema if exists {self._quote(schema)} cascade"))
+            connection.execute(verbatim(f"drop schema if exists {qualified(None, schema)} cascade"))
 
     def _end_sessions(self, connection: Connection) -> None:
         query = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = :purpose"
         connection.execute(text(query), {"purpose": self._purpose})
 
-    def _quote(self, name: str) -> str:
-        return self.live.dialect.identifier_preparer.quote_identifier(name)
-
     def _first_in_path(self, *options: str) -> Database:
         """The same database with the run's schema first in the search path, and other options of the session."""
-        path = ",".join(map(self._quote, (self.attached, *self._search_path)))
+        path = ",".join(qualified(None, schema) for schema in (self.attached, *self._search_path))
         option = f"-c search_path={path}".replace("\\", "\\\\").replace(" ", "\\ ").replace("-c\\ ", "-c ", 1)
         url = make_url(self.database.url)
         given = url.query.get("options", "")
@@ -254,6 +252,7 @@ def _add_keys(connection: Connection, projection: str, table: Table) -> None:
 def _breaker(connection: Connection, table: Table, rule: CheckConstraint) -> str:
     """One row that breaks a check."""
     keys = list(table.primary_key.columns)
-    broken = text(f"not ({rule.sqltext.compile(dialect=connection.dialect, compile_kwargs={'literal_binds': True})})")
+    said = rule.sqltext.compile(dialect=_AS_WRITTEN, compile_kwargs={"literal_binds": True})
+    broken = verbatim(f"not ({said})")
     values = connection.execute(select(*keys).where(broken).limit(1)).first()
     return "" if values is None else f"the row of {shown(keys, tuple(values))}"

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import psycopg
-from sqlalchemy import Column, Connection, Engine, MetaData, Table, delete, insert, select, text, update
+from sqlalchemy import Column, Connection, Engine, MetaData, Table, delete, insert, select, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.errors import LeaseEnded, RowsRefused
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.database import Database
-from eventjet.sql.dialect import qualified
+from eventjet.sql.dialect import qualified, verbatim
 from eventjet.sql.exchange import Exchange
 from eventjet.sql.own_tables import Clock, rebuilds
 from eventjet.sql.statements import Parked
@@ -151,7 +151,7 @@ class RunSpace(ABC):
 
     def copy(self, connection: Connection, query: str, name: str) -> None:
         """Make a table of the run's of what a query gives."""
-        connection.execute(text(f"create {self.copied_as} {qualified(connection, self.attached, name)} as {query}"))
+        connection.execute(verbatim(f"create {self.copied_as} {qualified(self.attached, name)} as {query}"))
 
     @abstractmethod
     def exchange(self, connection: Connection, resolved: AnyResolved, location: str) -> Exchange:

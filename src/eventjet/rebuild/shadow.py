@@ -121,8 +121,8 @@ class Shadow(Generic[R_co]):
             if len(found) < len(self._names):
                 return None
             for name, (copied, made) in zip(self._names, self.pairs(), strict=True):
-                columns = ", ".join(qualified(connection, None, column.name) for column in made.columns)
-                self.space.copy(connection, f"select {columns} from {found[name].quoted(connection)}", copied.name)
+                columns = ", ".join(qualified(None, column.name) for column in made.columns)
+                self.space.copy(connection, f"select {columns} from {found[name].quoted()}", copied.name)
             if isinstance(self.resolved, ResolvedProjection) and self.resolved.quarantines:
                 self._known, _ = self._live_quarantine(connection)
             return live

@@ -97,10 +97,9 @@ class SqliteSpace(RunSpace):
         try:
             # A shadow that does not survive a crash of the machine is made again.
             connection.execute("pragma synchronous = off")
-            statement = (
-                f"insert into {_quoted(target.table)} ({', '.join(map(_quoted, target.columns))}) "
-                f"values ({', '.join('?' * len(target.columns))})"
-            )
+            columns = ", ".join(qualified(None, column) for column in target.columns)
+            marks = ", ".join("?" * len(target.columns))
+            statement = f"insert into {qualified(None, target.table)} ({columns}) values ({marks})"
             failpoints.reach("rebuild.part_begun")
             count = 0
             remaining = iter(rows)
@@ -196,12 +195,12 @@ class SqliteSpace(RunSpace):
         connection = exchange.connection
         live = located_tables(resolved, location, SQLITE)
         for old, new in zip(live, located_tables(resolved, self.location, SQLITE), strict=True):
-            target = qualified(connection, "main", old.name)
-            source = qualified(connection, self.attached, new.name)
+            target = qualified("main", old.name)
+            source = qualified(self.attached, new.name)
             connection.exec_driver_sql(f"drop table if exists {target}")
             for statement in creation([old]):
                 connection.execute(statement)
-            columns = ", ".join(qualified(connection, None, column.name) for column in new.columns)
+            columns = ", ".join(qualified(None, column.name) for column in new.columns)
             connection.exec_driver_sql(f"insert into {target} ({columns}) select {columns} from {source}")
             self._keep_numbers(connection, old)
 
@@ -267,7 +266,3 @@ def _double(connection: Connection, columns: Sequence[str | ColumnElement[Any]])
     query = select(*plain).group_by(*plain).having(func.count() > 1).limit(1)
     values = connection.execute(query).first()
     return "" if values is None else f"several rows have {shown(plain, tuple(values))}"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

@@ -24,7 +24,7 @@ from sqlalchemy.schema import CreateSchema
 from eventjet.projections.columns import canonical, dumps
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql import postgres_statements
-from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified
+from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified, verbatim
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.postgres_statements import CLOCK, PostgresStatements
 from eventjet.sql.statements import Parked
@@ -85,7 +85,7 @@ class Postgres(Dialect):
     def drop_location(self, connection: Connection, location: str) -> None:
         try:
             with connection.begin_nested():
-                connection.execute(text(f"drop schema if exists {qualified(connection, None, location)} restrict"))
+                connection.execute(verbatim(f"drop schema if exists {qualified(None, location)} restrict"))
         except DBAPIError as error:
             if _state(error) != _NOT_EMPTY:
                 raise
@@ -93,7 +93,7 @@ class Postgres(Dialect):
     def find_table(self, connection: Connection, name: TableName, location: str) -> TableRef | None:
         """The search path says where declared tables without a schema are."""
         schema, table = name
-        found = connection.execute(_FIND, {"name": qualified(connection, location or schema, table)}).one_or_none()
+        found = connection.execute(_FIND, {"name": qualified(location or schema, table)}).one_or_none()
         return None if found is None else TableRef(int(found[0]), str(found[1]), str(found[2]))
 
     def move_table(
@@ -101,14 +101,14 @@ class Postgres(Dialect):
     ) -> None:
         """Its indexes, constraints and sequences go with it, and keep their names."""
         target = schema or location or name[0] or str(connection.scalar(text("select current_schema()")))
-        quoted = qualified(connection, None, target)
-        connection.execute(text(f"alter table {table.quoted(connection)} set schema {quoted}"))
+        quoted = qualified(None, target)
+        connection.execute(verbatim(f"alter table {table.quoted()} set schema {quoted}"))
 
     def inherit(self, connection: Connection, old: TableRef, heir: TableRef) -> None:
         """Rights on columns, and on the sequences of columns, go to the columns of the same names."""
-        name = heir.quoted(connection)
+        name = heir.quoted()
         for statement in connection.scalars(text(_INHERITED), {"oid": old.oid, "new": name}).all():
-            connection.execute(text(str(statement).replace("%TABLE%", name)))
+            connection.execute(verbatim(str(statement).replace("%TABLE%", name)))
 
     def obstacles(self, connection: Connection, table: TableRef, along: Sequence[TableRef]) -> list[str]:
         query = _OBSTACLES.bindparams(along=[one.oid for one in along])
@@ -135,7 +135,7 @@ class Postgres(Dialect):
     def drop_tables(self, connection: Connection, tables: Sequence[TableRef]) -> None:
         """All in one statement, as foreign keys may be between them."""
         if tables:
-            connection.execute(text(f"drop table {', '.join(one.quoted(connection) for one in tables)}"))
+            connection.execute(verbatim(f"drop table {', '.join(one.quoted() for one in tables)}"))
 
     def lock_migrations(self, connection: Connection) -> None:
         connection.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATIONS_LOCK})
@@ -144,7 +144,7 @@ class Postgres(Dialect):
         """One after the other, in the order given."""
         mode = "exclusive" if readers else "access exclusive"
         for table in tables:
-            connection.execute(text(f"lock table {table.quoted(connection)} in {mode} mode"))
+            connection.execute(verbatim(f"lock table {table.quoted()} in {mode} mode"))
 
     def bound_waits(self, connection: Connection, timeout_ms: int = LOCK_TIMEOUT_MS) -> None:
         """Whoever wants the table after a waiting lock waits behind it, even to read."""

@@ -100,7 +100,7 @@ def _described(connection: Connection, one: Checkpoint, left_s: float, declared:
         one.revision,
         one.state,
         one.location,
-        tuple(table.quoted(connection) for table in tables),
+        tuple(table.quoted() for table in tables),
         sum(dialect_of(connection).count_rows(connection, table) for table in tables),
         one.position,
         owner,

@@ -39,7 +39,7 @@ from sqlalchemy.sql import quoted_name
 
 from eventjet.projections.columns import Convert, dumps, loads, normaliser, plain
 from eventjet.projections.row_codec import RowCodec
-from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified
+from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified, verbatim
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.sqlite_connections import (
     BUSY_TIMEOUT_S,
@@ -55,7 +55,8 @@ from eventjet.sql.statements import Parked, QuarantineChanges
 _OWN_LOCATION = re.compile(r"(.+)__r[0-9]+")
 _TRANSIENT = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})
 """Primary codes of faults that another try may not meet: busy, locked, out of memory, read-only, interrupted, I/O …"""
-_INDEX = re.compile(r'\s*CREATE\s+(UNIQUE\s+)?INDEX\s+("(?:[^"]|"")*"|\[[^]]*\]|`[^`]*`|\S+)\s+ON\s', re.IGNORECASE)
+_NAME = r'"(?:[^"]|"")*"|\[[^]]*\]|`[^`]*`|[^\s(]+'
+_INDEX = re.compile(rf"\s*CREATE\s+(UNIQUE\s+)?INDEX\s+(?:{_NAME})\s+ON\s+(?:{_NAME})\s*(?=\()", re.IGNORECASE)
 _TABLE = text("select name from sqlite_master where type = 'table' and lower(name) = lower(:name)")
 _TRIGGERS = text(
     "select 'the trigger ' || name from sqlite_master "
@@ -145,10 +146,10 @@ class Sqlite(Dialect):
         after = f"{name[1]}{location}"
         made = [(str(index), str(statement)) for index, statement in connection.execute(_INDEXES, {"name": table.name})]
         for index, _ in made:
-            connection.exec_driver_sql(f"drop index {qualified(connection, None, index)}")
+            connection.exec_driver_sql(f"drop index {qualified(None, index)}")
         connection.exec_driver_sql("pragma legacy_alter_table = on")
         try:
-            quoted = table.quoted(connection), qualified(connection, None, after)
+            quoted = table.quoted(), qualified(None, after)
             connection.exec_driver_sql(f"alter table {quoted[0]} rename to {quoted[1]}")
         finally:
             connection.exec_driver_sql("pragma legacy_alter_table = off")
@@ -157,9 +158,9 @@ class Sqlite(Dialect):
             own = index.removesuffix(f"__{table.name}") + (f"__{after}" if location else "")
             found = _INDEX.match(statement)
             assert found is not None, f"SQLite stores an index as {statement!r}"
-            columns = statement[statement.index("(", found.end()) :]
+            columns = statement[found.end() :]
             kind = f"{(found[1] or '').lower()}index"
-            connection.exec_driver_sql(f"create {kind} {qualified(connection, None, own)} on {quoted[1]} {columns}")
+            connection.exec_driver_sql(f"create {kind} {qualified(None, own)} on {quoted[1]} {columns}")
 
     def obstacles(self, connection: Connection, table: TableRef, along: Sequence[TableRef]) -> list[str]:  # noqa: ARG002
         """Triggers alone: everything else refers to a table by its name."""
@@ -178,15 +179,13 @@ class Sqlite(Dialect):
         if known is not None:
             return known
         made = f"eventjet_identity_{secrets.token_hex(8)}"
-        connection.exec_driver_sql(
-            f"create trigger {made} after delete on {table.quoted(connection)} when 0 begin select 1; end"
-        )
+        connection.exec_driver_sql(f"create trigger {made} after delete on {table.quoted()} when 0 begin select 1; end")
         return made
 
     def drop_tables(self, connection: Connection, tables: Sequence[TableRef]) -> None:
         """Foreign keys are not enforced on connections of eventjet's own."""
         for table in tables:
-            connection.execute(text(f"drop table {table.quoted(connection)}"))
+            connection.execute(verbatim(f"drop table {table.quoted()}"))
 
     def refusal_of(self, url: URL) -> str | None:
         if url.database in (None, "", ":memory:"):
