@@ -6,6 +6,7 @@ Secrets come by path or by environment, never on a command line, and no secret s
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ class SettingsOverrides(TypedDict, total=False):
     tls_ca: Path | str | None
     tls_cert: Path | str | None
     tls_key: Path | str | None
+    inbox_prefix: str | None
     replicas: int | str | None
     save_timeout_s: float | str | None
     request_timeout_s: float | str | None
@@ -54,6 +56,8 @@ class Settings:
     """Path of a CA's certificate (`EVENTJET_TLS_CA`). With it, or with a `tls://` URL, there is TLS or nothing."""
     tls_cert: Path | None = field(default=None, repr=False)
     tls_key: Path | None = field(default=None, repr=False)
+    inbox_prefix: str = "_INBOX"
+    """Where answers come in (`EVENTJET_INBOX_PREFIX`): one a role, so that no role hears what others are answered."""
     replicas: int = 1
     """Replicas of the stream and the bucket that `init` creates: 1 embedded, 3 in production."""
     save_timeout_s: float = 20.0
@@ -116,6 +120,8 @@ def _checked(settings: Settings) -> Settings:
     database_url(settings.database)
     if settings.tls_key is not None and settings.tls_cert is None:
         raise UsageError("EVENTJET_TLS_KEY is set and EVENTJET_TLS_CERT is not. Name the certificate that it is of.")
+    if not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", settings.inbox_prefix):
+        raise UsageError("EVENTJET_INBOX_PREFIX is no subject. Write letters, digits, _ and -, such as _INBOX_worker.")
     if settings.replicas not in (1, 3, 5):
         raise UsageError(f"replicas is {settings.replicas}. JetStream replicates 1, 3 or 5 times.")
     for name in ("save_timeout_s", "request_timeout_s"):

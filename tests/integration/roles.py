@@ -1,20 +1,20 @@
-"""Roles of NATS users as the docs show them, for a test's own stream."""
+"""The role of a rebuild as `eventjet nats-config` gives it, for a test's own stream."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-from tests.docs.pages import blocks_of
+from eventjet.nats.roles import REBUILD, roles_of, user_lines
 
-PAGE = Path(__file__).parents[2] / "docs/how-to/spark-cluster.md"
 ADMIN = "admin"
+INBOX = f"_INBOX_{REBUILD}"
 
 
 def with_rebuild_role(stream: str, password: str) -> str:
-    """A server's configuration: the user `rebuild` of the docs, and `admin` who may do anything."""
-    (shown,) = [block.text for block in blocks_of(PAGE) if block.language == "conf"]
-    role = shown.replace("$REBUILD_PASSWORD", json.dumps(password)).replace(".bank", f".{stream}")
-    head = "authorization { users: ["
-    assert role.startswith(head)
-    return role.replace(head, f"authorization {{ timeout: 30, users: [\n  {{ user: {ADMIN}, password: {ADMIN} }}", 1)
+    """The user `rebuild` beside the durable `balances-r1`, and `admin` who may do anything."""
+    (role,) = [one for one in roles_of(stream, (), ("balances-r1",)) if one.name == REBUILD]
+    return f"""{role.variable}: {json.dumps(password)}
+authorization {{ timeout: 30, users: [
+  {{ user: {ADMIN}, password: {ADMIN} }}
+{user_lines(role)}
+] }}"""

@@ -171,6 +171,7 @@ def settings_of(book: Book, user: str, password: str) -> dict[str, str]:
         "EVENTJET_SERVERS": book.settings.servers[0],
         "EVENTJET_USER": user,
         "EVENTJET_PASSWORD": password,
+        "EVENTJET_INBOX_PREFIX": f"_INBOX_{user}",
         "EVENTJET_DATABASE": book.settings.database,
     }
 

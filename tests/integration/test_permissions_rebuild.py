@@ -1,4 +1,4 @@
-"""The role that the docs give a rebuild is enough for one, and for nothing else."""
+"""The role that `eventjet nats-config` gives a rebuild is enough for one, and for nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
 from tests.integration.rebuild_log import ALL, Book, remains
-from tests.integration.roles import ADMIN, with_rebuild_role
+from tests.integration.roles import ADMIN, INBOX, with_rebuild_role
 
 FORBIDDEN = [
     "bank.account.a-1",
@@ -25,7 +25,7 @@ FORBIDDEN = [
     "$JS.API.STREAM.NAMES",
     "$JS.API.INFO",
     "$JS.API.CONSUMER.CREATE.bank",
-    "$JS.API.CONSUMER.CREATE.bank.mine.bank.account.a-1",
+    "$JS.API.CONSUMER.CREATE.bank.balances-r1.bank.account.a-1",
     "$JS.API.CONSUMER.CREATE.other.mine",
     "$JS.API.CONSUMER.DURABLE.CREATE.bank.mine",
     "$JS.API.CONSUMER.RESET.bank.mine",
@@ -48,15 +48,15 @@ def nats() -> Iterator[NatsServer]:
 
 @pytest.mark.parametrize("subject", FORBIDDEN)
 def test_the_role_may_not_do_what_a_rebuild_does_not(nats: NatsServer, subject: str) -> None:
-    with NatsConnection.open(Endpoint((nats.url,), user="rebuild", password="secret")) as link:
+    with NatsConnection.open(Endpoint((nats.url,), user="rebuild", password="secret", inbox_prefix=INBOX)) as link:
         link.publish(subject, b"{}", reply=f"{link.inbox}.x")
         with pytest.raises(Forbidden):
             link.receive(60.0)
 
 
-@pytest.mark.parametrize("subject", ["bank.>", "$JS.ACK.>", "$JS.API.>", ">"])
+@pytest.mark.parametrize("subject", ["bank.>", "$JS.ACK.>", "$JS.API.>", ">", "_INBOX.>"])
 def test_the_role_hears_only_its_own_inbox(nats: NatsServer, subject: str) -> None:
-    with NatsConnection.open(Endpoint((nats.url,), user="rebuild", password="secret")) as link:
+    with NatsConnection.open(Endpoint((nats.url,), user="rebuild", password="secret", inbox_prefix=INBOX)) as link:
         link.subscribe(subject)
         with pytest.raises(Forbidden):
             link.receive(60.0)
@@ -67,7 +67,7 @@ async def test_the_role_is_enough_for_a_rebuild_and_a_verification(tmp_path: Pat
         given = {"servers": server.url, "database": f"sqlite:///{tmp_path}/read.db"}
         book = Book(Settings.load({**given, "user": ADMIN, "password": ADMIN}, {}), tmp_path)
         last = book.fill(1_000)
-        least = replace(book.settings, user="rebuild", password="secret")
+        least = replace(book.settings, user="rebuild", password="secret", inbox_prefix=INBOX)
         report = await rebuild(book.ref, ALL, least, engine="local")
         assert (report.events, book.rows()) == (1_000, book.folded(last))
         assert (await verify(book.ref, "balances", least, engine="local")).differences == 0

@@ -20,6 +20,7 @@ from eventjet.cli.archive import archive, restore
 from eventjet.cli.audit import audit
 from eventjet.cli.db import db, init
 from eventjet.cli.history import history, tail
+from eventjet.cli.nats_config import nats_config
 from eventjet.cli.quarantine import commands as quarantine
 from eventjet.cli.rebuild import rebuild, snapshots, verify
 from eventjet.cli.status import status
@@ -56,6 +57,7 @@ for command in (
     tail,
     dev,
     demo,
+    nats_config,
 ):
     app.command()(command)
 app.add_typer(quarantine, name="quarantine")

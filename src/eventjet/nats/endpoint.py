@@ -99,6 +99,7 @@ class Endpoint:
             tls_ca=settings.tls_ca,
             tls_cert=settings.tls_cert,
             tls_key=settings.tls_key,
+            inbox_prefix=settings.inbox_prefix,
         )
 
     def with_name(self, name: str) -> Endpoint:

@@ -1,0 +1,37 @@
+"""`eventjet nats-config`: the server's configuration and the database's grants, by role."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from eventjet.cli.target import AppTarget, on_app
+
+
+@on_app(servers=False, database=False)
+def nats_config(
+    at: AppTarget,
+    accounts: Annotated[
+        bool, typer.Option("--accounts", help="Only the accounts, for a configuration of your own to include.")
+    ] = False,
+    postgres: Annotated[bool, typer.Option("--postgres", help="The GRANTs of PostgreSQL instead.")] = False,
+) -> None:
+    """Print a nats-server configuration with a user for each role of the app, or PostgreSQL's GRANTs.
+
+    It holds no password: the server takes them from its environment. Make it again when the app has a new aggregate,
+    projection or revision.
+    """
+    from eventjet.nats.roles import accounts as only_accounts
+    from eventjet.nats.roles import roles_of, server_config
+    from eventjet.sql.grants import grants
+
+    app = at.app()
+    if postgres:
+        tables = [table for one in app.projections.values() for table in one.tables]
+        print(grants((table.schema, table.name) for table in tables), end="")
+        return
+    # The next revision too, so that a deploy need not wait for the server's configuration.
+    durables = [f"{one.name}-r{one.revision + more}" for one in app.projections.values() for more in (0, 1)]
+    roles = roles_of(app.name, [info.name for info in app.aggregates.values()], durables)
+    print((only_accounts if accounts else server_config)(app.name, roles), end="")

@@ -1,0 +1,138 @@
+"""Who may do what on the server, and a server's configuration that says so. PURE.
+
+One account for an app keeps other apps away from its stream. Within it each role may use the subjects that its work
+takes, by what `nats/api.py` sends, and has an inbox of its own: nobody hears what others are answered.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eventjet.codec.subjects import notice_subject, snapshot_bucket, stream_subjects
+
+ADMIN = "admin"
+WORKER = "worker"
+READER = "reader"
+REBUILD = "rebuild"
+SNAPSHOTS = "snapshots"
+WRITER = "writer"
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """One user of the server."""
+
+    name: str
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    deny: tuple[str, ...] = ()
+    """Of what `publish` allows."""
+
+    @property
+    def inbox_prefix(self) -> str:
+        """What `EVENTJET_INBOX_PREFIX` is for it."""
+        return f"_INBOX_{self.name}"
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that nats-server takes its password from."""
+        return f"{self.name.upper()}_PASSWORD"
+
+
+def roles_of(app: str, aggregates: Sequence[str], durables: Sequence[str]) -> tuple[Role, ...]:
+    """For an app with these aggregates; `durables` are the consumers of its projections."""
+    api, stream, bucket = "$JS.API", app, snapshot_bucket(app)
+    look = (f"{api}.STREAM.INFO.{stream}", f"{api}.STREAM.MSG.GET.{stream}")
+    read = (f"{api}.INFO", *look, f"{api}.DIRECT.GET.{stream}", f"{api}.DIRECT.GET.{stream}.>")
+    heard = (f"$JS.EVENT.ADVISORY.STREAM.*.{stream}", notice_subject(app, "*"))
+    verbs = ("CREATE", "MSG.NEXT", "DELETE")
+    # A wildcard would let a reader take a worker's consumer over, or move it.
+    theirs = tuple(f"{api}.CONSUMER.{verb}.{stream}.{name}" for verb in verbs for name in durables)
+    kept = (*theirs, *(f"{api}.CONSUMER.CREATE.{stream}.{name}.>" for name in durables))
+    consume = tuple(f"{api}.CONSUMER.{verb}.{stream}.*" for verb in verbs)
+    consume += (f"{api}.CONSUMER.CREATE.{stream}.*.{stream_subjects(stream)}",)
+    snapshots = (f"{api}.STREAM.MSG.GET.KV_{bucket}", f"{api}.DIRECT.GET.KV_{bucket}.$KV.{bucket}.>")
+
+    write_snapshots = (f"{api}.STREAM.INFO.KV_{bucket}", *snapshots, f"$KV.{bucket}.*.*")
+
+    def role(name: str, publish: Sequence[str], hears: Sequence[str] = (), deny: Sequence[str] = ()) -> Role:
+        return Role(name, tuple(publish), (f"_INBOX_{name}.>", *hears), tuple(deny))
+
+    def writer(name: str, aggregate: str) -> Role:
+        own = (f"{app}.{aggregate}.*", f"$KV.{bucket}.{aggregate}.*")
+        return role(name, (*read, *snapshots, *own), heard)
+
+    manage = tuple(f"{api}.STREAM.{verb}.{name}" for verb in ("CREATE", "INFO") for name in (stream, f"KV_{bucket}"))
+    manage += (f"{api}.STREAM.UPDATE.{stream}",)
+    lists = (f"{api}.CONSUMER.LIST.{stream}",)
+    return (
+        role(ADMIN, list(dict.fromkeys((*read, *manage, *lists, *consume))), heard),
+        role(WORKER, (*look, *theirs, *(notice_subject(app, name) for name in _projections(durables)))),
+        role(READER, read, heard),
+        role(REBUILD, (*look, *consume), (), kept),
+        role(SNAPSHOTS, (*look, *write_snapshots, *consume), (), kept),
+        writer(WRITER, "*"),
+        *(writer(f"{WRITER}_{name}", name) for name in aggregates),
+    )
+
+
+def _projections(durables: Sequence[str]) -> list[str]:
+    """Of `balances-r2` the projection."""
+    return list(dict.fromkeys(name.rpartition("-r")[0] for name in durables))
+
+
+def accounts(app: str, roles: Sequence[Role]) -> str:
+    """The part of a server's configuration that says who may do what; passwords come from its environment."""
+    users = "\n".join(map(user_lines, roles))
+    return f"""accounts {{
+  {app.upper()} {{
+    jetstream: enabled
+    users: [
+{users}
+    ]
+  }}
+  SYS {{ users: [ {{ user: sys, password: $SYS_PASSWORD }} ] }}
+}}
+system_account: SYS
+"""
+
+
+def server_config(app: str, roles: Sequence[Role]) -> str:
+    """A whole configuration of one server."""
+    return f"""# Who may do what for the app {app}. Passwords and paths come from the server's environment.
+
+listen: 0.0.0.0:4222
+# Of this machine only: it shows all subjects.
+http: 127.0.0.1:8222
+
+# eventjet keeps its messages below 900 kB, headers included.
+max_payload: 1MB
+
+jetstream {{
+  store_dir: $NATS_STORE
+  # What is acknowledged is on disk.
+  sync_interval: always
+}}
+
+tls {{
+  cert_file: $NATS_TLS_CERT
+  key_file: $NATS_TLS_KEY
+}}
+
+{accounts(app, roles)}"""
+
+
+def user_lines(role: Role) -> str:
+    """One user of a configuration, with what it may do."""
+    deny = f", deny: {_listed(role.deny)}" if role.deny else ""
+    return f"""      {{ user: {role.name}, password: ${role.variable}, permissions: {{
+          publish: {{ allow: {_listed(role.publish)}{deny} }}
+          subscribe: {{ allow: {_listed(role.subscribe)} }}
+      }} }}"""
+
+
+def _listed(subjects: Sequence[str]) -> str:
+    lines = "".join(f"\n            {json.dumps(subject)}" for subject in subjects)
+    return f"[{lines} ]"
