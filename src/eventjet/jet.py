@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from typing import Any, Literal, TypeVar, cast, overload
@@ -55,7 +55,8 @@ class Jet:
         self._app = app
         self._snapshots = snapshots
         self._repositories: dict[Any, Repository[Any, Any]] = {}
-        self._decoder = Decoder(app.catalog)
+        self._catalog = app.catalog.of_log()
+        self._decoder = Decoder(self._catalog)
         self._checkpoints = Checkpoints(settings.database)
         # Workers' notices come over the connection; without one there is nothing to wait for.
         self._waiting = Waiting(app.name, self._checkpoints, client.listen if client is not None else None)
@@ -70,7 +71,7 @@ class Jet:
             if info.snapshot_every is not None and self._snapshots is not None:
                 snapshots = Snapshots(self._snapshots, SnapshotCodec[Any](aggregate), info.snapshot_every)
             initial = cast("Callable[[], Any]", aggregate)
-            self._repositories[aggregate] = Repository(self.name, self.store, self._app.catalog, initial, snapshots)
+            self._repositories[aggregate] = Repository(self.name, self.store, self._catalog, initial, snapshots)
         return self._repositories[aggregate]
 
     def forget(self) -> None:
@@ -187,6 +188,7 @@ class Jet:
             start = await self.store.position_at(since)
         if position is not None:
             start = position
+        await self.voids()
         async for record in self.store.records(start=start, follow=follow):
             recorded = self._decoder(record)
             if recorded is not None:
@@ -195,6 +197,11 @@ class Jet:
     def decode(self, record: RawRecord) -> Recorded[Any] | None:
         """One record as the app knows it."""
         return self._decoder(record)
+
+    async def voids(self) -> Mapping[int, str]:
+        """Position → reason of what the log declares void, and what `decode` passes over from now on."""
+        self._catalog.voids.update(await self.store.voids())
+        return self._catalog.voids
 
     async def log(self) -> LogState:
         """Identity and ends of the log."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -45,7 +46,8 @@ async def _history(at: AppTarget, aggregate: str, aggregate_id: str) -> list[dic
     aggregate_of(app, aggregate)
     async with app.connect(at.settings) as jet:
         await jet.log()  # says that `init` is missing, where it is
-        return [shown(jet, record) for record in await jet.store.history(aggregate, aggregate_id)]
+        voids = await jet.voids()
+        return [shown(jet, record, voids) for record in await jet.store.history(aggregate, aggregate_id)]
 
 
 @on_app()
@@ -65,9 +67,10 @@ def tail(
 async def _tail(at: AppTarget, start: int | None, *, follow: bool, as_json: bool) -> None:
     async with at.app().connect(at.settings) as jet:
         log = await jet.log()
+        voids = await jet.voids()
         first = start if start is not None else max(log.first, log.last - _LAST + 1)
         async for record in jet.store.records(start=first, follow=follow):
-            event = shown(jet, record)
+            event = shown(jet, record, voids)
             if as_json:
                 print_json(event, indent=None)
             else:
@@ -84,7 +87,8 @@ def line(event: Mapping[str, Any], *, named: bool) -> str:
     if not isinstance(data, str):
         data = jsonlib.dumps(data, ensure_ascii=False, separators=(",", ":"))
     head = printable(f"{event['position']:>7}  {when}  {whose}{version}  {event['type']}{schema}")
-    rest = printable(data + (f"  unreadable: {event['fault']}" if "fault" in event else ""))
+    told = f"  void: {event['void']}" if "void" in event else ""
+    rest = printable(data + (f"  unreadable: {event['fault']}" if "fault" in event else told))
     width = terminal_width()
     if len(head) + 2 + len(rest) <= width:
         return f"{head}  {rest}"
@@ -92,15 +96,17 @@ def line(event: Mapping[str, Any], *, named: bool) -> str:
     return "\n".join(filter(None, [filled(head), filled(rest, initial_indent=_INDENT)]))
 
 
-def shown(jet: Jet, record: RawRecord) -> dict[str, Any]:
+def shown(jet: Jet, record: RawRecord, voids: Mapping[int, str] = MappingProxyType({})) -> dict[str, Any]:
     """What can be said of a record, with the names of the vocabulary; never raises for what is in it."""
     from eventjet.codec.envelope import MSG_ID, SCHEMA, TYPE, VERSION, header, metadata_of, number_of, recorded_at
     from eventjet.codec.subjects import entity_of
+    from eventjet.codec.voids import voided_by
 
     position, time_ns, subject, block, body = record
     fault: str | None = None
+    voided = voided_by(subject)
     try:
-        aggregate, aggregate_id = entity_of(subject)
+        aggregate, aggregate_id = ("void", str(voided)) if voided is not None else entity_of(subject)
     except ValueError as error:
         aggregate, aggregate_id = "?", subject.decode("utf-8", "replace")
         fault = f"the subject {aggregate_id!r} names no entity: {error}"
@@ -129,5 +135,7 @@ def shown(jet: Jet, record: RawRecord) -> dict[str, Any]:
         "schema": number_of(block, SCHEMA),
         "data": stored_json(body),
     }
-    optional = {"command_id": command_id, "metadata": metadata or None, "fault": fault}
+    void = voids.get(position)
+    optional = {"command_id": command_id, "metadata": metadata or None, "fault": fault if void is None else None}
+    optional["void"] = void
     return event | {name: value for name, value in optional.items() if value is not None}

@@ -25,6 +25,7 @@ from eventjet.cli.quarantine import commands as quarantine
 from eventjet.cli.rebuild import rebuild, snapshots, verify
 from eventjet.cli.status import status
 from eventjet.cli.terminal import ANSWER_IS_NO, INTERRUPTED, note
+from eventjet.cli.void import void
 from eventjet.cli.worker import demo, dev, pause, resume, worker
 
 DONE = 0
@@ -55,6 +56,7 @@ for command in (
     resume,
     history,
     tail,
+    void,
     dev,
     demo,
     nats_config,

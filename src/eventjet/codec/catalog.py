@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -92,6 +94,8 @@ class Catalog:
         retired: Sequence[str] = (),
     ) -> None:
         """A mapping tells the aggregate of each event, the only one whose subjects may carry it."""
+        self.voids: dict[int, str] = {}
+        """Position → reason of what readers of one log pass over: see `of_log`."""
         owners = event_types if isinstance(event_types, Mapping) else dict[type, str]()
         self._types = {
             each: EventType(each, event_info(each), BodyCodec(each), owners.get(each))
@@ -111,6 +115,12 @@ class Catalog:
 
     def __contains__(self, event_type: type) -> bool:
         return event_type in self._types
+
+    def of_log(self, voids: Mapping[int, str] = MappingProxyType({})) -> Catalog:
+        """The same events, for readers of one log, who learn together which of its records are void."""
+        same = copy(self)
+        same.voids = dict(voids)
+        return same
 
     def named(self, type_name: str) -> EventType | None:
         """The event of a wire name, whatever its schema."""

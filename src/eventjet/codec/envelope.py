@@ -15,7 +15,8 @@ from urllib.parse import quote, unquote
 
 from eventjet.codec.catalog import Catalog, Resolved
 from eventjet.codec.subjects import entity_of
-from eventjet.domain.history import Link
+from eventjet.codec.voids import reason_in, voided_by
+from eventjet.domain.history import VOID, Link
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, recorded
 from eventjet.errors import CodecError, Refused, UndecodableEvent, UnknownEvent
 
@@ -134,23 +135,27 @@ def recorded_at(record: RawRecord) -> datetime:
 class Decoder:
     """Turns records into recorded events, of the classes in `only` when given.
 
-    Returns None for a declared event outside `only`, for a retired one, and for what does not tell a declared type on
-    the subject of an aggregate that has no event in `only`. Raises `UnknownEvent` and `UndecodableEvent`, which carry
+    Returns None for what the log declares void, as far as its catalog knows or a record read before said so,
+    for a declared event outside `only`, for a retired one, and for what does not tell a declared type on the subject
+    of an aggregate that has no event in `only`. Raises `UnknownEvent` and `UndecodableEvent`, which carry
     position and bytes.
     """
 
-    __slots__ = ("_catalog", "_known", "_only", "_own", "_second", "_second_at")
+    __slots__ = ("_catalog", "_known", "_only", "_own", "_second", "_second_at", "_voids")
 
     def __init__(self, catalog: Catalog, only: Collection[type] | None = None) -> None:
         self._catalog = catalog
         self._only = None if only is None else frozenset(only)
         self._own = None if only is None else catalog.aggregates_of(only)
         self._known: dict[tuple[bytes, bytes], Resolved | None] = {}
+        self._voids = catalog.voids
         self._second = 0
         self._second_at = _EPOCH.timetuple()[:6]
 
     def __call__(self, record: RawRecord) -> Recorded[Any] | None:
         position, time_ns, subject, block, body = record
+        if position in self._voids:
+            return None
         try:
             resolved, lines, at = self._look_up(record)
             if resolved is None:
@@ -184,6 +189,8 @@ class Decoder:
     def link(self, record: RawRecord) -> Link:
         """As a call, but only what folding one aggregate's history takes: half the work."""
         position, _, subject, block, body = record
+        if position in self._voids:
+            return Link(number_of(block, VERSION) or 0, position, VOID, None, None)
         try:
             resolved, lines, at = self._look_up(record)
             if resolved is not None and resolved.aggregate is not None:
@@ -198,7 +205,7 @@ class Decoder:
             data = None if resolved is None else resolved.decode(body)
             if not lines[1].isascii():
                 lines[1].decode()
-            expected = before if at == 3 else None
+            expected = before if at == 3 and before not in self._voids else None
             if len(lines) == at + 5:
                 return Link(version, position, expected, None, data)
             if at == 2:
@@ -241,6 +248,11 @@ class Decoder:
     def _resolve(self, kind: Sequence[bytes], record: RawRecord) -> Resolved | None:
         """Look up what (type, schema, version) announce; what raises is not remembered."""
         position, block, body = record[0], record[3], record[4]
+        voided = voided_by(record[2])
+        if voided is not None:
+            if voided < position:
+                self._voids.setdefault(voided, reason_in(body))
+            return None
         if block and not block.endswith(_BLOCK_END):
             # A direct get would not even give it as it is stored.
             return self._untold(record, undecodable(record, "its headers do not end in an empty line"))

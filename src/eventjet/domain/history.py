@@ -61,16 +61,20 @@ class FoldedState(Generic[S]):
     commands: Commands = field(default_factory=Commands, compare=False)
 
 
+VOID = -1
+"""Instead of what a record expected: the log declares it void. It keeps its version if that is the next one."""
+
+
 class Link(NamedTuple):
     """One event of a history, as far as its chain goes."""
 
     version: int
     position: int
     expected: int | None
-    """The position it was written after, where its header says so (the first of a save)."""
+    """The position it was written after, where its header says so (the first of a save); `VOID` for what is void."""
     command_id: str | None
     data: Any
-    """The event; None for a retired one, which is passed over."""
+    """The event; None for one that is retired or void, which is passed over."""
 
 
 def evolved(state: S, event: Any) -> S:
@@ -91,10 +95,13 @@ def fold_history(held: FoldedState[S], links: Iterable[Link], subject: str, last
     state, version, position = held.state, held.version, held.position
     for after, at, expected, command_id, data in links:
         if after != version + 1:
+            if expected == VOID:
+                position = at
+                continue
             raise HistoryBroken(subject, at, f"version {after} follows version {version}")
         if at <= position:
             raise HistoryBroken(subject, at, f"it comes after position {position}")
-        if expected is not None and expected != position:
+        if expected is not None and expected not in (position, VOID):
             reason = f"it was written after position {expected}, but {position} came before it"
             raise HistoryBroken(subject, at, reason)
         if data is not None:

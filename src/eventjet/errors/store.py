@@ -213,7 +213,7 @@ class UndecodableEvent(CodecError):
         self.reason = reason
         super().__init__(
             f"The event at position {position} ({type_name!r}, {len(data)} bytes) cannot be decoded: {reason}. "
-            "Inspect it with `eventjet tail`, then upcast it or quarantine it."
+            "Inspect it with `eventjet tail`; upcast it, or have everybody pass over it with `eventjet void`."
         )
 
 

@@ -96,7 +96,7 @@ async def audit(
 
 def _audit(job: Job, url: str | None, examples: int) -> AuditReport:
     log, watch = job.log, job.watch
-    audit = LogAudit(job.app, last=log.state.last, examples=examples)
+    audit = LogAudit(job.app, last=log.state.last, examples=examples, voids=job.catalog.voids)
     for drift in compare(stream_config(log.stream, log.state.config["num_replicas"]), log.state.config):
         if drift.setting in _KEEPS_ALL:
             audit.setting(f"{drift.setting} is {drift.found!r}, declared is {drift.declared!r}")

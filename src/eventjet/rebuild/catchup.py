@@ -128,7 +128,7 @@ def catching_up(
             with connection.begin():
                 writer.write(connection, held, part)
 
-        yield Follower(shadow, job, position, reader(job.app.catalog, resolved, known), commit)
+        yield Follower(shadow, job, position, reader(job.catalog, resolved, known), commit)
 
 
 @contextmanager
@@ -157,7 +157,7 @@ def replaying(shadow: Shadow[ResolvedSql], job: Job) -> Generator[Follower]:
     with asyncio.Runner() as runner:
         runner.run(connection.start())
         try:
-            decode = Decoder(job.app.catalog, shadow.resolved.events)
+            decode = Decoder(job.catalog, shadow.resolved.events)
             yield Follower(shadow, job, 0, decode, lambda part: runner.run(write(part)))
         finally:
             runner.run(end())

@@ -20,6 +20,7 @@ class Kind(StrEnum):
     FOREIGN = "foreign"
     UNDECODABLE = "undecodable"
     UNKNOWN = "unknown"
+    VOID = "void"
     ID = "id"
     TIME = "time"
 
@@ -84,13 +85,18 @@ EXPLAINED: Mapping[Kind, Explanation] = {
         title="Events cannot be decoded",
         cost="Their aggregates cannot be loaded, and a projection stops there, unless it quarantines them.",
         way_out="`eventjet tail --from POSITION` shows one. If a newer version of the app wrote it, deploy that; "
-        'otherwise projections with on_error="quarantine" go on without it.',
+        "otherwise `eventjet void POSITION --reason …` has everybody pass over it.",
     ),
     Kind.UNKNOWN: Explanation(
         title="Events are of types or schemas that the app does not declare",
         cost="Their aggregates cannot be loaded, and projections stop there.",
         way_out="Deploy the version that declares them, add the upcaster that is missing, or name them in "
         "`retired_events`.",
+    ),
+    Kind.VOID: Explanation(
+        title="Records are void",
+        cost="Every reader passes over them, as somebody declared with `eventjet void`.",
+        way_out="None is needed; `eventjet tail --from POSITION` shows one.",
     ),
     Kind.ID: Explanation(
         title="Event ids are missing or used twice",
@@ -106,7 +112,7 @@ EXPLAINED: Mapping[Kind, Explanation] = {
 }
 """In the order in which they are told: what to do first comes first."""
 
-NOTES = frozenset({Kind.TIME})
+NOTES = frozenset({Kind.TIME, Kind.VOID})
 """Kinds that are told, and no reason to call a log unsound."""
 _TEXT_MAX = 300
 """Characters of what others wrote that are shown."""

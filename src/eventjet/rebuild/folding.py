@@ -89,14 +89,15 @@ class Folding:
 class Foldings:
     """Several projections over one reading of the log: each record is decoded once."""
 
-    def __init__(self, app: Application, targets: Sequence[Target]) -> None:
+    def __init__(self, app: Application, targets: Sequence[Target], voids: Mapping[int, str]) -> None:
+        catalog = app.catalog.of_log(voids)
         self.each = [Folding(fold_of(app, one.projection), one.database.dialect, one.known) for one in targets]
         wanted = {one for folding in self.each for one in folding.events}
-        self._decode = Decoder(app.catalog, wanted)
+        self._decode = Decoder(catalog, wanted)
         self._offer: Offering | None = None
         if any(folding.resolved.quarantines for folding in self.each):
-            self._offer = Offering(app.catalog, wanted, {one for target in targets for one in target.known})
-            self._own = [reader(app.catalog, one.resolved, one.held.known) for one in self.each]
+            self._offer = Offering(catalog, wanted, {one for target in targets for one in target.known})
+            self._own = [reader(catalog, one.resolved, one.held.known) for one in self.each]
 
     def take(self, records: Iterable[RawRecord]) -> None:
         """Fold the next records; raises `CodecError` and `ProjectionError`."""

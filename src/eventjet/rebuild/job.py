@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlch
 
 from eventjet.archive.manifest import Segment
 from eventjet.archive.reading import ArchiveFiles
+from eventjet.codec.catalog import Catalog
 from eventjet.errors import RebuildError, UsageError
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
@@ -31,6 +32,7 @@ from eventjet.rebuild.replay_source import Log, ReplaySource, archived_source
 from eventjet.rebuild.runs import Part, Target
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
+from eventjet.store.voids import voids_in
 from eventjet.workers.reader import state_of_log
 
 if TYPE_CHECKING:
@@ -70,6 +72,8 @@ class Job:
     engine: Engine
     source: ReplaySource
     watch: Watch
+    catalog: Catalog
+    """The application's events, and what the log declared void when the job began."""
 
     @property
     def log(self) -> Log:
@@ -153,10 +157,11 @@ def open_job(
             endpoint = Endpoint.of(settings).with_name("eventjet-rebuild")
             with NatsConnection.open(endpoint) as connection:
                 log = Log(endpoint, application.name, *state_of_log(connection, application.name))
+                catalog = application.catalog.of_log(voids_in(connection, application.name))
             source = ReplaySource(log)
             if from_archive is not None:
                 source = archived_source(log, chosen.archive_files(from_archive))
-        yield Job(application, app if isinstance(app, AppRef) else None, settings, chosen, source, watch)
+        yield Job(application, app if isinstance(app, AppRef) else None, settings, chosen, source, watch, catalog)
 
 
 async def in_job(

@@ -12,7 +12,6 @@ from eventjet.archive.reading import FolderFiles
 from eventjet.codec.envelope import RawRecord
 from eventjet.errors import UsageError
 from eventjet.nats.ranges import read_range
-from eventjet.projections.app_ref import Application
 from eventjet.rebuild.folding import Folding, Foldings, uncollected
 from eventjet.rebuild.job import EngineOptions, Job
 from eventjet.rebuild.plan import Plan
@@ -46,7 +45,7 @@ class LocalEngine:
 
     def load(self, job: Job, plan: Plan, targets: Sequence[Target]) -> list[Part]:
         watch = job.watch
-        loads = _Loads(job.app, targets, watch)
+        loads = _Loads(job, targets, watch)
         with watch.phase("read", plan.events), uncollected():
             failpoints.reach("rebuild.engine_started")
             done = 0
@@ -63,7 +62,7 @@ class LocalEngine:
     def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, least: int) -> Tally:
         watch, endpoint = job.watch, job.log.endpoint
         subjects = f"{plan.stream}.{aggregate}.*"
-        with SnapshotFold(job.app, aggregate, least, endpoint, plan.last) as fold, uncollected():
+        with SnapshotFold(job.app, aggregate, least, endpoint, plan.last, job.catalog.voids) as fold, uncollected():
             with watch.phase("read", plan.events):
                 batches = read_range(endpoint, plan.stream, plan.first, plan.last + 1, filter_subject=subjects)
                 with closing(batches):
@@ -82,9 +81,9 @@ class LocalEngine:
 class _Loads:
     """The foldings of one plan with the parts they were loaded in."""
 
-    def __init__(self, app: Application, targets: Sequence[Target], watch: Watch) -> None:
+    def __init__(self, job: Job, targets: Sequence[Target], watch: Watch) -> None:
         self._watch = watch
-        self._foldings = Foldings(app, targets)
+        self._foldings = Foldings(job.app, targets, job.catalog.voids)
         self._pairs = list(zip(targets, self._foldings.each, strict=True))
         self._parts: list[Part] = []
 

@@ -6,12 +6,14 @@ however long the log is; nothing of the log itself is kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 from eventjet.archive.batches import lasting
 from eventjet.codec.envelope import EXPECTED, MSG_ID, RECORDED_AT, VERSION, Decoder, RawRecord, header, number_of
 from eventjet.codec.envelope import recorded_at as recorded_at_of
 from eventjet.codec.subjects import entity_of
+from eventjet.codec.voids import voided_by
 from eventjet.errors import UndecodableEvent, UnknownEvent
 from eventjet.projections.app_ref import Application
 from eventjet.rebuild.findings import Findings, Found, Kind
@@ -30,14 +32,23 @@ _VERSION_MAX = (1 << _VERSION_BITS) - 1
 class LogAudit:
     """One pass over a log whose positions should be `first` to `last`. `take` every record, then `finish`."""
 
-    def __init__(self, app: Application, *, last: int, first: int = 1, examples: int = 5) -> None:
-        """Keep `examples` findings of each kind."""
+    def __init__(
+        self,
+        app: Application,
+        *,
+        last: int,
+        first: int = 1,
+        examples: int = 5,
+        voids: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
+        """Keep `examples` findings of each kind; `voids` is what the log declares void, with the reasons."""
         self.events = 0
         """Records of the log that were taken."""
         self.compared = 0
         """Of those, how many the archive had, too."""
         self._findings = Findings(examples)
-        self._decode = Decoder(app.catalog)
+        self._voids = voids
+        self._decode = Decoder(app.catalog.of_log(voids))
         self._app = app
         self._first = first
         self._last = last
@@ -140,6 +151,11 @@ class LogAudit:
         position, time_ns, subject, block, _ = record
         key = hash(subject)
         packed = self._lasts.get(key, 0)
+        if voided_by(subject) is not None:
+            return True
+        if position in self._voids:
+            self._void(record, packed)
+            return False
         if not packed and (fault := _subject_fault(subject)):
             self._found(Kind.UNDECODABLE, record, fault)
             return False
@@ -166,6 +182,13 @@ class LogAudit:
             self._found(Kind.CHAIN, record, _broken(version, expected, before, version_before))
         self._lasts[key] = _packed(position, version)
         return readable
+
+    def _void(self, record: RawRecord, packed: int) -> None:
+        """Told, and it keeps its version if that is the next one, as a fold has it."""
+        self._found(Kind.VOID, record, self._voids[record[0]])
+        version = packed & _VERSION_MAX
+        told = number_of(record[3], VERSION)
+        self._lasts[hash(record[2])] = _packed(record[0], version + 1 if told == version + 1 else version)
 
     def _unreadable(self, record: RawRecord, error: UnknownEvent | UndecodableEvent) -> None:
         if isinstance(error, UnknownEvent):

@@ -59,11 +59,13 @@ class Tally:
 class SnapshotFold:
     """Folds histories of one aggregate type and offers those that are long enough; holds what is not finished yet."""
 
-    def __init__(self, app: Application, aggregate: str, least: int, endpoint: Endpoint, last: int) -> None:
+    def __init__(
+        self, app: Application, aggregate: str, least: int, endpoint: Endpoint, last: int, voids: Mapping[int, str]
+    ) -> None:
         self.tally = Tally()
         self._initial, _ = snapshotted(app, aggregate)
         self._codec: SnapshotCodec[Any] = SnapshotCodec(self._initial)
-        self._decoder = Decoder(app.catalog)
+        self._decoder = Decoder(app.catalog.of_log(voids))
         self._least = least
         self._bucket = BulkSnapshots(endpoint, app.name, snapshot_bucket(app.name), last, self._codec.decode)
         self._prefix = len(app.name) + 1

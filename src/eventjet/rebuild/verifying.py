@@ -151,7 +151,7 @@ def _since_when(
     rows: dict[RowKey, Any] = {}
     equal: dict[RowKey, bool] = {key: row is None for key, row in live.items()}
     missed: dict[RowKey, int] = {}
-    decode = reader(job.app.catalog, resolved, known)
+    decode = reader(job.catalog, resolved, known)
     records = (record for batch in _records(job, plan, resolved, live) for record in batch)
     for event in filter(None, map(decode, records)):
         for key, row in fold(rows, event).items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar, cast
@@ -24,12 +24,13 @@ from eventjet.codec.envelope import (
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState, fold_history
 from eventjet.domain.recorded import NO_METADATA, Recorded
-from eventjet.errors import HistoryBroken, StoreUnavailable, UsageError
+from eventjet.errors import CodecError, HistoryBroken, StoreUnavailable, UsageError
 from eventjet.snapshots.kv import KeyValueSnapshots
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.store.store import EventStore
 
 S = TypeVar("S")
+T = TypeVar("T")
 LAG_PAUSES_S = (0.01, 0.05, 0.2, 0.5, 0.0)
 """How long a replica may lag behind the leader before a read of the past gives up."""
 
@@ -64,13 +65,16 @@ class Histories(Generic[S]):
         self._initial = initial
         self._snapshots = snapshots
         self._decoder = Decoder(catalog)
+        self._voids = catalog.voids
 
     async def load(self, aggregate_id: str, known: FoldedState[S] | None) -> FoldedState[S]:
         """The newest state: what is known, or a snapshot, and the events after it. Raises `HistoryBroken`."""
         try:
             return await (self._after(aggregate_id, known) if known else self._from_snapshot(aggregate_id))
-        except HistoryBroken:
+        except (HistoryBroken, CodecError) as error:
             # A reply lost on the way looks the same; only what is broken twice, from the start, is broken.
+            if not await self._learn_voids() and isinstance(error, CodecError):
+                raise
             return await self._fold(aggregate_id, self._start())
 
     async def load_until(
@@ -78,6 +82,11 @@ class Histories(Generic[S]):
     ) -> FoldedState[S]:
         """The state as it was; exactly one bound. Raises `UsageError` for a bound that is not past."""
         await self._check_bound(version, position, at)
+        return await self._obeying(lambda: self._load_until(aggregate_id, version, position, at))
+
+    async def _load_until(
+        self, aggregate_id: str, version: int | None, position: int | None, at: datetime | None
+    ) -> FoldedState[S]:
         if version is not None:
             records = (await self._reaching(aggregate_id, version))[:version]
         elif position is not None:
@@ -96,6 +105,11 @@ class Histories(Generic[S]):
 
         None when the log holds no such events of the command: what was known of it is of another log.
         """
+        return await self._obeying(lambda: self._outcome(aggregate_id, first, last, command_id))
+
+    async def _outcome(
+        self, aggregate_id: str, first: int, last: int, command_id: str
+    ) -> tuple[FoldedState[S], list[Recorded[Any]], str | None] | None:
         known = await self._read_until(aggregate_id, lambda record: (number_of(record[3], VERSION) or 0) >= last)
         records = known[:last]
         if len(records) < last or header(records[first - 1][3], COMMAND) != _told(command_id):
@@ -106,8 +120,12 @@ class Histories(Generic[S]):
 
     async def events(self, aggregate_id: str) -> list[Recorded[Any]]:
         """All recorded events of one aggregate, in order, without retired ones."""
-        decoded = map(self._decoder, await self.store.history(self.info.name, aggregate_id))
-        return [recorded for recorded in decoded if recorded is not None]
+
+        async def read() -> list[Recorded[Any]]:
+            decoded = map(self._decoder, await self.store.history(self.info.name, aggregate_id))
+            return [recorded for recorded in decoded if recorded is not None]
+
+        return await self._obeying(read)
 
     async def find_command(self, aggregate_id: str, held: FoldedState[S], command_id: str) -> tuple[int, int] | None:
         """First and last version that a command recorded.
@@ -118,7 +136,7 @@ class Histories(Generic[S]):
         if found is not None or held.commands.complete or self._snapshots is not None:
             return found
         # By the headers alone: what the events were, retired ones for instance, does not matter.
-        records = await self._read_until(aggregate_id, lambda record: record[0] >= held.position)
+        records = await self._obeying(lambda: self._read_until(aggregate_id, lambda record: record[0] >= held.position))
         told = _told(command_id)
         versions = [index for index, record in enumerate(records, 1) if header(record[3], COMMAND) == told]
         return (versions[0], versions[-1]) if versions else None
@@ -149,7 +167,7 @@ class Histories(Generic[S]):
             if held is None:
                 if not page:
                     continue
-                if page[0][0] != known.position or header(page[0][3], MSG_ID) != known.event_id:
+                if page[0][0] != known.position or (header(page[0][3], MSG_ID) or "") != known.event_id:
                     return None
                 held, page = known, page[1:]
             held = self._fold_page(held, page)
@@ -169,7 +187,7 @@ class Histories(Generic[S]):
         if held is None or newest is None or newest[0] < held.position:
             # None, not to be believed, or beyond the log: replay.
             return self._start() if newest is None else await self._after(aggregate_id, self._start())
-        if newest[0] == held.position and header(newest[3], MSG_ID) == held.event_id:
+        if newest[0] == held.position and (header(newest[3], MSG_ID) or "") == held.event_id:
             return held
         return await self._after(aggregate_id, held)
 
@@ -199,15 +217,36 @@ class Histories(Generic[S]):
         for pause_s in LAG_PAUSES_S:
             position = records[-1][0] if records else 0
             if (records and enough(records[-1])) or await self.store.last(name, aggregate_id) <= position:
-                for version, record in enumerate(records, 1):
-                    if number_of(record[3], VERSION) != version:
-                        raise HistoryBroken(
-                            record[2].decode("utf-8", "replace"), record[0], f"version {version} is missing"
-                        )
-                return records
+                return self._versions(records)
             await asyncio.sleep(pause_s)
             records += await self.store.history(name, aggregate_id, after=position)
         raise StoreUnavailable(f"The history of {name} {aggregate_id!r}", "the replica that was asked lags behind")
+
+    def _versions(self, records: Sequence[RawRecord]) -> list[RawRecord]:
+        """One record for each version; raises `HistoryBroken`."""
+        kept: list[RawRecord] = []
+        for record in records:
+            if number_of(record[3], VERSION) == len(kept) + 1:
+                kept.append(record)
+            elif record[0] not in self._voids:
+                subject = record[2].decode("utf-8", "replace")
+                raise HistoryBroken(subject, record[0], f"version {len(kept) + 1} is missing")
+        return kept
+
+    async def _obeying(self, read: Callable[[], Awaitable[T]]) -> T:
+        """What `read` gives; where it cannot, once more if the log declares something void that was not known."""
+        try:
+            return await read()
+        except (HistoryBroken, CodecError):
+            if not await self._learn_voids():
+                raise
+        return await read()
+
+    async def _learn_voids(self) -> bool:
+        """Whether there are more than were known."""
+        known = len(self._voids)
+        self._voids.update(await self.store.voids())
+        return len(self._voids) > known
 
     def _fold_page(self, held: FoldedState[S], records: Sequence[RawRecord]) -> FoldedState[S]:
         return fold_records(held, records, self._decoder)

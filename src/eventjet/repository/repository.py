@@ -242,7 +242,7 @@ class Repository(Generic[S, E]):
         if (
             (held.position == 0)
             if tail is None
-            else (tail[0], header(tail[3], MSG_ID)) == (held.position, held.event_id)
+            else (tail[0], header(tail[3], MSG_ID) or "") == (held.position, held.event_id)
         ):
             return None
         return ConcurrencyConflict(self.subject(aggregate_id), held.position)

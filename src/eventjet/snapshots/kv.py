@@ -223,7 +223,7 @@ class BulkSnapshots:
             return False  # older, or of an event that this log does not have
         record = link.ask(message_at(self._app, held.position))
         named = f"{self._app}.{offer.key}".encode()
-        return record is not None and record[2] == named and header(record[3], MSG_ID) == held.event_id
+        return record is not None and record[2] == named and (header(record[3], MSG_ID) or "") == held.event_id
 
     def _hang_up(self) -> None:
         link, self._link = self._link, None

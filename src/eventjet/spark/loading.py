@@ -104,7 +104,7 @@ class _Loading:
     def run(self, one: Pass, targets: Sequence[Target], for_tasks: tuple[Target, ...]) -> list[Part]:
         frame = self._frame(one, targets[0].database.dialect)
         keyed = one.route is Route.BY_KEY
-        folded: Any = frame.mapInArrow(FoldTask(self.app, for_tasks, keyed), _RESULT)
+        folded: Any = frame.mapInArrow(FoldTask(self.app, for_tasks, keyed, self.job.catalog.voids), _RESULT)
         if targets[0].database.dialect.is_concurrent:
             return list(_accounted(folded.collect(), {}))
         # One partition after the other: what is in the driver's memory is a partition's rows.
@@ -119,7 +119,7 @@ class _Loading:
             # The id alone is the key, so the aggregates of one id have to meet.
             frame = frame.repartition(plan.partitions, F.substring_index("subject", ".", -1))
         elif one.route is Route.BY_KEY:
-            task = KeyTask(self.app, one.projections[0], dialect)
+            task = KeyTask(self.app, one.projections[0], dialect, self.job.catalog.voids)
             frame = frame.mapInArrow(task, _KEYED).repartition(plan.partitions, "token")
         else:
             return frame
@@ -184,11 +184,12 @@ class SnapshotTask:
     last: int
     options: Mapping[str, str]
     """Of the source: how to reach the server."""
+    voids: Mapping[int, str]
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         endpoint = LogOptions.parse(self.options).endpoint()
         current: bytes | None = None
-        with SnapshotFold(self.app.load(), self.aggregate, self.least, endpoint, self.last) as fold:
+        with SnapshotFold(self.app.load(), self.aggregate, self.least, endpoint, self.last, self.voids) as fold:
             for batch in batches:
                 for subject, records in groupby(records_of(batch), key=itemgetter(2)):
                     if current not in (None, subject):
@@ -201,7 +202,7 @@ class SnapshotTask:
 def fold_on_spark(job: Job, plan: Plan, aggregate: str, least: int, started: Started, *, ship: bool) -> Tally:
     """Write the snapshots of one aggregate type; raises `RebuildError`."""
     with provisions(job, started) as provided:
-        task = SnapshotTask(provided.app(ship=ship), aggregate, least, plan.last, provided.options)
+        task = SnapshotTask(provided.app(ship=ship), aggregate, least, plan.last, provided.options, job.catalog.voids)
         send_files(provided.secrets, started)
         reach = {"fromPosition": str(plan.first), "toPosition": str(plan.last), "partitions": str(len(plan.ranges))}
         frame: Any = started.spark.read.format("jetstream").options(**provided.options, **reach).load()
@@ -224,11 +225,12 @@ class KeyTask:
     app: AppRef
     projection: str
     dialect: ColumnValues
+    voids: Mapping[int, str]
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         app = self.app.load()
         resolved = fold_of(app, self.projection)
-        decode = Decoder(app.catalog, resolved.events)
+        decode = Decoder(app.catalog.of_log(self.voids), resolved.events)
         tokens_of = Tokens(resolved, self.dialect)
         seen = 0
         for batch in batches:
@@ -255,6 +257,7 @@ class FoldTask:
     app: AppRef
     targets: tuple[Target, ...]
     keyed: bool
+    voids: Mapping[int, str]
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         failpoints.reach("task.begun")
@@ -269,7 +272,7 @@ class FoldTask:
             yield _result(self.targets[0].projection, part, fault=str(error))
 
     def _fold(self, batches: Iterator[Any], part: int) -> Iterator[Any]:
-        foldings = Foldings(self.app.load(), self.targets)
+        foldings = Foldings(self.app.load(), self.targets, self.voids)
         outlets = [_Outlet(target, folding, part) for target, folding in zip(self.targets, foldings.each, strict=True)]
         events = 0
         for batch in batches:

@@ -33,6 +33,7 @@ from eventjet.store.known_log import KnownLog
 from eventjet.store.patience import Patience
 from eventjet.store.store import Append, EventStore, LogState, check_save, event_headers
 from eventjet.store.topology import identity_of
+from eventjet.store.voids import voids_of
 
 T = TypeVar("T")
 
@@ -197,6 +198,9 @@ class JetStreamStore(EventStore):
 
     async def newest(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
         return await self._patiently(api.direct_last(self.app, subject_of(self.app, aggregate, aggregate_id)))
+
+    async def voids(self) -> dict[int, str]:
+        return await voids_of(self._client, self.app)
 
     async def position_at(self, at: datetime) -> int:
         found = await self._patiently(api.direct_since(self.app, at, stream_subjects(self.app)))

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from eventjet.codec.envelope import RawRecord, header_block, recorded_at
 from eventjet.codec.subjects import subject_of
+from eventjet.codec.voids import reason_in, voided_by
 from eventjet.errors import ConcurrencyConflict, Refused
 from eventjet.store.store import Append, EventStore, LogState, check_save, event_headers
 
@@ -76,6 +77,10 @@ class MemoryStore(EventStore):
 
     async def position_at(self, at: datetime) -> int:
         return next((record[0] for record in self._records if recorded_at(record) >= at), len(self._records) + 1)
+
+    async def voids(self) -> dict[int, str]:
+        found = ((voided_by(subject), body) for _, _, subject, _, body in self._records)
+        return {position: reason_in(body) for position, body in found if position is not None}
 
     async def state(self) -> LogState:
         return LogState(self._identity, 1, len(self._records))

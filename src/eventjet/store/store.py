@@ -103,6 +103,10 @@ class EventStore(Protocol):
         """Position of the first record recorded at or after a time; one beyond the last when there is none."""
         ...
 
+    async def voids(self) -> dict[int, str]:
+        """Position → reason of the records that the log declares void, from the leader."""
+        ...
+
     async def state(self) -> LogState:
         """Identity and ends of the log, from the leader."""
         ...

@@ -26,6 +26,7 @@ from eventjet.projections.sql_projection import AnyResolved
 from eventjet.quarantine.fold import reader
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.store.topology import identity_of, missing
+from eventjet.store.voids import voids_in
 from eventjet.workers.context import WorkerContext
 from eventjet.writers.batch import Batch
 
@@ -271,6 +272,12 @@ def state_of_log(connection: NatsConnection, stream: str) -> tuple[str, StreamSt
     except StreamMissing:
         raise missing(stream) from None
     return identity_of(state), state
+
+
+def learn_voids(context: WorkerContext) -> None:
+    """Have the readers of a worker pass over what its log declares void. Blocks."""
+    with NatsConnection.open(context.endpoint) as connection:
+        context.catalog.voids.update(voids_in(connection, context.stream))
 
 
 def check_log(endpoint: Endpoint, stream: str, held: Checkpoint) -> str:

@@ -45,7 +45,7 @@ from eventjet.workers.health import HealthMonitor, serving
 from eventjet.workers.lease import Lease, Promotion, new_owner, pause
 from eventjet.workers.notify import Notifier
 from eventjet.workers.pipeline import BatchPipeline, FoldCommitter, Pace, SqlCommitter
-from eventjet.workers.reader import EventReader, check_log, state_of_log
+from eventjet.workers.reader import EventReader, check_log, learn_voids, state_of_log
 from eventjet.workers.retries import carry_out_retries, load_blocked
 from eventjet.writers.batch import reason_of
 from eventjet.writers.sql_writer import SqlWriter
@@ -88,7 +88,7 @@ async def run_workers(
     endpoint = Endpoint.of(settings)
     context = WorkerContext(
         app.name,
-        app.catalog,
+        app.catalog.of_log(),
         Database(settings.database),
         endpoint,
         new_owner(),
@@ -205,6 +205,7 @@ class Projector:
         """
         context, held = self._context, lease.held
         await lease.check_tables()
+        await asyncio.to_thread(learn_voids, context)
         await carry_out_retries(session, context, self.resolved, held, stop)
         reader = await EventReader.open(context, self.resolved, held.position)
         waker = asyncio.create_task(_wake_at(stop, reader))
