@@ -8,18 +8,21 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from eventjet.codec.catalog import Catalog
 from eventjet.dev.nats import NatsServer
 from eventjet.examples.bank.account import Deposited, Opened, Withdrawn
-from eventjet.examples.bank.app import bank
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from tests.integration.ledger_log import Ledger
 
+EVENTS = Catalog([Opened, Deposited, Withdrawn])
+"""Without their aggregate, since the log's subjects are of another."""
+
 
 def bank_log(nats: NatsServer, events: int = 0) -> Ledger:
     """A log of its own, with an identity."""
-    log = Ledger(Settings.load({"servers": nats.url}, {}), catalog=bank.catalog, projections={})
+    log = Ledger(Settings.load({"servers": nats.url}, {}), catalog=EVENTS, projections={})
     log.create()
     if events:
         fill(log, events)
