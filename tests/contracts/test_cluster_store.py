@@ -117,3 +117,22 @@ async def test_no_save_is_lied_to_when_a_deposed_leader_wakes(cluster: NatsClust
             found = await whole_log(store)
     assert {event_id: found.get(event_id) for event_id in said} == said
     assert len(said) == len(found) == 23 * 20
+
+
+async def test_reads_wait_out_the_election_of_a_leader(cluster: NatsCluster) -> None:
+    async with fresh_jetstream((cluster.urls[0],), replicas=3) as any_store:
+        leader = await leader_of(cluster, any_store)
+        other = next(server for server in cluster.servers if server is not leader)
+        async with opened(other.url, any_store.app, request_timeout_s=1.0) as store:
+            position = await store.append([write("a", 0, 0)])
+            leader.kill()
+            try:
+                last, tail, (record,), state = await asyncio.gather(
+                    store.last("thing", "a"), store.tail("thing", "a"), store.history("thing", "a"), store.state()
+                )
+            finally:
+                leader.start()
+                cluster.wait_ready()
+    assert last == record[0] == state.last == position
+    assert tail is not None
+    assert tail[0] == position
