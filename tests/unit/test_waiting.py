@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from eventjet.codec.subjects import notice, notice_subject, read_notice
-from eventjet.errors import NotCaughtUp, Unreachable, UsageError
+from eventjet.errors import NotCaughtUp, TableLost, Unreachable, UsageError
 from eventjet.repository.decisions import Committed, position_in
 from eventjet.sql.waiting import Standing, Waiting, serving
 from tests.integration.projecting import BALANCES, MOVEMENTS
@@ -120,6 +120,15 @@ async def test_a_position_that_is_there_needs_one_look() -> None:
     waiting = desk.waiting()
     await waiting.caught_up(BALANCES, 7, 0)
     assert (desk.looks, desk.subjects) == (1, ["_EJ.bank.projected.balances"])
+    await waiting.close()
+
+
+async def test_a_position_of_rows_that_are_lost_is_not_reached() -> None:
+    desk = Desk()
+    desk.at(7, "failed", reason=str(TableLost("balances", 1, "'balances' is not in the database")))
+    waiting = desk.waiting()
+    with pytest.raises(NotCaughtUp, match="has lost its rows: 'balances' is not in the database"):
+        await waiting.caught_up(BALANCES, 5, LONG_S)
     await waiting.close()
 
 

@@ -13,6 +13,9 @@ HALF_WRITTEN = "may hold half of a batch"
 ANOTHER_LOG = "of another log"
 """The state in `NotCaughtUp` of a read model that was made from another log than the position is of."""
 
+LOST_ROWS = "has lost its rows"
+"""In the reason that a checkpoint keeps: its position says nothing of the table that is there."""
+
 
 class Table(Protocol):
     """What a message needs of a table."""
@@ -143,7 +146,7 @@ class TableLost(ProjectionError):
         self.revision = revision
         self.reason = reason
         super().__init__(
-            f"Revision {revision} of projection {projection!r} has lost its rows: {reason}. Run `eventjet rebuild "
+            f"Revision {revision} of projection {projection!r} {LOST_ROWS}: {reason}. Run `eventjet rebuild "
             f"{projection}`, or `eventjet init --reset {projection}` to let a worker begin with the first event."
         )
 

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.codec.subjects import notice_subject, read_notice
 from eventjet.errors import NotCaughtUp, StoreError, Unreachable
-from eventjet.errors.projection import ANOTHER_LOG
+from eventjet.errors.projection import ANOTHER_LOG, LOST_ROWS
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.checkpoint import FAILED, PAUSED, RETIRED
 from eventjet.sql.database import Database
@@ -83,7 +83,7 @@ class _Waiter:
             return
         if self.log and at.log not in ("", self.log):
             self.fail(self.elsewhere(at))
-        elif at.position >= self.position:
+        elif at.position >= self.position and LOST_ROWS not in (at.reason or ""):
             self.done.set_result(None)
         elif at.state in _HOPELESS or time.monotonic() - self.began >= self.timeout_s:
             self.fail(self.late())
