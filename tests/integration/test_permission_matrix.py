@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 from collections.abc import Iterator
 from decimal import Decimal
@@ -29,6 +30,7 @@ from tests.integration.wire_secrets import certificates
 
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).parents[2]
 DURABLES = ("balances-r1", "balances-r2", "owners-r1", "turnover-r1", "movements-r1")
 ROLES = roles_of("bank", ("account", "transfer"), DURABLES)
 NAMES = ("admin", "worker", "reader", "rebuild", "snapshots", "writer", "writer_account", "writer_transfer")
@@ -253,3 +255,20 @@ def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out in whole
     assert main(["nats-config", "--postgres", *app]) == 0
     assert "create role eventjet_owner" in capsys.readouterr().out
+
+
+def test_the_servers_of_compose_take_the_accounts_that_the_command_writes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["nats-config", "--accounts", "--app", "examples.bank.app:bank", "--app-dir", str(ROOT)]) == 0
+    assert capsys.readouterr().out == (ROOT / "deploy" / "accounts.conf").read_text()
+    variables = set(re.findall(r"\$([A-Z_]+_PASSWORD)", (ROOT / "deploy" / "accounts.conf").read_text()))
+    told = re.search(r"for name in ([A-Z_ ]+);", (ROOT / "compose.yaml").read_text())
+    assert told is not None
+    assert {f"{name}_PASSWORD" for name in told[1].split()} == variables | {"EVENTJET_DB_PASSWORD"}
+    for name in variables:
+        monkeypatch.setenv(name, "p0e1")
+    monkeypatch.setenv("NATS_NAME", "nats-1")
+    config = str(ROOT / "deploy" / "nats.conf")
+    ended = subprocess.run([str(nats_program()), "-t", "-c", config], capture_output=True, check=False)
+    assert ended.returncode == 0, ended.stderr
