@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any, Literal, TypeVar, cast, overload
 
@@ -11,7 +11,7 @@ from eventjet.codec.envelope import Decoder, RawRecord
 from eventjet.codec.subjects import snapshot_bucket
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.recorded import Recorded
-from eventjet.errors import OutcomeUnknown, UsageError
+from eventjet.errors import OutcomeUnknown, StoreError, Unreachable, UsageError
 from eventjet.nats.client import Client, connect
 from eventjet.projections.app_ref import Application, Declared, projections_of
 from eventjet.repository import Committed, Imported, ImportReport, Planned, Repository
@@ -222,4 +222,6 @@ async def open_jet(app: Application, settings: Settings) -> AsyncGenerator[Jet]:
         ending.push_async_callback(snapshots.close)
         ending.push_async_callback(store.settle)
         ending.push_async_callback(jet.close)
+        with suppress(StoreError, Unreachable):
+            await store.known.look()  # tells what has drifted
         yield jet

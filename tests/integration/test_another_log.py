@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from decimal import Decimal
 
 import pytest
 
-from eventjet import App, Jet
+from eventjet import App, Imported, Jet
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import NotCaughtUp
-from eventjet.examples.bank.account import Account, InsufficientFunds
+from eventjet.errors import NotCaughtUp, Refused
+from eventjet.examples.bank.account import Account, Deposited, InsufficientFunds, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.examples.bank.read_models import balances
 from eventjet.nats.api import call
@@ -99,3 +99,19 @@ async def test_a_position_is_not_reached_by_a_table_of_another_log(app: App, set
         with pytest.raises(NotCaughtUp, match="of another log"):
             await jet.caught_up(balances, token=done.token, timeout_s=60)
         await jet.caught_up(balances, token=gone.token, timeout_s=60)  # it shows that write still
+
+
+async def test_an_import_does_not_go_on_in_another_log(app: App, jet: Jet, settings: Settings) -> None:
+    def deposits() -> Iterator[Imported]:
+        yield Imported(Account, "a", Opened(owner="ada"))
+        yield from (Imported(Account, "a", Deposited(amount=Decimal(1))) for _ in range(2_000))
+
+    async def events() -> AsyncIterator[Imported]:
+        for number, one in enumerate(deposits()):
+            if number == 1_500:
+                await made_again(app, settings, "eve", 1)
+            yield one
+
+    with pytest.raises(Refused, match=r"it began in the log .*Run it again"):
+        await jet.append_many(events(), source="till")
+    assert (await jet.log()).last == 2

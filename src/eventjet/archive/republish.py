@@ -34,6 +34,7 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.ranges import read_range
 from eventjet.store.outcome import REFUSALS, STALE_LEADER_S
 from eventjet.store.topology import IDENTITY, compare, not_created, stream_config
+from eventjet.store.wholeness import FIRST, MISSING
 
 T = TypeVar("T")
 
@@ -170,7 +171,7 @@ class Restore:
         if size > 0:
             size = max(size, wanted["max_msg_size"])
         window = wanted["duplicate_window"] if finished else WINDOW_NS
-        metadata = {**state.metadata, IDENTITY: self.sealed.log}
+        metadata = {**state.metadata, **_metadata(self.sealed)}
         config = {**state.config, "metadata": metadata, "max_msg_size": size, "duplicate_window": window}
         if config != state.config:
             self._ask(api.update_stream(config))
@@ -323,8 +324,13 @@ class Restore:
             self.held = None
 
 
+def _metadata(sealed: Archive) -> dict[str, str]:
+    """Which log it is, and where that begins; nothing of it is missing."""
+    return {IDENTITY: sealed.log, FIRST: str(sealed.first), MISSING: "0"}
+
+
 def _config(sealed: Archive, replicas: int) -> dict[str, Any]:
     """The stream as `init` makes it, with the log's identity and first position, and room for what events grow by."""
     config = stream_config(sealed.stream, replicas)
-    config |= {"max_msg_size": SERVER_MESSAGE_MAX + HEADERS_ADDED, "metadata": {IDENTITY: sealed.log}}
+    config |= {"max_msg_size": SERVER_MESSAGE_MAX + HEADERS_ADDED, "metadata": _metadata(sealed)}
     return config if sealed.first == 1 else {**config, "first_seq": sealed.first}

@@ -33,21 +33,47 @@ def init(
             "--reset", metavar="NAME", help="Let this projection begin anew, empty; may be given several times."
         ),
     ] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Give the stream the settings back that another program changed.")
+    ] = False,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="With --repair: go on without the events that are gone from the log.")
+    ] = False,
+    log: Annotated[
+        str | None, typer.Option("--log", metavar="UUID", help="With --repair: which log it is, if nothing tells.")
+    ] = None,
 ) -> Answer:
-    """Create or check the app's stream, bucket and tables; nothing that exists is changed.
+    """Create or check the app's stream, bucket and tables, and whether the tables are of this log, and that is whole.
 
-    With --reset the tables, the quarantine and the position of the projections that are named are thrown away, and
-    workers make them again from the first event. Exit status 1 when something exists and is not as it should be.
+    Nothing that exists is changed without --repair, or --reset: then the tables, the quarantine and the position of
+    the projections that are named are thrown away, and workers make them again from the first event. Exit status 1
+    when something is not as it should be.
     """
+    from eventjet.cli import repair as repairing
+
+    if (accept_loss or log is not None) and not repair:
+        raise UsageError("--accept-loss and --log say how to repair. Give --repair too.")
+    healed = repairing.repair(at, log, accept_loss=accept_loss) if repair else []
     topology, tables = asyncio.run(prepare(at, reset or []))
     app, drifts = at.app().name, [str(drift) for drift in topology.drifts]
     lines = [f"created  stream {name}" for name in topology.created] + [f"created  table {name}" for name in tables]
-    lines.append(f"{app} is ready: log {topology.identity}, {at.settings.shown()['database']}")
+    wrong = repairing.faults(at)
+    lines = [f"repaired {one}" for one in healed] + lines
+    ready = "is not ready" if wrong else "is ready"
+    lines.append(f"{app} {ready}: log {topology.identity}, {at.settings.shown()['database']}")
+    lines += [f"wrong    {fault}" for fault in wrong]
     lines += [f"differs  {drift}" for drift in drifts]
     if drifts:
-        lines.append("What differs was made by something else; change it on the server with `nats stream edit`.")
-    value = {"app": app, "log": topology.identity, "created": [*topology.created, *tables], "drifts": drifts}
-    return Answer(value, "\n".join(lines), ok=not drifts)
+        lines.append("What differs was changed by something else; `eventjet init --repair` changes it back.")
+    value = {
+        "app": app,
+        "log": topology.identity,
+        "created": [*topology.created, *tables],
+        "drifts": drifts,
+        "faults": wrong,
+        "repaired": healed,
+    }
+    return Answer(value, "\n".join(lines), ok=not drifts and not wrong)
 
 
 async def prepare(at: AppTarget, reset: Sequence[str] = ()) -> tuple[Topology, list[str]]:

@@ -42,6 +42,8 @@ from eventjet.errors.store import DeliveryGap as DeliveryGap
 from eventjet.errors.store import Evicted as Evicted
 from eventjet.errors.store import Forbidden as Forbidden
 from eventjet.errors.store import HistoryBroken as HistoryBroken
+from eventjet.errors.store import IdentityLost as IdentityLost
+from eventjet.errors.store import LogIncomplete as LogIncomplete
 from eventjet.errors.store import LogUnusable as LogUnusable
 from eventjet.errors.store import NoResponders as NoResponders
 from eventjet.errors.store import OutcomeUnknown as OutcomeUnknown

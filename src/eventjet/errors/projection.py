@@ -86,7 +86,7 @@ class LogRolledBack(ProjectionError):
         self.position = position
         self.reason = reason
         super().__init__(
-            f"Projection {projection!r} stands at position {position}, but {reason}. It was stopped; "
+            f"Projection {projection!r} stands at position {position}, but {reason}. It cannot go on: "
             "bring the right log back, or rebuild the projection from this one."
         )
 

@@ -130,6 +130,18 @@ class LogUnusable(StoreError, Unreachable):
     """
 
 
+class IdentityLost(LogUnusable):
+    """A stream of the app's name does not say which log it is."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(
+            f"The stream {stream!r}",
+            "it carries no log identity: another program made it, or changed it and took that away",
+            "Run `eventjet init --repair`, which finds the identity again; if eventjet never made this stream, give "
+            "the app another name, or another account on this server.",
+        )
+
+
 class HistoryBroken(StoreError):
     """Versions, positions or the chain between events are not contiguous."""
 
@@ -140,6 +152,19 @@ class HistoryBroken(StoreError):
         super().__init__(
             f"The history of {subject} is broken at position {position}: {reason}. "
             "Nothing was decided on it; compare the stream with its mirror or archive before going on."
+        )
+
+
+class LogIncomplete(StoreError):
+    """Events that were in the log are gone from it."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        self.where = where
+        self.reason = reason
+        super().__init__(
+            f"{where} is not whole: {reason}. Nothing was made of the rest. Look for what is gone in an archive "
+            "(rebuild with `--from-archive`, or `eventjet restore` to another server), in a mirror or a backup; "
+            "`eventjet init --repair` takes away what drops events, and `--accept-loss` beside it goes on without them."
         )
 
 

@@ -90,7 +90,8 @@ class Job:
         return self.ref or AppRef.of(self.app)
 
     def extent(self, last: int) -> Extent:
-        """Everything there is to read up to a position."""
+        """Everything there is to read up to a position; raises `LogIncomplete` where that is not all there was."""
+        self.source.check_whole(self.log.state)
         return Extent(self.app.name, self.source.first, last, self.source.archived)
 
     def plan(self, resolved: Sequence[AnyResolved], last: int) -> Plan:

@@ -15,12 +15,13 @@ from eventjet.archive.manifest import Archive
 from eventjet.archive.reading import ArchiveFiles, ArchiveReader
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.errors import ArchiveBroken
-from eventjet.nats.api import StreamState, message_at
+from eventjet.nats.api import StreamState, deleted_positions, message_at
 from eventjet.nats.connection import ask_once
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.ranges import read_range
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
+from eventjet.store.wholeness import check_whole, first_position, loss
 
 _AHEAD = 8
 """Batches that wait to be folded, at most."""
@@ -71,6 +72,18 @@ class ReplaySource:
     def archived(self) -> int:
         """Position of the last event that is read from the archive; 0 without one."""
         return 0 if self.archive is None else self.archive.manifest.last
+
+    def check_whole(self, state: StreamState) -> None:
+        """Raise `LogIncomplete` unless the log, in this state, and the archive have all there ever was between them."""
+        if loss(state) and not self._has_what_is_gone(state):
+            check_whole(state)
+
+    def _has_what_is_gone(self, state: StreamState) -> bool:
+        if self.archive is None or self.first > first_position(state) or self.archived + 1 < state.first:
+            return False
+        return not state.deleted or all(
+            position <= self.archived for position in ask_once(self.log.endpoint, deleted_positions(self.log.stream))
+        )
 
     def check(self, plan: Plan, watch: Watch) -> None:
         """Raise `ArchiveBroken` unless the files that the plan reads are what was sealed."""

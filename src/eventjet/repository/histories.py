@@ -24,7 +24,7 @@ from eventjet.codec.envelope import (
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState, fold_history
 from eventjet.domain.recorded import NO_METADATA, Recorded
-from eventjet.errors import CodecError, HistoryBroken, StoreUnavailable, UsageError
+from eventjet.errors import CodecError, HistoryBroken, LogIncomplete, StoreUnavailable, UsageError
 from eventjet.snapshots.kv import KeyValueSnapshots
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.store.store import EventStore
@@ -155,6 +155,7 @@ class Histories(Generic[S]):
         """What is known and the events after it, or all of them when the log does not hold what is known."""
         held = await self._continued(aggregate_id, known) if known.position else None
         if held is None:
+            await self._check_not_deleted(aggregate_id, known)
             known = self._start()
             held = await self._fold(aggregate_id, known)
         self.keep(aggregate_id, known.version, held)
@@ -186,10 +187,23 @@ class Histories(Generic[S]):
         held = None if value is None else self._snapshots.codec.decode(value)
         if held is None or newest is None or newest[0] < held.position:
             # None, not to be believed, or beyond the log: replay.
+            if held is not None:
+                await self._check_not_deleted(aggregate_id, held)
             return self._start() if newest is None else await self._after(aggregate_id, self._start())
         if newest[0] == held.position and (header(newest[3], MSG_ID) or "") == held.event_id:
             return held
         return await self._after(aggregate_id, held)
+
+    async def _check_not_deleted(self, aggregate_id: str, known: FoldedState[S]) -> None:
+        """Raise `LogIncomplete` when the last event known was deleted from the log.
+
+        A log that was made again, or rolled back, has another event in its place or ends before it.
+        """
+        if not known.position or await self.store.at(known.position) is not None:
+            return
+        if known.position <= (await self.store.state()).last:
+            where = f"The history of {self.info.name} {aggregate_id!r}"
+            raise LogIncomplete(where, f"its event {known.version} was at position {known.position} and is gone")
 
     async def _fold(self, aggregate_id: str, held: FoldedState[S]) -> FoldedState[S]:
         """Fold each page while the next one travels."""

@@ -47,6 +47,8 @@ class ImportReport:
     """Events an earlier run of the same import had stored."""
     position: int
     """Position of the last event stored, 0 when there was nothing to store."""
+    log: str = ""
+    """The identity of the log it is in; empty where these credentials may not look at the stream."""
 
 
 @dataclass(slots=True)
@@ -75,6 +77,8 @@ class Importer:
         self._stored = 0
         self._skipped = 0
         self._position = 0
+        self._log = ""
+        """Whose positions are known."""
 
     async def run(
         self, events: Iterable[Imported] | AsyncIterable[Imported], progress: Callable[[int], object] | None
@@ -92,7 +96,7 @@ class Importer:
                 await self._store_chunk(chunk, progress)
                 chunk, size = [], 0
         await self._store_chunk(chunk, progress)
-        return ImportReport(self._stored, self._skipped, self._position)
+        return ImportReport(self._stored, self._skipped, self._position, self._log)
 
     def _encoded(self, one: Imported) -> EncodedEvent:
         name = aggregate_info(one.aggregate).name
@@ -106,6 +110,7 @@ class Importer:
         return self._catalog.encode(one.event)
 
     async def _store_chunk(self, chunk: Sequence[_Item], progress: Callable[[int], object] | None) -> None:
+        await self._check_log()
         await self._learn({key for key, _, _ in chunk if key not in self._known})
         missing = self._missing(chunk)
         limit = len(missing)
@@ -138,6 +143,18 @@ class Importer:
             limit *= 2
         if progress is not None:
             progress(self._stored + self._skipped)
+
+    async def _check_log(self) -> None:
+        """Raise `Refused` when the log is not the one that the import began in."""
+        await self._store.confirm()
+        log = self._store.identity
+        if self._log and log != self._log:
+            raise Refused(
+                f"The import {self._source!r}",
+                f"it began in the log {self._log}, and now the stream is {log or 'without identity'}",
+                "Run it again: it stores in this log what that lacks.",
+            )
+        self._log = log
 
     def _missing(self, items: Sequence[_Item]) -> list[_Item]:
         """Those that are not in the log yet, the others counted."""

@@ -23,7 +23,7 @@ from eventjet.domain.history import FoldedState, evolved
 from eventjet.domain.identity import new_event_id
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, current_metadata, merge
 from eventjet.domain.subscription import folded_events
-from eventjet.errors import CommandReused, ConcurrencyConflict, UsageError
+from eventjet.errors import CommandReused, ConcurrencyConflict, LogIncomplete, UsageError
 from eventjet.observability.tracing import current_traceparent
 from eventjet.repository.decisions import Committed, Decided, Planned, recorded, recorded_events, retried
 from eventjet.repository.histories import Histories, Snapshots
@@ -199,6 +199,10 @@ class Repository(Generic[S, E]):
         if not events:
             # Nothing is appended, so the log cannot check the expected position: ask whether it is the newest.
             return await self._outdated(plan.aggregate_id, held) or Decided(plan, held, None, held.state)
+        if held.version == 0 and (gone := self.histories.store.loss):
+            raise LogIncomplete(
+                f"The log {self._app!r}", f"{gone}, and {self.subject(plan.aggregate_id)} has no events"
+            )
         append = self._append_of(plan, held, events)
         state = held.state
         for new in append.events:

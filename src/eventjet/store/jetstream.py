@@ -72,6 +72,13 @@ class JetStreamStore(EventStore):
     def is_certain(self) -> bool:
         return self.known.is_certain
 
+    @property
+    def loss(self) -> str:
+        return self.known.loss
+
+    async def at(self, position: int) -> RawRecord | None:
+        return await self._from_leader(api.message_at(self.app, position))
+
     async def confirm(self) -> bool:
         return await self.known.confirm()
 

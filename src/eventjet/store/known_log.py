@@ -8,13 +8,17 @@ deleted, made or changed. What it remembers counts for three seconds after a loo
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from eventjet.errors import LogUnusable, StoreError
 from eventjet.nats.api import StreamState
 from eventjet.nats.client import Client
-from eventjet.store.topology import IDENTITY, identity_of, info
+from eventjet.store.topology import IDENTITY, Drift, drifts_of, identity_of, info
+from eventjet.store.wholeness import loss
+
+_log = logging.getLogger(__name__)
 
 RENEW_S = 1.0
 """A look that is older is made again, beside the command that asks."""
@@ -28,6 +32,8 @@ class KnownLog:
     def __init__(self, stream: str, client: Client) -> None:
         self.identity = ""
         """UUID of the log when it was looked at last; empty when nobody has, or may."""
+        self.loss = ""
+        """What was gone from it then, in words; empty for a whole one."""
         self.on_changed: list[Callable[[], object]] = []
         """Called when the stream holds another past than before, or may."""
         self._stream = stream
@@ -36,6 +42,7 @@ class KnownLog:
         self._seen_at = float("-inf")
         self._shared: asyncio.Task[StreamState] | None = None
         self._listens = False
+        self._warned: Sequence[Drift] = ()
         client.on_lost.append(self._told)
 
     @property
@@ -79,6 +86,8 @@ class KnownLog:
             self._told()
         self.identity = found.metadata.get(IDENTITY, "")
         identity_of(found)
+        self.loss = loss(found)
+        self._warn(drifts_of(found))
         self._seen_at = asked_at
         return found
 
@@ -92,6 +101,12 @@ class KnownLog:
         self._shared = asyncio.create_task(self.look(), name=f"eventjet look at {self._stream}")
         self._shared.add_done_callback(_taken)
         return self._shared
+
+    def _warn(self, drifts: Sequence[Drift]) -> None:
+        if drifts != self._warned:
+            self._warned = drifts
+            for drift in drifts:
+                _log.warning("%s. Run `eventjet init --repair`.", drift)
 
     def _told(self) -> None:
         """The stream may hold another past."""

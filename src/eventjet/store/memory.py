@@ -34,6 +34,13 @@ class MemoryStore(EventStore):
     def is_certain(self) -> bool:
         return True
 
+    @property
+    def loss(self) -> str:
+        return ""
+
+    async def at(self, position: int) -> RawRecord | None:
+        return self._records[position - 1] if 0 < position <= len(self._records) else None
+
     async def confirm(self) -> bool:
         return True
 

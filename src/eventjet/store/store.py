@@ -68,6 +68,15 @@ class EventStore(Protocol):
         """Whether what is remembered of the log may be relied upon: it is still this one. Costs nothing."""
         ...
 
+    @property
+    def loss(self) -> str:
+        """What was gone from the log when it was looked at last, in words; empty for a whole one."""
+        ...
+
+    async def at(self, position: int) -> RawRecord | None:
+        """The record at a position as the leader knows it, None for none."""
+        ...
+
     async def confirm(self) -> bool:
         """`is_certain`, after a look at the log if need be; False where that cannot be known. Raises `LogUnusable`."""
         ...

@@ -8,9 +8,10 @@ from typing import Any
 from uuid import uuid4
 
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX, snapshot_bucket, stream_subjects
-from eventjet.errors import ApiRefused, LogUnusable, StreamMissing
+from eventjet.errors import ApiRefused, IdentityLost, LogUnusable, StreamMissing
 from eventjet.nats.api import NAME_IN_USE, StreamState, create_stream, stream_info
 from eventjet.nats.client import Client
+from eventjet.store.wholeness import FIRST
 
 IDENTITY = "eventjet.log"
 """Key of the log's UUID in the stream's metadata; a restore copies it."""
@@ -91,7 +92,7 @@ async def declare(client: Client, app: str, replicas: int) -> Topology:
         name = str(config["name"])
         found = await _find(client, name)
         if found is None:
-            fresh = {**config, "metadata": {IDENTITY: str(uuid4())}} if name == app else config
+            fresh = {**config, "metadata": {IDENTITY: str(uuid4()), FIRST: "1"}} if name == app else config
             found = await _create(client, fresh)
             created.append(name)
         else:
@@ -115,13 +116,9 @@ def missing(stream: str) -> LogUnusable:
 
 
 def identity_of(found: StreamState) -> str:
-    """The UUID of the log in a stream; raises `LogUnusable` for a stream that eventjet did not make."""
+    """The UUID of the log in a stream; raises `IdentityLost` for one that carries none."""
     if IDENTITY not in found.metadata:
-        raise LogUnusable(
-            f"The stream {found.name!r}",
-            "it carries no log identity, so `eventjet init` did not make it",
-            "Give the app another name, or another account on this server.",
-        )
+        raise IdentityLost(found.name)
     return found.metadata[IDENTITY]
 
 
@@ -152,6 +149,15 @@ def not_created(stream: str, refusal: ApiRefused) -> LogUnusable:
         f"the server would not create it: {refusal.description} ({refusal.err_code})",
         "Look at the account's limits and the number of servers for its replicas.",
     )
+
+
+def drifts_of(found: StreamState) -> tuple[Drift, ...]:
+    """What has drifted of an app's stream and concerns who writes to it: what is stored, dropped and read."""
+    drifts = compare(stream_config(found.name, 1), found.config)
+    return tuple(drift for drift in drifts if drift.setting not in _HARMLESS)
+
+
+_HARMLESS = ("num_replicas", "duplicate_window", "max_consumers")
 
 
 def compare(declared: Mapping[str, Any], found: Mapping[str, Any]) -> list[Drift]:

@@ -17,7 +17,15 @@ from typing import Any
 
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.domain.recorded import Recorded
-from eventjet.errors import CodecError, LogRolledBack, StreamMissing
+from eventjet.errors import (
+    CodecError,
+    IdentityLost,
+    LogIncomplete,
+    LogRolledBack,
+    StoreError,
+    StreamMissing,
+    Unreachable,
+)
 from eventjet.nats.api import StreamState, message_at, stream_info
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.consumer import DurablePull
@@ -27,6 +35,7 @@ from eventjet.quarantine.fold import reader
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.store.topology import identity_of, missing
 from eventjet.store.voids import voids_in
+from eventjet.store.wholeness import check_whole, loss
 from eventjet.workers.context import WorkerContext
 from eventjet.writers.batch import Batch
 
@@ -281,24 +290,73 @@ def learn_voids(context: WorkerContext) -> None:
 
 
 def check_log(endpoint: Endpoint, stream: str, held: Checkpoint) -> str:
-    """The log's identity, if the checkpoint was made from this log; raises `LogRolledBack`. Blocks.
+    """The log's identity, if the checkpoint was made from this log; raises `LogRolledBack`. Blocks."""
+    with NatsConnection.open(endpoint) as connection:
+        identity, state = state_of_log(connection, stream)
+        fault = _another_past(connection, identity, state, held)
+    if fault is not None:
+        raise fault
+    return identity
+
+
+def check_whole_log(endpoint: Endpoint, stream: str, held: Checkpoint) -> str:
+    """As `check_log`, for who goes on from there: raises `LogIncomplete` as well. Blocks."""
+    with NatsConnection.open(endpoint) as connection:
+        identity, state = state_of_log(connection, stream)
+        fault = log_fault(connection, identity, state, held)
+    if fault is not None:
+        raise fault
+    return identity
+
+
+def check_running(endpoint: Endpoint, stream: str, held: Checkpoint, log: str) -> None:
+    """What may change under a worker while it reads: raises as `check_whole_log`. Blocks.
+
+    A server that is away is no fault, and another past under the same identity ends the reading by itself.
+    """
+    try:
+        with NatsConnection.open(endpoint) as connection:
+            identity, state = state_of_log(connection, stream)
+    except IdentityLost:
+        raise
+    except (StoreError, Unreachable, OSError):
+        return
+    if identity != log:
+        raise LogRolledBack(held.name, held.position, _other(log, stream, identity))
+    check_whole(state)
+
+
+def log_fault(
+    connection: NatsConnection, identity: str, state: StreamState, held: Checkpoint
+) -> LogRolledBack | LogIncomplete | None:
+    """Why the projection cannot go on over this log; None if it can."""
+    fault = _another_past(connection, identity, state, held)
+    gone = "" if fault else loss(state)
+    return LogIncomplete(f"The log {state.name!r}", gone) if gone else fault
+
+
+def _another_past(
+    connection: NatsConnection, identity: str, state: StreamState, held: Checkpoint
+) -> LogRolledBack | None:
+    """Why the checkpoint was not made from this log, None if it was.
 
     A log restored from an old backup and grown again has a longer tail but another past: hence the event's id.
     """
-    with NatsConnection.open(endpoint) as connection:
-        identity, state = state_of_log(connection, stream)
-        if held.position == 0:
-            return identity
-        record = None if state.last < held.position else connection.ask(message_at(stream, held.position))
-    event_id = "" if record is None else header(record[3], MSG_ID) or ""
+    if held.position == 0:
+        return None
     if held.log != identity:
-        reason = f"it was made from the log {held.log} and the stream {stream!r} is {identity}"
-    elif state.last < held.position:
-        reason = f"the log ends at position {state.last}"
-    elif record is None:
-        reason = "the log has no event there any more"
-    elif event_id != held.event_id:
+        return LogRolledBack(held.name, held.position, _other(held.log, state.name, identity))
+    if state.last < held.position:
+        return LogRolledBack(held.name, held.position, f"the log ends at position {state.last}")
+    record = connection.ask(message_at(state.name, held.position))
+    if record is None:
+        return LogRolledBack(held.name, held.position, "the log has no event there any more")
+    event_id = header(record[3], MSG_ID) or ""
+    if event_id != held.event_id:
         reason = f"the event there is {event_id or 'without id'}, and it was {held.event_id}"
-    else:
-        return identity
-    raise LogRolledBack(held.name, held.position, reason)
+        return LogRolledBack(held.name, held.position, reason)
+    return None
+
+
+def _other(log: str, stream: str, identity: str) -> str:
+    return f"it was made from the log {log} and the stream {stream!r} is {identity}"

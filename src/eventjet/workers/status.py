@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -24,7 +24,7 @@ from eventjet.sql import checkpoint, table_identity
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, NEW, Checkpoint
 from eventjet.sql.database import READ_ONLY, Database
 from eventjet.sql.dialect import dialect_of
-from eventjet.workers.reader import state_of_log
+from eventjet.workers.reader import log_fault, state_of_log
 
 _PACE_S = 10.0
 _CLOCK_S = 1.0
@@ -156,7 +156,7 @@ class StatusReader:
             for name, revision in self._declared - {(held.name, held.revision) for held, _ in checkpoints}:
                 checkpoints.append((Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, NEW, None), 0.0))
             checkpoints.sort(key=lambda pair: (pair[0].name, pair[0].revision))
-            last, ages = await asyncio.to_thread(self._log, {held.position for held, _ in checkpoints})
+            last, ages, faults = await asyncio.to_thread(self._log, [held for held, _ in checkpoints])
         except BaseException:
             await self._close()
             raise
@@ -164,14 +164,14 @@ class StatusReader:
             ProjectionStatus(
                 name=held.name,
                 revision=held.revision,
-                state=held.state,
+                state=FAILED if held in faults else held.state,
                 position=held.position,
                 log_position=last,
                 lag_events=max(0, last - held.position),
                 lag_s=ages[held.position],
                 owner=held.owner if _lives(held, lease_left_s) else None,
                 generation=held.generation,
-                reason=held.reason,
+                reason=faults.get(held, held.reason),
                 declared=(held.name, held.revision) in self._declared,
                 location=held.location,
                 lost_owner=None if _lives(held, lease_left_s) else held.owner,
@@ -197,19 +197,27 @@ class StatusReader:
             await connection.execution_options(**{READ_ONLY: True})
             return await connection.run_sync(lambda sync: (_checkpoints(sync), parked_counts(sync)))
 
-    def _log(self, positions: set[int]) -> tuple[int, dict[int, float | None]]:
-        """Its last position, and for each of these the age of the event after it: 0 at the end, None if unknown."""
+    def _log(self, checkpoints: Sequence[Checkpoint]) -> tuple[int, dict[int, float | None], dict[Checkpoint, str]]:
+        """Its last position, the age of the event after each checkpoint's, and what its worker will stop at.
+
+        An age is 0 at the end of the log, and None if it is not known.
+        """
         if self._connection is None:
             self._connection = NatsConnection.open(self._endpoint)
-        _, state = state_of_log(self._connection, self._stream)
+        identity, state = state_of_log(self._connection, self._stream)
+        faults: dict[Checkpoint, str] = {}
+        for held in checkpoints:
+            fault = log_fault(self._connection, identity, state, held)
+            if fault is not None and held.state in (NEW, BUILDING, ACTIVE):
+                faults[held] = str(fault)
         ages: dict[int, float | None] = {}
-        for position in positions:
+        for position in {held.position for held in checkpoints}:
             if position >= state.last:
                 ages[position] = 0.0
                 continue
             record = self._connection.ask(next_message(self._stream, position + 1))
             ages[position] = None if record is None else max(0.0, time.time() - record[1] / 1e9)
-        return state.last, ages
+        return state.last, ages, faults
 
 
 def _lives(held: Checkpoint, left_s: float) -> bool:

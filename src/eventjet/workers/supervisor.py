@@ -23,6 +23,7 @@ from eventjet.errors import (
     EventjetError,
     HandlerFailed,
     HistoryBroken,
+    LogIncomplete,
     LogRolledBack,
     StillHeld,
     TableLost,
@@ -45,7 +46,7 @@ from eventjet.workers.health import HealthMonitor, serving
 from eventjet.workers.lease import Lease, Promotion, new_owner, pause
 from eventjet.workers.notify import Notifier
 from eventjet.workers.pipeline import BatchPipeline, FoldCommitter, Pace, SqlCommitter
-from eventjet.workers.reader import EventReader, check_log, learn_voids, state_of_log
+from eventjet.workers.reader import EventReader, check_running, check_whole_log, learn_voids, state_of_log
 from eventjet.workers.retries import carry_out_retries, load_blocked
 from eventjet.writers.batch import reason_of
 from eventjet.writers.sql_writer import SqlWriter
@@ -53,10 +54,11 @@ from eventjet.writers.sql_writer import SqlWriter
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 2.0
-"""How often a worker looks whether its tables are still there."""
+"""How often a worker looks whether its tables are still there, and the log is the one it began with, and whole."""
 _STOPS = (
     HandlerFailed,
     CodecError,
+    LogIncomplete,
     LogRolledBack,
     HistoryBroken,
     TableLost,
@@ -213,14 +215,14 @@ class Projector:
             if not held.log:
                 await lease.check_unused()
             # After the durable is made: whoever replaces the stream from here on deletes it too.
-            log = await asyncio.to_thread(check_log, context.endpoint, context.stream, held)
+            log = await asyncio.to_thread(check_whole_log, context.endpoint, context.stream, held)
             if held.log != log or not await lease.are_tables_noted():
                 await lease.adopt(log)
             failpoints.reach("worker.log_checked")
             pipeline = await self._pipeline(session, lease, reader)
             reader.start()
             self._on_ready()
-            await self._project(session, lease, reader, pipeline, stop)
+            await self._project(session, lease, reader, pipeline, stop, log)
         finally:
             waker.cancel()
             await reader.close()
@@ -242,7 +244,13 @@ class Projector:
         self._context.notifier.tell(self.resolved.name, self.resolved.revision, position)
 
     async def _project(
-        self, session: Session, lease: Lease, reader: EventReader, pipeline: BatchPipeline, stop: asyncio.Event
+        self,
+        session: Session,
+        lease: Lease,
+        reader: EventReader,
+        pipeline: BatchPipeline,
+        stop: asyncio.Event,
+        log: str,
     ) -> None:
         """Write until `stop`, or until the revision is promoted."""
         promotion = Promotion(self.resolved, self._context, lease, session)
@@ -251,6 +259,8 @@ class Projector:
         while not stop.is_set():
             if time.monotonic() - looked_at > _LOOK_S:
                 await lease.check_tables()
+                context = self._context
+                await asyncio.to_thread(check_running, context.endpoint, context.stream, lease.held, log)
                 looked_at = time.monotonic()
             if not await pipeline.step(self._context.options.lease_s / 3):
                 await lease.renew()

@@ -1,0 +1,89 @@
+"""What `eventjet init --repair` and `--accept-loss` do, and what `init` says of the log under the checkpoints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from eventjet.errors import LogIncomplete, UsageError
+
+if TYPE_CHECKING:
+    from eventjet.cli.target import AppTarget
+    from eventjet.nats.api import StreamState
+    from eventjet.nats.connection import NatsConnection
+    from eventjet.sql.checkpoint import Checkpoint
+
+
+def faults(at: AppTarget) -> list[str]:
+    """Why projections cannot go on over the log, and what is gone from it."""
+    from eventjet.nats.connection import NatsConnection
+    from eventjet.nats.endpoint import Endpoint
+    from eventjet.sql.checkpoint import RETIRED
+    from eventjet.store.wholeness import loss
+    from eventjet.workers.reader import log_fault, state_of_log
+
+    checkpoints = _checkpoints(at)
+    with NatsConnection.open(Endpoint.of(at.settings)) as connection:
+        identity, state = state_of_log(connection, at.app().name)
+        gone = loss(state)
+        found = [log_fault(connection, identity, state, held) for held in checkpoints if held.state != RETIRED]
+    told = [LogIncomplete(f"The log {state.name!r}", gone)] if gone else []
+    return list(dict.fromkeys(map(str, [*told, *filter(None, found)])))
+
+
+def repair(at: AppTarget, log: str | None, *, accept_loss: bool) -> list[str]:
+    """Give the stream and the bucket the settings that are declared, and the log its identity; what was healed.
+
+    Raises `UsageError` where the identity cannot be found for certain, and `Unreachable`.
+    """
+    from eventjet.nats.connection import NatsConnection
+    from eventjet.nats.endpoint import Endpoint
+    from eventjet.store import repairing
+    from eventjet.store.topology import IDENTITY
+
+    app, healed = at.app().name, list[str]()
+    with NatsConnection.open(Endpoint.of(at.settings)) as connection:
+        state = repairing.found(connection, app)
+        if state is None:
+            return healed  # `init` makes it
+        identity = state.metadata.get(IDENTITY, "")
+        if log is not None and identity not in ("", log):
+            raise UsageError(f"The stream {app!r} is the log {identity}, and --log names another. Leave it out.")
+        if not identity:
+            identity = log or _identity_of(connection, state, _checkpoints(at))
+            healed.append(f"{app}: it is the log {identity} again")
+        healed += repairing.repair(connection, app, at.settings.replicas, identity, accept_loss=accept_loss)
+    return healed
+
+
+def _checkpoints(at: AppTarget) -> list[Checkpoint]:
+    from eventjet.sql import migrations
+    from eventjet.sql.checkpoint import read_all
+    from eventjet.sql.database import Database
+
+    where = Database(at.settings.database)
+    with where.reaching_sync(), where.sync_engine("eventjet init").connect() as connection:
+        if migrations.version(connection) != migrations.HEAD:
+            return []
+        return [held for held, _ in read_all(connection)]
+
+
+def _identity_of(connection: NatsConnection, state: StreamState, checkpoints: list[Checkpoint]) -> str:
+    """The log that every checkpoint is of, if the stream holds the very event at which each of them stands."""
+    from eventjet.codec.envelope import MSG_ID, header
+    from eventjet.nats.api import message_at
+
+    known = [held for held in checkpoints if held.log and held.position]
+    logs = {held.log for held in known}
+    why = f"the checkpoints are of {len(logs)} logs" if logs else "no checkpoint of this database says which log it is"
+    if len(logs) == 1:
+        for held in known:
+            record = connection.ask(message_at(state.name, held.position))
+            if record is None or header(record[3], MSG_ID) != held.event_id:
+                why = f"the event at position {held.position} is not the one that {held.name!r} stands at"
+                break
+        else:
+            return logs.pop()
+    raise UsageError(
+        f"The identity of the stream {state.name!r} cannot be found: {why}. If you know that it is eventjet's log, "
+        "name its identity with --log: the manifest of an archive has it as `log`, and old answers of `init --json`."
+    )
