@@ -39,6 +39,7 @@ _CLUSTER = ("PEER.REMOVE", "LEADER.STEPDOWN")
 _CONSUMER = ("CREATE", "DELETE", "MSG.NEXT", "INFO", "RESET", "PAUSE", "UNPIN", "LEADER.STEPDOWN", "DURABLE.CREATE")
 PROBES = [
     *(f"{app}.{kind}.a" for app in ("bank", "other") for kind in ("account", "transfer")),
+    *(f"{app}._void.7" for app in ("bank", "other")),
     *(f"$KV.{app}_snapshots.{kind}.a" for app in ("bank", "other") for kind in ("account", "transfer")),
     *(
         f"$JS.API.STREAM.{verb}.{name}"
@@ -83,7 +84,7 @@ def _writes(*kinds: str) -> set[str]:
 
 
 ALLOWED: dict[str, set[str]] = {
-    "admin": {"$JS.API.CONSUMER.CREATE.bank.balances-r1.bank.account.a"}
+    "admin": {"$JS.API.CONSUMER.CREATE.bank.balances-r1.bank.account.a", "bank._void.7"}
     | _READ
     | _OF_READS
     | _OF_WORKER

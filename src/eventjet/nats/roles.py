@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eventjet.codec.subjects import notice_subject, snapshot_bucket, stream_subjects
+from eventjet.codec.voids import void_subject
 
 ADMIN = "admin"
 WORKER = "worker"
@@ -53,6 +54,7 @@ def roles_of(app: str, aggregates: Sequence[str], durables: Sequence[str]) -> tu
     kept = (*theirs, *(f"{api}.CONSUMER.CREATE.{stream}.{name}.>" for name in durables))
     consume = tuple(f"{api}.CONSUMER.{verb}.{stream}.*" for verb in verbs)
     consume += (f"{api}.CONSUMER.CREATE.{stream}.*.{stream_subjects(stream)}",)
+    voids = void_subject(app, "*")
     snapshots = (f"{api}.STREAM.MSG.GET.KV_{bucket}", f"{api}.DIRECT.GET.KV_{bucket}.$KV.{bucket}.>")
 
     write_snapshots = (f"{api}.STREAM.INFO.KV_{bucket}", *snapshots, f"$KV.{bucket}.*.*")
@@ -62,13 +64,13 @@ def roles_of(app: str, aggregates: Sequence[str], durables: Sequence[str]) -> tu
 
     def writer(name: str, aggregate: str) -> Role:
         own = (f"{app}.{aggregate}.*", f"$KV.{bucket}.{aggregate}.*")
-        return role(name, (*read, *snapshots, *own), heard)
+        return role(name, (*read, *snapshots, *own), heard, [voids])
 
     manage = tuple(f"{api}.STREAM.{verb}.{name}" for verb in ("CREATE", "INFO") for name in (stream, f"KV_{bucket}"))
     manage += (f"{api}.STREAM.UPDATE.{stream}",)
     lists = (f"{api}.CONSUMER.LIST.{stream}",)
     return (
-        role(ADMIN, list(dict.fromkeys((*read, *manage, *lists, *consume))), heard),
+        role(ADMIN, list(dict.fromkeys((*read, *manage, *lists, *consume, voids))), heard),
         role(WORKER, (*look, *theirs, *(notice_subject(app, name) for name in _projections(durables)))),
         role(READER, read, heard),
         role(REBUILD, (*look, *consume), (), kept),
