@@ -240,7 +240,7 @@ def test_the_command_reports_and_fails_when_a_history_is_broken(
     assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["written"], found["few"], found["min_events"], found["engine"]) == (1, 1, 3, "local")
-    asyncio.run(fill(9))
+    asyncio.run(fill(6))
     assert main(command) == 1
     out = capsys.readouterr().out
     assert "0 snapshots written from 6 events of 2 aggregates, at position 6" in " ".join(out.split())
