@@ -19,6 +19,7 @@ from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.nats.api import stream_info
 from eventjet.nats.connection import NatsConnection, ask_once
 from eventjet.rebuild import AuditReport, Kind, Progress, audit, restore
+from eventjet.store.repairing import repair
 from eventjet.store.topology import IDENTITY, stream_config
 from tests.integration.restoring import NAME, append_raw, delete, endpoint, fill, records_of, seal
 from tests.logs import block
@@ -129,6 +130,19 @@ def test_messages_deleted_and_a_subject_purged(server: NatsServer, tmp_path: Pat
     positions = {each for run in archived for each in range(int(run.split("-")[0]), int(run.split("-")[1]) + 1)}
     assert positions == {30, 31, *of_bob}
     assert f"{of_bob[0]}-{of_bob[0]} bob: 1 event" in told[Kind.ARCHIVED]
+
+
+def test_a_loss_that_was_accepted(server: NatsServer, tmp_path: Path) -> None:
+    log = Log(server.url, tmp_path / "past", deny_delete=False)
+    last_of = {one[2]: one[0] for one in log.records}
+    ends = sorted(last_of.values())[:2]  # nothing follows them, so no chain is broken
+    for position in ends:
+        log.ask(f"STREAM.MSG.DELETE.{NAME}", seq=position, no_erase=True)
+    assert log.told().keys() == {Kind.SETTING, Kind.GONE}
+    with NatsConnection.open(endpoint(log.url)) as link:
+        repair(link, NAME, 1, log.identity, accept_loss=True)
+    report = log.audited()
+    assert (report.sound, report.accepted, [one.kind for one in report.found]) == (True, 2, [Kind.GONE])
 
 
 def test_what_other_programs_published(log: Log) -> None:

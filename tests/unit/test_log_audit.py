@@ -238,6 +238,11 @@ def test_a_head_that_was_dropped() -> None:
     ]
     assert told(SOME[3:], SOME[:6], last=10) == ["archived 1-3 bank.account.a-0: 3 events"]
     assert told(SOME[3:], first=4) == []
+    assert told(SOME[3:], SOME[:6], first=4) == []
+    assert told(SOME[3:], [*SOME[:2], changed(SOME[4], position=3)], first=4) == [
+        "chain 4-4 bank.account.a-0: version 4, and version 2 at position 2 comes before it",
+        "chain 5-5 bank.order.o=200: version 1, written as its first, and version 1 at position 3 comes before it",
+    ]
 
 
 def test_deleted_events_are_told_in_runs_with_the_breaks_that_they_leave() -> None:

@@ -59,6 +59,10 @@ def _print(report: AuditReport) -> None:
             f"The archive {held.url} holds positions {held.first:,} to {held.last:,}: "
             f"{held.compared:,} were compared with the log."
         )
+    if report.accepted:
+        said = "eventjet init --accept-loss"
+        more = "" if report.may_be_missing else ", and more are"
+        say(f"{counted(report.accepted, 'event')} may be missing, as somebody has said with `{said}`{more}.")
     for one in report.found:
         _print_found(one)
     seconds = report.seconds["read"]

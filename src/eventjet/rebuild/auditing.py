@@ -11,7 +11,7 @@ from eventjet.archive.reading import ArchiveReader
 from eventjet.codec.envelope import RawRecord
 from eventjet.nats.ranges import read_range
 from eventjet.projections.app_ref import Application, AppRef
-from eventjet.rebuild.findings import NOTES, Found
+from eventjet.rebuild.findings import MISSING, NOTES, Found
 from eventjet.rebuild.folding import uncollected
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.log_audit import LogAudit, side_by_side
@@ -20,6 +20,7 @@ from eventjet.rebuild.progress import Report
 from eventjet.rebuild.replay_source import check_same_log, read_ahead
 from eventjet.settings import Settings
 from eventjet.store.topology import compare, stream_config
+from eventjet.store.wholeness import accepted, first_position
 
 EXAMPLES = 5
 """Findings of each kind that a report holds, unless asked otherwise."""
@@ -62,6 +63,8 @@ class AuditReport:
     last: int
     events: int
     aggregates: int
+    accepted: int
+    """Positions after the first one that may be missing, as somebody has said with `init --accept-loss`."""
     archive: AuditedArchive | None
     found: tuple[Found, ...]
     """By kind, what to do first before the others; empty when nothing was found."""
@@ -70,8 +73,13 @@ class AuditReport:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing was found, but for notes."""
-        return all(one.kind in NOTES for one in self.found)
+        """Whether nothing was found, but for notes and what may be missing."""
+        return all(one.kind in NOTES or (one.kind in MISSING and self.may_be_missing) for one in self.found)
+
+    @property
+    def may_be_missing(self) -> bool:
+        """Whether no more is missing than somebody has accepted."""
+        return sum(one.positions for one in self.found if one.kind in MISSING) <= self.accepted
 
 
 async def audit(
@@ -96,7 +104,8 @@ async def audit(
 
 def _audit(job: Job, url: str | None, examples: int) -> AuditReport:
     log, watch = job.log, job.watch
-    audit = LogAudit(job.app, last=log.state.last, examples=examples, voids=job.catalog.voids)
+    first, last = first_position(log.state), log.state.last
+    audit = LogAudit(job.app, first=first, last=last, examples=examples, voids=job.catalog.voids)
     for drift in compare(stream_config(log.stream, log.state.config["num_replicas"]), log.state.config):
         if drift.setting in _KEEPS_ALL:
             audit.setting(f"{drift.setting} is {drift.found!r}, declared is {drift.declared!r}")
@@ -112,6 +121,7 @@ def _audit(job: Job, url: str | None, examples: int) -> AuditReport:
         last=log.state.last,
         events=audit.events,
         aggregates=audit.aggregates,
+        accepted=accepted(log.state),
         archive=held,
         found=audit.finish(),
         seconds=watch.seconds,

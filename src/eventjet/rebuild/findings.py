@@ -37,19 +37,20 @@ EXPLAINED: Mapping[Kind, Explanation] = {
     Kind.SETTING: Explanation(
         title="The stream may lose events by its own settings",
         cost="The server drops events to keep such a limit, or lets somebody delete them, and tells nobody.",
-        way_out="Set it as declared (`nats stream edit`), first of all: `eventjet init` compares all settings.",
+        way_out="First of all `eventjet init --repair`, which sets them back as declared.",
     ),
     Kind.GONE: Explanation(
         title="Events are gone",
-        cost="A read model made now lacks them; an aggregate they belong to cannot be loaded, or begins again at "
-        "version 1. The live read models may be the last that know of them: do not rebuild those.",
+        cost="Workers stop and rebuilds refuse (LogIncomplete); an aggregate they belong to cannot be loaded, or has "
+        "begun again at version 1. The live read models may be the last that know of them.",
         way_out="Only a copy has them: an archive (`eventjet audit --archive URL` looks into one), a mirror or a "
-        "backup of the stream. Put that in the stream's place.",
+        "backup of the stream. Put that in the stream's place. If there is none, `eventjet init --repair "
+        "--accept-loss` goes on without them.",
     ),
     Kind.ARCHIVED: Explanation(
         title="Events are gone from the log, and the archive has them",
-        cost="A read model made from the log alone lacks them; an aggregate they belong to cannot be loaded, or "
-        "begins again at version 1.",
+        cost="Workers stop, and rebuilds from the log alone refuse (LogIncomplete); an aggregate they belong to cannot "
+        "be loaded, or has begun again at version 1.",
         way_out="Stop writers and workers. `eventjet archive URL` seals what came since, if nothing of that is gone; "
         "then back the stream up, delete it, and `eventjet restore URL` publishes all of it again, at the same "
         "positions. Until then `eventjet rebuild --from-archive URL` makes true read models.",
@@ -112,6 +113,8 @@ EXPLAINED: Mapping[Kind, Explanation] = {
 }
 """In the order in which they are told: what to do first comes first."""
 
+MISSING = frozenset({Kind.GONE, Kind.ARCHIVED})
+"""Kinds that are about positions of the log that it does not have."""
 NOTES = frozenset({Kind.TIME, Kind.VOID})
 """Kinds that are told, and no reason to call a log unsound."""
 _TEXT_MAX = 300

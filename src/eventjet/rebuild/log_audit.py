@@ -70,6 +70,9 @@ class LogAudit:
     def take(self, record: RawRecord | None, archived: RawRecord | None = None) -> None:
         """What the log, and the archive, have at the next position that either of them has."""
         position = (record or archived or _NONE)[0]
+        if record is None and archived is not None and position < self._first:
+            self._follow(archived)
+            return
         if position > self._position + 1:
             self._missing(Kind.GONE, self._position + 1)
         self._position = position
@@ -77,8 +80,7 @@ class LogAudit:
             if archived is not None:
                 kind = Kind.ARCHIVED if position <= self._last else Kind.END
                 self._missing(kind, position, archived[2])
-                # What only the archive has still is what later events follow.
-                self._lasts[hash(archived[2])] = _packed(position, number_of(archived[3], VERSION) or 0)
+                self._follow(archived)
             return
         if self._run is not None:
             self._end_run(position - 1)
@@ -99,6 +101,10 @@ class LogAudit:
     def setting(self, what: str) -> None:
         """Add a finding about the stream."""
         self._findings.add(Kind.SETTING, 0, 0, "", what)
+
+    def _follow(self, archived: RawRecord) -> None:
+        """What only the archive has still is what later events follow."""
+        self._lasts[hash(archived[2])] = _packed(archived[0], number_of(archived[3], VERSION) or 0)
 
     def _missing(self, kind: Kind, first: int, subject: bytes = b"") -> None:
         """Go on with the run of what is missing, or begin another one at position `first`."""

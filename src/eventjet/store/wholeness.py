@@ -16,13 +16,18 @@ def first_position(state: StreamState) -> int:
     return _number(state, FIRST) or int(state.config.get("first_seq") or 0) or 1
 
 
+def accepted(state: StreamState) -> int:
+    """How many positions after the first one somebody has said may be missing."""
+    return _number(state, MISSING)
+
+
 def loss(state: StreamState) -> str:
     """What is gone from the log, in words; empty for a whole one."""
     expected, first = first_position(state), max(state.first, 1)
     gone: list[str] = []
     if first > expected:
         gone.append(f"{_positions(expected, first - 1)} from its beginning")
-    if state.deleted > _number(state, MISSING):
+    if state.deleted > accepted(state):
         gone.append(f"{state.deleted:,} between {first:,} and {state.last:,}")
     if not gone:
         return ""
