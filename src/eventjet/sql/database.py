@@ -105,7 +105,8 @@ class Database:
             raise self.unreachable(error) from None
         except DBAPIError as error:
             # A session that PostgreSQL ends because it was idle too long is no operational error there.
-            if not (error.connection_invalidated or self.dialect.lacks_table(error.orig)):
+            of_database = self.dialect.lacks_table(error.orig) or self.dialect.is_forbidden(error)
+            if not (error.connection_invalidated or of_database):
                 raise
             raise self.unreachable(error) from None
 
