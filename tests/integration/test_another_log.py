@@ -30,7 +30,8 @@ def app() -> App:
 
 @pytest.fixture
 def settings(nats: NatsServer, database: str) -> Settings:
-    return Settings(servers=(nats.url,), database=database)
+    # No request is given up and sent again: what a busy server takes up late would be stored in the log made meanwhile.
+    return Settings(servers=(nats.url,), database=database, save_timeout_s=60.0, request_timeout_s=60.0)
 
 
 @pytest.fixture
