@@ -78,7 +78,7 @@ def test_the_reference_names_every_command_and_option() -> None:
         found += [(f"{named} ", one) for one in group.typer_instance.registered_commands]
     for group_name, command in found:
         assert command.callback is not None
-        assert f"`eventjet {group_name}{command.name or command.callback.__name__}" in page
+        assert f"`eventjet {group_name}{command.name or command.callback.__name__.replace('_', '-')}" in page
         for name, parameter in inspect.signature(command.callback, eval_str=True).parameters.items():
             for said in getattr(parameter.annotation, "__metadata__", ()):
                 options = [one for one in getattr(said, "param_decls", ()) or () if one.startswith("--")]

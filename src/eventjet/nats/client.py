@@ -23,7 +23,7 @@ from eventjet.errors import (
 )
 from eventjet.nats.api import Request, call
 from eventjet.nats.dial import check_files
-from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.endpoint import Endpoint, is_file
 from eventjet.nats.loop_connection import LoopConnection
 from eventjet.nats.protocol import Frame, nobody_listens
 from eventjet.settings import Settings
@@ -45,7 +45,7 @@ async def connect(settings: Settings) -> Client:
     """
     for name in ("credentials", "nkey", "tls_ca", "tls_cert", "tls_key"):
         path: Path | None = getattr(settings, name)
-        if path is not None and not _is_file(path):
+        if path is not None and not is_file(path):
             # Not shown: people put the seed itself where its file belongs.
             what = f"The file of EVENTJET_{name.upper()}"
             raise Unreachable(what, "it does not exist", "Give the path of a file that is there.")
@@ -65,13 +65,6 @@ async def connect(settings: Settings) -> Client:
         )
         raise Unreachable(where, f"it refused the credentials ({error.reason})", remedy) from None
     return client
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # too long for a path
-        return False
 
 
 async def _connected(client: Client) -> dict[str, Any]:

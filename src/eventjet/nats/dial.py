@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from eventjet.errors import StoreError, StoreUnavailable, Unauthorized, Unreachable, UsageError
-from eventjet.nats.endpoint import Address, Endpoint
+from eventjet.nats.endpoint import Address, Endpoint, is_file
 from eventjet.nats.protocol import Control, FrameParser, server_fault
 
 _CLIENT_CERTIFICATE = ("certificate required", "bad certificate", "unknown ca")
@@ -197,7 +197,10 @@ def tls_context(endpoint: Endpoint) -> ssl.SSLContext:
             context.load_cert_chain(endpoint.tls_cert, endpoint.tls_key)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "no path"
-        raise UsageError(f"The TLS files of {endpoint!r} cannot be used: {reason}. Give readable PEM.") from None
+        # Only files that are there are named: a path may be what should stand in the file.
+        files = [path for path in (endpoint.tls_ca, endpoint.tls_cert, endpoint.tls_key) if path and is_file(path)]
+        named = ", ".join(map(str, files)) or f"of {endpoint!r}"
+        raise UsageError(f"The TLS files {named} cannot be used: {reason}. Give readable PEM.") from None
     return context
 
 

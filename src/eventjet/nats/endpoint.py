@@ -145,3 +145,11 @@ def _bare(url: Url) -> str:
 
 def _address(url: Url, tls: bool, name: str) -> Address:
     return Address(_bare(url), url.port or _PORT, tls, name)
+
+
+def is_file(path: Path) -> bool:
+    """Whether a setting leads to a file; false for what is no path at all."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # too long for a path, or with a NUL
+        return False
