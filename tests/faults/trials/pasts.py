@@ -26,6 +26,7 @@ from eventjet.nats.connection import NatsConnection, ask_once
 from eventjet.nats.endpoint import Endpoint
 from eventjet.rebuild.auditing import audit
 from eventjet.rebuild.findings import NOTES
+from tests.faults.processes import await_it
 from tests.faults.tally import Tally, Truth, judge, snapshot, tally_app
 from tests.faults.trials.commands import Commands, nothing
 from tests.faults.trials.trial import Run, Trial, init, scenario
@@ -34,6 +35,7 @@ from tests.faults.trials.verdict import log_of
 ENTITIES = 10
 NOTICES_S = 20.0
 STARTS_S = 90.0
+GROWS_S = 60.0
 EVENTS = 120
 
 
@@ -67,8 +69,7 @@ class Past:
     def grow(self, last: int) -> None:
         """Others write until the log has this last position."""
         with Commands(self.run.settings, self.name, self.trial.chance.randrange(1 << 30), writers=4) as commands:
-            while self.state().last < last:
-                time.sleep(0.02)
+            await_it(lambda: self.state().last >= last, lambda: f"a log of {last} positions", GROWS_S)
             commands.finish()
 
     def make_again(self, **metadata: str) -> None:
@@ -120,7 +121,7 @@ def subjects_trimmed(past: Past) -> None:
 
 def expired(past: Past) -> None:
     past.configure(max_age=1_000_000_000, duplicate_window=1_000_000_000)
-    time.sleep(3.0)
+    await_it(lambda: past.state().messages == 0, lambda: "an empty stream", GROWS_S)
     past.configure(max_age=0)
 
 
