@@ -118,19 +118,28 @@ def power_r3_all_default(trial: Trial) -> None:
 def swap(trial: Trial, sync_interval: str) -> None:
     cluster, disks = clustered(trial, sync_interval)
     with trial.running(cluster.urls, settles_s=settles(sync_interval)) as run:
-        for _ in range(trial.options.rounds):
+        for number in range(trial.options.rounds):
             trial.wait()
             leader = cluster.stream_leader(run.ledger.name) or cluster.servers[0]
             behind, other = trial.chance.sample([one for one in cluster.servers if one is not leader], 2)
             for disk in disks:
                 disk.write_back()
-            behind.pause()
+            # Killed, not stopped: what the leader sends to one that is stopped waits for it in the kernel.
+            behind.kill()
             # What is stored from here on is on two servers.
-            run.commands.await_acks(20, 60.0)
+            try:
+                run.commands.await_acks(20, 60.0)
+            except AssertionError as error:
+                if sync_interval == "always" or number == 0:
+                    raise
+                # Servers that have lost what they had agreed on may never agree again.
+                trial.note(f"after swap {number} two servers store no more: {error}")
+                back(cluster, trial)
+                return
             trial.wait()
             cut([other], [disks[cluster.servers.index(other)]])
             leader.pause()
-            behind.resume()
+            behind.start()
             other.start()
             # These two are a majority, which knows only what the power cut has left, and takes up to 8 s to agree.
             trial.note(_went_on(run.commands))
@@ -149,7 +158,7 @@ def _went_on(commands: Commands) -> str:
 
 @scenario("quorum-swap", needs=("disk",))
 def quorum_swap(trial: Trial) -> None:
-    """A follower stands still while two servers store; one of them loses its power and the other stands still: the
+    """A follower is down while two servers store; one of them loses its power and the other stands still: the
 
     server that was behind and the one whose power is back go on as the majority. `sync_interval: always`.
     """
