@@ -98,3 +98,9 @@ def test_a_loss_is_told_until_it_is_accepted(bank: Program) -> None:
     assert state(bank).config["max_msgs"] == -1
     assert bank("init", "--repair", "--accept-loss").status == 0
     assert bank("init").status == 0
+    for told in (
+        bank("rebuild", "balances", "--engine", "local", "--dry-run"),
+        bank("rebuild", "balances", "--engine", "local"),
+    ):
+        assert told.status == 0
+        assert "The log begins at position 2: rows hold nothing of what came before." in " ".join(told.out.split())

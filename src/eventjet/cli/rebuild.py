@@ -141,6 +141,7 @@ def _print_rebuilt(report: RebuildReport) -> None:
                 f"It is {where(one.location)}, beside the revision that readers see. If it is newer, its worker lets "
                 f"it take over; `eventjet db promote {one.projection}` does so at once."
             )
+    _print_beginning(report.first)
     say(f"{report.engine} engine: {spent(report.seconds)}")
     total_s = sum(report.seconds.values())
     local_s = report.local_at_most_s
@@ -148,6 +149,14 @@ def _print_rebuilt(report: RebuildReport) -> None:
         say(
             f"Starting Spark outweighed the work: `--engine local` would have taken about {local_s:.0f} s or less, "
             f"and this took {total_s:.0f} s."
+        )
+
+
+def _print_beginning(first: int) -> None:
+    if first > 1:
+        say(
+            f"The log begins at position {first:,}: rows hold nothing of what came before. If an archive has it, use "
+            "`--from-archive`."
         )
 
 
@@ -159,6 +168,7 @@ def _print_preview(planned: Preview) -> None:
         )
         say(f"{one.projection} revision {one.revision}: {one.route.value}; {live}")
     say(f"{plan.stream}: {counted(plan.events, 'event')}, positions {plan.first:,} to {plan.last:,}")
+    _print_beginning(plan.first)
     if plan.archived >= plan.first:
         say(f"Positions up to {min(plan.archived, plan.last):,} would be read from the archive.")
     on = f"spark engine on {planned.master}" if planned.master else "local engine"

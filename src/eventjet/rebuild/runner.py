@@ -52,6 +52,8 @@ class RebuildReport:
     engine: EngineName
     position: int
     """The pinned position: up to here the log was read in bulk."""
+    first: int
+    """Position of the first event that was read: 1, unless the log has lost its beginning."""
     events: int
     projections: tuple[Rebuilt, ...]
     seconds: Mapping[str, float]
@@ -128,7 +130,9 @@ def _rebuild(job: Job, names: Sequence[str]) -> RebuildReport:
         made = [_finished(job, plan, shadow, parts) for shadow in shadows]
         made += [_replayed(job, plan, tables) for tables in by_hand]
     made.sort(key=lambda one: list(names).index(one.projection))
-    return RebuildReport(plan.engine, plan.last, plan.events, tuple(made), watch.seconds, watch.local_at_most_s())
+    return RebuildReport(
+        plan.engine, plan.last, plan.first, plan.events, tuple(made), watch.seconds, watch.local_at_most_s()
+    )
 
 
 def _finished(job: Job, plan: Plan, shadow: Shadow[ResolvedProjection], parts: Sequence[Part]) -> Rebuilt:
