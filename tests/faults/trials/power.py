@@ -115,10 +115,10 @@ def power_r3_all_default(trial: Trial) -> None:
         back(cluster, trial)
 
 
-def swap(trial: Trial, sync_interval: str) -> None:
+def swap(trial: Trial, sync_interval: str, swaps: int) -> None:
     cluster, disks = clustered(trial, sync_interval)
     with trial.running(cluster.urls, settles_s=settles(sync_interval)) as run:
-        for number in range(trial.options.rounds):
+        for _ in range(swaps):
             trial.wait()
             leader = cluster.stream_leader(run.ledger.name) or cluster.servers[0]
             behind, other = trial.chance.sample([one for one in cluster.servers if one is not leader], 2)
@@ -127,15 +127,7 @@ def swap(trial: Trial, sync_interval: str) -> None:
             # Killed, not stopped: what the leader sends to one that is stopped waits for it in the kernel.
             behind.kill()
             # What is stored from here on is on two servers.
-            try:
-                run.commands.await_acks(20, 60.0)
-            except AssertionError as error:
-                if sync_interval == "always" or number == 0:
-                    raise
-                # Servers that have lost what they had agreed on may never agree again.
-                trial.note(f"after swap {number} two servers store no more: {error}")
-                back(cluster, trial)
-                return
+            run.commands.await_acks(20, 60.0)
             trial.wait()
             cut([other], [disks[cluster.servers.index(other)]])
             leader.pause()
@@ -145,7 +137,7 @@ def swap(trial: Trial, sync_interval: str) -> None:
             trial.note(_went_on(run.commands))
             leader.resume()
             back(cluster, trial)
-    trial.note(f"{trial.options.rounds} swaps")
+    trial.note(f"{swaps} swaps")
 
 
 def _went_on(commands: Commands) -> str:
@@ -162,10 +154,13 @@ def quorum_swap(trial: Trial) -> None:
 
     server that was behind and the one whose power is back go on as the majority. `sync_interval: always`.
     """
-    swap(trial, "always")
+    swap(trial, "always", trial.options.rounds)
 
 
 @scenario("quorum-swap-default", needs=("disk",), must_lose=True)
 def quorum_swap_default(trial: Trial) -> None:
-    """The control: the same with the server's own `sync_interval`."""
-    swap(trial, DEFAULT)
+    """The control: the same once, with the server's own `sync_interval`.
+
+    Servers that have lost what they had agreed on may never agree again, so a second swap might find no majority.
+    """
+    swap(trial, DEFAULT, 1)
