@@ -319,6 +319,35 @@ def test_a_subject_that_no_id_makes_is_told_each_time() -> None:
     assert audited(added(SOME, odd, odd))[Kind.UNDECODABLE].findings == 2
 
 
+def batched(log: Log, first: int, last: int, ending: int) -> list[RawRecord]:
+    """The log with the records `first` to `last` as one batch that ends at `ending`."""
+
+    def change(record: RawRecord) -> RawRecord:
+        number, end = record[0] - first + 1, b"Nats-Batch-Commit: 1\r\n" if record[0] == ending else b""
+        told = b"Nats-Batch-Id: b%d\r\nNats-Batch-Sequence: %d\r\n%b" % (first, number, end)
+        return changed(record, headers=record[3][:-2] + told + b"\r\n")
+
+    return [change(one) if first <= one[0] <= last else one for one in log]
+
+
+def test_a_save_that_is_stored_in_part_is_found() -> None:
+    torn = "the end of the batch b2 is not in the log, and 3 of its messages are"
+    assert told(batched(SOME, 2, 4, 4)) == []
+    assert told(batched(SOME, 2, 4, 5)) == [f"torn 4-4 bank.account.a-0: {torn}"]
+    assert told(batched(batched(SOME, 2, 4, 5), 5, 6, 6)) == [f"torn 4-4 bank.account.a-0: {torn}"]
+    assert told(without(batched(SOME, 8, 10, 10), 10), last=10) == ["gone 10-10 : 1 event"]
+    assert [one for one in told(without(batched(SOME, 2, 4, 4), 4)) if one.startswith("torn")] == []
+
+
+def test_a_batch_at_the_end_of_a_log_that_goes_on_is_not_called_torn() -> None:
+    log = batched(SOME, 8, 10, 11)
+    for grown in (False, True):
+        audit = LogAudit(APP, last=10)
+        for record in log:
+            audit.take(record)
+        assert [one.kind for one in audit.finish(grown=grown)] == ([] if grown else [Kind.TORN])
+
+
 def test_retired_events_are_part_of_the_chain() -> None:
     closed = (0, SOME[-1][1], b"bank.account.a-0", block("account.closed", version=8), b"whatever")
     later = (0, SOME[-1][1], b"bank.account.a-0", block("account.opened", version=9), b'{"owner":"x"}')

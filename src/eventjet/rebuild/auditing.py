@@ -9,6 +9,8 @@ from itertools import chain
 
 from eventjet.archive.reading import ArchiveReader
 from eventjet.codec.envelope import RawRecord
+from eventjet.nats.api import stream_info
+from eventjet.nats.connection import ask_once
 from eventjet.nats.ranges import read_range
 from eventjet.projections.app_ref import Application, AppRef
 from eventjet.rebuild.findings import MISSING, NOTES, Found
@@ -111,6 +113,7 @@ def _audit(job: Job, url: str | None, examples: int) -> AuditReport:
             audit.setting(f"{drift.setting} is {drift.found!r}, declared is {drift.declared!r}")
     archive = None if url is None else _opened(job, url)
     _walk(audit, job, archive)
+    grown = ask_once(log.endpoint, stream_info(log.stream)).last > last
     held = None
     if archive is not None:
         held = AuditedArchive(archive.manifest.url, archive.manifest.first, archive.manifest.last, audit.compared)
@@ -123,7 +126,7 @@ def _audit(job: Job, url: str | None, examples: int) -> AuditReport:
         aggregates=audit.aggregates,
         accepted=accepted(log.state),
         archive=held,
-        found=audit.finish(),
+        found=audit.finish(grown=grown),
         seconds=watch.seconds,
     )
 

@@ -16,6 +16,7 @@ class Kind(StrEnum):
     ARCHIVED = "archived"
     END = "end"
     DIFFERS = "differs"
+    TORN = "torn"
     CHAIN = "chain"
     FOREIGN = "foreign"
     UNDECODABLE = "undecodable"
@@ -68,6 +69,14 @@ EXPLAINED: Mapping[Kind, Explanation] = {
         way_out="Compare with a mirror, a backup, or what the business knows. If the log is right, seal it into a new "
         "folder (`eventjet archive OTHER_URL`); if the archive is, back the stream up, delete it, and "
         "`eventjet restore URL`.",
+    ),
+    Kind.TORN: Explanation(
+        title="Saves are stored in part",
+        cost="What was decided together is not all there. The save raised OutcomeUnknown, and the same "
+        "command with the same id is told that it is stored.",
+        way_out="The events that are there stay valid and count. `eventjet history AGGREGATE ID` shows them; record "
+        "what is missing with a command of its own, or its opposite. Do not lower limits of the stream while "
+        "something writes.",
     ),
     Kind.CHAIN: Explanation(
         title="Histories are broken",

@@ -25,6 +25,8 @@ IDS_KEPT = 100_000
 
 _TOLD_TIME = f"\r\n{RECORDED_AT}: ".encode()
 _ID = f"NATS/1.0\r\n{MSG_ID}: ".encode()
+_BATCH_ID, _BATCH_NUMBER, _BATCH_END = "Nats-Batch-Id", "Nats-Batch-Sequence", b"\r\nNats-Batch-Commit: "
+_BATCH = f"\r\n{_BATCH_ID}: ".encode()
 _VERSION_BITS = 32
 _VERSION_MAX = (1 << _VERSION_BITS) - 1
 
@@ -61,6 +63,8 @@ class LogAudit:
         self._lasts: dict[int, int] = {}
         self._ids: dict[int, int] = {}
         self._older_ids: dict[int, int] = {}
+        # The last record that was taken, where its batch should go on after it.
+        self._open: RawRecord | None = None
 
     @property
     def aggregates(self) -> int:
@@ -85,13 +89,16 @@ class LogAudit:
         if self._run is not None:
             self._end_run(position - 1)
         self.events += 1
+        self._check_batch(record)
         if archived is not None:
             self._compare(record, archived)
         readable = self._check_event(record)
         self._check_id(record, readable)
 
-    def finish(self) -> tuple[Found, ...]:
-        """What was found."""
+    def finish(self, *, grown: bool = False) -> tuple[Found, ...]:
+        """What was found. A log that has `grown` since may have the rest of what was being stored at its end."""
+        if self._open is not None and not grown and self._open[0] == self._position == self._last:
+            self._torn(self._open)
         if self._position < self._last:
             self._missing(Kind.GONE, self._position + 1)
             self._position = self._last
@@ -137,6 +144,25 @@ class LogAudit:
             parts = zip(("subject", "headers", "body"), lasting(record)[1:], lasting(archived)[1:], strict=True)
             what = f"not the archive's: {' and '.join(name for name, one, other in parts if one != other)}"
         self._found(Kind.DIFFERS, record, what)
+
+    def _check_batch(self, record: RawRecord) -> None:
+        """Messages of one atomic batch (ADR-50) follow one another, and the last of them says that it is."""
+        before, block = self._open, record[3]
+        is_batched = _BATCH in block
+        if before is not None:
+            self._open = None
+            same = is_batched and header(block, _BATCH_ID) == header(before[3], _BATCH_ID)
+            # Where positions between the two are gone, that has been found.
+            if not same and record[0] == before[0] + 1:
+                self._torn(before)
+        if is_batched and _BATCH_END not in block:
+            self._open = record
+
+    def _torn(self, record: RawRecord) -> None:
+        count = number_of(record[3], _BATCH_NUMBER) or 1
+        batch = header(record[3], _BATCH_ID) or ""
+        what = f"the end of the batch {batch} is not in the log, and {count} of its messages are"
+        self._found(Kind.TORN, record, what)
 
     def _check_id(self, record: RawRecord, readable: bool) -> None:
         event_id = _id_of(record)

@@ -14,7 +14,7 @@ from eventjet.nats.api import stream_info
 from eventjet.nats.connection import ask_once
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.ranges import read_range
-from eventjet.rebuild.findings import NOTES
+from eventjet.rebuild.findings import NOTES, Kind
 from eventjet.rebuild.log_audit import LogAudit
 from tests.faults.tally import Added, tally_app
 from tests.faults.trials.commands import LOOKED, REFUSED, STORED, STRANGE, UNKNOWN, Said
@@ -150,7 +150,7 @@ def _gaps(records: Sequence[RawRecord], events: Sequence[Recorded[Any]]) -> Iter
     for record in records:
         audit.take(record)
     for found in audit.finish():
-        if found.kind not in NOTES:
+        if found.kind not in NOTES and found.kind is not Kind.TORN:  # which is counted already
             yield from (
                 f"{found.kind} at {one.first} to {one.last} {one.subject}: {one.what}" for one in found.examples
             )
