@@ -43,6 +43,14 @@ def wants_spark(item: pytest.Item) -> bool:
     return "spark" in getattr(item, "fixturenames", ())
 
 
+@pytest.fixture
+def hang_ups() -> Iterator[None]:
+    """Whoever started the tests with `nohup` has them ignore SIGHUP, and so would what they start."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(scope="session")
 def eventjet_nats() -> Iterator[NatsServer]:
     """In place of the plugin's: the log of a test need not survive the machine."""

@@ -64,6 +64,7 @@ def test_an_interrupted_demo_leaves_no_process_and_no_folder(
     assert (left.processes(), left.files()) == ([], [])
 
 
+@pytest.mark.usefixtures("hang_ups")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_terminated_demo_leaves_nothing_either(
     empty: Program, left: Traces, ended_processes: Keep, number: signal.Signals

@@ -15,6 +15,7 @@ from eventjet.cli.running import finished, interruptible
 ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
+@pytest.mark.usefixtures("hang_ups")
 @pytest.mark.parametrize("number", ENDING)
 def test_a_signal_cancels_the_work_and_breaks_no_step_off(number: signal.Signals) -> None:
     done: list[str] = []
@@ -98,6 +99,7 @@ def test_a_hang_up_that_is_ignored_stays_so() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.usefixtures("hang_ups")
 @pytest.mark.parametrize("number", ENDING)
 def test_bulk_work_says_what_became_of_things(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
     async def work(*, progress: object) -> None:
