@@ -22,7 +22,7 @@ from eventjet.quarantine.rows import parked_counts
 from eventjet.settings import Settings
 from eventjet.sql import checkpoint, table_identity
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, NEW, Checkpoint
-from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.database import COMMAND, READ_ONLY, Database
 from eventjet.sql.dialect import dialect_of
 from eventjet.workers.reader import log_fault, state_of_log
 
@@ -192,7 +192,7 @@ class StatusReader:
 
     async def _checkpoints(self) -> tuple[list[tuple[Checkpoint, float]], dict[tuple[str, int], int]]:
         if self._engine is None:
-            self._engine = self._database.engine("eventjet status")
+            self._engine = self._database.engine("eventjet status", COMMAND)
         async with self._database.reaching(), self._engine.connect() as connection:
             await connection.execution_options(**{READ_ONLY: True})
             return await connection.run_sync(lambda sync: (_checkpoints(sync), parked_counts(sync)))
