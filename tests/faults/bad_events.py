@@ -14,6 +14,7 @@ from eventjet import App, Recorded, projection
 from eventjet.codec.envelope import header_block
 from tests.faults.tally import Added, Tally, Total, added
 from tests.integration.ledger_log import Ledger
+from tests.logs import NEXT
 
 POISON = Decimal("666.00")
 CHUNK = 20_000
@@ -89,7 +90,7 @@ class Mixture:
             yield entity, _headers(position), b'{"number":%d,"amount":"%s"}' % (data.number, str(amount).encode())
 
 
-def _headers(position: int, type_name: str = "tally.added", schema: str = "1", version: str = "1") -> bytes:
+def _headers(position: int, type_name: str = "tally.added", schema: str = "1", version: str = NEXT) -> bytes:
     pairs = [("Nats-Msg-Id", f"id-{position}"), ("Ej-Type", type_name), ("Ej-Schema", schema), ("Ej-Version", version)]
     return header_block(pairs)
 

@@ -41,6 +41,8 @@ class Feed:
         self._entities = entities
         self._chance = random.Random(seed)
         self._numbers: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+        self._versions: list[int] = []
         self._allowed = 0
         self._stored = 0
         self._changed = threading.Condition()
@@ -165,6 +167,8 @@ class Feed:
         wanted = min(CHUNK, self._allowed - self._stored)
         while len(self.log) < self._stored + wanted:
             entity = f"e-{self._chance.randrange(self._entities)}"
+            self._counts[entity] = self._counts.get(entity, 0) + 1
+            self._versions.append(self._counts[entity])
             if self._chance.random() < 0.05:
                 self.log.append((entity, Noted(text="-")))
                 continue
@@ -181,7 +185,11 @@ class Feed:
             encoded = self._ledger.catalog.encode(data)
             # What an earlier connection may still have on its way cannot be stored a second time.
             pairs = [("Nats-Msg-Id", str(uuid4())), ("Nats-Expected-Last-Sequence", str(before))]
-            pairs += [("Ej-Type", encoded.type_name), ("Ej-Schema", str(encoded.schema)), ("Ej-Version", "1")]
+            pairs += [
+                ("Ej-Type", encoded.type_name),
+                ("Ej-Schema", str(encoded.schema)),
+                ("Ej-Version", str(self._versions[before])),
+            ]
             headers = header_block(pairs)
             subject = f"{self._ledger.name}.ledger.{entity}"
             frames.append(publish_frame(subject, encoded.body, reply=reply, headers=headers))

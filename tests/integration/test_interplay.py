@@ -6,6 +6,7 @@ import asyncio
 import threading
 from dataclasses import replace
 from decimal import Decimal
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -165,10 +166,12 @@ async def test_a_log_that_never_rests_does_not_put_a_takeover_off(
 
     def go_on() -> None:
         with NatsConnection.open(ledger.endpoint) as link:
-            while not done.wait(0.004):
+            for version in count(1):
+                if done.wait(0.004):
+                    return
                 encoded = ledger.catalog.encode(Opened(owner="ada"))
-                subject = f"{ledger.name}.ledger.a-1"
-                link.send(publish_frame(subject, encoded.body, headers=block(encoded.type_name, encoded.schema)))
+                subject, headers = f"{ledger.name}.ledger.a-new", block(encoded.type_name, encoded.schema, version)
+                link.send(publish_frame(subject, encoded.body, headers=headers))
 
     monkeypatch.setattr(Session, "write", slowly)
     pouring = asyncio.create_task(asyncio.to_thread(go_on))

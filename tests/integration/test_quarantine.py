@@ -162,7 +162,10 @@ async def test_an_event_on_a_subject_that_is_not_ours_is_parked_under_its_subjec
     with NatsConnection.open(ledger.endpoint) as link:
         reply = f"{link.inbox}.acks"
         acks = link.subscribe(reply)
-        frames = [publish_frame(one, body, reply=reply.encode(), headers=block("ledger.added")) for one in subjects * 2]
+        frames = [
+            publish_frame(one, body, reply=reply.encode(), headers=block("ledger.added", version=1))
+            for one in subjects * 2
+        ]
         last = stored(link, acks, frames)
     last = ledger.append([("a-1", Opened(owner="ada"))])
     async with ledger.working(options=QUICK):
@@ -355,7 +358,7 @@ def offered(*events: Any) -> list[Any]:
     made = Offering(CATALOG, PARKING.events)
     pairs = [(aggregate_id, CATALOG.encode(data)) for aggregate_id, data in events]
     return [
-        made((number, 1, f"app.ledger.{one}".encode(), block(encoded.type_name), encoded.body))
+        made((number, 1, f"app.ledger.{one}".encode(), block(encoded.type_name, version=1), encoded.body))
         for number, (one, encoded) in enumerate(pairs, 1)
     ]
 

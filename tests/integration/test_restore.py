@@ -245,7 +245,7 @@ def test_a_message_of_the_largest_size_still_fits(url: str) -> None:
 
 
 def test_a_server_for_smaller_messages_is_named(records: list[RawRecord]) -> None:
-    large = [*records[:3], (4, records[3][1], b"bank.account.x", block(), b"x" * 200_000)]
+    large = [*records[:3], (4, records[3][1], b"bank.account.x", block(version=1), b"x" * 200_000)]
     with NatsServer(sync_interval="1m", config="max_payload: 100KB") as small:
         with pytest.raises(Refused, match="102,400 bytes; an event of positions 1 to 4 has 200,"):
             restored(small.url, large)
@@ -253,7 +253,10 @@ def test_a_server_for_smaller_messages_is_named(records: list[RawRecord]) -> Non
 
 
 def test_an_id_that_the_log_holds_twice_is_stored_twice(url: str) -> None:
-    twice = [(1 + number, 10**18, b"bank.account.a", block(Nats_Msg_Id="same"), b"%d" % number) for number in range(3)]
+    twice = [
+        (1 + number, 10**18, b"bank.account.a", block(version=1, Nats_Msg_Id="same"), b"%d" % number)
+        for number in range(3)
+    ]
     restored(url, twice)
     assert [one[4] for one in records_of(url)] == [b"0", b"1", b"2"]
 
@@ -263,7 +266,7 @@ def test_what_others_wrote_is_restored_as_it_is(url: str) -> None:
         (1, 10**18, b"bank.account.a", b"", b""),
         (2, 10**18, b"bank.account.a", b"NATS/1.0\r\nx:\r\n\r\n", b"\xff\r\n\x00"),
         (3, 10**18, b"bank.account.*", b"NATS/1.0\r\nEj-Type: no\r\n\r\n", b"HPUB"),
-        (4, 10**18, "bank.konto.ä".encode(), block(Nats_Expected_Last_Subject_Sequence="x"), b"{}"),
+        (4, 10**18, "bank.konto.ä".encode(), block(version=1, Nats_Expected_Last_Subject_Sequence="x"), b"{}"),
     ]
     restored(url, strange)
     assert same(url, strange)
@@ -272,8 +275,8 @@ def test_what_others_wrote_is_restored_as_it_is(url: str) -> None:
 
 def test_a_past_whose_events_do_not_follow_their_own_is_told_apart(url: str) -> None:
     broken = [
-        (1, 10**18, b"bank.account.a", block(Nats_Expected_Last_Subject_Sequence="0"), b"{}"),
-        (2, 10**18, b"bank.account.b", block(Nats_Expected_Last_Subject_Sequence="1"), b"{}"),
+        (1, 10**18, b"bank.account.a", block(version=1, Nats_Expected_Last_Subject_Sequence="0"), b"{}"),
+        (2, 10**18, b"bank.account.b", block(version=1, Nats_Expected_Last_Subject_Sequence="1"), b"{}"),
     ]
     with pytest.raises(ArchiveBroken, match="positions 1 to 2 does not follow the one it was written after"):
         restored(url, broken)

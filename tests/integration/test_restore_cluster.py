@@ -28,7 +28,7 @@ def test_the_leader_may_be_killed_on_the_way() -> None:
     places: dict[int, int] = {}
     for position in range(1, EVENTS + 1):
         expected = places.get(position % 10, 0)
-        headers = block(Nats_Expected_Last_Subject_Sequence=str(expected))
+        headers = block(version=1, Nats_Expected_Last_Subject_Sequence=str(expected))
         records.append((position, 10**18 + position, b"bank.account.%d" % (position % 10), headers, b"{}"))
         places[position % 10] = position
     killed: list[str] = []

@@ -50,7 +50,7 @@ class Log(MemoryStore):
 
     def void(self, position: int, reason: str = "no event") -> int:
         subject = void_subject("tower", position).removeprefix("tower.")
-        return self.publish(subject, block("eventjet.voided"), void_body(position, reason))
+        return self.publish(subject, block("eventjet.voided", version=1), void_body(position, reason))
 
     @property
     def records_now(self) -> list[RawRecord]:

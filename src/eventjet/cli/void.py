@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +12,9 @@ from eventjet.cli.history import line, shown
 from eventjet.cli.target import AppTarget, on_app
 from eventjet.cli.terminal import ANSWER_IS_NO, Answer, note
 from eventjet.errors import Refused, UndecodableEvent, UnknownEvent, UsageError
+
+if TYPE_CHECKING:
+    from eventjet.codec.envelope import RawRecord
 
 
 @on_app(database=False)
@@ -39,7 +43,7 @@ async def _void(at: AppTarget, position: int, reason: str, *, yes: bool) -> Answ
         if position not in voids:
             if voided_by(record[2]) is not None:
                 raise UsageError(f"The record at position {position} declares another one void, and stays.")
-            _check(jet.decode, record)
+            await asyncio.to_thread(_check, at, voids, record)
             if not yes:
                 note(line(shown(jet, record), named=True))
                 if not typer.confirm("Have everybody pass over this for good?", err=True):
@@ -56,12 +60,17 @@ async def _void(at: AppTarget, position: int, reason: str, *, yes: bool) -> Answ
     )
 
 
-def _check(decode: object, record: tuple[int, int, bytes, bytes, bytes]) -> None:
-    """Raise `Refused` unless nobody can read the record."""
-    assert callable(decode)
+def _check(at: AppTarget, voids: Mapping[int, str], record: RawRecord) -> None:
+    """Raise `Refused` unless nobody can read the record. Blocks."""
+    from eventjet.codec.chain import chained
+    from eventjet.nats.endpoint import Endpoint
+    from eventjet.store.earlier import EarlierRecords
+
+    app = at.app()
     what = f"The void of position {record[0]}"
     try:
-        decode(record)
+        with EarlierRecords(Endpoint.of(at.settings), app.name) as earlier:
+            chained(app.catalog.of_log(voids), None, earlier)(record)
     except UndecodableEvent:
         return
     except UnknownEvent as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote, unquote
 
 from eventjet.codec.catalog import Catalog, Resolved
@@ -19,6 +19,9 @@ from eventjet.codec.voids import reason_in, voided_by
 from eventjet.domain.history import VOID, Link
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, recorded
 from eventjet.errors import CodecError, Refused, UndecodableEvent, UnknownEvent
+
+if TYPE_CHECKING:
+    from eventjet.codec.chain import Chain
 
 RawRecord: TypeAlias = tuple[int, int, bytes, bytes, bytes]
 """(position, time in ns since 1970, subject, header block `NATS/1.0␍␊…␍␊␍␊` or empty, body)."""
@@ -35,6 +38,8 @@ CAUSATION = "Ej-Causation"
 TRACEPARENT = "traceparent"
 META = "Ej-Meta-"
 RECORDED_AT = "Ej-Recorded-At"
+BATCH_ID, BATCH_NUMBER, BATCH_COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
+"""Of an atomic batch (ADR-50); the server stores them."""
 ENCODING = "Ej-Encoding"
 ACTOR = META + "actor"
 
@@ -93,6 +98,11 @@ def request_in(block: bytes) -> str | None:
     return None if told is None else unquote(told)
 
 
+def open_batch(block: bytes) -> str | None:
+    """The id of the batch that a message does not end; None where it is of none, or is the last of one."""
+    return header(block, BATCH_ID) if header(block, BATCH_COMMIT) is None else None
+
+
 def number_of(block: bytes, name: str) -> int | None:
     """One header as a number below 2^63; None when it is absent or not one."""
     start = block.find(b"\r\n%b: " % name.encode())
@@ -138,13 +148,15 @@ class Decoder:
     Returns None for what the log declares void, as far as its catalog knows or a record read before said so,
     for a declared event outside `only`, for a retired one, and for what does not tell a declared type on the subject
     of an aggregate that has no event in `only`. Raises `UnknownEvent` and `UndecodableEvent`, which carry
-    position and bytes.
+    position and bytes. With a `chain`, which takes the records of a log in order, an event that does not follow the one
+    before it on its subject is undecodable as well; asking for that one raises `StoreUnavailable` and `Unreachable`.
     """
 
-    __slots__ = ("_catalog", "_known", "_only", "_own", "_second", "_second_at", "_voids")
+    __slots__ = ("_catalog", "_chain", "_known", "_only", "_own", "_second", "_second_at", "_voids")
 
-    def __init__(self, catalog: Catalog, only: Collection[type] | None = None) -> None:
+    def __init__(self, catalog: Catalog, only: Collection[type] | None = None, chain: Chain | None = None) -> None:
         self._catalog = catalog
+        self._chain = chain
         self._only = None if only is None else frozenset(only)
         self._own = None if only is None else catalog.aggregates_of(only)
         self._known: dict[tuple[bytes, bytes], Resolved | None] = {}
@@ -152,39 +164,56 @@ class Decoder:
         self._second = 0
         self._second_at = _EPOCH.timetuple()[:6]
 
+    def expect(self, records: Sequence[RawRecord]) -> None:
+        """Say what is decoded next, so that its chain looks up at once what all of it follows."""
+        if self._chain is not None:
+            self._chain.expect(records)
+
     def __call__(self, record: RawRecord) -> Recorded[Any] | None:
         position, time_ns, subject, block, body = record
-        if position in self._voids:
-            return None
+        chain = self._chain
+        follows = True
         try:
+            if position in self._voids:
+                return self._pass_over(record)
             resolved, lines, at = self._look_up(record)
             if resolved is None:
-                return None
+                return self._pass_over(record)
             aggregate, aggregate_id = entity_of(subject)
             if aggregate != resolved.aggregate and resolved.aggregate is not None:
                 raise undecodable(record, _misplaced(resolved, aggregate))
             digits = lines[at + 2][12:]
             version = int(digits)
-            # As much of the chain as one record can tell: `log_audit` and `fold_history` know the record before.
             before = int(lines[2][37:]) if at == 3 else position - 1
             if not (0 < version <= before + 1 <= position and digits.isdigit()):
                 raise undecodable(record, _out_of_line(version, before, position))
+            is_plain = len(lines) == at + 5
+            expected = before if at == 3 else None if is_plain else number_of(block, EXPECTED)
+            if chain is not None:
+                follows = chain.follows(subject, position, version, expected)
             data = resolved.decode(body)
             event_id = lines[1][13:].decode()
             second, rest = divmod(time_ns, 1_000_000_000)
             if second != self._second:
                 self._second, self._second_at = second, (_EPOCH + timedelta(seconds=second)).timetuple()[:6]
             at_utc = datetime(*self._second_at, rest // 1000, UTC)  # noqa: DTZ001 - its eighth argument
-            if len(lines) == at + 5 or not _CONTEXT.search(block):
-                return recorded(data, aggregate_id, version, position, at_utc, event_id, aggregate)
-            command_id, metadata = metadata_of(block)
-            at_utc = _told_time(block, at_utc, record)
-            return recorded(data, aggregate_id, version, position, at_utc, event_id, aggregate, command_id, metadata)
-        except CodecError:
-            raise
+            command_id, metadata = None, NO_METADATA
+            if not is_plain and _CONTEXT.search(block):
+                command_id, metadata = metadata_of(block)
+                at_utc = _told_time(block, at_utc, record)
         except Exception as error:
+            self._pass_over(record)
+            if isinstance(error, CodecError):
+                raise
             # Whoever wrote it wrote anything: nothing but the record may be to blame, and it has to be named.
             raise undecodable(record, error) from error
+        if chain is not None and not follows and (fault := chain.fault(record, version, expected)):
+            raise undecodable(record, fault)
+        return recorded(data, aggregate_id, version, position, at_utc, event_id, aggregate, command_id, metadata)
+
+    def _pass_over(self, record: RawRecord) -> None:
+        if self._chain is not None:
+            self._chain.skip(record)
 
     def link(self, record: RawRecord) -> Link:
         """As a call, but only what folding one aggregate's history takes: half the work."""

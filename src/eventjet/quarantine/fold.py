@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import MSG_ID, TYPE, Decoder, RawRecord, header
+from eventjet.codec.chain import Earlier, chained
+from eventjet.codec.envelope import MSG_ID, TYPE, RawRecord, header
 from eventjet.codec.subjects import entity_of
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, EventjetError, UndecodableEvent, UnknownEvent
@@ -92,10 +93,15 @@ class Offering:
 
     __slots__ = ("_catalog", "_decode", "_known")
 
-    def __init__(self, catalog: Catalog, events: Collection[type], known: Collection[int] = ()) -> None:
+    def __init__(
+        self, catalog: Catalog, events: Collection[type], known: Collection[int] = (), earlier: Earlier | None = None
+    ) -> None:
         self._catalog = catalog
-        self._decode = Decoder(catalog, events)
+        self._decode = chained(catalog, events, earlier)
         self._known = known
+
+    def expect(self, records: Sequence[RawRecord]) -> None:
+        self._decode.expect(records)
 
     def __call__(self, record: RawRecord) -> Offered | None:
         try:
@@ -109,11 +115,23 @@ class Offering:
         return Offered(record, event)
 
 
-def reader(catalog: Catalog, resolved: AnyResolved, known: Collection[int] = ()) -> Callable[[RawRecord], Any]:
+class Reader(Protocol):
     """What turns records into a batch's events: `Recorded`, or `Offered` where the projection quarantines."""
+
+    def __call__(self, record: RawRecord, /) -> Any: ...
+
+    def expect(self, records: Sequence[RawRecord]) -> None:
+        """Say which records come next, in the order of the log."""
+        ...
+
+
+def reader(
+    catalog: Catalog, resolved: AnyResolved, known: Collection[int] = (), earlier: Earlier | None = None
+) -> Reader:
+    """What reads the events of a projection; it asks `earlier` for what they follow, and without that for nothing."""
     if resolved.quarantines:
-        return Offering(catalog, resolved.events, known)
-    return Decoder(catalog, resolved.events)
+        return Offering(catalog, resolved.events, known, earlier)
+    return chained(catalog, resolved.events, earlier)
 
 
 class ParkingFold:

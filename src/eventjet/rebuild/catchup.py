@@ -10,19 +10,18 @@ import asyncio
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager, suppress
-from typing import Any
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from eventjet import failpoints
-from eventjet.codec.envelope import MSG_ID, Decoder, RawRecord, header
+from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.errors import LogRolledBack, RebuildError, VerificationFailed
 from eventjet.nats.api import stream_info
 from eventjet.nats.connection import ask_once
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine import rows
-from eventjet.quarantine.fold import BlockedAggregates, reader
+from eventjet.quarantine.fold import BlockedAggregates, Reader, reader
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Phase
@@ -54,7 +53,7 @@ class Follower:
         shadow: Shadow[AnyResolved],
         job: Job,
         position: int,
-        decode: Callable[[RawRecord], Any],
+        decode: Reader,
         commit: Callable[[Batch], None],
     ) -> None:
         self.position = position
@@ -89,6 +88,7 @@ class Follower:
                 watch.tell(phase, self.position - start, total)
 
     def _write(self, records: list[RawRecord]) -> None:
+        self._decode.expect(records)
         events = [event for record in records if (event := self._decode(record)) is not None]
         last = records[-1]
         batch = Batch(self.position, last[0], header(last[3], MSG_ID) or "", events)
@@ -115,7 +115,7 @@ def catching_up(
         raise VerificationFailed(
             log.stream, f"the log has no event at position {position}, where the rebuild was pinned"
         )
-    with shadow.space.engine().connect() as connection:
+    with shadow.space.engine().connect() as connection, job.earlier() as earlier:
         with connection.begin():
             shadow.begin(connection, position, event_id, log.identity)
             rows.park(connection, resolved.name, resolved.revision, parked)
@@ -128,7 +128,7 @@ def catching_up(
             with connection.begin():
                 writer.write(connection, held, part)
 
-        yield Follower(shadow, job, position, reader(job.catalog, resolved, known), commit)
+        yield Follower(shadow, job, position, reader(job.catalog, resolved, known, earlier), commit)
 
 
 @contextmanager
@@ -154,10 +154,10 @@ def replaying(shadow: Shadow[ResolvedSql], job: Job) -> Generator[Follower]:
             await connection.close()
         await engine.dispose()
 
-    with asyncio.Runner() as runner:
+    with asyncio.Runner() as runner, job.earlier() as earlier:
         runner.run(connection.start())
         try:
-            decode = Decoder(job.catalog, shadow.resolved.events)
+            decode = reader(job.catalog, shadow.resolved, earlier=earlier)
             yield Follower(shadow, job, 0, decode, lambda part: runner.run(write(part)))
         finally:
             runner.run(end())

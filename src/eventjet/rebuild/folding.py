@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from eventjet.codec.envelope import Decoder, RawRecord
+from eventjet.codec.chain import Earlier, chained
+from eventjet.codec.envelope import RawRecord
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.app_ref import Application
 from eventjet.projections.fold import Fold, RowKey, Rows
@@ -89,23 +90,28 @@ class Folding:
 class Foldings:
     """Several projections over one reading of the log: each record is decoded once."""
 
-    def __init__(self, app: Application, targets: Sequence[Target], voids: Mapping[int, str]) -> None:
+    def __init__(
+        self, app: Application, targets: Sequence[Target], voids: Mapping[int, str], earlier: Earlier | None
+    ) -> None:
+        """Without `earlier`, whoever read the records before has held each to the one before it."""
         catalog = app.catalog.of_log(voids)
         self.each = [Folding(fold_of(app, one.projection), one.database.dialect, one.known) for one in targets]
         wanted = {one for folding in self.each for one in folding.events}
-        self._decode = Decoder(catalog, wanted)
+        self._decode = chained(catalog, wanted, earlier)
         self._offer: Offering | None = None
         if any(folding.resolved.quarantines for folding in self.each):
-            self._offer = Offering(catalog, wanted, {one for target in targets for one in target.known})
+            self._offer = Offering(catalog, wanted, {one for target in targets for one in target.known}, earlier)
             self._own = [reader(catalog, one.resolved, one.held.known) for one in self.each]
 
-    def take(self, records: Iterable[RawRecord]) -> None:
-        """Fold the next records; raises `CodecError` and `ProjectionError`."""
+    def take(self, records: Sequence[RawRecord]) -> None:
+        """Fold the next records; raises `CodecError`, `ProjectionError`, `StoreUnavailable` and `Unreachable`."""
         if self._offer is not None:
             offer = self._offer
+            offer.expect(records)
             self._take_offers([offered for record in records if (offered := offer(record)) is not None])
             return
         decode = self._decode
+        decode.expect(records)
         events = [event for record in records if (event := decode(record)) is not None]
         if len(self.each) == 1:
             self.each[0].take(events)
@@ -139,7 +145,15 @@ class Foldings:
             if folding.resolved.quarantines:
                 folding.take_offers(mine)
             else:
-                folding.take([one.event for one in mine if one.event is not None])
+                folding.take([_readable(one) for one in mine])
+
+
+def _readable(offer: Offered) -> Recorded[Any]:
+    """The event, for a projection that parks none."""
+    if offer.event is None:
+        assert offer.error is not None
+        raise offer.error
+    return offer.event
 
 
 def fold_of(app: Application, name: str) -> ResolvedProjection:

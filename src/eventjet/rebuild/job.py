@@ -32,6 +32,7 @@ from eventjet.rebuild.replay_source import Log, ReplaySource, archived_source
 from eventjet.rebuild.runs import Part, Target
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
+from eventjet.store.earlier import EarlierRecords
 from eventjet.store.voids import voids_in
 from eventjet.workers.reader import state_of_log
 
@@ -88,6 +89,10 @@ class Job:
     def reference(self) -> AppRef:
         """What other processes import the application by; raises `UsageError`."""
         return self.ref or AppRef.of(self.app)
+
+    def earlier(self) -> EarlierRecords:
+        """Where readers of this job look up what an event follows, to be closed."""
+        return EarlierRecords(self.log.endpoint, self.log.stream)
 
     def extent(self, last: int) -> Extent:
         """Everything there is to read up to a position; raises `LogIncomplete` where that is not all there was."""

@@ -45,8 +45,8 @@ class LocalEngine:
 
     def load(self, job: Job, plan: Plan, targets: Sequence[Target]) -> list[Part]:
         watch = job.watch
-        loads = _Loads(job, targets, watch)
-        with watch.phase("read", plan.events), uncollected():
+        with job.earlier() as earlier, watch.phase("read", plan.events), uncollected():
+            loads = _Loads(Foldings(job.app, targets, job.catalog.voids, earlier), targets, watch)
             failpoints.reach("rebuild.engine_started")
             done = 0
             batches = job.source.records(plan.first, plan.last + 1)
@@ -81,10 +81,10 @@ class LocalEngine:
 class _Loads:
     """The foldings of one plan with the parts they were loaded in."""
 
-    def __init__(self, job: Job, targets: Sequence[Target], watch: Watch) -> None:
+    def __init__(self, foldings: Foldings, targets: Sequence[Target], watch: Watch) -> None:
         self._watch = watch
-        self._foldings = Foldings(job.app, targets, job.catalog.voids)
-        self._pairs = list(zip(targets, self._foldings.each, strict=True))
+        self._foldings = foldings
+        self._pairs = list(zip(targets, foldings.each, strict=True))
         self._parts: list[Part] = []
 
     def take(self, records: list[RawRecord]) -> None:

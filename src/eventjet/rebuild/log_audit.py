@@ -10,7 +10,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from eventjet.archive.batches import lasting
-from eventjet.codec.envelope import EXPECTED, MSG_ID, RECORDED_AT, VERSION, Decoder, RawRecord, header, number_of
+from eventjet.codec.chain import broken, packed, unpacked
+from eventjet.codec.envelope import (
+    BATCH_ID,
+    BATCH_NUMBER,
+    EXPECTED,
+    MSG_ID,
+    RECORDED_AT,
+    VERSION,
+    Decoder,
+    RawRecord,
+    header,
+    number_of,
+    open_batch,
+)
 from eventjet.codec.envelope import recorded_at as recorded_at_of
 from eventjet.codec.subjects import entity_of
 from eventjet.codec.voids import voided_by
@@ -25,10 +38,7 @@ IDS_KEPT = 100_000
 
 _TOLD_TIME = f"\r\n{RECORDED_AT}: ".encode()
 _ID = f"NATS/1.0\r\n{MSG_ID}: ".encode()
-_BATCH_ID, _BATCH_NUMBER, _BATCH_END = "Nats-Batch-Id", "Nats-Batch-Sequence", b"\r\nNats-Batch-Commit: "
-_BATCH = f"\r\n{_BATCH_ID}: ".encode()
-_VERSION_BITS = 32
-_VERSION_MAX = (1 << _VERSION_BITS) - 1
+_BATCH = f"\r\n{BATCH_ID}: ".encode()
 
 
 class LogAudit:
@@ -111,7 +121,7 @@ class LogAudit:
 
     def _follow(self, archived: RawRecord) -> None:
         """What only the archive has still is what later events follow."""
-        self._lasts[hash(archived[2])] = _packed(archived[0], number_of(archived[3], VERSION) or 0)
+        self._lasts[hash(archived[2])] = packed(archived[0], number_of(archived[3], VERSION) or 0)
 
     def _missing(self, kind: Kind, first: int, subject: bytes = b"") -> None:
         """Go on with the run of what is missing, or begin another one at position `first`."""
@@ -151,16 +161,16 @@ class LogAudit:
         is_batched = _BATCH in block
         if before is not None:
             self._open = None
-            same = is_batched and header(block, _BATCH_ID) == header(before[3], _BATCH_ID)
+            same = is_batched and header(block, BATCH_ID) == header(before[3], BATCH_ID)
             # Where positions between the two are gone, that has been found.
             if not same and record[0] == before[0] + 1:
                 self._torn(before)
-        if is_batched and _BATCH_END not in block:
+        if is_batched and open_batch(block) is not None:
             self._open = record
 
     def _torn(self, record: RawRecord) -> None:
-        count = number_of(record[3], _BATCH_NUMBER) or 1
-        batch = header(record[3], _BATCH_ID) or ""
+        count = number_of(record[3], BATCH_NUMBER) or 1
+        batch = header(record[3], BATCH_ID) or ""
         what = f"the end of the batch {batch} is not in the log, and {count} of its messages are"
         self._found(Kind.TORN, record, what)
 
@@ -182,13 +192,13 @@ class LogAudit:
         """Whether it can be read."""
         position, time_ns, subject, block, _ = record
         key = hash(subject)
-        packed = self._lasts.get(key, 0)
+        last = self._lasts.get(key, 0)
         if voided_by(subject) is not None:
             return True
         if position in self._voids:
-            self._void(record, packed)
+            self._void(record, unpacked(last)[1])
             return False
-        if not packed and (fault := _subject_fault(subject)):
+        if not last and (fault := _subject_fault(subject)):
             self._found(Kind.UNDECODABLE, record, fault)
             return False
         readable = True
@@ -204,23 +214,22 @@ class LogAudit:
             back_s = (self._time_ns - time_ns) / 1e9
             self._found(Kind.TIME, record, f"{back_s:,.1f} s earlier than the event before it")
         self._time_ns = time_ns
-        before, version_before = packed >> _VERSION_BITS, packed & _VERSION_MAX
+        before, version_before = unpacked(last)
         if version is None:
             version = version_before
         elif (version != version_before + 1 or (expected is not None and expected != before)) and (
             # What lies before the beginning of the log cannot be compared.
-            packed or self._first == 1 or not (expected is None or 0 < expected < self._first)
+            last or self._first == 1 or not (expected is None or 0 < expected < self._first)
         ):
-            self._found(Kind.CHAIN, record, _broken(version, expected, before, version_before))
-        self._lasts[key] = _packed(position, version)
+            self._found(Kind.CHAIN, record, broken(version, expected, before, version_before))
+        self._lasts[key] = packed(position, version)
         return readable
 
-    def _void(self, record: RawRecord, packed: int) -> None:
+    def _void(self, record: RawRecord, version: int) -> None:
         """Told, and it keeps its version if that is the next one, as a fold has it."""
         self._found(Kind.VOID, record, self._voids[record[0]])
-        version = packed & _VERSION_MAX
         told = number_of(record[3], VERSION)
-        self._lasts[hash(record[2])] = _packed(record[0], version + 1 if told == version + 1 else version)
+        self._lasts[hash(record[2])] = packed(record[0], version + 1 if told == version + 1 else version)
 
     def _unreadable(self, record: RawRecord, error: UnknownEvent | UndecodableEvent) -> None:
         if isinstance(error, UnknownEvent):
@@ -260,16 +269,6 @@ def side_by_side(
     while other is not None:
         yield None, other
         other = next(archived, None)
-
-
-def _packed(position: int, version: int) -> int:
-    return position << _VERSION_BITS | max(0, min(version, _VERSION_MAX))
-
-
-def _broken(version: int, expected: int | None, before: int, version_before: int) -> str:
-    after = "" if expected is None else f", written after position {expected}" if expected else ", written as its first"
-    last = f"version {version_before} at position {before}" if before else "no event of this aggregate"
-    return f"version {version}{after}, and {last} comes before it"
 
 
 def _id_of(record: RawRecord) -> str:

@@ -151,9 +151,7 @@ def _since_when(
     rows: dict[RowKey, Any] = {}
     equal: dict[RowKey, bool] = {key: row is None for key, row in live.items()}
     missed: dict[RowKey, int] = {}
-    decode = reader(job.catalog, resolved, known)
-    records = (record for batch in _records(job, plan, resolved, live) for record in batch)
-    for event in filter(None, map(decode, records)):
+    for event in _events(job, plan, resolved, live, known):
         for key, row in fold(rows, event).items():
             if key not in live:
                 continue
@@ -191,6 +189,16 @@ def _only(resolved: ResolvedProjection, live: Mapping[RowKey, Any]) -> ResolvedP
         return tuple(key for key in resolved.keys_of(event) if key in live)
 
     return replace(resolved, key_of=None, keys_of=keys_of) if resolved.reads else resolved
+
+
+def _events(
+    job: Job, plan: Plan, resolved: ResolvedProjection, live: Mapping[RowKey, Any], known: Mapping[int, str]
+) -> Iterator[Any]:
+    with job.earlier() as earlier:
+        decode = reader(job.catalog, resolved, known, earlier)
+        for records in _records(job, plan, resolved, live):
+            decode.expect(records)
+            yield from filter(None, map(decode, records))
 
 
 def _records(

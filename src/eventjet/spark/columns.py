@@ -85,6 +85,23 @@ def arrow_batch(records: Sequence[RawRecord], columns: Sequence[str] = STORED) -
     return arrow.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+def pack_rows(rows: Sequence[Sequence[Any]]) -> bytes:
+    """Rows as SQLite's driver takes them (int, float, str, bytes, None) as one Arrow stream."""
+    arrow = pyarrow()
+    columns = [arrow.array(column) for column in zip(*rows, strict=True)]
+    batch = arrow.RecordBatch.from_arrays(columns, names=[str(number) for number in range(len(columns))])
+    sink = arrow.BufferOutputStream()
+    with arrow.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def unpack_rows(payload: bytes) -> Iterator[tuple[Any, ...]]:
+    with pyarrow().ipc.open_stream(payload) as reader:
+        for batch in reader:
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
 def _known(names: Sequence[str]) -> tuple[str, ...]:
     unknown = [name for name in names if name not in _COLUMNS]
     if unknown:

@@ -21,7 +21,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 from sqlalchemy import URL, make_url
 
 from eventjet import failpoints
-from eventjet.codec.envelope import Decoder, RawRecord
+from eventjet.codec.chain import chained
+from eventjet.codec.envelope import RawRecord
 from eventjet.errors import CodecError, ProjectionError, RebuildError, RowsRefused
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.row_codec import ColumnValues
@@ -33,13 +34,23 @@ from eventjet.rebuild.snapshots import SnapshotFold, Tally
 from eventjet.rebuild.spaces import space_kind
 from eventjet.rebuild.sqlite import CHUNK
 from eventjet.spark.archiving import archived_frame, reading
-from eventjet.spark.columns import SCHEMA, STORED, arrow_batch, arrow_schema, pyarrow, records_of
+from eventjet.spark.columns import (
+    SCHEMA,
+    STORED,
+    arrow_batch,
+    arrow_schema,
+    pack_rows,
+    pyarrow,
+    records_of,
+    unpack_rows,
+)
 from eventjet.spark.options import LogOptions, is_sealed, seal, unseal
 from eventjet.spark.running import following, provisions, send_files
 from eventjet.spark.session import Started, is_remote
 from eventjet.spark.source import log_frame
 from eventjet.sql.database import Database
 from eventjet.sql.statements import Parked
+from eventjet.store.earlier import EarlierRecords
 
 _KEYED = f"token string, {SCHEMA}"
 """A record with the token of one key it touches; without a subject it tells what a task read, or why it could not."""
@@ -104,7 +115,8 @@ class _Loading:
     def run(self, one: Pass, targets: Sequence[Target], for_tasks: tuple[Target, ...]) -> list[Part]:
         frame = self._frame(one, targets[0].database.dialect)
         keyed = one.route is Route.BY_KEY
-        folded: Any = frame.mapInArrow(FoldTask(self.app, for_tasks, keyed, self.job.catalog.voids), _RESULT)
+        task = FoldTask(self.app, for_tasks, keyed, self.options, self.job.catalog.voids)
+        folded: Any = frame.mapInArrow(task, _RESULT)
         if targets[0].database.dialect.is_concurrent:
             return list(_accounted(folded.collect(), {}))
         # One partition after the other: what is in the driver's memory is a partition's rows.
@@ -119,7 +131,7 @@ class _Loading:
             # The id alone is the key, so the aggregates of one id have to meet.
             frame = frame.repartition(plan.partitions, F.substring_index("subject", ".", -1))
         elif one.route is Route.BY_KEY:
-            task = KeyTask(self.app, one.projections[0], dialect, self.job.catalog.voids)
+            task = KeyTask(self.app, one.projections[0], dialect, self.options, self.job.catalog.voids)
             frame = frame.mapInArrow(task, _KEYED).repartition(plan.partitions, "token")
         else:
             return frame
@@ -225,19 +237,27 @@ class KeyTask:
     app: AppRef
     projection: str
     dialect: ColumnValues
+    options: Mapping[str, str]
+    """Of the source: how to reach the log."""
     voids: Mapping[int, str]
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        with LogOptions.parse(self.options).earlier() as earlier:
+            yield from self._keyed(batches, earlier)
+
+    def _keyed(self, batches: Iterator[Any], earlier: EarlierRecords) -> Iterator[Any]:
         app = self.app.load()
         resolved = fold_of(app, self.projection)
-        decode = Decoder(app.catalog.of_log(self.voids), resolved.events)
+        decode = chained(app.catalog.of_log(self.voids), resolved.events, earlier)
         tokens_of = Tokens(resolved, self.dialect)
         seen = 0
         for batch in batches:
             seen += batch.num_rows
             keyed: list[tuple[str, RawRecord]] = []
             try:
-                for record in records_of(batch):
+                records = list(records_of(batch))
+                decode.expect(records)
+                for record in records:
                     event = decode(record)
                     if event is not None:
                         keyed += [(token, record) for token in tokens_of(event)]
@@ -257,6 +277,9 @@ class FoldTask:
     app: AppRef
     targets: tuple[Target, ...]
     keyed: bool
+    """Whether the records come from `KeyTask`, which has held each to the one before it."""
+    options: Mapping[str, str]
+    """Of the source: how to reach the log."""
     voids: Mapping[int, str]
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -266,13 +289,13 @@ class FoldTask:
         part = context.partitionId()  # the same when the task is tried again
         here = replace(self, targets=tuple(map(_at_hand, self.targets)))
         try:
-            with uncollected():
-                yield from here._fold(batches, part)
+            with uncollected(), LogOptions.parse(self.options).earlier() as earlier:
+                yield from here._fold(batches, part, None if self.keyed else earlier)
         except (CodecError, ProjectionError, RowsRefused, _ToldError) as error:
             yield _result(self.targets[0].projection, part, fault=str(error))
 
-    def _fold(self, batches: Iterator[Any], part: int) -> Iterator[Any]:
-        foldings = Foldings(self.app.load(), self.targets, self.voids)
+    def _fold(self, batches: Iterator[Any], part: int, earlier: EarlierRecords | None) -> Iterator[Any]:
+        foldings = Foldings(self.app.load(), self.targets, self.voids, earlier)
         outlets = [_Outlet(target, folding, part) for target, folding in zip(self.targets, foldings.each, strict=True)]
         events = 0
         for batch in batches:
@@ -282,7 +305,7 @@ class FoldTask:
                 foldings.take_keyed(records)
             else:
                 events += batch.num_rows
-                foldings.take(records_of(batch))
+                foldings.take(list(records_of(batch)))
             for outlet in outlets:
                 yield from outlet.flush()
         failpoints.reach("task.folded")
@@ -337,23 +360,6 @@ def _at_hand(target: Target) -> Target:
 
 class _ToldError(Exception):
     """A fault that an earlier task met and passed on."""
-
-
-def pack_rows(rows: Sequence[Sequence[Any]]) -> bytes:
-    """Rows as SQLite's driver takes them (int, float, str, bytes, None) as one Arrow stream."""
-    arrow = pyarrow()
-    columns = [arrow.array(column) for column in zip(*rows, strict=True)]
-    batch = arrow.RecordBatch.from_arrays(columns, names=[str(number) for number in range(len(columns))])
-    sink = arrow.BufferOutputStream()
-    with arrow.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
-
-
-def unpack_rows(payload: bytes) -> Iterator[tuple[Any, ...]]:
-    with pyarrow().ipc.open_stream(payload) as reader:
-        for batch in reader:
-            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 def _keyed_records(batch: Any) -> tuple[int, list[tuple[str, RawRecord]]]:

@@ -22,6 +22,7 @@ from eventjet.errors import UsageError
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings, SettingsOverrides
 from eventjet.spark.columns import STORED, parse_columns
+from eventjet.store.earlier import EarlierRecords
 
 POSITIONS_PER_TRIGGER = 1_000_000
 """What one micro-batch reads at most unless told: the first one of a query would read the whole log."""
@@ -88,6 +89,10 @@ class LogOptions:
             else:
                 overrides[_PLAIN[name]] = value
         return Endpoint.of(Settings.load(cast("SettingsOverrides", overrides))).with_name("eventjet-spark")
+
+    def earlier(self) -> EarlierRecords:
+        """Where a task looks up what an event follows, to be closed."""
+        return EarlierRecords(self.endpoint(), self.stream)
 
 
 def connection_options(settings: Settings, secrets: Path) -> dict[str, str]:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +31,9 @@ from eventjet.nats.connection import NatsConnection
 from eventjet.nats.consumer import DurablePull
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.quarantine.fold import reader
+from eventjet.quarantine.fold import Reader, reader
 from eventjet.sql.checkpoint import Checkpoint
+from eventjet.store.earlier import EarlierRecords
 from eventjet.store.topology import identity_of, missing
 from eventjet.store.voids import voids_in
 from eventjet.store.wholeness import check_whole, loss
@@ -55,11 +56,12 @@ class EventReader:
     """Made by `EventReader.open`; raises from `take` whatever ended the reading, after the events before it."""
 
     def __init__(
-        self, pull: DurablePull, buffer: EventBuffer, decode: Callable[[RawRecord], Any], position: int, name: str
+        self, pull: DurablePull, buffer: EventBuffer, decode: Reader, earlier: EarlierRecords, position: int, name: str
     ) -> None:
         self._pull = pull
         self._buffer = buffer
         self._decode = decode
+        self._earlier = earlier
         self._position = position
         self._peeked: Batch | None = None
         self._thread = threading.Thread(target=self._read, name=f"eventjet {name}", daemon=True)
@@ -67,16 +69,19 @@ class EventReader:
     @classmethod
     async def open(cls, context: WorkerContext, resolved: AnyResolved, position: int) -> EventReader:
         """Take the projection's durable over, so that it goes on after `position`; `start` begins to read."""
+        endpoint = context.endpoint.with_name(f"eventjet worker {resolved.durable}")
         pull = await asyncio.to_thread(
             DurablePull,
-            context.endpoint.with_name(f"eventjet worker {resolved.durable}"),
+            endpoint,
             context.stream,
             resolved.durable,
             position=position,
             batch_max=min(context.options.batch_max, _CHUNK_MAX),
         )
         buffer = EventBuffer(context.options.batch_max)
-        return cls(pull, buffer, reader(context.catalog, resolved), position, resolved.durable)
+        earlier = EarlierRecords(endpoint, context.stream)
+        decode = reader(context.catalog, resolved, earlier=earlier)
+        return cls(pull, buffer, decode, earlier, position, resolved.durable)
 
     def start(self) -> None:
         self._thread.start()
@@ -111,6 +116,7 @@ class EventReader:
 
     def _stop(self) -> None:
         self._pull.close()
+        self._earlier.close()
         if self._thread.ident is not None:
             self._thread.join(_JOIN_S)
             if self._thread.is_alive():
@@ -128,6 +134,7 @@ class EventReader:
     def _hand_over(self, records: Sequence[RawRecord]) -> bool:
         """Decode and put; a record that cannot be decoded ends the chunk before it. False when nobody takes."""
         decode = self._decode
+        decode.expect(records)
         events: list[Recorded[Any]] = []
         done = 0
         fault: CodecError | None = None

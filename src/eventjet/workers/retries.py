@@ -22,6 +22,7 @@ from eventjet.quarantine.fold import AggregateKey, BlockedAggregates, Offered, O
 from eventjet.quarantine.rows import WaitingEvent
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.statements import PARKED, RETRIED, RETRY, Parked, QuarantineChanges
+from eventjet.store.earlier import EarlierRecords
 from eventjet.workers.context import Session, WorkerContext
 from eventjet.workers.reader import check_log
 from eventjet.writers.batch import Batch, Parts
@@ -106,10 +107,11 @@ class _Retries:
     def _offers(self, waiting: Sequence[WaitingEvent]) -> list[Offered]:
         """Read them from the log; blocks. Fewer when they are large."""
         context, stream = self._context, self._context.stream
-        offer = Offering(context.catalog, self._resolved.events, [event.position for event in waiting])
+        endpoint = context.endpoint.with_name(f"eventjet worker {self._resolved.durable}")
         offers: list[Offered] = []
         size = 0
-        with NatsConnection.open(context.endpoint.with_name(f"eventjet worker {self._resolved.durable}")) as connection:
+        with NatsConnection.open(endpoint) as connection, EarlierRecords(endpoint, stream) as earlier:
+            offer = Offering(context.catalog, self._resolved.events, [event.position for event in waiting], earlier)
             for event in waiting:
                 record = connection.ask(message_at(stream, event.position))
                 if record is None:

@@ -1,0 +1,90 @@
+"""`EarlierRecords`: single records of a log, for readers that have to know what an event follows. Blocks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Self, TypeVar
+
+from eventjet.codec.envelope import RawRecord
+from eventjet.errors import ConnectionClosed, StoreUnavailable, Unreachable
+from eventjet.nats.api import message_at, next_message
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
+
+T = TypeVar("T")
+
+_TIMEOUT_S = 10.0
+_PATIENCE_S = 30.0
+"""How long a stream without a leader is waited for."""
+_PAUSE_S = 0.2
+
+
+class EarlierRecords:
+    """See `eventjet.codec.chain.Earlier`; the leader is asked.
+
+    Connects when it is first asked, and again after a connection broke. For one thread at a time; `close` may be called
+    from any, and ends what is being asked.
+    """
+
+    def __init__(self, endpoint: Endpoint, stream: str) -> None:
+        self._endpoint = endpoint
+        self._stream = stream
+        self._connection: NatsConnection | None = None
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def at(self, positions: Sequence[int]) -> list[RawRecord | None]:
+        """What is at each position; None for what is gone."""
+        requests = [message_at(self._stream, position) for position in positions]
+        return self._asked(lambda link: link.ask_all(requests, timeout_s=_TIMEOUT_S))
+
+    def before(self, subject: bytes, position: int) -> RawRecord | None:
+        """The last record of a subject before a position, found in some 2 log2(position) requests."""
+        name = subject.decode()
+        found: RawRecord | None = None
+        # Behind `low` there is none before the position; what begins at `high` or later finds none.
+        low, high, step = 1, position, 1
+        while low < high:
+            middle = max(low, high - step) if found is None else (low + high) // 2
+            record = self._next(name, middle)
+            if record is not None and record[0] < position:
+                found, low = record, record[0] + 1
+            else:
+                high, step = middle, 2 * step
+        return found
+
+    def close(self) -> None:
+        self._closed = True
+        if self._connection is not None:
+            self._connection.close()
+
+    def _next(self, subject: str, position: int) -> RawRecord | None:
+        request = next_message(self._stream, position, subject)
+        return self._asked(lambda link: link.ask(request, timeout_s=_TIMEOUT_S))
+
+    def _asked(self, ask: Callable[[NatsConnection], T]) -> T:
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return ask(self._connected())
+            except (StoreUnavailable, Unreachable):
+                if self._connection is not None:
+                    self._connection.close()
+                    self._connection = None
+                if self._closed or time.monotonic() > deadline:
+                    raise
+            time.sleep(_PAUSE_S)
+
+    def _connected(self) -> NatsConnection:
+        if self._connection is None:
+            self._connection = NatsConnection.open(self._endpoint)
+        if self._closed:
+            self._connection.close()
+            raise ConnectionClosed
+        return self._connection

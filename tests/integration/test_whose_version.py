@@ -1,0 +1,181 @@
+"""An event whose version does not follow the one before it on its subject is undecodable, in every engine alike."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventjet.codec.envelope import header
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import RebuildError, UndecodableEvent
+from eventjet.nats.client import connect
+from eventjet.rebuild import rebuild, verify
+from eventjet.settings import Settings
+from eventjet.spark.session import Started
+from eventjet.store.earlier import EarlierRecords
+from eventjet.store.voids import record_void
+from tests.integration.ledger_log import Ledger
+from tests.integration.projecting import MOVEMENTS, made
+from tests.integration.quarantined import PARKING
+from tests.integration.rebuild_log import ALL, Book
+from tests.logs import NEXT, block, records_of
+from tests.tables import execute
+
+Record = tuple[str, bytes, bytes]
+
+
+def opened(account: str) -> Record:
+    return account, block("account.opened"), b'{"owner":"ada"}'
+
+
+def deposited(account: str, version: int | str = NEXT) -> Record:
+    return account, block("account.deposited", version=version), b'{"amount":"5"}'
+
+
+def sent(account: str, version: int | str = NEXT) -> Record:
+    return account, block("account.sent", version=version), b'{"amount":"1","to":"a-2"}'
+
+
+def begun(book: Book) -> int:
+    """A log of five events, of which the last two are of a-1 at versions 3 and 4."""
+    book.init()
+    book.append_raw([opened("a-1"), opened("a-2"), deposited("a-1")])
+    return book.append_raw([sent("a-1"), deposited("a-1")])
+
+
+async def voided(ledger: Ledger, position: int) -> None:
+    client = await connect(ledger.settings)
+    try:
+        assert await record_void(client, ledger.name, position, "a version of somebody else")
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def live(book: Book, last: int, *names: str) -> AsyncGenerator[None]:
+    async with book.working(*names):
+        for name in names:
+            await book.caught_up(last, book.projections[name])
+        yield
+
+
+@pytest.mark.parametrize("starts", ["at the first event", "behind all of its history"])
+async def test_a_worker_stops_there_and_goes_on_behind_its_void(book: Book, starts: str) -> None:
+    last = begun(book)
+    if starts == "behind all of its history":
+        async with live(book, last, "balances"):
+            pass
+    bad = book.append_raw([deposited("a-1", version=2)])
+    async with book.working("balances"):
+        reason = str((await book.failed()).reason)
+    assert f"position {bad}" in reason
+    assert f"version 2, and version 4 at position {last} comes before it" in reason
+    assert (await book.status("balances")).position == last
+    await voided(book, bad)
+    after = book.append_raw([deposited("a-1", version=5)])
+    async with live(book, after, "balances"):
+        pass
+    (row, _) = book.rows()
+    assert (row.events, str(row.amount)) == (5, "14.00")
+    await rebuild(book.ref, ["balances"], book.settings, engine="local")
+    assert book.rows()[0] == row
+    assert (await verify(book.ref, "balances", book.settings, engine="local")).differences == 0
+
+
+async def test_what_follows_goes_on_wherever_a_worker_starts(book: Book) -> None:
+    last = begun(book)
+    for name in ALL:
+        async with live(book, last, name):
+            pass
+        last = book.append_raw([sent("a-1"), deposited("a-2"), opened("a-3"), deposited("a-3")])
+    async with live(book, last, *ALL):
+        pass
+    assert {name: book.rows(name) for name in ALL} == {name: book.folded(last, name) for name in ALL}
+
+
+@pytest.mark.parametrize("name", ["balances", "movements"])
+async def test_rebuilds_and_verifications_refuse_it(book: Book, name: str) -> None:
+    last = begun(book)
+    async with live(book, last, name):
+        pass
+    bad = book.append_raw([deposited("a-1", version=2)])
+    rows = book.rows(name)
+    with pytest.raises(UndecodableEvent, match=f"position {bad}.*version 2, and version 4"):
+        await rebuild(book.ref, [name], book.settings, engine="local")
+    assert book.rows(name) == rows
+    # As if the worker of an earlier release had taken it.
+    taken = header(records_of(book.endpoint, book.name)[-1][3], "Nats-Msg-Id")
+    stands = f"position = {bad}, event_id = '{taken}'"
+    execute(book.settings.database, f"update eventjet_projection set {stands} where name = '{name}'")
+    with pytest.raises(UndecodableEvent, match=f"position {bad}"):
+        await verify(book.ref, name, book.settings, engine="local")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["balances", "turnover", "movements"])
+async def test_spark_refuses_it_however_events_come_to_their_rows(
+    nats: NatsServer, tmp_path: Path, spark: Started, name: str
+) -> None:
+    del spark
+    book = Book(Settings.load({"servers": nats.url, "database": f"sqlite:///{tmp_path}/read.db"}, {}), tmp_path)
+    begun(book)
+    bad = book.append_raw([sent("a-1", version=2)])
+    with pytest.raises(RebuildError, match=f"position {bad}.*version 2, and version 4"):
+        await rebuild(book.ref, [name], book.settings, engine="spark")
+    await voided(book, bad)
+    last = book.append_raw([sent("a-1", version=5)])
+    await rebuild(book.ref, [name], book.settings, engine="spark")
+    assert book.checkpoint(name).position == last  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
+
+
+async def test_a_projection_that_quarantines_parks_it_and_so_does_its_rebuild(nats: NatsServer, database: str) -> None:
+    made(database, PARKING, MOVEMENTS)
+    ledger = Ledger(Settings(servers=(nats.url,), database=database), projections={"balances": PARKING})
+    ledger.create()
+    added = b'{"amount":"1"}'
+    ledger.append_raw([("a-1", block("ledger.opened"), b'{"owner":"ada"}'), ("a-1", block("ledger.added"), added)])
+    bad = ledger.append_raw([("a-1", block("ledger.added", version=2), added)])
+    last = ledger.append_raw([("a-1", block("ledger.added", version=3), added), ("a-2", *_opened())])
+    async with ledger.working("balances"):
+        await ledger.caught_up(last, PARKING)
+    found = execute(database, "select position, resolution, reason from eventjet_quarantine order by position")
+    assert [tuple(row)[:2] for row in found] == [(bad, "parked"), (bad + 1, "blocked")]
+    assert "version 2, and version 2 at position 2 comes before it" in found[0][2]
+
+
+def _opened() -> tuple[bytes, bytes]:
+    return block("ledger.opened"), b'{"owner":"bob"}'
+
+
+async def test_one_that_stops_is_not_carried_along_by_one_that_quarantines(book: Book) -> None:
+    begun(book)
+    bad = book.append_raw([deposited("a-1", version=2)])
+    parking = book.altered(
+        (
+            '@projection("balances", table=balances_table)',
+            '@projection("balances", table=balances_table, on_error="quarantine")',
+        )
+    )
+    with pytest.raises(UndecodableEvent, match=f"position {bad}"):
+        await rebuild(parking, ["balances", "movements"], book.settings, engine="local")
+    await rebuild(parking, ["balances"], book.settings, engine="local")
+    found = execute(book.settings.database, "select position, resolution from eventjet_quarantine")
+    assert [tuple(row) for row in found] == [(bad, "parked")]
+
+
+def test_the_last_record_before_a_position_is_found_wherever_it_lies(nats: NatsServer, tmp_path: Path) -> None:
+    book = Book(Settings.load({"servers": nats.url, "database": f"sqlite:///{tmp_path}/read.db"}, {}), tmp_path)
+    own = {1, 2, 40, 41, 99, 300}
+    book.append_raw([opened(f"a-{1 if position in own else position}") for position in range(1, 301)])
+    subject = f"{book.name}.ledger.a-1".encode()
+    with EarlierRecords(book.endpoint, book.name) as earlier:
+        for position in range(1, 305):
+            record: Any = earlier.before(subject, position)
+            assert (record[0] if record else None) == max((one for one in own if one < position), default=None)
+        assert earlier.before(f"{book.name}.ledger.none".encode(), 301) is None
+        assert [record and record[0] for record in earlier.at([3, 999, 1])] == [3, None, 1]

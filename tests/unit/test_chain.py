@@ -1,0 +1,231 @@
+"""The laws of a chain: every reader of a log comes to the same, and to what folding a whole history comes to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventjet.codec import chain as module
+from eventjet.codec.chain import Chain, chained
+from eventjet.codec.envelope import EXPECTED, Decoder, RawRecord, header, number_of
+from eventjet.domain.history import FoldedState, fold_history
+from eventjet.errors import CodecError, HistoryBroken, UndecodableEvent
+from tests.unit.written_logs import (
+    APP,
+    SOME,
+    STEPS,
+    Account,
+    Deposited,
+    Opened,
+    Order,
+    Placed,
+    Step,
+    added,
+    at,
+    changed,
+    header_changed,
+    without,
+    written,
+)
+
+
+class Past:
+    """The log that earlier records are looked up in, and what was asked of it."""
+
+    def __init__(self, log: Iterable[RawRecord]) -> None:
+        self.log = {record[0]: record for record in log}
+        self.asked: list[Sequence[int]] = []
+        self.searched = 0
+
+    def at(self, positions: Sequence[int]) -> list[RawRecord | None]:
+        self.asked.append(positions)
+        return [self.log.get(position) for position in positions]
+
+    def before(self, subject: bytes, position: int) -> RawRecord | None:
+        self.searched += 1
+        own = [one for one in self.log.values() if one[2] == subject and one[0] < position]
+        return max(own, default=None)
+
+
+def faults(
+    log: Sequence[RawRecord],
+    voids: Mapping[int, str] | None = None,
+    only: Collection[type] | None = None,
+    *,
+    start: int = 1,
+    kept: int = 100,
+    chunk: int = 5,
+    past: Past | None = None,
+) -> dict[int, str]:
+    """Position → what a reader that begins at `start` finds wrong."""
+    catalog = APP.catalog.of_log(voids or {})
+    own = None if only is None else catalog.aggregates_of(only)
+    decode = Decoder(catalog, only, Chain(past or Past(log), catalog.voids, own, kept))
+    found: dict[int, str] = {}
+    records = [one for one in log if one[0] >= start]
+    for begin in range(0, len(records), chunk):
+        decode.expect(records[begin : begin + chunk])
+        for record in records[begin : begin + chunk]:
+            try:
+                decode(record)
+            except UndecodableEvent as error:
+                found[record[0]] = error.reason
+            except CodecError:
+                pass
+    return found
+
+
+MUTATIONS = ("version", "expected", "copy", "untaken", "retired", "no version", "no expectation", "of another")
+
+
+def mutated(log: Sequence[RawRecord], chance: random.Random, kinds: Sequence[str]) -> list[RawRecord]:
+    """The log after a few changes by somebody who may publish, and whom the server lets expect only what is true."""
+    edits: dict[str, Callable[[RawRecord], RawRecord]] = {
+        "version": lambda one: header_changed(one, "Ej-Version", str(chance.randint(0, 5))),
+        "expected": lambda one: of_another(header_changed(one, EXPECTED, str(chance.randrange(one[0])))),
+        "copy": lambda one: of_another(one) if chance.random() < 0.5 else unexpecting(one),
+        "untaken": lambda one: header_changed(one, "Ej-Type", "order.placed"),
+        "retired": lambda one: header_changed(one, "Ej-Type", "account.closed"),
+        "no version": lambda one: changed(one, headers=b"NATS/1.0\r\nNats-Msg-Id: x\r\n\r\n"),
+        "no expectation": unexpecting,
+        "of another": of_another,
+    }
+    needs = {"version": "Ej-Version", "expected": EXPECTED, "untaken": "Ej-Type", "retired": "Ej-Type"}
+    for kind in kinds:
+        victim = chance.choice(log)
+        if kind in needs and header(victim[3], needs[kind]) is None:
+            continue
+        log = added(log, edits[kind](victim)) if kind == "copy" else at(log, victim[0], edits[kind])
+    return list(log)
+
+
+def of_another(record: RawRecord) -> RawRecord:
+    """The server compared what it expected with another subject."""
+    return changed(record, headers=record[3][:-2] + EXPECTED.encode() + b"-Subject: bank.x\r\n\r\n")
+
+
+def unexpecting(record: RawRecord) -> RawRecord:
+    lines = [line for line in record[3].split(b"\r\n") if not line.startswith(EXPECTED.encode() + b":")]
+    return changed(record, headers=b"\r\n".join(lines))
+
+
+CHANGES = st.lists(st.sampled_from(MUTATIONS), max_size=4)
+CHANCE = st.randoms(use_true_random=False)
+
+
+@given(STEPS)
+def test_what_repositories_write_follows(steps: Sequence[Step]) -> None:
+    log = written(steps)
+    past = Past(log)
+    assert faults(log, past=past) == {}
+    assert past.asked == []
+    assert past.searched == 0
+
+
+@given(STEPS, CHANGES, CHANCE, st.booleans(), st.data())
+def test_every_reader_comes_to_the_same(
+    steps: Sequence[Step], kinds: Sequence[str], chance: random.Random, gaps: bool, data: st.DataObject
+) -> None:
+    log = mutated(written(steps), chance, kinds)
+    voids = dict.fromkeys(chance.sample([one[0] for one in log], min(len(log), chance.randint(0, 2))), "")
+    if gaps:
+        log = without(log, *(one[0] for one in log if chance.random() < 0.2)) or log
+    only = data.draw(st.sampled_from([None, {Opened, Deposited}, {Opened}, {Placed}]))
+    whole = faults(log, voids, only)
+    start = data.draw(st.integers(1, log[-1][0]))
+    kept, chunk = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 7))
+    there = {position: fault for position, fault in whole.items() if position >= start}
+    assert faults(log, voids, only, start=start, kept=kept, chunk=chunk) == there
+
+
+@given(STEPS, CHANGES, CHANCE)
+def test_the_first_fault_of_a_history_is_where_folding_it_ends(
+    steps: Sequence[Step], kinds: Sequence[str], chance: random.Random
+) -> None:
+    log = mutated(written(steps), chance, kinds)
+    voids = dict.fromkeys(chance.sample([one[0] for one in log], min(len(log), chance.randint(0, 2))), "")
+    found = faults(log, voids)
+    decode = Decoder(APP.catalog.of_log(voids))
+    for subject in {one[2] for one in log}:
+        own = [one for one in log if one[2] == subject]
+        initial: Any = Account() if subject.startswith(b"bank.account") else Order()
+        ends = None
+        try:
+            fold_history(FoldedState(initial, 0, 0), map(decode.link, own), "", "")
+        except HistoryBroken as error:
+            ends = error.position
+            if header(log[ends - 1][3], "Ej-Type") == "account.closed":
+                continue  # it is retired, and whatever is wrong with it, readers of events pass over it
+        except CodecError:
+            continue  # it ends before anything can be said of its chain
+        assert min((one[0] for one in own if one[0] in found), default=None) == ends
+
+
+def test_a_version_that_a_record_could_have_is_found_by_a_reader_that_begins_there() -> None:
+    log = at(SOME, 4, lambda one: header_changed(one, "Ej-Version", "3"))
+    assert list(faults(log)) == [4, 6]
+    assert faults(log, start=4)[4] == "version 3, and version 3 at position 3 comes before it"
+    assert list(faults(log, start=6)) == [6]
+    assert faults(log, start=7) == {}
+
+
+def test_records_that_are_not_taken_and_void_ones_keep_their_place() -> None:
+    assert faults(SOME, only={Opened}) == {}
+    assert faults(SOME, only={Placed}, start=8) == {}
+    voided = {4: "its body is broken"}
+    assert faults(SOME, voided) == {}
+    assert faults(SOME, voided, start=6) == {}
+    stray = added(SOME[:4], (0, SOME[3][1], SOME[3][2], b"", b"stray"))
+    later = added(stray, header_changed(SOME[5], EXPECTED, "5"))
+    assert faults(later, {5: "stray"}, start=6) == {}
+    assert faults(later, {5: "stray"}) == {}
+
+
+def test_what_lies_before_is_asked_for_at_once_and_bodies_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [("open", number, 1) for number in range(4)] + [("deposit", number, 1) for number in range(4)]
+    log = written(steps)
+    past = Past(log)
+    assert faults(log, start=5, chunk=100, past=past) == {}
+    assert past.asked == [[1, 2, 3, 4]]
+    past = Past(log)
+    monkeypatch.setattr(module, "_ASKED_MAX", 2)
+    assert faults(log, start=5, chunk=100, past=past) == {}
+    assert past.asked == [[1, 2], [3, 4]]
+
+
+def test_what_a_deleted_event_leaves_is_not_for_a_reader_of_events_to_say() -> None:
+    log = without(SOME, 3, 8)
+    for start in range(1, 11):
+        assert faults(log, start=start) == {}
+
+
+def test_an_expectation_of_another_subject_is_not_believed() -> None:
+    """The server compares the last message of the subject that the header names."""
+    told = b"Nats-Expected-Last-Subject-Sequence-Subject: bank.order.*\r\n\r\n"
+    forged = (
+        changed(header_changed(SOME[3], EXPECTED, "4"), headers=b"") if EXPECTED.encode() in SOME[3][3] else SOME[3]
+    )
+    again = b"NATS/1.0\r\nNats-Msg-Id: f\r\nNats-Expected-Last-Subject-Sequence: 3\r\nEj-Type: account.deposited\r\n"
+    forged = changed(SOME[3], headers=again + b"Ej-Schema: 1\r\nEj-Version: 4\r\n" + told, body=b'{"amount":1}')
+    log = added(SOME, forged)
+    expected = "version 4, written after position 3, and version 7 at position 9 comes before it"
+    assert faults(log) == faults(log, start=11) == {11: expected}
+
+
+def test_a_decoder_without_a_log_to_ask_takes_what_a_record_says_of_itself() -> None:
+    log = at(SOME, 4, lambda one: header_changed(one, "Ej-Version", "3"))
+    decode = chained(APP.catalog, None, None)
+    decode.expect(log)
+    assert all(decode(record) is not None for record in log)
+
+
+def test_a_position_that_is_void_is_no_place_to_follow_for_another_version() -> None:
+    wrong = at(SOME, 6, lambda one: header_changed(one, "Ej-Version", "4"))
+    assert number_of(wrong[5][3], EXPECTED) == 4
+    for start in (1, 6):
+        assert list(faults(wrong, {4: "broken"}, start=start))[:1] == [6]
