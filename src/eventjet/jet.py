@@ -104,8 +104,10 @@ class Jet:
 
         It looks first and sends the same events again only where the log has none in their place. Raises
         `ConcurrencyConflict` when another's event holds the place (nothing of the save is stored), and
-        `OutcomeUnknown` again while the server does not answer.
+        `OutcomeUnknown` again while the server does not answer; that is a `SaveTorn` where it never will be known.
         """
+        if not unknown.writes:
+            raise unknown  # it says what the log holds, and there is nothing to send
         resolve = getattr(self.store, "resolve", None)
         if resolve is None:
             raise UsageError("This log knows every outcome at once, so there is nothing to resolve.")

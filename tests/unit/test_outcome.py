@@ -164,7 +164,7 @@ def test_a_batch_without_its_end_is_never_called_stored_and_never_sent_again() -
     torn = SlotFound(7, "a", is_torn=True)
     for now in (0.0, 5.0, 19.0):
         assert isinstance(one.looked([torn], now), Look)
-    assert one.looked([torn], 20.0) == Unknown("the log holds only a part of them, which no server should let happen")
+    assert one.looked([torn], 20.0) == Unknown("the log holds only a part of them", is_torn=True)
     assert one.looked([OURS], 21.0) == Stored(8)
 
 

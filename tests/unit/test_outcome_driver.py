@@ -13,7 +13,15 @@ import pytest
 
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.domain.identity import new_event_id
-from eventjet.errors import ConcurrencyConflict, Forbidden, NoResponders, OutcomeUnknown, Refused, StoreUnavailable
+from eventjet.errors import (
+    ConcurrencyConflict,
+    Forbidden,
+    NoResponders,
+    OutcomeUnknown,
+    Refused,
+    SaveTorn,
+    StoreUnavailable,
+)
 from eventjet.nats.api import Request
 from eventjet.nats.protocol import Frame
 from eventjet.store.store import Append, NewEvent
@@ -239,7 +247,7 @@ async def test_a_batch_of_which_the_server_kept_a_part_is_not_called_stored(coun
 
     store, client = disturbed()
     client.after = [once(tear)]
-    with pytest.raises(OutcomeUnknown, match="only a part of them"):
+    with pytest.raises(SaveTorn, match="only a part of a save"):
         await store.append(writes(*counts))
     assert len(client.wire.stream.log) == 2
 

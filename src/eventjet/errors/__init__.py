@@ -48,6 +48,7 @@ from eventjet.errors.store import LogUnusable as LogUnusable
 from eventjet.errors.store import NoResponders as NoResponders
 from eventjet.errors.store import OutcomeUnknown as OutcomeUnknown
 from eventjet.errors.store import Refused as Refused
+from eventjet.errors.store import SaveTorn as SaveTorn
 from eventjet.errors.store import StoreError as StoreError
 from eventjet.errors.store import StoreUnavailable as StoreUnavailable
 from eventjet.errors.store import StreamMissing as StreamMissing

@@ -55,6 +55,19 @@ class OutcomeUnknown(StoreError):
         )
 
 
+class SaveTorn(OutcomeUnknown):
+    """The log holds only a part of a save, and that stays so: the server did not keep a batch whole."""
+
+    def __init__(self, subjects: Sequence[str], event_ids: Sequence[str], writes: Sequence[Any] = ()) -> None:
+        super().__init__(subjects, event_ids, "the log holds only a part of them", writes)
+        told = (
+            f"The log holds only a part of a save on {', '.join(self.subjects)}: the server did not keep its batch "
+            "whole. What is there counts and stays. `eventjet audit` names it; record what is missing by a command of "
+            "its own."
+        )
+        self.args = (told,)
+
+
 class Refused(StoreError):
     """The log will not take this as it stands; nothing is stored."""
 

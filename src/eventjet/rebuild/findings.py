@@ -72,8 +72,8 @@ EXPLAINED: Mapping[Kind, Explanation] = {
     ),
     Kind.TORN: Explanation(
         title="Saves are stored in part",
-        cost="What was decided together is not all there. The save raised OutcomeUnknown, and the same "
-        "command with the same id is told that it is stored.",
+        cost="What was decided together is not all there. The save raised SaveTorn, and so does the "
+        "same command with the same id.",
         way_out="The events that are there stay valid and count. `eventjet history AGGREGATE ID` shows them; record "
         "what is missing with a command of its own, or its opposite. Do not lower limits of the stream while "
         "something writes.",

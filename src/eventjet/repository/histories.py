@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import (
+    BATCH_ID,
     COMMAND,
     MSG_ID,
     VERSION,
@@ -18,13 +19,14 @@ from eventjet.codec.envelope import (
     context_headers,
     header,
     number_of,
+    open_batch,
     recorded_at,
     request_in,
 )
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState, fold_history
 from eventjet.domain.recorded import NO_METADATA, Recorded
-from eventjet.errors import CodecError, HistoryBroken, LogIncomplete, StoreUnavailable, UsageError
+from eventjet.errors import CodecError, HistoryBroken, LogIncomplete, SaveTorn, StoreUnavailable, UsageError
 from eventjet.snapshots.kv import KeyValueSnapshots
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.store.store import EventStore
@@ -103,7 +105,8 @@ class Histories(Generic[S]):
     ) -> tuple[FoldedState[S], list[Recorded[Any]], str | None] | None:
         """The state after version `last`, and the events from `first` to it, without retired ones, and their request.
 
-        None when the log holds no such events of the command: what was known of it is of another log.
+        None when the log holds no such events of the command: what was known of it is of another log. Raises `SaveTorn`
+        where these are not all that the command was to record.
         """
         return await self._obeying(lambda: self._outcome(aggregate_id, first, last, command_id))
 
@@ -114,9 +117,20 @@ class Histories(Generic[S]):
         records = known[:last]
         if len(records) < last or header(records[first - 1][3], COMMAND) != _told(command_id):
             return None
+        await self._check_ended(records[first - 1 :])
         decoded = map(self._decoder, records[first - 1 :])
         events = [one for one in decoded if one is not None]
         return self._fold_page(self._start(), records), events, request_in(records[first - 1][3])
+
+    async def _check_ended(self, records: Sequence[RawRecord]) -> None:
+        """Raise `SaveTorn` where the batch of the last of these does not go on and has no end."""
+        position, _, subject, block, _ = records[-1]
+        batch = open_batch(block)
+        if batch is None:
+            return
+        following = await self.store.at(position + 1)  # a restored log has batches of its own, which may go on
+        if following is None or header(following[3], BATCH_ID) != batch:
+            raise SaveTorn([subject.decode()], [header(record[3], MSG_ID) or "" for record in records])
 
     async def events(self, aggregate_id: str) -> list[Recorded[Any]]:
         """All recorded events of one aggregate, in order, without retired ones."""

@@ -15,7 +15,16 @@ from datetime import datetime
 from typing import TypeVar
 from uuid import uuid4
 
-from eventjet.codec.envelope import MSG_ID, RawRecord, header, header_block, recorded_at
+from eventjet.codec.envelope import (
+    BATCH_COMMIT,
+    BATCH_ID,
+    BATCH_NUMBER,
+    MSG_ID,
+    RawRecord,
+    header,
+    header_block,
+    recorded_at,
+)
 from eventjet.codec.subjects import stream_subjects, subject_of
 from eventjet.errors import (
     ApiRefused,
@@ -24,6 +33,7 @@ from eventjet.errors import (
     LogUnusable,
     OutcomeUnknown,
     Refused,
+    SaveTorn,
     StoreUnavailable,
 )
 from eventjet.nats import api
@@ -148,8 +158,8 @@ class JetStreamStore(EventStore):
         if len(blocks) > 1:
             batch_id = uuid4().hex
             for number, block in enumerate(blocks, 1):
-                block += [("Nats-Batch-Id", batch_id), ("Nats-Batch-Sequence", str(number))]
-            blocks[-1].append(("Nats-Batch-Commit", "1"))
+                block += [(BATCH_ID, batch_id), (BATCH_NUMBER, str(number))]
+            blocks[-1].append((BATCH_COMMIT, "1"))
         messages = [
             (subject, new.encoded.body) for subject, write in zip(subjects, writes, strict=True) for new in write.events
         ]
@@ -331,6 +341,8 @@ def _error_of(failed: outcome.Failed, subjects: Sequence[str], writes: Sequence[
             return Refused(f"A save to {shown}", f"the server answered {text!r} ({code})", "Nothing was stored.")
         case outcome.Violation(reason=reason):
             return Forbidden(f"a publish to {shown}", reason)
-        case outcome.Unknown(cause=cause, is_read_only=is_read_only):
+        case outcome.Unknown(cause=cause, is_read_only=is_read_only, is_torn=is_torn):
             ids = [new.event_id for write in writes for new in write.events]
+            if is_torn:
+                return SaveTorn(subjects, ids, writes)
             return OutcomeUnknown(subjects, ids, cause, writes, is_read_only=is_read_only)

@@ -12,7 +12,7 @@ The driver sends, looks, and tells the machine what it saw; the machine says wha
   replica an exact retry of a stored event answers 10071, and on three a deposed leader that has not heard of its
   successor answers 10164 or 10071 to a publish that the successor stores a millisecond later.
 * A batch counts as stored when its last event is where it has to be, too: nats-server 2.15.1 stores the first messages
-  of a batch and answers nothing when `max_bytes` is lowered onto it meanwhile.
+  of a batch and answers nothing when the account reaches its limit within it, or `max_bytes` is lowered onto it.
 * A refusal is definite only when its code is listed, and only when nothing before it was in doubt.
 * Past the deadline the outcome is unknown, never failed.
 """
@@ -146,6 +146,8 @@ class Unknown:
     cause: str
     is_read_only: bool = False
     """Whether the server answered reads and no save: several went silent, and the slots could be read."""
+    is_torn: bool = False
+    """Whether a part of the save is in the log."""
 
 
 Failed = Conflicted | ErrorReply | Violation | Unknown
@@ -232,8 +234,10 @@ class Save:
     def _torn(self, now: float) -> Step:
         """Neither stored nor not: it is looked at again, and never sent again, for it would never fit."""
         self._uncertain = True
-        self._cause = "the log holds only a part of them, which no server should let happen"
-        return Unknown(self._cause) if now >= self._deadline else Look(min(self._pause(), self._deadline - now))
+        self._cause = "the log holds only a part of them"
+        if now >= self._deadline:
+            return Unknown(self._cause, is_torn=True)
+        return Look(min(self._pause(), self._deadline - now))
 
     def _expects_what_is_not_there(self, now: float) -> bool:
         """Told after the slots were read and all are empty."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from eventjet import Committed, Jet
-from eventjet.errors import ConcurrencyConflict, EventjetError, OutcomeUnknown, StoreError
+from eventjet.errors import ConcurrencyConflict, EventjetError, OutcomeUnknown, SaveTorn, StoreError
 from eventjet.repository import Repository
 from eventjet.settings import Settings
 from tests.faults.proxy import NatsProxy
@@ -212,6 +212,8 @@ class Commands:
                         await _told(one, lambda one=one: _done(jet, tallies, one))
                     else:
                         await _told(one, lambda one=one: _resolved(jet, one))
+                    if isinstance(one.unknown, SaveTorn):
+                        break  # it stays so
                     if one.error not in ("", "ConcurrencyConflict", "OutcomeUnknown"):
                         # Nobody answered, which says nothing of the save before.
                         one.answer = UNKNOWN

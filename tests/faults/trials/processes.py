@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import resource
 import threading
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from eventjet.dev.nats import NatsServer
-from tests.faults.trials.trial import Run, Trial, scenario
+from tests.faults.trials.trial import Run, Trial, recovered, scenario
 from tests.nats_cluster import NatsCluster
 
 RETURNS_S = 120.0
@@ -154,7 +153,10 @@ def descriptors_client(trial: Trial) -> None:
 
 @scenario("descriptors-server")
 def descriptors_server(trial: Trial) -> None:
-    """The server cannot open another file, while connections are cut and come back."""
+    """The server cannot open another file, while connections are cut and come back.
+
+    nats-server may store nothing after that until it is started anew, as after a full disk.
+    """
     server = alone(trial)
     with trial.running([server.url], proxied=True) as run:
         proxy = run.commands.proxy
@@ -167,6 +169,7 @@ def descriptors_server(trial: Trial) -> None:
             proxy.cut()
             trial.wait(2)
             resource.prlimit(server.pid, resource.RLIMIT_NOFILE, before)
-            began = time.monotonic()
-            run.commands.await_acks(20, 60.0)
-            trial.note(f"20 saves were acknowledged within {time.monotonic() - began:.1f} s afterwards")
+            if not recovered(trial, run, "descriptors again"):
+                server.stop()
+                server.start()
+                assert recovered(trial, run, "started anew")

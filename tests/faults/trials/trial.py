@@ -197,3 +197,13 @@ def scenario(
         return run
 
     return listed
+
+
+def recovered(trial: Trial, run: Run, what: str, wait_s: float = 60.0) -> bool:
+    """Whether saves go on, noted."""
+    try:
+        trial.note(f"{what}: saves go on after {run.commands.await_acks(10, wait_s):.1f} s")
+    except AssertionError:
+        trial.note(f"{what}: no saves for {wait_s:g} s")
+        return False
+    return True

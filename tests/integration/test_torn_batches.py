@@ -1,0 +1,51 @@
+"""What the server itself does with a batch within which the account's limit is reached, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from eventjet import Settings
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import Refused, SaveTorn, StoreError
+from eventjet.rebuild import Kind, audit
+from tests.unit.written_logs import APP, Account
+
+SAVES_MAX = 2_000
+
+
+@pytest.fixture
+def limited() -> Iterator[str]:
+    """The URL of a server whose account may store 50 kB."""
+    limits = "{ max_file: 50000, max_mem: 1MB }"
+    account = f"accounts {{ A {{ jetstream: {limits}, users: [{{ user: app, password: app }}] }} }}"
+    with NatsServer(sync_interval="1m", config=account) as server:
+        yield server.url.replace("//", "//app:app@")
+
+
+@pytest.mark.parametrize("events", [1, 2, 3, 7])
+async def test_a_save_at_the_limit_is_refused_whole_or_called_torn(limited: str, events: int) -> None:
+    settings = Settings(servers=(limited,), save_timeout_s=1.0)
+    said: StoreError | None = None
+    async with APP.connect(servers=limited, save_timeout_s=1.0) as jet:
+        await jet.init()
+        accounts = jet.repository(Account)
+        for number in range(SAVES_MAX):
+            try:
+                await accounts.command(f"c-{number}").execute("a", Account.deposit, *range(events))
+            except StoreError as error:
+                said = error
+                break
+        left = (await jet.store.state()).last - number * events
+        assert 0 <= left < events
+        assert type(said) is (SaveTorn if left else Refused)
+        again = jet.repository(Account).command(f"c-{number}")
+        if left:
+            with pytest.raises(SaveTorn):
+                await jet.resolve(said)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            with pytest.raises(SaveTorn):
+                await again.execute("a", Account.deposit, *range(events))
+        assert len(await accounts.history("a")) == number * events + left
+    found = {one.kind: one.findings for one in (await audit(APP, settings, engine="local")).found}
+    assert found == ({Kind.TORN: 1} if left else {})
