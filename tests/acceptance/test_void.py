@@ -8,7 +8,7 @@ from eventjet.nats.endpoint import Endpoint
 from tests.acceptance.conftest import Program
 from tests.acceptance.test_commands import Bank
 from tests.acceptance.test_restore import name_of
-from tests.logs import append
+from tests.logs import append, block
 
 
 def test_garbage_is_declared_void_and_its_aggregate_goes_on(bank: Program) -> None:
@@ -30,5 +30,10 @@ def test_garbage_is_declared_void_and_its_aggregate_goes_on(bank: Program) -> No
     sound = bank("audit")
     assert sound.status == 0, sound.out
     assert "Records are void: 1 finding" in sound.out
+    again = "account.a-1", block("account.deposited", version=1), b'{"amount":"1"}'
+    forged = append(Endpoint((bank.environ["EVENTJET_SERVERS"],)), name_of(bank), [again])
+    voided = bank("void", str(forged), "--reason", "a version that was there before", "--yes")
+    assert voided.status == 0, voided.err
+    Bank(bank).deposit("a-1", 3)
     refused = bank("void", str(last + 1), "--reason", "no", "--yes")
     assert "stays" in " ".join(refused.err.split())

@@ -80,9 +80,11 @@ EXPLAINED: Mapping[Kind, Explanation] = {
     ),
     Kind.CHAIN: Explanation(
         title="Histories are broken",
-        cost="`load` and `execute` of these aggregates raise HistoryBroken, so nothing can be decided on them.",
+        cost="`load` and `execute` of these aggregates raise HistoryBroken, so nothing can be decided on them, and a "
+        "projection that takes such an event stops there, unless it quarantines it.",
         way_out="Where events are gone, too, that is the cause: bring them back. Otherwise another program wrote here: "
-        "`eventjet history AGGREGATE ID` shows what, and its right to publish has to go.",
+        "`eventjet history AGGREGATE ID` shows what, its right to publish has to go, and `eventjet void POSITION "
+        "--reason …` has everybody pass over the first one of each aggregate.",
     ),
     Kind.FOREIGN: Explanation(
         title="Events are on subjects that are not theirs",
