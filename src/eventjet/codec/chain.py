@@ -15,7 +15,7 @@ from typing import Protocol
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import EXPECTED, VERSION, Decoder, RawRecord, number_of
 
-KEPT = 100_000
+KEPT = 250_000
 """Subjects whose last event is remembered; twice as many at the most, some 150 bytes each."""
 _ASKED_MAX = 100
 """Records asked for at once: their bodies come with them."""
