@@ -204,6 +204,12 @@ def test_what_a_deleted_event_leaves_is_not_for_a_reader_of_events_to_say() -> N
         assert faults(log, start=start) == {}
 
 
+def test_of_a_log_without_its_beginning_nothing_is_said_that_its_beginning_could_tell() -> None:
+    log = [unexpecting(one) for one in SOME[5:]]
+    assert faults(log) == {}
+    assert list(faults(at(log, 9, lambda one: header_changed(one, "Ej-Version", "6")))) == [9]
+
+
 def test_an_expectation_of_another_subject_is_not_believed() -> None:
     """The server compares the last message of the subject that the header names."""
     told = b"Nats-Expected-Last-Subject-Sequence-Subject: bank.order.*\r\n\r\n"

@@ -99,6 +99,8 @@ class Chain:
             if before >= self._before >> _VERSION_BITS and self._is_next(near, subject, version):
                 return ""
         last, version_before = self._last_before(subject, position)
+        if not last and self._at(1, record) is None:
+            return ""  # the log has lost its beginning, and what came before may have been there
         if version == version_before + 1 and (expected in (None, last) or expected in self._voids):
             return ""
         return broken(version, expected, last, version_before)
