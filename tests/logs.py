@@ -8,7 +8,7 @@ from contextlib import closing
 from itertools import chain
 from uuid import uuid4
 
-from eventjet.codec.envelope import VERSION, RawRecord, header, header_block, number_of
+from eventjet.codec.envelope import EXPECTED, VERSION, RawRecord, header, header_block, number_of
 from eventjet.nats.api import last_message, stream_info
 from eventjet.nats.connection import NatsConnection, ask_once
 from eventjet.nats.endpoint import Endpoint
@@ -17,7 +17,7 @@ from eventjet.nats.ranges import read_range
 from eventjet.store.earlier import EarlierRecords
 
 NEXT = "next"
-"""Instead of a version: `append` puts the one that comes next on the subject."""
+"""Instead of a version: `append` puts the one that comes next on the subject, and what it is written after."""
 WINDOW, WINDOW_BYTES = 500, 4_000_000
 """How much is on its way before an acknowledgement is waited for."""
 
@@ -43,62 +43,86 @@ def block(type_name: str = "account.deposited", schema: int = 1, version: int | 
 def append(endpoint: Endpoint, name: str, records: Iterable[tuple[str, bytes, bytes]]) -> int:
     """Store (subject after the log's name, header block, body) triples; returns the last position."""
     last, size = 0, 0
-    frames: list[bytes] = []
-    with NatsConnection.open(endpoint) as link, closing(_Versions(endpoint, name)) as versions:
+    frames: dict[int, tuple[str, bytes]] = {}
+    with NatsConnection.open(endpoint) as link, closing(_Histories(endpoint, name)) as histories:
         reply = f"{link.inbox}.acks"
-        acks = link.subscribe(reply)
-        for subject, unnumbered, body in records:
-            headers = versions.put(f"{name}.{subject}", unnumbered)
-            frames.append(publish_frame(f"{name}.{subject}", body, reply=reply.encode(), headers=headers))
-            size += len(frames[-1])
+        acks = link.subscribe(f"{reply}.*")
+
+        def flush() -> int:
+            positions = stored(link, acks, [frame for _, frame in frames.values()])
+            for number in sorted(frames):
+                histories.stored(frames[number][0], positions[f"{reply}.{number}".encode()])
+            return max(positions.values())
+
+        for number, (short, unplaced, body) in enumerate(records):
+            subject = f"{name}.{short}"
+            headers = histories.placed(subject, unplaced)
+            frames[number] = subject, publish_frame(subject, body, reply=f"{reply}.{number}".encode(), headers=headers)
+            size += len(frames[number][1])
             if len(frames) == WINDOW or size > WINDOW_BYTES:
-                last = stored(link, acks, frames)
-                frames, size = [], 0
-        return stored(link, acks, frames) if frames else last
+                last, size = flush(), 0
+                frames.clear()
+        return flush() if frames else last
 
 
-class _Versions:
-    """The version that is next on each subject, as the log and what was written since have it."""
+class _Histories:
+    """The last record of each subject that is written to, as position and version; for their only writer."""
 
     def __init__(self, endpoint: Endpoint, name: str) -> None:
         self._earlier = EarlierRecords(endpoint, name)
         self._link = NatsConnection.open(endpoint)
         self._name = name
         self._versions: dict[str, int] = {}
+        self._positions: dict[str, int | None] = {}
 
-    def put(self, subject: str, headers: bytes) -> bytes:
-        """The headers with a version, where they ask for the next one."""
-        if (told := number_of(headers, VERSION)) is not None:
-            self._versions[subject] = told
-        elif header(headers, VERSION) == NEXT:
-            self._versions[subject] = (self._versions.get(subject) or self._last(subject)) + 1
-            return headers.replace(b"Ej-Version: next", b"Ej-Version: %d" % self._versions[subject])
-        return headers
+    def placed(self, subject: str, headers: bytes) -> bytes:
+        """The headers as the next ones of a subject: with its version, and its last position if that is known."""
+        if subject not in self._versions:
+            self._look(subject)
+        told, position = number_of(headers, VERSION), self._positions[subject]
+        self._positions[subject] = None  # until it is acknowledged
+        if told is not None or header(headers, VERSION) != NEXT:
+            self._versions[subject] = self._versions[subject] if told is None else told
+            return headers
+        self._versions[subject] += 1
+        lines = b"Ej-Version: %d" % self._versions[subject]
+        if position is not None and header(headers, EXPECTED) is None:
+            lines += b"\r\n%b: %d" % (EXPECTED.encode(), position)
+        return headers.replace(b"Ej-Version: next", lines)
+
+    def stored(self, subject: str, position: int) -> None:
+        """Told after an acknowledgement."""
+        self._positions[subject] = position or None
 
     def close(self) -> None:
         self._earlier.close()
         self._link.close()
 
-    def _last(self, subject: str) -> int:
+    def _look(self, subject: str) -> None:
         record = self._link.ask(last_message(self._name, subject))
+        self._positions[subject] = 0 if record is None else record[0]
         while record is not None and number_of(record[3], VERSION) is None:
             record = self._earlier.before(subject.encode(), record[0])
-        return 0 if record is None else number_of(record[3], VERSION) or 0
+        self._versions[subject] = 0 if record is None else number_of(record[3], VERSION) or 0
 
 
-def stored(link: NatsConnection, acks: bytes, frames: Sequence[bytes]) -> int:
-    """Publish, and wait for every acknowledgement; the last position."""
+def stored(link: NatsConnection, acks: bytes, frames: Sequence[bytes]) -> dict[bytes, int]:
+    """Publish, and wait for every acknowledgement; the subject of each reply, and the position in it.
+
+    0 is that of a message that was not stored, because the log has its id.
+    """
     link.send(b"".join(frames))
-    expected, last = len(frames), 0
-    while expected:
+    positions: dict[bytes, int] = {}
+    answers = 0
+    while answers < len(frames):
         received = [frame for frame in link.receive(60.0) if frame[0] == acks]
         assert received, "the server acknowledged nothing for 60 s"
-        for *_, body in received:
+        answers += len(received)
+        for _, reply, *_, body in received:
             answer = json.loads(body)
             assert "error" not in answer, answer
-            last = max(last, answer["seq"])
-        expected -= len(received)
-    return last
+            positions[reply] = 0 if answer.get("duplicate") else answer["seq"]
+    return positions
 
 
 def records_of(endpoint: Endpoint, name: str) -> list[RawRecord]:

@@ -43,6 +43,8 @@ class Feed:
         self._numbers: dict[str, int] = {}
         self._counts: dict[str, int] = {}
         self._versions: list[int] = []
+        self._lasts: dict[str, int] = {}
+        self._expected: list[int] = []
         self._allowed = 0
         self._stored = 0
         self._changed = threading.Condition()
@@ -169,6 +171,8 @@ class Feed:
             entity = f"e-{self._chance.randrange(self._entities)}"
             self._counts[entity] = self._counts.get(entity, 0) + 1
             self._versions.append(self._counts[entity])
+            self._expected.append(self._lasts.get(entity, 0))
+            self._lasts[entity] = len(self._versions)
             if self._chance.random() < 0.05:
                 self.log.append((entity, Noted(text="-")))
                 continue
@@ -190,6 +194,9 @@ class Feed:
                 ("Ej-Schema", str(encoded.schema)),
                 ("Ej-Version", str(self._versions[before])),
             ]
+            # On three servers, one that is still on its way may not be expected.
+            if self._expected[before] <= self._stored:
+                pairs.append(("Nats-Expected-Last-Subject-Sequence", str(self._expected[before])))
             headers = header_block(pairs)
             subject = f"{self._ledger.name}.ledger.{entity}"
             frames.append(publish_frame(subject, encoded.body, reply=reply, headers=headers))

@@ -166,7 +166,7 @@ async def test_an_event_on_a_subject_that_is_not_ours_is_parked_under_its_subjec
             publish_frame(one, body, reply=reply.encode(), headers=block("ledger.added", version=1))
             for one in subjects * 2
         ]
-        last = stored(link, acks, frames)
+        stored(link, acks, frames)
     last = ledger.append([("a-1", Opened(owner="ada"))])
     async with ledger.working(options=QUICK):
         await ledger.caught_up(last)

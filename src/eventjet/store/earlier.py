@@ -47,14 +47,16 @@ class EarlierRecords:
     def before(self, subject: bytes, position: int) -> RawRecord | None:
         """The last record of a subject before a position, found in some 2 log2(position) requests."""
         name = subject.decode()
-        found: RawRecord | None = None
-        # Behind `low` there is none before the position; what begins at `high` or later finds none.
-        low, high, step = 1, position, 1
+        found = self._next(name, 1)
+        if found is None or found[0] >= position:
+            return None
+        # Between `low` and `high` the next one may lie; from the end, where it mostly is, in steps that double.
+        low, high, step = found[0] + 1, position, 1
         while low < high:
-            middle = max(low, high - step) if found is None else (low + high) // 2
+            middle = max(low, high - step) if step else (low + high) // 2
             record = self._next(name, middle)
             if record is not None and record[0] < position:
-                found, low = record, record[0] + 1
+                found, low, step = record, record[0] + 1, 0
             else:
                 high, step = middle, 2 * step
         return found
