@@ -107,7 +107,7 @@ class Ledger:
         await eventually(is_failed, "the projection to fail")
         return await self.status()
 
-    async def caught_up(self, position: int, resolved: ResolvedProjection = BALANCES, timeout_s: float = 30) -> None:
+    async def caught_up(self, position: int, resolved: ResolvedProjection = BALANCES, timeout_s: float = 90) -> None:
         await wait_caught_up(self.settings.database, resolved, position, timeout_s)
 
     @asynccontextmanager
@@ -127,7 +127,7 @@ class Ledger:
 
         worker = asyncio.create_task(asyncio.to_thread(asyncio.run, work()))
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(90):
                 while not (ready.is_set() or worker.done()):
                     await asyncio.sleep(0.005)
             if worker.done():
@@ -136,7 +136,7 @@ class Ledger:
         finally:
             with suppress(RuntimeError):  # its loop is closed when it has ended by itself
                 loops[0].call_soon_threadsafe(stop.set)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(90):
                 await worker
 
 
@@ -157,7 +157,7 @@ def history(count: int, accounts: int = 50, seed: int = 7) -> list[tuple[str, An
     return found
 
 
-async def eventually(found: Callable[[], Awaitable[bool]], what: str, timeout_s: float = 30) -> float:
+async def eventually(found: Callable[[], Awaitable[bool]], what: str, timeout_s: float = 90) -> float:
     """Wait until it holds; returns the seconds it took."""
     started = time.monotonic()
     while not await found():

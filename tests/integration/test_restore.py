@@ -232,7 +232,7 @@ async def test_a_log_that_begins_later_keeps_its_positions(url: str, records: li
 
 def test_a_message_of_the_largest_size_still_fits(url: str) -> None:
     make(url)
-    headers = block(Ej_Command="c")
+    headers = block(version=1, Ej_Command="c")
     append_raw(url, [("account.a", headers, b"x" * (900_000 - len(headers))), ("account.a", block(), b"")])
     largest = records_of(url)
     delete(url)
