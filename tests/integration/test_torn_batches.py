@@ -12,7 +12,11 @@ from eventjet.errors import Refused, SaveTorn, StoreError
 from eventjet.rebuild import Kind, audit
 from tests.unit.written_logs import APP, Account
 
+pytestmark = pytest.mark.slow
+
 SAVES_MAX = 2_000
+SAVE_S = 8.0
+"""A torn save is looked at for so long; no other save may take as long on a busy machine."""
 
 
 @pytest.fixture
@@ -26,9 +30,10 @@ def limited() -> Iterator[str]:
 
 @pytest.mark.parametrize("events", [1, 2, 3, 7])
 async def test_a_save_at_the_limit_is_refused_whole_or_called_torn(limited: str, events: int) -> None:
-    settings = Settings(servers=(limited,), save_timeout_s=1.0)
+    settings = Settings(servers=(limited,), save_timeout_s=SAVE_S)
     said: StoreError | None = None
-    async with APP.connect(servers=limited, save_timeout_s=1.0) as jet:
+    number = 0
+    async with APP.connect(servers=limited, save_timeout_s=SAVE_S) as jet:
         await jet.init()
         accounts = jet.repository(Account)
         for number in range(SAVES_MAX):
@@ -41,9 +46,9 @@ async def test_a_save_at_the_limit_is_refused_whole_or_called_torn(limited: str,
         assert 0 <= left < events
         assert type(said) is (SaveTorn if left else Refused)
         again = jet.repository(Account).command(f"c-{number}")
-        if left:
+        if isinstance(said, SaveTorn):
             with pytest.raises(SaveTorn):
-                await jet.resolve(said)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+                await jet.resolve(said)
             with pytest.raises(SaveTorn):
                 await again.execute("a", Account.deposit, *range(events))
         assert len(await accounts.history("a")) == number * events + left

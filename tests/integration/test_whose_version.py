@@ -130,7 +130,9 @@ async def test_spark_refuses_it_however_events_come_to_their_rows(
     await voided(book, bad)
     last = book.append_raw([sent("a-1", version=5)])
     await rebuild(book.ref, [name], book.settings, engine="spark")
-    assert book.checkpoint(name).position == last  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
+    checkpoint = book.checkpoint(name)
+    assert checkpoint is not None
+    assert checkpoint.position == last
 
 
 async def test_a_projection_that_quarantines_parks_it_and_so_does_its_rebuild(nats: NatsServer, database: str) -> None:

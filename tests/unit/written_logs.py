@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 from hypothesis import strategies as st
 
@@ -101,7 +102,7 @@ def changed(record: RawRecord, **parts: object) -> RawRecord:
         "headers": headers,
         "body": body,
     }
-    return tuple((named | parts).values())  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+    return cast("RawRecord", tuple((named | parts).values()))
 
 
 def header_changed(record: RawRecord, name: str, value: str) -> RawRecord:

@@ -18,6 +18,7 @@ _TIMEOUT_S = 10.0
 _PATIENCE_S = 30.0
 """How long a stream without a leader is waited for."""
 _PAUSE_S = 0.2
+"""Between two tries, so that a server that starts is not asked in a busy loop; `_PATIENCE_S` bounds them all."""
 
 
 class EarlierRecords:
