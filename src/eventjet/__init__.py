@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from eventjet.app import App, load_app
     from eventjet.codec.catalog import Upcaster, upcaster
     from eventjet.domain.aggregate import aggregate, event
+    from eventjet.domain.process import Deadline, Outcome, Step, after, at, do, listens, process
+    from eventjet.domain.reactor import Reaction, Reactor, Retry, reactor
     from eventjet.domain.recorded import Metadata, Recorded, with_metadata
     from eventjet.errors import (
         ConcurrencyConflict,
@@ -42,6 +44,7 @@ __all__ = [
     "Command",
     "Committed",
     "ConcurrencyConflict",
+    "Deadline",
     "DefinitionError",
     "Entries",
     "EventjetError",
@@ -53,24 +56,35 @@ __all__ = [
     "LogState",
     "Metadata",
     "NotCaughtUp",
+    "Outcome",
     "OutcomeUnknown",
     "Planned",
     "Projection",
+    "Reaction",
+    "Reactor",
     "Recorded",
     "Refused",
     "Repository",
+    "Retry",
     "Settings",
     "SqlProjection",
+    "Step",
     "StoreUnavailable",
     "Topology",
     "Unreachable",
     "Upcaster",
     "UsageError",
+    "after",
     "aggregate",
+    "at",
+    "do",
     "entries",
     "event",
+    "listens",
     "load_app",
+    "process",
     "projection",
+    "reactor",
     "upcaster",
     "with_metadata",
 ]
@@ -81,6 +95,8 @@ __getattr__ = lazy(
         "eventjet.app": ("App", "load_app"),
         "eventjet.codec.catalog": ("Upcaster", "upcaster"),
         "eventjet.domain.aggregate": ("aggregate", "event"),
+        "eventjet.domain.process": ("Deadline", "Outcome", "Step", "after", "at", "do", "listens", "process"),
+        "eventjet.domain.reactor": ("Reaction", "Reactor", "Retry", "reactor"),
         "eventjet.domain.recorded": ("Metadata", "Recorded", "with_metadata"),
         "eventjet.errors": (
             "ConcurrencyConflict",

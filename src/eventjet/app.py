@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import MISSING, fields
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack, overload
 
 from sqlalchemy import Table
 
 from eventjet.codec.catalog import Catalog, Upcaster
 from eventjet.codec.subjects import is_name
 from eventjet.domain.aggregate import AggregateInfo, AggregateType, aggregate_info, event_info
+from eventjet.domain.process import ProcessInfo, ProcessType
+from eventjet.domain.reactor import Reactor
 from eventjet.domain.state import state_faults
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import DefinitionError, UsageError
@@ -21,9 +23,12 @@ from eventjet.jet import Jet, open_jet
 from eventjet.projections.app_ref import AppRef, Declared
 from eventjet.projections.resolve import resolve
 from eventjet.projections.sql_projection import AnyResolved, SqlProjection, resolve_sql
+from eventjet.reactions.resolve import checked_reactors, resolved_processes, shared_names
 from eventjet.settings import Settings, SettingsOverrides
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.sql.sqlite import make_readable
+
+D = TypeVar("D")
 
 NAME_RULE = "[a-z][a-z0-9_]*"
 
@@ -31,11 +36,39 @@ NAME_RULE = "[a-z][a-z0-9_]*"
 class App:
     """Everything an application declares. Raises `DefinitionError` with all faults at once."""
 
+    @overload
     def __init__(
         self,
         name: str,
         *,
         aggregates: Sequence[AggregateType[Any, Any]],
+        processes: Sequence[ProcessType[Any, Any]] = (),
+        reactors: Sequence[Reactor[Any, object]] = (),
+        projections: Sequence[Declared] = (),
+        upcasters: Sequence[Upcaster] = (),
+        retired_events: Sequence[str] = (),
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        name: str,
+        *,
+        aggregates: Sequence[AggregateType[Any, Any]],
+        deps: Callable[[], AbstractAsyncContextManager[D]],
+        processes: Sequence[ProcessType[Any, Any]] = (),
+        reactors: Sequence[Reactor[Any, D]] = (),
+        projections: Sequence[Declared] = (),
+        upcasters: Sequence[Upcaster] = (),
+        retired_events: Sequence[str] = (),
+    ) -> None: ...
+    def __init__(
+        self,
+        name: str,
+        *,
+        aggregates: Sequence[AggregateType[Any, Any]],
+        deps: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
+        processes: Sequence[ProcessType[Any, Any]] = (),
+        reactors: Sequence[Reactor[Any, Any]] = (),
         projections: Sequence[Declared] = (),
         upcasters: Sequence[Upcaster] = (),
         retired_events: Sequence[str] = (),
@@ -43,13 +76,19 @@ class App:
         faults: list[str] = [] if is_name(name) else [f"the app's name {name!r} is not {NAME_RULE}"]
         self.name = name
         """Also the name of its stream and the first token of its subjects."""
-        self.aggregates: Mapping[Any, AggregateInfo] = _aggregates(aggregates, faults)
+        self.deps = deps
+        """Opens what reactors need, as an async context manager."""
+        self.aggregates: Mapping[Any, AggregateInfo] = _aggregates([*aggregates, *processes], faults)
         self.catalog = _catalog(self.aggregates, upcasters, retired_events, faults)
         if not faults:
             _check_snapshots(self.aggregates, faults)
         self.projections: Mapping[str, AnyResolved] = _projections(projections, self.catalog, faults)
         if not faults:
             faults += _quarantine_faults(self.aggregates, self.projections)
+        self.processes: Mapping[Any, ProcessInfo] = resolved_processes(processes, self.catalog, faults)
+        self.reactors: Mapping[str, Reactor[Any, Any]] = checked_reactors(reactors, self.catalog, faults)
+        following = {"process": [info.name for info in self.processes.values()], "reactor": list(self.reactors)}
+        faults += shared_names({"projection": list(self.projections), **following})
         if faults:
             raise DefinitionError(faults)
 

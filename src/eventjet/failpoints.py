@@ -19,6 +19,11 @@ from eventjet.errors import UsageError
 _REACHED = {
     "worker": "lease_taken durable_deleted durable_created log_checked batch_taken batch_folded before_commit "
     "rows_written after_commit lease_renewed before_settle after_settle before_release",
+    "cursor": "taken before_write written",
+    "step": "decided stored",
+    "timer": "before_set set before_clear",
+    "due": "before stored",
+    "reaction": "before stored",
     "takeover": "moved committed",
     "rebuild": "planned claimed announced shadow_made engine_started batch_read part_begun rows_copied part_loaded "
     "loaded keys_made indexed caught_up before_swap inside_swap after_swap dropped",
@@ -27,8 +32,9 @@ _REACHED = {
     "archive": "written read_back sealed",
     "restore": "batch_sent batch_stored",
 }
-"""In the order in which a worker's term reaches them, a revision that takes over from another one, a rebuild, a
-verification, a task of either on Spark, which loads its parts itself, the making of an archive, and a restore."""
+"""In the order in which a worker's term reaches them, that of a reactor or a process, a revision that takes over from
+another one, a rebuild, a verification, a task of either on Spark, which loads its parts itself, the making of an
+archive, and a restore."""
 NAMES = tuple(f"{where}.{step}" for where, steps in _REACHED.items() for step in steps.split())
 ACTIONS = ("kill", "stop", "interrupt", "raise", "tell")
 

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Any, Literal, TypeVar, overload
 
 from eventjet.codec.envelope import Decoder, RawRecord
-from eventjet.codec.subjects import snapshot_bucket
+from eventjet.cursors.kv import Cursors
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.recorded import Recorded
-from eventjet.errors import OutcomeUnknown, StoreError, Unreachable, UsageError
-from eventjet.nats.client import Client, connect
+from eventjet.errors import OutcomeUnknown, UsageError
+from eventjet.nats.client import Client
 from eventjet.projections.app_ref import Application, Declared, projections_of
+from eventjet.reactions.following import begin, declarations_of
 from eventjet.repository import Committed, Imported, ImportReport, Planned, Repository
 from eventjet.repository.decisions import position_in, transact
-from eventjet.repository.histories import Snapshots
 from eventjet.repository.importing import Importer
+from eventjet.repository.repositories import Repositories, open_repositories
 from eventjet.settings import Settings
-from eventjet.snapshots.kv import KeyValueSnapshots
-from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.sql.waiting import Checkpoints, Waiting
-from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.store import EventStore, LogState
 from eventjet.store.topology import Topology, declare
 
@@ -39,45 +37,23 @@ E3 = TypeVar("E3")
 class Jet:
     """Made by `App.connect`; safe for any number of tasks of one loop."""
 
-    def __init__(
-        self,
-        app: Application,
-        settings: Settings,
-        store: EventStore,
-        client: Client | None = None,
-        snapshots: KeyValueSnapshots | None = None,
-    ) -> None:
-        self.name = app.name
+    def __init__(self, repositories: Repositories, settings: Settings, client: Client | None = None) -> None:
+        self.name = repositories.app.name
         self.settings = settings
-        self.store = store
+        self.store: EventStore = repositories.store
         self.client = client
         """None for a log in memory."""
-        self._app = app
-        self._snapshots = snapshots
-        self._repositories: dict[Any, Repository[Any, Any]] = {}
-        self._catalog = app.catalog.of_log()
+        self._app = repositories.app
+        self._repositories = repositories
+        self._catalog = repositories.catalog
         self._decoder = Decoder(self._catalog)
         self._checkpoints = Checkpoints(settings.database)
         # Workers' notices come over the connection; without one there is nothing to wait for.
-        self._waiting = Waiting(app.name, self._checkpoints, client.listen if client is not None else None)
+        self._waiting = Waiting(self.name, self._checkpoints, client.listen if client is not None else None)
 
     def repository(self, aggregate: AggregateType[S, E], /) -> Repository[S, E]:
         """The repository of one aggregate type, the same for every call; raises `UsageError` for a stranger."""
-        if aggregate not in self._repositories:
-            info = self._app.aggregates.get(aggregate)
-            if info is None:
-                raise UsageError(f"{aggregate!r} is not an aggregate of {self.name!r}. List it in App(aggregates=[…]).")
-            snapshots: Snapshots[Any] | None = None
-            if info.snapshot_every is not None and self._snapshots is not None:
-                snapshots = Snapshots(self._snapshots, SnapshotCodec[Any](aggregate), info.snapshot_every)
-            initial = cast("Callable[[], Any]", aggregate)
-            self._repositories[aggregate] = Repository(self.name, self.store, self._catalog, initial, snapshots)
-        return self._repositories[aggregate]
-
-    def forget(self) -> None:
-        """Drop every cached state: the stream may hold another past."""
-        for repository in self._repositories.values():
-            repository.cache.clear()
+        return self._repositories.of(aggregate)
 
     @overload
     async def transact(self, first: Planned[S1, E1], /) -> tuple[Committed[S1, E1]]: ...
@@ -114,10 +90,18 @@ class Jet:
         return await resolve(unknown.writes)
 
     async def init(self) -> Topology:
-        """Create the stream and the bucket where they are missing; report what differs, change nothing."""
+        """Create the streams and buckets where they are missing; report what differs, change nothing.
+
+        A reactor or a process that has no cursor yet gets one, where its `start` says.
+        """
         if self.client is None:
             raise UsageError("This log is not on a server, so there is nothing to create.")
-        return await declare(self.client, self.name, self.settings.replicas)
+        follows = [*self._app.processes.values(), *self._app.reactors.values()]
+        timers = any(info.has_deadlines for info in self._app.processes.values())
+        topology = await declare(self.client, self.name, self.settings.replicas, cursors=bool(follows), timers=timers)
+        if follows:
+            await begin(Cursors(self.client, self.name), self.store, declarations_of(self._app).values())
+        return topology
 
     async def append_many(
         self,
@@ -213,17 +197,9 @@ class Jet:
 @asynccontextmanager
 async def open_jet(app: Application, settings: Settings) -> AsyncGenerator[Jet]:
     """Connect, and on the way out wait for the saves in flight."""
-    client = await connect(settings)
-    store = JetStreamStore(app.name, client, save_timeout_s=settings.save_timeout_s)
-    snapshots = KeyValueSnapshots(snapshot_bucket(app.name), client)
-    jet = Jet(app, settings, store, client, snapshots)
-    store.known.on_changed.append(jet.forget)
-    async with AsyncExitStack() as ending:
-        # In reverse, each even when one before it was cancelled.
-        ending.push_async_callback(client.close)
-        ending.push_async_callback(snapshots.close)
-        ending.push_async_callback(store.settle)
-        ending.push_async_callback(jet.close)
-        with suppress(StoreError, Unreachable):
-            await store.known.look()  # tells what has drifted
-        yield jet
+    async with open_repositories(app, settings) as (repositories, client):
+        jet = Jet(repositories, settings, client)
+        try:
+            yield jet
+        finally:
+            await jet.close()

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import Engine, MetaData, Table, select
 from sqlalchemy.exc import DBAPIError
 
+from eventjet.domain.parked import DROPPED, PARKED, Parked
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import DECLARED
@@ -22,7 +23,7 @@ from eventjet.sql.database import Database
 from eventjet.sql.dialect import Dialect, dialect_of, is_about_data, is_transient
 from eventjet.sql.locations import create_tables, located
 from eventjet.sql.own_tables import Clock, quarantine
-from eventjet.sql.statements import DROPPED, PARKED, Changes, Parked, QuarantineChanges
+from eventjet.sql.statements import Changes, QuarantineChanges
 
 TABLE = Table(
     "contract",

@@ -26,7 +26,7 @@ from eventjet.sql.locations import create_tables
 from eventjet.sql.sqlite import make_readable
 from eventjet.store.topology import IDENTITY
 from eventjet.workers.context import WorkerOptions
-from eventjet.workers.status import ProjectionStatus, status
+from eventjet.workers.status import WorkStatus, status
 from eventjet.workers.supervisor import run_workers
 from tests import logs
 from tests.caught_up import wait_caught_up
@@ -93,12 +93,12 @@ class Ledger:
         """Statements in one transaction on the database; the rows of the last one."""
         return execute(self.settings.database, *statements)
 
-    async def status(self, name: str | None = None) -> ProjectionStatus:
+    async def status(self, name: str | None = None) -> WorkStatus:
         """Of a projection, the first one unless it is named."""
         wanted = name or next(iter(self.projections))
         return next(one for one in await status(self, self.settings) if one.name == wanted)
 
-    async def failed(self) -> ProjectionStatus:
+    async def failed(self) -> WorkStatus:
         """The status of the first projection, once it has failed."""
 
         async def is_failed() -> bool:

@@ -233,7 +233,7 @@ async def test_a_snapshot_shortens_replay_and_a_bad_one_is_passed_over(
     await jet.append_many([Imported(Account, "k", Deposited(amount=Decimal(1))) for _ in range(250)], source="x")
     for _ in range(150):
         await accounts.execute("k", Account.deposit, Decimal(1))
-    keeper = jet._snapshots  # pyright: ignore[reportPrivateUsage]
+    keeper = jet._repositories._snapshots  # pyright: ignore[reportPrivateUsage]
     assert keeper is not None
     async with asyncio.timeout(30):
         while not keeper.written:

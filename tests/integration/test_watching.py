@@ -10,7 +10,7 @@ from eventjet.cli.status import remarks_on
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import EventjetError
 from eventjet.settings import Settings
-from eventjet.workers.status import ProjectionStatus, watched
+from eventjet.workers.status import WorkStatus, watched
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import BALANCES, made
 
@@ -34,9 +34,7 @@ async def test_while_nothing_can_be_seen_the_last_look_is_not_shown_again(tmp_pa
 
 
 def test_of_several_revisions_each_remark_names_one_and_says_whose_rows_are_aside() -> None:
-    first = ProjectionStatus(
-        "stock", 1, "active", 7, 7, 0, 0.0, "a", 1, None, declared=False, location="__r1", parked=2
-    )
+    first = WorkStatus("stock", 1, "active", 7, 7, 0, 0.0, "a", 1, None, declared=False, location="__r1", parked=2)
     second = replace(first, revision=2, declared=True, location="ej_stock_r2", parked=0, reason="it waits")
     assert remarks_on([first, second]) == [
         "stock revision 1: 2 events parked; see `eventjet quarantine list stock`",

@@ -9,13 +9,13 @@ import pytest
 from eventjet.errors import UsageError
 from eventjet.observability.metrics import METRICS, POSITION, STATE, Meter, exposition
 from eventjet.workers.health import HealthState, address_of
-from eventjet.workers.status import ProjectionStatus, StatusSnapshot, paced
+from eventjet.workers.status import StatusSnapshot, WorkStatus, paced
 
 ME, OTHER = "host:1:aa", "host:2:bb"
-BEHIND = ProjectionStatus("balances", 1, "active", 7, 9, 2, 1.5, ME, 1, None, declared=True)
+BEHIND = WorkStatus("balances", 1, "active", 7, 9, 2, 1.5, ME, 1, None, declared=True)
 
 
-def looked(*looks: tuple[float, ProjectionStatus]) -> HealthState:
+def looked(*looks: tuple[float, WorkStatus]) -> HealthState:
     health = HealthState(ME, 30, 0.0)
     for now, found in looks:
         health = health.after(now, [found])
@@ -54,7 +54,7 @@ def test_a_worker_that_takes_and_loses_its_lease_again_and_again_is_not_progress
     ],
     ids=["standing by", "paused", "retired", "nothing to do"],
 )
-def test_what_is_not_up_to_this_process_is_no_fault_and_starts_afresh(found: ProjectionStatus) -> None:
+def test_what_is_not_up_to_this_process_is_no_fault_and_starts_afresh(found: WorkStatus) -> None:
     health = looked((0, BEHIND), (40, found), (80, found))
     assert health.verdict(81).healthy
     assert health.after(90, [replace(BEHIND, position=found.position)]).verdict(90).healthy

@@ -16,6 +16,7 @@ from eventjet import App, aggregate
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import RawRecord, header_block
 from eventjet.domain.aggregate import event
+from eventjet.domain.parked import Parked
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import DefinitionError, UnknownEvent
 from eventjet.projections.fold import Rows
@@ -31,7 +32,6 @@ from eventjet.quarantine.fold import (
     aggregate_key_of,
     parked_for,
 )
-from eventjet.sql.statements import Parked
 
 
 @event("account.added")

@@ -19,6 +19,7 @@ from eventjet.domain.history import COMMANDS_MAX, Commands
 from eventjet.errors import ConcurrencyConflict, DefinitionError, Refused, StoreUnavailable, UsageError
 from eventjet.jet import Jet
 from eventjet.repository import Repository
+from eventjet.repository.repositories import Repositories
 from eventjet.settings import Settings
 from eventjet.store.memory import MemoryStore
 from eventjet.store.store import EventStore
@@ -92,7 +93,7 @@ class Forgetful:
 
 def connection(*aggregates: Any, store: EventStore | None = None, retired: tuple[str, ...] = ()) -> Jet:
     app = App(f"app_{uuid4().hex[:8]}", aggregates=aggregates, retired_events=retired)
-    return Jet(app, Settings(), store or MemoryStore(app.name))
+    return Jet(Repositories(app, store or MemoryStore(app.name)), Settings())
 
 
 class Lagging:

@@ -18,6 +18,7 @@ from eventjet.domain.history import FoldedState
 from eventjet.domain.state import state_faults
 from eventjet.errors import DefinitionError
 from eventjet.jet import Jet
+from eventjet.repository.repositories import Repositories
 from eventjet.settings import Settings
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.store.memory import MemoryStore
@@ -171,7 +172,7 @@ class Other:
 async def test_a_fold_that_returns_something_else_is_refused_before_anything_is_sent(place: str, given: str) -> None:
     app = App("post", aggregates=[Parcel])
     store = MemoryStore(app.name)
-    parcels = Jet(app, Settings(), store).repository(Parcel)
+    parcels = Jet(Repositories(app, store), Settings()).repository(Parcel)
     says = f"Parcel.evolve returned {given} for Seen; return a Parcel"
     with pytest.raises(DefinitionError, match=says):
         await parcels.execute("p", Parcel.look, place)
@@ -189,7 +190,7 @@ async def test_a_fold_that_returns_something_else_is_refused_on_load() -> None:
         store: Any = jet.store
         store._records[0] = (*record[:4], b'{"place":"elsewhere"}')
         with pytest.raises(DefinitionError, match="return a Parcel"):
-            await Jet(app, Settings(), jet.store).repository(Parcel).load("p")
+            await Jet(Repositories(app, jet.store), Settings()).repository(Parcel).load("p")
 
 
 def test_a_fold_that_changes_its_state_fails_its_test() -> None:

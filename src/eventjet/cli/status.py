@@ -19,7 +19,7 @@ from eventjet.cli.terminal import Answer, counted, note, print_json, printable, 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from eventjet.workers.status import ProjectionStatus
+    from eventjet.workers.status import WorkStatus
 
 _COLUMNS = ("projection", "rev", "state", "position", "lag", "behind", "rate", "ETA", "worker")
 _NAME_MIN, _WORKER_MIN = 10, 6
@@ -68,7 +68,7 @@ async def _watch(at: AppTarget, interval_s: float, *, as_json: bool) -> None:
 
 
 @contextmanager
-def _screen() -> Generator[Callable[[Sequence[ProjectionStatus]], None]]:
+def _screen() -> Generator[Callable[[Sequence[WorkStatus]], None]]:
     """One table on a terminal, kept current."""
     from rich.console import Console, Group
     from rich.live import Live
@@ -77,7 +77,7 @@ def _screen() -> Generator[Callable[[Sequence[ProjectionStatus]], None]]:
     console = Console(highlight=False)
     with Live(console=console, auto_refresh=False) as live:
 
-        def show(statuses: Sequence[ProjectionStatus]) -> None:
+        def show(statuses: Sequence[WorkStatus]) -> None:
             remarks = map(Text, remarks_on(statuses))
             live.update(Group(table_of(statuses, console.width), *remarks), refresh=True)
 
@@ -85,11 +85,11 @@ def _screen() -> Generator[Callable[[Sequence[ProjectionStatus]], None]]:
 
 
 @contextmanager
-def _changes(as_json: bool) -> Generator[Callable[[Sequence[ProjectionStatus]], None]]:
+def _changes(as_json: bool) -> Generator[Callable[[Sequence[WorkStatus]], None]]:
     """A line for each projection that changed: `name=balances revision=1 …`, or an object of JSON."""
     printed: dict[tuple[str, int], dict[str, Any]] = {}
 
-    def show(statuses: Sequence[ProjectionStatus]) -> None:
+    def show(statuses: Sequence[WorkStatus]) -> None:
         for status in statuses:
             values = asdict(status)
             lasting = {key: value for key, value in values.items() if key not in _FLOWING}
@@ -118,7 +118,7 @@ def _line(values: dict[str, Any]) -> str:
     return " ".join(pairs)
 
 
-def _print(statuses: Sequence[ProjectionStatus]) -> None:
+def _print(statuses: Sequence[WorkStatus]) -> None:
     from rich.console import Console
 
     if not statuses:
@@ -130,7 +130,7 @@ def _print(statuses: Sequence[ProjectionStatus]) -> None:
         say(remark)
 
 
-def remarks_on(statuses: Sequence[ProjectionStatus]) -> list[str]:
+def remarks_on(statuses: Sequence[WorkStatus]) -> list[str]:
     """What the table has no column for, a line each."""
     remarks: list[str] = []
     revisions = Counter(one.name for one in statuses)
@@ -151,7 +151,7 @@ def remarks_on(statuses: Sequence[ProjectionStatus]) -> list[str]:
     return remarks
 
 
-def table_of(statuses: Sequence[ProjectionStatus], width: int) -> Table:
+def table_of(statuses: Sequence[WorkStatus], width: int) -> Table:
     """Fits the width: the worker is cut first, then the name goes over several lines."""
     from rich.table import Table
     from rich.text import Text
@@ -176,7 +176,7 @@ def table_of(statuses: Sequence[ProjectionStatus], width: int) -> Table:
     return table
 
 
-def _cells(one: ProjectionStatus) -> tuple[str, ...]:
+def _cells(one: WorkStatus) -> tuple[str, ...]:
     rate = "–" if one.events_per_s is None else f"{one.events_per_s:,.0f}/s"
     numbers = (f"{one.position:,}", f"{one.lag_events:,}", duration(one.lag_s), rate, duration(one.eta_s))
     return (one.name, str(one.revision), one.state, *numbers, one.owner or "–")

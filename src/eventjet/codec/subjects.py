@@ -60,6 +60,26 @@ def snapshot_bucket(app: str) -> str:
     return f"{app}_snapshots"
 
 
+def cursor_bucket(app: str) -> str:
+    """The key-value bucket that holds how far an app's reactors, processes and publications have come."""
+    return f"{app}_cursors"
+
+
+def timer_stream(app: str) -> str:
+    """The stream of the schedules that wake an app's processes."""
+    return f"EJ_{app}_timers"
+
+
+def timer_subject(app: str, process: str, token: str) -> str:
+    """Where the schedule of one process is; `token` is its encoded id, or `*`."""
+    return f"_EJ.{app}.at.{process}.{token}"
+
+
+def due_subject(app: str, process: str, token: str) -> str:
+    """Where the server puts what is due."""
+    return f"_EJ.{app}.due.{process}.{token}"
+
+
 def notice_subject(app: str, projection: str) -> str:
     """Where the notices of one projection go; outside the app's stream."""
     return f"_EJ.{app}.projected.{projection}"

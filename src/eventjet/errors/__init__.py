@@ -32,6 +32,11 @@ from eventjet.errors.projection import TableLost as TableLost
 from eventjet.errors.projection import TableOccupied as TableOccupied
 from eventjet.errors.projection import TransactionEnded as TransactionEnded
 from eventjet.errors.projection import VerificationFailed as VerificationFailed
+from eventjet.errors.reaction import CursorDamaged as CursorDamaged
+from eventjet.errors.reaction import CursorFenced as CursorFenced
+from eventjet.errors.reaction import CursorMissing as CursorMissing
+from eventjet.errors.reaction import ReactionError as ReactionError
+from eventjet.errors.reaction import ReactionFailed as ReactionFailed
 from eventjet.errors.store import ApiRefused as ApiRefused
 from eventjet.errors.store import CodecError as CodecError
 from eventjet.errors.store import CommandReused as CommandReused

@@ -86,8 +86,8 @@ class LogRolledBack(ProjectionError):
         self.position = position
         self.reason = reason
         super().__init__(
-            f"Projection {projection!r} stands at position {position}, but {reason}. It cannot go on: "
-            "bring the right log back, or rebuild the projection from this one."
+            f"{projection!r} stands at position {position}, but {reason}. It cannot go on: bring the right log back, "
+            "or rebuild the projection from this one (`eventjet rebuild`; a cursor: `eventjet cursor set`)."
         )
 
 

@@ -157,6 +157,12 @@ def update_stream(config: Mapping[str, Any]) -> Request[StreamState]:
     return _call(f"STREAM.UPDATE.{config['name']}", config, StreamState.of)
 
 
+def purge_stream(stream: str, subject: str, until: int) -> Request[int]:
+    """Remove the messages of a subject up to a sequence, that one included; how many there were."""
+    body = {"filter": subject, "seq": until + 1}
+    return _call(f"STREAM.PURGE.{stream}", body, lambda answer: int(answer.get("purged", 0)))
+
+
 # Consumers.
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 from eventjet import failpoints
@@ -238,12 +238,17 @@ class DurablePull:
         durable: str,
         *,
         position: int,
+        filters: Sequence[str] = (),
         batch_max: int = 1_000,
         linger_s: float = 0.5,
         timeout_s: float = 5.0,
         heartbeat_s: float = 5.0,
     ) -> None:
-        """Take the durable over; its first record is the one after `position`, or for 0 wherever the log begins."""
+        """Take the durable over; its first record is the one after `position`, or for 0 wherever the log begins.
+
+        With `filters` it delivers the subjects that match one of them. Then holes in the positions are what was left
+        out, and only the consumer's own sequence tells of what was lost on the way.
+        """
         self._batch_max = batch_max
         self._linger_s = linger_s
         self._silence_s = 2 * heartbeat_s
@@ -252,16 +257,17 @@ class DurablePull:
         try:
             link.ask(delete_consumer(stream, durable), timeout_s=timeout_s)
             failpoints.reach("worker.durable_deleted")
-            consumer = link.ask(create_consumer(stream, durable, _config(durable, position)), timeout_s=timeout_s)
+            config = _config(durable, position, filters)
+            consumer = link.ask(create_consumer(stream, durable, config), timeout_s=timeout_s)
             failpoints.reach("worker.durable_created")
             self._deliveries = Deliveries(
                 link,
                 consumer,
-                position or None,
+                position if filters else position or None,
                 batch=batch_max,
                 window=2 * batch_max,
                 heartbeat_s=heartbeat_s,
-                dense=True,
+                dense=not filters,
             )
             self._deliveries.ask()
         except BaseException:
@@ -325,12 +331,13 @@ class DurablePull:
         return False
 
 
-def _config(durable: str, position: int) -> dict[str, Any]:
+def _config(durable: str, position: int, filters: Sequence[str]) -> dict[str, Any]:
     start = {"deliver_policy": "by_start_sequence", "opt_start_seq": position + 1} if position else {}
     return {
         "durable_name": durable,
         "deliver_policy": "all",
         **start,
+        **({"filter_subjects": list(filters)} if filters else {}),
         "ack_policy": "none",
         "replay_policy": "instant",
         "max_deliver": -1,

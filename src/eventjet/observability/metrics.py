@@ -53,6 +53,31 @@ TERMS = Metric(
     "failed (an event or the log stopped it), fault (anything that is tried again).",
     ("projection", "revision", "reason"),
 )
+_FOLLOWER = ("name", "kind")
+FOLLOWER_POSITION = Metric("eventjet_follower_position", "gauge", "Position up to which everything is done.", _FOLLOWER)
+FOLLOWER_LAG = Metric(
+    "eventjet_follower_lag_events", "gauge", "Positions of the log after it, while one of them concerns it.", _FOLLOWER
+)
+FOLLOWER_PARKED = Metric(
+    "eventjet_follower_parked", "gauge", "Events in its quarantine that wait for a decision or a worker.", _FOLLOWER
+)
+FOLLOWER_HELD = Metric(
+    "eventjet_follower_held", "gauge", "1 while this process has the cursor, 0 while it stands by.", _FOLLOWER
+)
+HANDLED = Metric("eventjet_follower_handled_total", "counter", "Events that this process has dealt with.", _FOLLOWER)
+TRIES = Metric(
+    "eventjet_follower_tries_total",
+    "counter",
+    "Tries of this process: done, failed (tried again, or parked), passing (an outage: tried for ever), parked (given "
+    "up).",
+    (*_FOLLOWER, "outcome"),
+)
+FOLLOWER_TERMS = Metric(
+    "eventjet_follower_terms_total",
+    "counter",
+    "Terms of this process that ended, as those of projections.",
+    (*_FOLLOWER, "reason"),
+)
 HEALTHY = Metric("eventjet_worker_healthy", "gauge", "1 when `/healthz` answers 200.", ())
 LOOK_AGE = Metric(
     "eventjet_worker_look_age_seconds", "gauge", "Age of the look that the gauges of projections and log are from.", ()
@@ -62,6 +87,9 @@ METRICS = tuple(metric for metric in tuple(globals().values()) if isinstance(met
 """In the order of their declarations."""
 TERM_ENDS = ("drained", "fenced", "failed", "fault")
 """Values of `reason` of `eventjet_terms_total`."""
+
+TRY_OUTCOMES = ("done", "failed", "passing", "parked")
+"""Values of `outcome` of `eventjet_follower_tries_total`."""
 
 Labels = tuple[str, ...]
 Sample = tuple[Metric, Labels, float]
@@ -106,7 +134,27 @@ class Meter:
         return found
 
 
-def exposition(samples: Iterable[Sample], meters: Iterable[Meter]) -> str:
+@dataclass(slots=True)
+class FollowerMeter:
+    """What one process counts about one reactor or process type; read by any thread."""
+
+    name: str
+    kind: str
+    handled: int = 0
+    tries: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TRY_OUTCOMES, 0))
+    terms: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TERM_ENDS, 0))
+
+    def lines(self) -> list[tuple[Metric, str]]:
+        """Its lines of exposition, each with its metric."""
+        own = (self.name, self.kind)
+        return [
+            (HANDLED, line(HANDLED, own, self.handled)),
+            *((TRIES, line(TRIES, (*own, outcome), count)) for outcome, count in self.tries.items()),
+            *((FOLLOWER_TERMS, line(FOLLOWER_TERMS, (*own, reason), count)) for reason, count in self.terms.items()),
+        ]
+
+
+def exposition(samples: Iterable[Sample], meters: Iterable[Meter | FollowerMeter]) -> str:
     """Every metric under its help and type, also one that has no line yet: a first scrape shows all there will be."""
     by_metric: dict[Metric, list[str]] = {metric: [] for metric in METRICS}
     for metric, labels, value in samples:

@@ -10,7 +10,8 @@ import importlib
 import importlib.util
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     # Only for checkers: a command line is parsed without SQLAlchemy.
     from eventjet.codec.catalog import Catalog
     from eventjet.domain.aggregate import AggregateInfo
+    from eventjet.domain.process import ProcessInfo
+    from eventjet.domain.reactor import Reactor
     from eventjet.projections.projection import Entries, Projection
     from eventjet.projections.sql_projection import AnyResolved, SqlProjection
 
@@ -46,6 +49,19 @@ class Application(Protocol):
 
     @property
     def projections(self) -> Mapping[str, AnyResolved]: ...
+
+    @property
+    def processes(self) -> Mapping[Any, ProcessInfo]:
+        """By class."""
+        ...
+
+    @property
+    def reactors(self) -> Mapping[str, Reactor[Any, Any]]: ...
+
+    @property
+    def deps(self) -> Callable[[], AbstractAsyncContextManager[Any]] | None:
+        """What opens what reactors need."""
+        ...
 
 
 def projections_of(app: Application, names: Sequence[str]) -> list[AnyResolved]:

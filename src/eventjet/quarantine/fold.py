@@ -11,19 +11,19 @@ import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.chain import Earlier, chained
 from eventjet.codec.envelope import MSG_ID, TYPE, RawRecord, header
 from eventjet.codec.subjects import entity_of
+from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, AggregateKey, Parked
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, EventjetError, UndecodableEvent, UnknownEvent
 from eventjet.projections.fold import RowKey, Rows, row_step, without_ghosts
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.sql.statements import BLOCKED, DROPPED, PARKED, Parked
 
 TRACEBACK_MAX = 8_000
 """Characters; the end is kept."""
@@ -32,9 +32,6 @@ _NAME_MAX = 200
 _SUBJECT_MAX = 400
 _STRANGE = "?"
 _NEWER_MAX = 1_000
-
-AggregateKey: TypeAlias = tuple[str, str]
-"""(aggregate, aggregate id); of a subject that names neither, `?` and the subject."""
 
 
 class Offered:
@@ -195,14 +192,19 @@ def _waits(
     is_blocked = key in fresh or key in aggregates
     if resolution is None:
         if is_blocked:
-            parked.append(_kept(offer, BLOCKED))
+            parked.append(blocked_by(offer))
         return is_blocked
     if not is_blocked:
         fresh.add(key)
     elif resolution != BLOCKED:
         # An earlier event of its aggregate could not be taken this time.
-        parked.append(_kept(offer, BLOCKED))
+        parked.append(blocked_by(offer))
     return True
+
+
+def blocked_by(offer: Offered) -> Parked:
+    """The event as it waits behind another one of its aggregate."""
+    return _kept(offer, BLOCKED)
 
 
 def parked_for(offer: Offered, error: Exception) -> Parked:

@@ -12,12 +12,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, case, func, select, update
 
+from eventjet.domain.parked import BLOCKED, BLOCKING, DROPPED, PARKED, RETRY, AggregateKey, Parked
 from eventjet.errors import UsageError
-from eventjet.quarantine.fold import AggregateKey
 from eventjet.sql import checkpoint
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.own_tables import Clock, quarantine
-from eventjet.sql.statements import BLOCKED, BLOCKING, DROPPED, PARKED, RETRY, Parked
 
 _q = quarantine.c
 _PARKED_AT_ONCE = 1_000

@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from eventjet import failpoints
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
+from eventjet.domain.parked import Parked
 from eventjet.errors import LogRolledBack, RebuildError, VerificationFailed
 from eventjet.nats.api import stream_info
 from eventjet.nats.connection import ask_once
@@ -31,7 +32,6 @@ from eventjet.rebuild.shadow import Shadow
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.exchange import NotNow
-from eventjet.sql.statements import Parked
 from eventjet.workers.reader import check_log
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.fold_writer import FoldWriter

@@ -10,6 +10,7 @@ from typing import Any
 
 from eventjet.codec.chain import Earlier, chained
 from eventjet.codec.envelope import RawRecord
+from eventjet.domain.parked import Parked
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.app_ref import Application
 from eventjet.projections.fold import Fold, RowKey, Rows
@@ -17,7 +18,6 @@ from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import ColumnValues, RowCodec
 from eventjet.quarantine.fold import BlockedAggregates, Offered, Offering, ParkingFold, reader
 from eventjet.rebuild.runs import Target
-from eventjet.sql.statements import Parked
 
 ENTRIES_HELD_MAX = 50_000
 """Rows of entries that wait for the next load."""

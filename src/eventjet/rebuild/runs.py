@@ -22,13 +22,13 @@ from sqlalchemy import Column, Connection, Engine, MetaData, Table, delete, inse
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from eventjet.domain.parked import Parked
 from eventjet.errors import LeaseEnded, RowsRefused
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import qualified, verbatim
 from eventjet.sql.exchange import Exchange
 from eventjet.sql.own_tables import Clock, rebuilds
-from eventjet.sql.statements import Parked
 
 PURPOSE = "eventjet rebuild"
 """What a database shows of sessions that are not one run's own, or outlive it."""

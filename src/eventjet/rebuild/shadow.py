@@ -9,6 +9,7 @@ from typing import Generic, TypeAlias, TypeVar
 from sqlalchemy import Connection, MetaData, Table, delete, func, insert, select
 
 from eventjet import failpoints
+from eventjet.domain.parked import RETRIED, VERDICTS
 from eventjet.errors import QuarantineChanged, RebuildRefused, RevisionDropped
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
@@ -24,7 +25,6 @@ from eventjet.sql.dialect import TableName, TableRef, dialect_of, listed, qualif
 from eventjet.sql.exchange import NotNow, lock_as_workers
 from eventjet.sql.locations import create_tables, located_tables, recorded
 from eventjet.sql.own_tables import projections, quarantine
-from eventjet.sql.statements import RETRIED, VERDICTS
 from eventjet.sql.table_identity import identities
 
 TAIL_MAX = 5_000

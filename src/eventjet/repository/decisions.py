@@ -10,9 +10,10 @@ import random
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from eventjet.domain.committed import Committed
 from eventjet.domain.history import FoldedState
 from eventjet.domain.recorded import NO_METADATA, Metadata
 from eventjet.errors import ConcurrencyConflict, Refused, UsageError
@@ -32,38 +33,6 @@ _POSITION_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Committed(Generic[S, E]):
-    """What came of a decision."""
-
-    state: S
-    """The state after its events."""
-    events: tuple[E, ...]
-    """What was recorded; empty when the decision was that nothing follows."""
-    position: int
-    """Position of the aggregate's last event; hand it to `caught_up` to read your write."""
-    version: int
-    """Version of the aggregate's last event."""
-    app: str = field(repr=False)
-    """Whose log that is."""
-    log: str = field(default="", repr=False)
-    """Its identity; empty where these credentials may not look at the stream."""
-    confirmed: bool = True
-    """Whether the answer rests on events that the log stored, as most of its replicas have to.
-
-    False when nothing was recorded: the state was the newest by the word of the stream's leader, and one that is cut
-    off from its replicas does not know that there is another.
-    """
-
-    @property
-    def token(self) -> str:
-        """App, position and log as text for an HTTP header; `caught_up` takes it in another process.
-
-        For instance `bank:1234@0b6f3c1e-5d2a-4f0e-9a64-2f6a1c8e7d11`.
-        """
-        return f"{self.app}:{self.position}{self.log and '@'}{self.log}"
-
-
-@dataclass(frozen=True, slots=True)
 class Planned(Generic[S, E]):
     """What `Repository.decide` returns and `Jet.transact` takes."""
 
@@ -74,6 +43,8 @@ class Planned(Generic[S, E]):
     metadata: Metadata = NO_METADATA
     request: str | None = None
     """What is asked for, where there is a command id."""
+    since: int | None = None
+    """A position that the command cannot have been recorded before, where one is known: its cause's."""
 
 
 @dataclass(frozen=True, slots=True)

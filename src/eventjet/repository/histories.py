@@ -141,19 +141,49 @@ class Histories(Generic[S]):
 
         return await self._obeying(read)
 
-    async def find_command(self, aggregate_id: str, held: FoldedState[S], command_id: str) -> tuple[int, int] | None:
+    async def find_command(
+        self, aggregate_id: str, held: FoldedState[S], command_id: str, since: int | None = None
+    ) -> tuple[int, int] | None:
         """First and last version that a command recorded.
 
-        With a snapshot policy the newest 1,024 commands are known; without one the whole history is searched.
+        With a snapshot policy the newest 1,024 commands are known; without one the whole history is searched. Where it
+        is known `since` what position the command may have been recorded, what came after that is searched, always.
         """
         found = held.commands.find(command_id)
-        if found is not None or held.commands.complete or self._snapshots is not None:
+        if found is not None or held.commands.complete:
             return found
+        if since is not None:
+            named = {_told(command_id)}
+            return next(iter((await self.commands_since(aggregate_id, held, since, named.__contains__)).values()), None)
+        if self._snapshots is not None:
+            return None
         # By the headers alone: what the events were, retired ones for instance, does not matter.
         records = await self._obeying(lambda: self._read_until(aggregate_id, lambda record: record[0] >= held.position))
         told = _told(command_id)
         versions = [index for index, record in enumerate(records, 1) if header(record[3], COMMAND) == told]
         return (versions[0], versions[-1]) if versions else None
+
+    async def commands_since(
+        self, aggregate_id: str, held: FoldedState[S], since: int, wanted: Callable[[str], bool]
+    ) -> dict[str, tuple[int, int]]:
+        """Of the commands recorded after a position, those whose id as its header has it is wanted: their versions."""
+        records = await self._after_position(aggregate_id, since, held.position)
+        versions: dict[str, tuple[int, int]] = {}
+        for record in records:
+            told, version = header(record[3], COMMAND), number_of(record[3], VERSION)
+            if told is not None and version is not None and wanted(told):
+                versions[told] = (min(versions.get(told, (version, 0))[0], version), version)
+        return versions
+
+    async def _after_position(self, aggregate_id: str, after: int, until: int) -> list[RawRecord]:
+        """The records after a position, with that at `until`; raises `StoreUnavailable` when a replica lags behind."""
+        name = self.info.name
+        for pause_s in LAG_PAUSES_S:
+            records = await self.store.history(name, aggregate_id, after=after)
+            if until <= after or (records and records[-1][0] >= until):
+                return records
+            await asyncio.sleep(pause_s)
+        raise StoreUnavailable(f"The history of {name} {aggregate_id!r}", "the replica that was asked lags behind")
 
     def keep(self, aggregate_id: str, before: int, held: FoldedState[S]) -> None:
         """Queue a snapshot when the policy asks for one between version `before` and now."""

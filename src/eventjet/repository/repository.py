@@ -23,10 +23,10 @@ from eventjet.domain.history import FoldedState, evolved
 from eventjet.domain.identity import new_event_id
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, current_metadata, merge
 from eventjet.domain.subscription import folded_events
-from eventjet.errors import CommandReused, ConcurrencyConflict, LogIncomplete, UsageError
+from eventjet.errors import CommandReused, ConcurrencyConflict, LogIncomplete, StoreUnavailable, UsageError
 from eventjet.observability.tracing import current_traceparent
 from eventjet.repository.decisions import Committed, Decided, Planned, recorded, recorded_events, retried
-from eventjet.repository.histories import Histories, Snapshots
+from eventjet.repository.histories import LAG_PAUSES_S, Histories, Snapshots
 from eventjet.store.store import Append, EventStore, NewEvent
 
 S = TypeVar("S")
@@ -159,7 +159,7 @@ class Repository(Generic[S, E]):
     async def _attempt(self, plan: Planned[S, E], again: bool) -> Committed[S, E] | ConcurrencyConflict:
         held = await self.known(plan.aggregate_id, again)
         if plan.command_id is not None:
-            versions = await self.histories.find_command(plan.aggregate_id, held, plan.command_id)
+            versions = await self.histories.find_command(plan.aggregate_id, held, plan.command_id, plan.since)
             if versions is not None:
                 outcome = await self.histories.outcome(plan.aggregate_id, *versions, plan.command_id)
                 if outcome is None:
@@ -209,6 +209,20 @@ class Repository(Generic[S, E]):
             # As it will be read back: what no fold can take is not stored.
             state = evolved(state, new.encoded.event)
         return Decided(plan, held, append, state)
+
+    async def reaching(self, aggregate_id: str, *, position: int = 0, version: int = 0) -> FoldedState[S]:
+        """A state that contains what is at a position and a version, however far a replica lags behind the leader.
+
+        Raises `StoreUnavailable` when that does not come within a second or two.
+        """
+        held = self.cache.get(aggregate_id) if self.histories.store.is_certain else None
+        for pause_s in LAG_PAUSES_S:
+            if held is None or held.position < position or held.version < version:
+                held = await self.fresh(aggregate_id)
+            if held.position >= position and held.version >= version:
+                return held
+            await asyncio.sleep(pause_s)
+        raise StoreUnavailable(self.subject(aggregate_id), f"a replica lags behind position {position}")
 
     async def fresh(self, aggregate_id: str) -> FoldedState[S]:
         """The newest state, remembered."""

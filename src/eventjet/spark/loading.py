@@ -23,6 +23,7 @@ from sqlalchemy import URL, make_url
 from eventjet import failpoints
 from eventjet.codec.chain import chained
 from eventjet.codec.envelope import RawRecord
+from eventjet.domain.parked import Parked
 from eventjet.errors import CodecError, ProjectionError, RebuildError, RowsRefused
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.row_codec import ColumnValues
@@ -49,7 +50,6 @@ from eventjet.spark.running import following, provisions, send_files
 from eventjet.spark.session import Started, is_remote
 from eventjet.spark.source import log_frame
 from eventjet.sql.database import Database
-from eventjet.sql.statements import Parked
 from eventjet.store.earlier import EarlierRecords
 
 _KEYED = f"token string, {SCHEMA}"

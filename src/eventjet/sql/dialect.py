@@ -18,10 +18,11 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from eventjet.domain.parked import Parked
 from eventjet.errors import UsageError
 from eventjet.projections.columns import Convert, labels, plain
 from eventjet.projections.row_codec import ColumnValues, RowCodec
-from eventjet.sql.statements import Parked, Statements
+from eventjet.sql.statements import Statements
 
 T = TypeVar("T")
 

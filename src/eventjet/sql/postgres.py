@@ -21,13 +21,13 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateSchema
 
+from eventjet.domain.parked import Parked
 from eventjet.projections.columns import canonical, dumps
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql import postgres_statements
 from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified, verbatim
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.postgres_statements import CLOCK, PostgresStatements
-from eventjet.sql.statements import Parked
 
 T = TypeVar("T")
 

@@ -10,20 +10,10 @@ from sqlalchemy import Column, Connection, Table
 from sqlalchemy import types as sa
 from sqlalchemy.dialects import postgresql
 
+from eventjet.domain.parked import Parked
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql.checkpoint import ADVANCE
-from eventjet.sql.statements import (
-    COLUMNS,
-    INSERT,
-    REPLACE,
-    Advance,
-    Changes,
-    Key,
-    Names,
-    Parked,
-    QuarantineChanges,
-    by_key,
-)
+from eventjet.sql.statements import COLUMNS, INSERT, REPLACE, Advance, Changes, Key, Names, QuarantineChanges, by_key
 
 Literal: TypeAlias = Callable[[Iterable[Any]], str]
 """Writes a column of values as an array literal: an order of magnitude quicker than one adapter call a value."""

@@ -37,6 +37,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool
 from sqlalchemy.sql import quoted_name
 
+from eventjet.domain.parked import Parked
 from eventjet.projections.columns import Convert, dumps, loads, normaliser, plain
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified, verbatim
@@ -50,7 +51,7 @@ from eventjet.sql.sqlite_connections import (
     prepare,
 )
 from eventjet.sql.sqlite_statements import CLOCK, SqliteStatements, write_quarantine
-from eventjet.sql.statements import Parked, QuarantineChanges
+from eventjet.sql.statements import QuarantineChanges
 
 _OWN_LOCATION = re.compile(r"(.+)__r[0-9]+")
 _TRANSIENT = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})

@@ -11,33 +11,13 @@ from typing import Any, Protocol, TypeAlias
 
 from sqlalchemy import Column, Connection, Table
 
+from eventjet.domain.parked import Parked
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql.own_tables import quarantine
 
 Key: TypeAlias = tuple[Any, ...]
 Advance: TypeAlias = tuple[int, str, float, str, int, int, int]
 """(position, event id, lease in seconds, and of whom: name, revision, epoch, position before): see `ADVANCE`."""
-
-PARKED, BLOCKED, RETRY, RETRIED, DROPPED = "parked", "blocked", "retry", "retried", "dropped"
-BLOCKING = (PARKED, BLOCKED, RETRY)
-"""Resolutions that block an aggregate: the first of its rows is parked or to be tried again, the rest are blocked."""
-VERDICTS = (RETRY, RETRIED, DROPPED)
-"""Resolutions that began with somebody's verdict."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parked:
-    """An event as the quarantine keeps it. One that is blocked by another has no reason, traceback or payload."""
-
-    position: int
-    aggregate: str
-    aggregate_id: str
-    event_id: str
-    event_type: str
-    resolution: str
-    reason: str = ""
-    traceback: str = ""
-    payload: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

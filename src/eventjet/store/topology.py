@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from eventjet.codec.subjects import SERVER_MESSAGE_MAX, snapshot_bucket, stream_subjects
+from eventjet.codec.subjects import SERVER_MESSAGE_MAX, cursor_bucket, snapshot_bucket, stream_subjects
 from eventjet.errors import ApiRefused, IdentityLost, LogUnusable, StreamMissing
 from eventjet.nats.api import NAME_IN_USE, StreamState, create_stream, stream_info
 from eventjet.nats.client import Client
+from eventjet.store.timers import timer_config
 from eventjet.store.wholeness import FIRST
 
 IDENTITY = "eventjet.log"
@@ -83,12 +84,34 @@ def bucket_config(app: str, replicas: int) -> dict[str, Any]:
     }
 
 
-async def declare(client: Client, app: str, replicas: int) -> Topology:
-    """Create what is missing and report what differs; nothing that exists is changed. Raises `LogUnusable`."""
+def cursors_config(app: str, replicas: int) -> dict[str, Any]:
+    """The key-value bucket of an app's cursors: one value a key, replaced by compare-and-set, several in a batch."""
+    bucket = cursor_bucket(app)
+    return {
+        "name": f"KV_{bucket}",
+        "subjects": [f"$KV.{bucket}.>"],
+        "num_replicas": replicas,
+        **_COMMON,
+        "max_msgs_per_subject": 1,
+        "deny_purge": False,
+        "allow_rollup_hdrs": True,
+        "allow_msg_ttl": True,
+        "allow_atomic": True,
+    }
+
+
+async def declare(client: Client, app: str, replicas: int, *, cursors: bool = False, timers: bool = False) -> Topology:
+    """Create what is missing and report what differs; nothing that exists is changed. Raises `LogUnusable`.
+
+    What keeps `cursors`, and what `timers` need, is made for an app that has something for them.
+    """
     created: list[str] = []
     drifts: list[Drift] = []
     identity = ""
-    for config in (stream_config(app, replicas), bucket_config(app, replicas)):
+    configs = [stream_config(app, replicas), bucket_config(app, replicas)]
+    configs += [cursors_config(app, replicas)] if cursors else []
+    configs += [timer_config(app, replicas)] if timers else []
+    for config in configs:
         name = str(config["name"])
         found = await _find(client, name)
         if found is None:

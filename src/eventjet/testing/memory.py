@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from eventjet.jet import Jet
 from eventjet.projections.app_ref import Application
+from eventjet.repository.repositories import Repositories
 from eventjet.settings import Settings
 from eventjet.store.memory import MemoryStore
 
@@ -18,4 +19,4 @@ async def in_memory(app: Application) -> AsyncGenerator[Jet]:
     Repositories, transactions, imports and `tail` do what they do on a server, conflicts included. No worker keeps
     read models of it, so `caught_up` raises `UsageError`: test a projection with `projected`.
     """
-    yield Jet(app, Settings(), MemoryStore(app.name))
+    yield Jet(Repositories(app, MemoryStore(app.name)), Settings())

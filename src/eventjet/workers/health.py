@@ -12,7 +12,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,13 +21,10 @@ from typing import Any
 
 from eventjet.errors import EventjetError, Unreachable, UsageError
 from eventjet.observability import metrics
-from eventjet.observability.metrics import CONTENT_TYPE, Sample, exposition
-from eventjet.projections.app_ref import Application
-from eventjet.projections.sql_projection import AnyResolved
-from eventjet.settings import Settings
+from eventjet.observability.metrics import CONTENT_TYPE, FollowerMeter, Meter, Sample, exposition
 from eventjet.sql.checkpoint import FAILED, PAUSED, RETIRED, STATES
-from eventjet.workers.context import WorkerContext
-from eventjet.workers.status import ProjectionStatus, StatusReader
+from eventjet.workers.context import WorkerOptions
+from eventjet.workers.status import PROJECTION, StatusReader, WorkStatus
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +47,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    status: ProjectionStatus
+    status: WorkStatus
     moved_at: float
     """When it last moved or had nothing to do."""
 
@@ -68,7 +65,7 @@ class HealthState:
     """Why the last look failed."""
     seen: Mapping[tuple[str, int], _Seen] = field(default_factory=dict[tuple[str, int], _Seen])
 
-    def after(self, now: float, statuses: Sequence[ProjectionStatus]) -> HealthState:
+    def after(self, now: float, statuses: Sequence[WorkStatus]) -> HealthState:
         seen: dict[tuple[str, int], _Seen] = {}
         for status in statuses:
             key = status.name, status.revision
@@ -122,12 +119,20 @@ class HealthState:
             "fault": fault,
         }
 
-    def _is_ours(self, status: ProjectionStatus) -> bool:
+    def _is_ours(self, status: WorkStatus) -> bool:
         """Whether it is up to this process that it moves: nobody else holds it, and it may."""
         return status.state not in (PAUSED, RETIRED) and status.owner in (None, self.owner)
 
 
-def _gauges(status: ProjectionStatus, owner: str) -> list[Sample]:
+def _gauges(status: WorkStatus, owner: str) -> list[Sample]:
+    if status.kind != PROJECTION:
+        follower = (status.name, status.kind)
+        return [
+            (metrics.FOLLOWER_POSITION, follower, status.position),
+            (metrics.FOLLOWER_LAG, follower, status.lag_events),
+            (metrics.FOLLOWER_PARKED, follower, status.parked),
+            (metrics.FOLLOWER_HELD, follower, int(status.owner == owner)),
+        ]
     own = (status.name, str(status.revision))
     gauges: list[Sample] = [
         (metrics.POSITION, own, status.position),
@@ -144,18 +149,26 @@ class HealthMonitor:
     look grows old."""
 
     def __init__(
-        self, app: Application, settings: Settings, context: WorkerContext, chosen: Sequence[AnyResolved]
+        self,
+        reader: StatusReader,
+        owner: str,
+        options: WorkerOptions,
+        chosen: Collection[str],
+        meters: Sequence[Mapping[str, Meter | FollowerMeter]],
     ) -> None:
-        self._reader = StatusReader(app, settings)
-        self._context = context
-        self._chosen = {(resolved.name, resolved.revision) for resolved in chosen}
-        self._state = HealthState(context.owner, context.options.stalled_s, time.monotonic())
+        """`chosen` are the names of what this process works on, `meters` what it counts."""
+        self._meters = meters
+        self._reader = reader
+        self._options = options
+        self._chosen = chosen
+        self._state = HealthState(owner, options.stalled_s, time.monotonic())
 
     def verdict(self) -> Verdict:
         return self._state.verdict(time.monotonic())
 
     def metrics(self) -> str:
-        return exposition(self._state.samples(time.monotonic()), list(self._context.meters.values()))
+        meters = [meter for each in self._meters for meter in list(each.values())]
+        return exposition(self._state.samples(time.monotonic()), meters)
 
     async def keep(self) -> None:
         async with self._reader:
@@ -168,9 +181,9 @@ class HealthMonitor:
                         str(error) if isinstance(error, EventjetError) else type(error).__name__
                     )
                 else:
-                    own = [status for status in snapshot.projections if (status.name, status.revision) in self._chosen]
+                    own = [one for one in snapshot.projections if one.declared and one.name in self._chosen]
                     self._state = self._state.after(time.monotonic(), own)
-                await asyncio.sleep(self._context.options.look_s)
+                await asyncio.sleep(self._options.look_s)
 
 
 def address_of(text: str) -> tuple[str, int]:

@@ -13,7 +13,6 @@ import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Concatenate
 
 from sqlalchemy import Connection, select
@@ -28,6 +27,7 @@ from eventjet.sql.exchange import NotNow
 from eventjet.sql.locations import holders, located_tables
 from eventjet.sql.promotion import TAIL_MAX, TAIL_S, Promoted, attempt, freeze, lag
 from eventjet.workers.context import P, Session, T, WorkerContext
+from eventjet.workers.terms import pause
 
 _log = logging.getLogger(__name__)
 
@@ -245,10 +245,3 @@ class Promotion:
     def _has_successor(self, connection: Connection) -> bool:
         known = holders(revisions(connection, self._resolved.name), self._resolved)
         return any(holder.revision > self._resolved.revision for holder in known)
-
-
-async def pause(stop: asyncio.Event, seconds: float) -> None:
-    """Wait, or return as soon as `stop` is set."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await stop.wait()

@@ -21,6 +21,7 @@ from eventjet.sql.dialect import is_about_data
 from eventjet.workers.context import Session, WorkerOptions
 from eventjet.workers.reader import EventReader
 from eventjet.workers.retries import log_parked
+from eventjet.workers.terms import Backoff
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.fold_writer import FoldWriter, Prepared
 from eventjet.writers.sql_writer import SqlWriter
@@ -31,15 +32,14 @@ _PART_FIRST = 500
 """Events in the first transaction, before anything is known of the handler."""
 
 
-class Pace:
+class Pace(Backoff):
     """What a projector has learnt of its handlers and its database; outlives terms."""
 
     def __init__(self, options: WorkerOptions) -> None:
+        super().__init__(options.backoff_s)
         self._options = options
         self.part_max = min(_PART_FIRST, options.batch_max)
         """Events in one transaction, at most."""
-        self.pause_s = options.backoff_s[0]
-        """How long to wait after the next fault."""
 
     def committed(self, count: int, took_s: float) -> None:
         """Larger parts as long as a lease lasts for many of them: handlers may be slow."""
@@ -48,15 +48,11 @@ class Pace:
             self.part_max = min(2 * self.part_max, options.batch_max)
         elif took_s > options.lease_s / 4:
             self.part_max = max(1, count // 2)
-        self.pause_s = options.backoff_s[0]
+        self.progressed()
 
     def failed(self, count: int) -> None:
         """Perhaps so many events were too many for the lease, or for the database's limits: fewer then."""
         self.part_max = max(1, count // 2)
-
-    def paused(self) -> None:
-        """Wait longer after the next fault, unless something is committed before it."""
-        self.pause_s = min(2 * self.pause_s, self._options.backoff_s[1])
 
 
 class FoldCommitter:

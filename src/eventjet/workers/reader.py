@@ -10,11 +10,12 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import (
@@ -30,14 +31,11 @@ from eventjet.nats.api import StreamState, message_at, stream_info
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.consumer import DurablePull
 from eventjet.nats.endpoint import Endpoint
-from eventjet.projections.sql_projection import AnyResolved
-from eventjet.quarantine.fold import Reader, reader
-from eventjet.sql.checkpoint import Checkpoint
+from eventjet.quarantine.fold import Reader
 from eventjet.store.earlier import EarlierRecords
 from eventjet.store.topology import identity_of, missing
 from eventjet.store.voids import voids_in
 from eventjet.store.wholeness import check_whole, loss
-from eventjet.workers.context import WorkerContext
 from eventjet.writers.batch import Batch
 
 _log = logging.getLogger(__name__)
@@ -50,6 +48,15 @@ BYTES_MAX = 16 * 1024 * 1024
 _WAIT_S = 1.0
 _GATHER_S = 0.05
 """How long a batch waits for more where the log has more: whole ones cost less an event, here and in the database."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Which durable of which stream is read, and where."""
+
+    endpoint: Endpoint
+    stream: str
+    durable: str
 
 
 class EventReader:
@@ -67,21 +74,30 @@ class EventReader:
         self._thread = threading.Thread(target=self._read, name=f"eventjet {name}", daemon=True)
 
     @classmethod
-    async def open(cls, context: WorkerContext, resolved: AnyResolved, position: int) -> EventReader:
-        """Take the projection's durable over, so that it goes on after `position`; `start` begins to read."""
-        endpoint = context.endpoint.with_name(f"eventjet worker {resolved.durable}")
+    async def open(
+        cls,
+        source: Source,
+        position: int,
+        decoder: Callable[[EarlierRecords], Reader],
+        batch_max: int,
+        filters: Sequence[str] = (),
+    ) -> EventReader:
+        """Take the durable over, so that it goes on after `position`; `start` begins to read.
+
+        What is read is what `decoder` makes, which is given the log to ask for what an event follows.
+        """
+        endpoint = source.endpoint.with_name(f"eventjet worker {source.durable}")
         pull = await asyncio.to_thread(
             DurablePull,
             endpoint,
-            context.stream,
-            resolved.durable,
+            source.stream,
+            source.durable,
             position=position,
-            batch_max=min(context.options.batch_max, _CHUNK_MAX),
+            filters=filters,
+            batch_max=min(batch_max, _CHUNK_MAX),
         )
-        buffer = EventBuffer(context.options.batch_max)
-        earlier = EarlierRecords(endpoint, context.stream)
-        decode = reader(context.catalog, resolved, earlier=earlier)
-        return cls(pull, buffer, decode, earlier, position, resolved.durable)
+        earlier = EarlierRecords(endpoint, source.stream)
+        return cls(pull, EventBuffer(batch_max), decoder(earlier), earlier, position, source.durable)
 
     def start(self) -> None:
         self._thread.start()
@@ -281,6 +297,19 @@ class EventBuffer:
             self.close()
 
 
+class Stand(Protocol):
+    """Where something that follows a log stands, a checkpoint or a cursor: at which event of which log."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def log(self) -> str: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def event_id(self) -> str: ...
+
+
 def state_of_log(connection: NatsConnection, stream: str) -> tuple[str, StreamState]:
     """(identity, state) of an app's stream; raises `Unreachable` when `init` has not made it."""
     try:
@@ -290,13 +319,13 @@ def state_of_log(connection: NatsConnection, stream: str) -> tuple[str, StreamSt
     return identity_of(state), state
 
 
-def learn_voids(context: WorkerContext) -> None:
+def learn_voids(endpoint: Endpoint, stream: str, catalog: Catalog) -> None:
     """Have the readers of a worker pass over what its log declares void. Blocks."""
-    with NatsConnection.open(context.endpoint) as connection:
-        context.catalog.voids.update(voids_in(connection, context.stream))
+    with NatsConnection.open(endpoint) as connection:
+        catalog.voids.update(voids_in(connection, stream))
 
 
-def check_log(endpoint: Endpoint, stream: str, held: Checkpoint) -> str:
+def check_log(endpoint: Endpoint, stream: str, held: Stand) -> str:
     """The log's identity, if the checkpoint was made from this log; raises `LogRolledBack`. Blocks."""
     with NatsConnection.open(endpoint) as connection:
         identity, state = state_of_log(connection, stream)
@@ -306,7 +335,7 @@ def check_log(endpoint: Endpoint, stream: str, held: Checkpoint) -> str:
     return identity
 
 
-def check_whole_log(endpoint: Endpoint, stream: str, held: Checkpoint) -> str:
+def check_whole_log(endpoint: Endpoint, stream: str, held: Stand) -> str:
     """As `check_log`, for who goes on from there: raises `LogIncomplete` as well. Blocks."""
     with NatsConnection.open(endpoint) as connection:
         identity, state = state_of_log(connection, stream)
@@ -316,7 +345,7 @@ def check_whole_log(endpoint: Endpoint, stream: str, held: Checkpoint) -> str:
     return identity
 
 
-def check_running(endpoint: Endpoint, stream: str, held: Checkpoint, log: str) -> None:
+def check_running(endpoint: Endpoint, stream: str, held: Stand, log: str) -> None:
     """What may change under a worker while it reads: raises as `check_whole_log`. Blocks.
 
     A server that is away is no fault, and another past under the same identity ends the reading by itself.
@@ -334,7 +363,7 @@ def check_running(endpoint: Endpoint, stream: str, held: Checkpoint, log: str) -
 
 
 def log_fault(
-    connection: NatsConnection, identity: str, state: StreamState, held: Checkpoint
+    connection: NatsConnection, identity: str, state: StreamState, held: Stand
 ) -> LogRolledBack | LogIncomplete | None:
     """Why the projection cannot go on over this log; None if it can."""
     fault = _another_past(connection, identity, state, held)
@@ -342,9 +371,7 @@ def log_fault(
     return LogIncomplete(f"The log {state.name!r}", gone) if gone else fault
 
 
-def _another_past(
-    connection: NatsConnection, identity: str, state: StreamState, held: Checkpoint
-) -> LogRolledBack | None:
+def _another_past(connection: NatsConnection, identity: str, state: StreamState, held: Stand) -> LogRolledBack | None:
     """Why the checkpoint was not made from this log, None if it was.
 
     A log restored from an old backup and grown again has a longer tail but another past: hence the event's id.

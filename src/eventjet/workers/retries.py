@@ -12,16 +12,17 @@ from typing import Any, cast
 
 from sqlalchemy.exc import DBAPIError
 
+from eventjet.domain.parked import PARKED, RETRIED, RETRY, AggregateKey, Parked
 from eventjet.errors import HistoryBroken, StillHeld
 from eventjet.nats.api import message_at
 from eventjet.nats.connection import NatsConnection
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine import rows
-from eventjet.quarantine.fold import AggregateKey, BlockedAggregates, Offered, Offering
+from eventjet.quarantine.fold import BlockedAggregates, Offered, Offering
 from eventjet.quarantine.rows import WaitingEvent
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.statements import PARKED, RETRIED, RETRY, Parked, QuarantineChanges
+from eventjet.sql.statements import QuarantineChanges
 from eventjet.store.earlier import EarlierRecords
 from eventjet.workers.context import Session, WorkerContext
 from eventjet.workers.reader import check_log

@@ -19,21 +19,24 @@ from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application
 from eventjet.quarantine.rows import parked_counts
+from eventjet.reactions.following import declarations_of
 from eventjet.settings import Settings
 from eventjet.sql import checkpoint, table_identity
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, NEW, Checkpoint
 from eventjet.sql.database import COMMAND, READ_ONLY, Database
 from eventjet.sql.dialect import dialect_of
+from eventjet.workers.cursor_status import CursorLook, look_at_cursors
 from eventjet.workers.reader import log_fault, state_of_log
 
+PROJECTION = "projection"
 _PACE_S = 10.0
 _CLOCK_S = 1.0
 """How far the database's clock may be corrected without notice."""
 
 
 @dataclass(frozen=True, slots=True)
-class ProjectionStatus:
-    """One projection at one revision."""
+class WorkStatus:
+    """One projection at one revision, or one reactor or process."""
 
     name: str
     revision: int
@@ -65,6 +68,8 @@ class ProjectionStatus:
     """How fast its position moves; None when only one look was taken."""
     eta_s: float | None = None
     """When it will have caught up with the log, which grows meanwhile; None when it will not at this pace."""
+    kind: str = PROJECTION
+    """`projection`, `reactor` or `process`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +78,10 @@ class StatusSnapshot:
 
     at: float
     """By this process's monotonic clock."""
-    projections: list[ProjectionStatus]
+    projections: list[WorkStatus]
 
 
-async def status(app: Application, settings: Settings, *, pause_s: float | None = None) -> list[ProjectionStatus]:
+async def status(app: Application, settings: Settings, *, pause_s: float | None = None) -> list[WorkStatus]:
     """Every projection that is declared or has a checkpoint, by name and revision. Raises `Unreachable`.
 
     With pace and time left after a pause, which is taken only where something lags.
@@ -93,7 +98,7 @@ async def status(app: Application, settings: Settings, *, pause_s: float | None 
 
 async def watched(
     app: Application, settings: Settings, interval_s: float
-) -> AsyncGenerator[list[ProjectionStatus] | EventjetError]:
+) -> AsyncGenerator[list[WorkStatus] | EventjetError]:
     """The status every `interval_s` without end, its pace by the snapshots of the last ten seconds.
 
     Raises what the first look raises; what goes wrong later is yielded, and looked after again.
@@ -113,7 +118,7 @@ async def watched(
             yield paced(snapshots[0], snapshots[-1])
 
 
-def paced(before: StatusSnapshot, after: StatusSnapshot) -> list[ProjectionStatus]:
+def paced(before: StatusSnapshot, after: StatusSnapshot) -> list[WorkStatus]:
     """The later snapshot, with what the earlier one tells of pace and time left."""
     known = {(status.name, status.revision, status.generation): status for status in before.projections}
     return [
@@ -122,7 +127,7 @@ def paced(before: StatusSnapshot, after: StatusSnapshot) -> list[ProjectionStatu
     ]
 
 
-def _paced(status: ProjectionStatus, before: ProjectionStatus | None, seconds: float) -> ProjectionStatus:
+def _paced(status: WorkStatus, before: WorkStatus | None, seconds: float) -> WorkStatus:
     if seconds <= 0 or before is None or status.position < before.position:
         return replace(status, eta_s=None if status.lag_events else 0.0)
     pace = (status.position - before.position) / seconds
@@ -139,6 +144,8 @@ class StatusReader:
         self._database = Database(settings.database)
         self._endpoint = Endpoint.of(settings)
         self._declared = {(resolved.name, resolved.revision) for resolved in app.projections.values()}
+        self._followers = declarations_of(app)
+        self._app = app
         self._engine: AsyncEngine | None = None
         self._connection: NatsConnection | None = None
 
@@ -151,17 +158,18 @@ class StatusReader:
     async def read(self) -> StatusSnapshot:
         """Every projection that is declared or has a checkpoint, by name and revision. Raises `Unreachable`."""
         try:
-            checkpoints, parked = await self._checkpoints()
+            checkpoints, parked = await self._checkpoints() if self._declared or not self._followers else ([], {})
             at = time.monotonic()
             for name, revision in self._declared - {(held.name, held.revision) for held, _ in checkpoints}:
                 checkpoints.append((Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, NEW, None), 0.0))
             checkpoints.sort(key=lambda pair: (pair[0].name, pair[0].revision))
             last, ages, faults = await asyncio.to_thread(self._log, [held for held, _ in checkpoints])
+            followers = await asyncio.to_thread(self._cursors, last) if self._followers else []
         except BaseException:
             await self._close()
             raise
         projections = [
-            ProjectionStatus(
+            WorkStatus(
                 name=held.name,
                 revision=held.revision,
                 state=FAILED if held in faults else held.state,
@@ -180,7 +188,39 @@ class StatusReader:
             )
             for held, lease_left_s in checkpoints
         ]
-        return StatusSnapshot(at, projections)
+        return StatusSnapshot(at, [*projections, *followers])
+
+    def _cursors(self, last: int) -> list[WorkStatus]:
+        """Every reactor and process that is declared or has a cursor. Blocks."""
+        assert self._connection is not None
+        looks = {held.name: held for held in look_at_cursors(self._connection, self._app, last)}
+        names = sorted({*self._followers, *looks})
+        return [self._follower(name, looks.get(name), last) for name in names]
+
+    def _follower(self, name: str, look: CursorLook | None, last: int) -> WorkStatus:
+        declared = self._followers.get(name)
+        if look is None:
+            assert declared is not None
+            missing = "it has no cursor: run `eventjet init`"
+            return WorkStatus(
+                name, declared.revision, NEW, 0, last, last, None, None, 1, missing, True, kind=declared.kind
+            )
+        cursor = look.cursor
+        return WorkStatus(
+            name=name,
+            revision=cursor.revision,
+            state=cursor.state,
+            position=cursor.position,
+            log_position=last,
+            lag_events=look.lag_events,
+            lag_s=look.lag_s,
+            owner=cursor.owner,
+            generation=1,
+            reason=cursor.reason,
+            declared=declared is not None,
+            parked=look.parked,
+            kind=cursor.kind,
+        )
 
     async def _close(self) -> None:
         engine, self._engine = self._engine, None

@@ -1,72 +1,67 @@
-"""`run_workers`: several projections in one process, until it is asked to stop; a `Projector` keeps each up to date.
-
-A projector works term after term. A term is one lease: take it, take the durable over, check the log, then write batch
-by batch. Any fault ends the term. After faults of connections, leases and locks another begins; faults of events and of
-the log stop the projection with their reason, until somebody rebuilds it or starts a worker that takes them.
-"""
+"""`run_workers`: projections, reactors and processes in one process, until it is asked to stop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from sqlalchemy.exc import SQLAlchemyError
-
-from eventjet import failpoints
-from eventjet.errors import (
-    CheckpointFenced,
-    CodecError,
-    EventjetError,
-    HandlerFailed,
-    HistoryBroken,
-    LogIncomplete,
-    LogRolledBack,
-    StillHeld,
-    TableLost,
-    TableOccupied,
-    TransactionEnded,
-    UnknownEvent,
-    UsageError,
-)
+from eventjet.cursors.kv import Cursors
+from eventjet.errors import UsageError
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
+from eventjet.observability.metrics import FollowerMeter, Meter
 from eventjet.projections.app_ref import Application, projections_of
-from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.quarantine.fold import is_newer
+from eventjet.projections.sql_projection import AnyResolved
+from eventjet.reactions.following import Declaration, declarations_of
+from eventjet.reactions.steps import ProcessRunner
+from eventjet.repository.repositories import open_repositories
 from eventjet.settings import Settings
 from eventjet.sql import locations
-from eventjet.sql.checkpoint import ACTIVE, BUILDING, DECLARED, FAILED
 from eventjet.sql.database import Database
-from eventjet.workers.context import Session, WorkerContext, WorkerOptions
+from eventjet.store.timers import JetStreamTimers
+from eventjet.workers.context import WorkerContext, WorkerOptions
+from eventjet.workers.followed import Followed, FollowedProcess, FollowedReactor
+from eventjet.workers.follower import Follower, FollowerContext
 from eventjet.workers.health import HealthMonitor, serving
-from eventjet.workers.lease import Lease, Promotion, new_owner, pause
+from eventjet.workers.lease import new_owner
 from eventjet.workers.notify import Notifier
-from eventjet.workers.pipeline import BatchPipeline, FoldCommitter, Pace, SqlCommitter
-from eventjet.workers.reader import EventReader, check_running, check_whole_log, learn_voids, state_of_log
-from eventjet.workers.retries import carry_out_retries, load_blocked
-from eventjet.writers.batch import reason_of
-from eventjet.writers.sql_writer import SqlWriter
+from eventjet.workers.projector import Projector
+from eventjet.workers.reader import state_of_log
+from eventjet.workers.status import StatusReader
 
 _log = logging.getLogger(__name__)
 
-_LOOK_S = 2.0
-"""How often a worker looks whether its tables are still there, and the log is the one it began with, and whole."""
-_STOPS = (
-    HandlerFailed,
-    CodecError,
-    LogIncomplete,
-    LogRolledBack,
-    HistoryBroken,
-    TableLost,
-    TableOccupied,
-    StillHeld,
-    TransactionEnded,
-)
-_PASSES = (EventjetError, SQLAlchemyError, OSError, TimeoutError)
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What one process works on."""
+
+    projections: Sequence[AnyResolved]
+    followers: Sequence[Declaration]
+
+    @property
+    def names(self) -> list[str]:
+        return [one.name for one in (*self.projections, *self.followers)]
+
+
+def chosen_of(app: Application, names: Sequence[str]) -> Chosen:
+    """What these names mean, once each, or all that the app has when none is named; raises `UsageError`."""
+    declared = declarations_of(app)
+    known = [*app.projections, *declared]
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"The app {app.name!r} has no {name!r} to work on. It has {', '.join(known) or 'nothing'}."
+            )
+    wanted = list(dict.fromkeys(names)) or known
+    own = [name for name in wanted if name in app.projections]
+    followers = [declared[name] for name in wanted if name in declared]
+    return Chosen(projections_of(app, own) if own else [], followers)
 
 
 async def run_workers(
@@ -79,213 +74,115 @@ async def run_workers(
     options: WorkerOptions | None = None,
     http: tuple[str, int] | None = None,
 ) -> None:
-    """Keep the named projections (none means all) up to date until `stop` is set, then finish the batches in hand.
+    """Work on what is named (none means all that the app has) until `stop` is set, then finish what is in hand.
 
-    `on_ready` is called once, when every projection works, waits as a standby, or is stopped by a fault. Raises
-    `UsageError` for a name the app does not have, and `Unreachable` when the server, the stream, the database or its
-    tables are missing at the start; later outages are waited out. At the address `http` health and metrics are told
-    meanwhile.
+    `on_ready` is called once, when everything works, waits as a standby, or is stopped by a fault. Raises `UsageError`
+    for a name the app does not have, and `Unreachable` when the server, the stream, a cursor, the database or its
+    tables are missing at the start; later outages are waited out. Without projections no database is needed. At the
+    address `http` health and metrics are told meanwhile.
     """
-    chosen = _chosen(app, names)
-    endpoint = Endpoint.of(settings)
-    context = WorkerContext(
-        app.name,
-        app.catalog.of_log(),
-        Database(settings.database),
-        endpoint,
-        new_owner(),
-        options or WorkerOptions(),
-        Notifier(endpoint, app.name),
-    )
-    await _check(context, chosen)
+    chosen = chosen_of(app, names)
+    if not chosen.names:
+        raise UsageError(f"{app.name!r} declares nothing to work on. List a projection or a reactor in its App.")
+    working = _Working(app, settings, options or WorkerOptions(), _when_all(chosen.names, on_ready))
+    await asyncio.to_thread(_check_stream, working.endpoint, app.name)
     async with AsyncExitStack() as ending:
-        ending.push_async_callback(asyncio.to_thread, context.notifier.close)
+        if chosen.projections:
+            await working.begin_projections(chosen.projections, ending)
+        if chosen.followers:
+            await working.begin_followers(chosen.followers, ending)
         if http is not None:
-            await ending.enter_async_context(serving(http, HealthMonitor(app, settings, context, chosen)))
-        await _work(context, chosen, stop, on_ready)
+            monitor = HealthMonitor(
+                StatusReader(app, settings), working.owner, working.options, set(chosen.names), working.meters
+            )
+            await ending.enter_async_context(serving(http, monitor))
+        await working.run(stop)
 
 
-async def _work(
-    context: WorkerContext, chosen: Sequence[AnyResolved], stop: asyncio.Event, on_ready: Callable[[], None] | None
-) -> None:
-    waiting = {resolved.durable for resolved in chosen}
+class _Working:
+    """What one process works on, and what that shares."""
 
-    def ready(durable: str) -> None:
-        if durable in waiting:
-            waiting.discard(durable)
+    def __init__(
+        self, app: Application, settings: Settings, options: WorkerOptions, ready: Callable[[str], None]
+    ) -> None:
+        self.options = options
+        self.owner = new_owner()
+        self.endpoint = Endpoint.of(settings)
+        self.meters: list[Mapping[str, Meter | FollowerMeter]] = []
+        self._app = app
+        self._settings = settings
+        self._ready = ready
+        self._tasks: dict[str, Callable[[asyncio.Event], Coroutine[Any, Any, None]]] = {}
+
+    async def begin_projections(self, chosen: Sequence[AnyResolved], ending: AsyncExitStack) -> None:
+        notifier = Notifier(self.endpoint, self._app.name)
+        database = Database(self._settings.database)
+        catalog = self._app.catalog.of_log()
+        context = WorkerContext(self._app.name, catalog, database, self.endpoint, self.owner, self.options, notifier)
+        await _check_tables(database, chosen)
+        ending.push_async_callback(asyncio.to_thread, notifier.close)
+        self.meters.append(context.meters)
+        for one in chosen:
+            self._tasks[one.durable] = Projector(one, context, partial(self._ready, one.name)).run
+
+    async def begin_followers(self, chosen: Sequence[Declaration], ending: AsyncExitStack) -> None:
+        app = self._app
+        repositories, client = await ending.enter_async_context(open_repositories(app, self._settings))
+        cursors = Cursors(client, app.name)
+        for one in chosen:
+            await cursors.read(one.name)
+        wanted = app.deps is not None and any(one.name in app.reactors for one in chosen)
+        deps = await ending.enter_async_context(app.deps()) if app.deps is not None and wanted else None
+        context = FollowerContext(repositories, cursors, self.endpoint, self.owner, self.options)
+        self.meters.append(context.meters)
+        processes = {info.name: (cls, info) for cls, info in app.processes.items()}
+        for one in chosen:
+            if one.name in processes:
+                runner = ProcessRunner(repositories, *processes[one.name])
+                followed: Followed = FollowedProcess(one, runner, JetStreamTimers(client, app.name))
+            else:
+                followed = FollowedReactor(one, app.reactors[one.name], repositories, deps)
+            self._tasks[one.name] = Follower(followed, context, partial(self._ready, one.name)).run
+
+    async def run(self, stop: asyncio.Event) -> None:
+        tasks = [asyncio.create_task(run(stop), name=name) for name, run in self._tasks.items()]
+        drain_s = self.options.drain_s
+        try:
+            await stop.wait()
+            _, late = await asyncio.wait(tasks, timeout=drain_s)
+            for task in late:
+                _log.warning(
+                    "%s did not finish what it had in hand within %g s and is cut off", task.get_name(), drain_s
+                )
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _when_all(names: Sequence[str], on_ready: Callable[[], None] | None) -> Callable[[str], None]:
+    """Calls `on_ready` once each of the names was told."""
+    waiting = set(names)
+
+    def ready(name: str) -> None:
+        if name in waiting:
+            waiting.discard(name)
             if not waiting and on_ready is not None:
                 on_ready()
 
-    projectors = [Projector(resolved, context, partial(ready, resolved.durable)) for resolved in chosen]
-    tasks = [asyncio.create_task(one.run(stop), name=one.resolved.durable) for one in projectors]
-    drain_s = context.options.drain_s
-    try:
-        await stop.wait()
-        _, late = await asyncio.wait(tasks, timeout=drain_s)
-        for task in late:
-            _log.warning("%s did not finish its batch within %g s and is cut off", task.get_name(), drain_s)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    return ready
 
 
-def _chosen(app: Application, names: Sequence[str]) -> list[AnyResolved]:
-    chosen = projections_of(app, names)
-    if not chosen:
-        raise UsageError(f"{app.name!r} declares no projections, so there is nothing to work on. List one in its App.")
-    return chosen
-
-
-async def _check(context: WorkerContext, chosen: Sequence[AnyResolved]) -> None:
+async def _check_tables(database: Database, chosen: Sequence[AnyResolved]) -> None:
     """Fail early, and in words, on what a person has to set up first."""
-    engine = context.database.engine("eventjet worker").execution_options(**context.database.dialect.look_options)
+    engine = database.engine("eventjet worker").execution_options(**database.dialect.look_options)
     try:
-        async with context.database.reaching(), engine.connect() as connection:
+        async with database.reaching(), engine.connect() as connection:
             await connection.run_sync(locations.check_tables, chosen)
     finally:
         await engine.dispose()
 
-    def check_stream() -> None:
-        with NatsConnection.open(context.endpoint) as connection:
-            state_of_log(connection, context.stream)
 
-    await asyncio.to_thread(check_stream)
-
-
-class Projector:
-    """One projection in one process. `on_ready` is called, perhaps often, once it works or waits for the lease."""
-
-    def __init__(self, resolved: AnyResolved, context: WorkerContext, on_ready: Callable[[], None]) -> None:
-        self.resolved = resolved
-        self._context = context
-        self._on_ready = on_ready
-        self._meter = context.meter(resolved)
-        self._pace = Pace(context.options)
-        self._failed_at = -1
-
-    async def run(self, stop: asyncio.Event) -> None:
-        """Term after term until `stop`; the batch in hand is finished and the lease let go."""
-        while not stop.is_set():
-            try:
-                await self._term(stop)
-            except CheckpointFenced as error:
-                self._meter.terms["fenced"] += 1
-                _log.warning("%s", error)
-            except Exception as error:  # noqa: BLE001 - others go on, and so does this one, at a bounded rate
-                self._meter.terms["fault"] += 1
-                unforeseen = not isinstance(error, _PASSES)
-                _log.warning("%s: %s. Trying again.", self.resolved.name, reason_of(error), exc_info=unforeseen)
-                await pause(stop, self._pace.pause_s)
-                self._pace.paused()
-
-    async def _term(self, stop: asyncio.Event) -> None:
-        by_hand = isinstance(self.resolved, ResolvedSql)
-        async with Session.open(self._context, f"worker {self.resolved.durable}", by_hand=by_hand) as session:
-            lease = await Lease.acquire(session, self.resolved, self._context, stop, self._on_ready, self._failed_at)
-            if lease is None:
-                return
-            failpoints.reach("worker.lease_taken")
-            if not by_hand:
-                await session.commit_by_statement()
-            elif lease.held.location != DECLARED:
-                await session.look_first_in(lease.held.location)
-            try:
-                await self._hold(session, lease, stop)
-                self._meter.terms["drained"] += 1
-            except _STOPS as error:
-                await self._stop(lease, error)
-            finally:
-                with suppress(SQLAlchemyError, OSError):
-                    failpoints.reach("worker.before_release")
-                    await lease.release()
-
-    async def _hold(self, session: Session, lease: Lease, stop: asyncio.Event) -> None:
-        """Check the tables, carry out retries, take the durable over, check the log, read what is blocked; then write.
-
-        Each step relies on those before it, and all of them on the lease.
-        """
-        context, held = self._context, lease.held
-        await lease.check_tables()
-        await asyncio.to_thread(learn_voids, context)
-        await carry_out_retries(session, context, self.resolved, held, stop)
-        reader = await EventReader.open(context, self.resolved, held.position)
-        waker = asyncio.create_task(_wake_at(stop, reader))
-        try:
-            if not held.log:
-                await lease.check_unused()
-            # After the durable is made: whoever replaces the stream from here on deletes it too.
-            log = await asyncio.to_thread(check_whole_log, context.endpoint, context.stream, held)
-            if held.log != log or not await lease.are_tables_noted():
-                await lease.adopt(log)
-            failpoints.reach("worker.log_checked")
-            pipeline = await self._pipeline(session, lease, reader)
-            reader.start()
-            self._on_ready()
-            await self._project(session, lease, reader, pipeline, stop, log)
-        finally:
-            waker.cancel()
-            await reader.close()
-
-    async def _pipeline(self, session: Session, lease: Lease, reader: EventReader) -> BatchPipeline:
-        """What was blocked, or remembered, before this lease was taken is read anew."""
-        context, resolved, held = self._context, self.resolved, lease.held
-        blocked = await load_blocked(session, resolved)
-        if isinstance(resolved, ResolvedSql):
-            committer = SqlCommitter(session, SqlWriter(resolved, lease_s=context.options.lease_s), held)
-        else:
-            writer = context.fold_writer(resolved, held, blocked)
-            overlaps = context.database.dialect.is_concurrent
-            committer = FoldCommitter(session, writer, held, reader, overlaps=overlaps)
-        return BatchPipeline(held, reader, committer, self._pace, self._committed)
-
-    def _committed(self, position: int, events: int, seconds: float) -> None:
-        self._meter.committed(events, seconds)
-        self._context.notifier.tell(self.resolved.name, self.resolved.revision, position)
-
-    async def _project(
-        self,
-        session: Session,
-        lease: Lease,
-        reader: EventReader,
-        pipeline: BatchPipeline,
-        stop: asyncio.Event,
-        log: str,
-    ) -> None:
-        """Write until `stop`, or until the revision is promoted."""
-        promotion = Promotion(self.resolved, self._context, lease, session)
-        building = lease.held.state == BUILDING and not promotion.wanted
-        looked_at = time.monotonic()
-        while not stop.is_set():
-            if time.monotonic() - looked_at > _LOOK_S:
-                await lease.check_tables()
-                context = self._context
-                await asyncio.to_thread(check_running, context.endpoint, context.stream, lease.held, log)
-                looked_at = time.monotonic()
-            if not await pipeline.step(self._context.options.lease_s / 3):
-                await lease.renew()
-                failpoints.reach("worker.lease_renewed")
-            if building or promotion.wanted:
-                left = reader.left_after(pipeline.position)  # silence does not say that there is no more
-                if promotion.is_due(left) and await promotion.attempt(pipeline.step):
-                    return
-                if building and not left:
-                    failpoints.reach("worker.before_settle")
-                    await lease.settle(ACTIVE)
-                    failpoints.reach("worker.after_settle")
-                    building = False
-
-    async def _stop(self, lease: Lease, error: EventjetError) -> None:
-        """Stop the projection with its reason; a schema that only a newer deploy knows is left to that one."""
-        if isinstance(error, UnknownEvent) and is_newer(self._context.catalog, error):
-            self._pace.pause_s = self._context.options.backoff_s[1]
-            await lease.settle(None, str(error))
-            raise error
-        _log.error("%s is stopped: %s", self.resolved.name, error)
-        self._failed_at = await lease.settle(FAILED, str(error))
-        self._meter.terms["failed"] += 1
-
-
-async def _wake_at(stop: asyncio.Event, reader: EventReader) -> None:
-    await stop.wait()
-    reader.wake()
+def _check_stream(endpoint: Endpoint, stream: str) -> None:
+    with NatsConnection.open(endpoint) as connection:
+        state_of_log(connection, stream)

@@ -20,11 +20,12 @@ from typing import Any, TypeAlias
 from sqlalchemy import JSON, Connection, LargeBinary, Table
 
 from eventjet import failpoints
+from eventjet.domain.parked import AggregateKey
 from eventjet.errors import CheckpointFenced
 from eventjet.projections.fold import Fold, RowKey, Rows
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
-from eventjet.quarantine.fold import AggregateKey, BlockedAggregates, Offered, ParkingFold, Sorted
+from eventjet.quarantine.fold import BlockedAggregates, Offered, ParkingFold, Sorted
 from eventjet.sql.checkpoint import DECLARED, Checkpoint, read
 from eventjet.sql.dialect import Dialect
 from eventjet.sql.locations import located

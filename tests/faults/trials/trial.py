@@ -21,7 +21,7 @@ from eventjet.nats.api import stream_info
 from eventjet.nats.connection import ask_once
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
-from eventjet.workers.status import ProjectionStatus
+from eventjet.workers.status import WorkStatus
 from tests.faults.processes import WorkerProcess
 from tests.faults.tally import Truth, judge, snapshot, tally_app
 from tests.faults.trials.commands import Commands
@@ -137,7 +137,7 @@ class Run:
         """Whether the read models are at this position, or beyond it."""
         return all(one.position >= position for one in self.statuses())
 
-    def statuses(self) -> list[ProjectionStatus]:
+    def statuses(self) -> list[WorkStatus]:
         return [asyncio.run(self.ledger.status(name)) for name in self.ledger.projections]
 
     def settled(self, last: int) -> str:

@@ -1,0 +1,1 @@
+"""How far reactors, processes and publications have come, in a key-value stream."""

@@ -1,0 +1,131 @@
+"""`Cursor`: how far something that follows the log has come, who moves it, and every change of that. PURE.
+
+It lives at one key of a key-value stream and is only ever replaced by compare-and-set: whoever writes it names the
+sequence that it read, and one who was fenced names an old one. So there is no epoch: the sequence is the fence.
+
+Each cell says what the state becomes: `=` stays, `-` is refused and changes nothing.
+
+| transition | active | paused | failed | whose |
+|------------|--------|--------|--------|-------|
+| take       | =      | -      | active | whoever finds it free |
+| move       | =      | -      | -      | the owner's |
+| release    | =      | -      | -      | the owner's |
+| fail       | failed | -      | -      | the owner's |
+| pause      | paused | -      | paused | anybody's; the owner is fenced |
+| resume     | -      | active | -      | anybody's |
+| decide     | =      | =      | active | anybody's: a verdict on a parked event; the owner is fenced |
+| set        | active | =      | active | anybody's: another position; the owner is fenced |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
+
+import orjson
+
+from eventjet.errors import CursorDamaged
+
+ACTIVE, PAUSED, FAILED = "active", "paused", "failed"
+_REASON_MAX = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """What is at the key of one name."""
+
+    name: str
+    kind: str
+    """`reactor`, `process`, `publication` or `inbox`."""
+    log: str
+    """UUID of the log that it stands in."""
+    position: int = 0
+    """Everything up to here is done."""
+    event_id: str = ""
+    """Id of the event there."""
+    done: tuple[tuple[int, int], ...] = ()
+    """Ranges of positions beyond it that are done; between two neighbours may lie what does not concern it."""
+    owner: str | None = None
+    """The process that works on it, None when nobody does."""
+    revision: int = 1
+    """Of the code that took it last; older code stands by."""
+    state: str = ACTIVE
+    reason: str | None = None
+    """Why it failed."""
+
+    def encoded(self) -> bytes:
+        return orjson.dumps(asdict(self))
+
+    @classmethod
+    def decoded(cls, body: bytes) -> Cursor:
+        """The cursor in a value; raises `CursorDamaged` for what is none."""
+        try:
+            told = cast("dict[str, Any]", orjson.loads(body))
+            told["done"] = tuple((int(first), int(last)) for first, last in told["done"])
+            return cls(**told)
+        except (ValueError, TypeError, KeyError) as error:
+            raise CursorDamaged(body, str(error)) from None
+
+    def is_done(self, position: int) -> bool:
+        return position <= self.position or any(first <= position <= last for first, last in self.done)
+
+    def is_free(self, revision: int, owner: str, *, silent: bool, failed_at: int) -> bool:
+        """Whether a process may take it: nobody has it, or its owner has gone silent.
+
+        What failed elsewhere is tried once here as well, but not where it `failed_at` this position in this process.
+        """
+        if self.state == PAUSED or self.revision > revision or (self.state == FAILED and self.position == failed_at):
+            return False
+        return self.owner in (None, owner) or silent
+
+    # Transitions.
+
+    def taken(self, owner: str, revision: int) -> Cursor:
+        return replace(self, owner=owner, revision=revision, state=ACTIVE, reason=None)
+
+    def moved(self, position: int, event_id: str, done: tuple[tuple[int, int], ...]) -> Cursor:
+        return replace(self, position=position, event_id=event_id, done=done)
+
+    def released(self) -> Cursor:
+        return replace(self, owner=None)
+
+    def failed(self, reason: str) -> Cursor:
+        return replace(self, owner=None, state=FAILED, reason=reason[:_REASON_MAX])
+
+    def paused(self) -> Cursor:
+        return replace(self, owner=None, state=PAUSED)
+
+    def resumed(self) -> Cursor:
+        return replace(self, owner=None, state=ACTIVE, reason=None) if self.state == PAUSED else self
+
+    def decided(self) -> Cursor:
+        """Somebody decided about what is parked: whoever works on it looks anew."""
+        state = self.state if self.state == PAUSED else ACTIVE
+        return replace(self, owner=None, state=state, reason=None)
+
+    def set_to(self, log: str, position: int, event_id: str) -> Cursor:
+        state = self.state if self.state == PAUSED else ACTIVE
+        moved = replace(self, log=log, position=position, event_id=event_id, done=())
+        return replace(moved, owner=None, state=state, reason=None)
+
+
+class OwnerWatch:
+    """Tells that an owner has gone silent, by this process's own clock; no clock is compared between machines.
+
+    An owner writes its cursor well within a lease, and each write changes the sequence. One that was seen unchanged for
+    as long as a lease is nobody's.
+    """
+
+    def __init__(self, lease_s: float, clock: Callable[[], float]) -> None:
+        self._lease_s = lease_s
+        self._clock = clock
+        self._sequence = -1
+        self._since = 0.0
+
+    def saw(self, sequence: int) -> bool:
+        """To be told at each look; whether the owner is silent."""
+        now = self._clock()
+        if sequence != self._sequence:
+            self._sequence, self._since = sequence, now
+        return now - self._since > self._lease_s

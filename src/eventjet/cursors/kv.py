@@ -1,0 +1,168 @@
+"""Cursors on the server: the key-value stream `<app>_cursors`, a value a key, replaced by compare-and-set.
+
+`c.<name>` is a cursor; `q.<name>.<position>` is what is kept of an event that could not be taken. Both
+are in one stream, so that parking an event and passing over it are one atomic batch. What decides is read from the
+leader: a replica that lags might not know yet what was parked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
+from uuid import uuid4
+
+import orjson
+
+from eventjet.codec.envelope import BATCH_COMMIT, BATCH_ID, BATCH_NUMBER, EXPECTED, header_block
+from eventjet.codec.subjects import cursor_bucket
+from eventjet.cursors.cursor import Cursor
+from eventjet.domain.parked import BLOCKING, AggregateKey, Parked
+from eventjet.errors import ApiRefused, CursorDamaged, CursorFenced, CursorMissing, StreamMissing
+from eventjet.nats.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message, next_message
+from eventjet.nats.client import Client
+
+CHANGES_MAX = 900
+"""Parked events in one write: a batch holds 1,000 messages."""
+_GONE = ("KV-Operation", "DEL"), ("Nats-TTL", "1h")
+"""A key that is gone leaves a marker (ADR-8), which need not stay (ADR-43)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedEntry:
+    """One event of the quarantine of a cursor."""
+
+    parked: Parked
+    parked_at: float = 0.0
+    """Seconds since 1970."""
+    tries: int = 0
+
+    @property
+    def key(self) -> AggregateKey:
+        """Whose it is, and behind which others of the same wait."""
+        return self.parked.aggregate, self.parked.aggregate_id
+
+    @property
+    def position(self) -> int:
+        return self.parked.position
+
+    @property
+    def is_open(self) -> bool:
+        return self.parked.resolution in BLOCKING
+
+    def resolved(self, resolution: str) -> ParkedEntry:
+        return replace(self, parked=replace(self.parked, resolution=resolution))
+
+    def encoded(self) -> bytes:
+        value = asdict(self)
+        del value["parked"]["payload"]  # it stays in the log
+        return orjson.dumps(value)
+
+    @classmethod
+    def decoded(cls, body: bytes) -> ParkedEntry:
+        """The entry in a value; raises `CursorDamaged` for what is none."""
+        try:
+            told = cast("dict[str, Any]", orjson.loads(body))
+            return cls(Parked(**told.pop("parked")), **told)
+        except (ValueError, TypeError, KeyError) as error:
+            raise CursorDamaged(body, str(error)) from None
+
+
+def parked_now(parked: Parked, tries: int = 0) -> ParkedEntry:
+    return ParkedEntry(parked, time.time(), tries)
+
+
+@dataclass(slots=True)
+class HeldCursor:
+    """A cursor, and the sequence that the next write of it expects."""
+
+    cursor: Cursor
+    sequence: int
+
+
+class Cursors:
+    """The cursors of one app, for any number of tasks of one loop."""
+
+    def __init__(self, client: Client, app: str) -> None:
+        bucket = cursor_bucket(app)
+        self._client = client
+        self._app = app
+        self._stream = f"KV_{bucket}"
+        self._prefix = f"$KV.{bucket}."
+
+    async def read(self, name: str) -> HeldCursor:
+        """The cursor of a name, from the leader; raises `CursorMissing` where `init` has not made it."""
+        found = await self.find(name)
+        if found is None:
+            raise CursorMissing(self._app, name)
+        return found
+
+    async def find(self, name: str) -> HeldCursor | None:
+        """As `read`; None where there is none."""
+        try:
+            record = await self._client.ask(last_message(self._stream, f"{self._prefix}c.{name}"))
+        except StreamMissing:
+            return None
+        return None if record is None else HeldCursor(Cursor.decoded(record[4]), record[0])
+
+    async def all(self) -> list[Cursor]:
+        """Every cursor there is, by name."""
+        bodies = await self._from_leader("c.*")
+        return sorted(map(Cursor.decoded, bodies), key=lambda cursor: cursor.name)
+
+    async def write(
+        self,
+        held: HeldCursor,
+        cursor: Cursor,
+        kept: Sequence[ParkedEntry] = (),
+        gone: Sequence[ParkedEntry] = (),
+    ) -> None:
+        """Replace the cursor, and what changes in its quarantine, or nothing; `CHANGES_MAX` of those at the most.
+
+        Raises `CursorFenced` when it is no longer the one that was read, and `StoreUnavailable` when no answer came:
+        then it may have been written.
+        """
+        messages: list[tuple[str, bytes, list[tuple[str, str]]]] = [
+            (f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(held.sequence))]),
+            *((_key(cursor.name, entry), entry.encoded(), []) for entry in kept),
+            *((_key(cursor.name, entry), b"", list(_GONE)) for entry in gone),
+        ]
+        if len(messages) > 1:
+            batch = uuid4().hex
+            for number, (_, _, headers) in enumerate(messages, 1):
+                headers += [(BATCH_ID, batch), (BATCH_NUMBER, str(number))]
+            messages[-1][2].append((BATCH_COMMIT, "1"))
+        *before, (key, body, block) = [
+            (self._prefix + key, body, header_block(headers) if headers else b"") for key, body, headers in messages
+        ]
+        frame = await self._client.request(key, body, block, before=before)
+        try:
+            answer = answer_in(frame, f"The cursor {cursor.name}")
+        except ApiRefused as refusal:
+            if refusal.err_code in (WRONG_SEQUENCE, IN_PROCESS):
+                raise CursorFenced(cursor.name) from None
+            raise
+        held.sequence = int(answer["seq"]) - len(messages) + 1
+        held.cursor = cursor
+
+    async def parked(self, name: str, *, resolved: bool = False) -> list[ParkedEntry]:
+        """What is parked or blocked, by position; with those that were retried or dropped, where asked for."""
+        entries = [ParkedEntry.decoded(body) for body in await self._from_leader(f"q.{name}.*") if body]
+        return sorted((one for one in entries if resolved or one.is_open), key=lambda one: one.position)
+
+    async def _from_leader(self, key: str) -> list[bytes]:
+        """The values of all keys that match, one request each."""
+        values: list[bytes] = []
+        subject, position = self._prefix + key, 1
+        try:
+            while (record := await self._client.ask(next_message(self._stream, position, subject))) is not None:
+                values.append(record[4])
+                position = record[0] + 1
+        except StreamMissing:
+            return []
+        return values
+
+
+def _key(name: str, entry: ParkedEntry) -> str:
+    return f"q.{name}.{entry.position}"

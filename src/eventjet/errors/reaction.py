@@ -1,0 +1,57 @@
+"""What goes wrong with reactors, processes and whatever else follows the log with a cursor."""
+
+from __future__ import annotations
+
+from eventjet.errors.base import EventjetError, Unreachable
+
+_SHOWN_MAX = 60
+
+
+class ReactionError(EventjetError):
+    """Something that follows the log could not go on."""
+
+
+class CursorFenced(ReactionError):
+    """Another worker has it, or somebody paused it or decided about it; nothing of this write is stored."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"{name!r} is no longer this worker's: somebody else wrote its cursor. Another worker took it over, or it "
+            "was paused, set or decided about; this one stands by."
+        )
+
+
+class CursorMissing(ReactionError, Unreachable):
+    """There is no cursor of this name, and only `init` says where one begins."""
+
+    def __init__(self, app: str, name: str) -> None:
+        self.name = name
+        Unreachable.__init__(
+            self, f"The cursor of {name!r}", f"the app {app!r} has none on this server", "Run `eventjet init` once."
+        )
+
+
+class CursorDamaged(ReactionError):
+    """What is in the key-value stream of cursors is not what eventjet writes there."""
+
+    def __init__(self, body: bytes, reason: str) -> None:
+        self.body = body
+        super().__init__(
+            f"A value among the cursors cannot be read ({reason}): {body[:_SHOWN_MAX]!r}. Another program or a newer "
+            "eventjet wrote it; upgrade, or set the cursor anew with `eventjet cursor set`."
+        )
+
+
+class ReactionFailed(ReactionError):
+    """A handler or a step raised what it says nothing about, and what it belongs to stops for that."""
+
+    def __init__(self, name: str, position: int, aggregate_id: str, reason: str) -> None:
+        self.name = name
+        self.position = position
+        self.aggregate_id = aggregate_id
+        self.reason = reason
+        super().__init__(
+            f"{name!r} could not take the event at position {position} of {aggregate_id!r}: {reason}. "
+            "Fix it, and start the worker again."
+        )

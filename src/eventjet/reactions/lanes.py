@@ -1,0 +1,120 @@
+"""`Lanes`: one piece of work at a time for each key, many keys at once; and up to which position everything is done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import TypeAlias
+
+Work: TypeAlias = Callable[[], Awaitable[None]]
+
+
+class Lanes:
+    """Made within the loop that uses it. What work raises ends the lane and is the result of `failed`."""
+
+    def __init__(self, width: int, ahead_max: int, position: int = 0, event_id: str = "") -> None:
+        """So many lanes at once, and so many positions open; all is done up to `position`."""
+        self._width = asyncio.Semaphore(width)
+        self._urgent = asyncio.Semaphore(max(1, width // 4))
+        self._ahead_max = ahead_max
+        self._queues: dict[Hashable, deque[tuple[int, Work]]] = {}
+        self._open: OrderedDict[int, tuple[int, str]] = OrderedDict()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """What the first piece of work that failed has raised."""
+        self.position = position
+        """Everything up to here is done: the floor."""
+        self.event_id = event_id
+        """Of the event there."""
+        self.changed = asyncio.Event()
+        """Set when the floor or what is done beyond it has moved; for its reader to clear."""
+
+    async def room(self) -> None:
+        """Wait until another position may be opened."""
+        await self._room.wait()
+
+    def add(self, position: int, event_id: str, works: Sequence[tuple[Hashable, Work]]) -> None:
+        """Work of one position, above all before it, perhaps for several keys; none passes it over."""
+        self._open[position] = (len(works), event_id)
+        for key, work in works:
+            self._queue(key, position, work)
+        if not works:
+            self._advance()
+        if len(self._open) >= self._ahead_max:
+            self._room.clear()
+
+    def add_due(self, key: Hashable, work: Work) -> None:
+        """Work of no position, in a width of its own: it does not wait behind a backlog of other keys."""
+        self._queue(key, 0, work)
+
+    def done_beyond(self) -> tuple[tuple[int, int], ...]:
+        """Ranges of what is done beyond the floor; neighbours among what was added are one range."""
+        ranges: list[tuple[int, int]] = []
+        joined = False
+        for position, (left, _) in self._open.items():
+            if left == 0 and joined:
+                ranges[-1] = (ranges[-1][0], position)
+            elif left == 0:
+                ranges.append((position, position))
+            joined = left == 0
+        return tuple(ranges)
+
+    async def idle(self) -> None:
+        """Wait until no work is left."""
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Cancel what is under way, and wait for its end."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.failed.done() and not self.failed.cancelled():
+            self.failed.exception()  # taken, so that nobody is warned of it
+        self.failed.cancel()
+
+    def _queue(self, key: Hashable, position: int, work: Work) -> None:
+        queue = self._queues.get(key)
+        if queue is not None:
+            queue.append((position, work))
+            return
+        self._queues[key] = deque([(position, work)])
+        self._idle.clear()
+        task = asyncio.ensure_future(self._run(key))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, key: Hashable) -> None:
+        queue = self._queues[key]
+        while queue:
+            position, work = queue[0]
+            try:
+                async with self._width if position else self._urgent:
+                    await work()
+            except Exception as error:  # noqa: BLE001 - whoever waits for `failed` raises it
+                if not self.failed.done():
+                    self.failed.set_exception(error)
+                return
+            queue.popleft()
+            if position:
+                left, event_id = self._open[position]
+                self._open[position] = (left - 1, event_id)
+                self._advance()
+        del self._queues[key]
+        if not self._queues:
+            self._idle.set()
+
+    def _advance(self) -> None:
+        while self._open:
+            position, (left, event_id) = next(iter(self._open.items()))
+            if left:
+                break
+            del self._open[position]
+            self.position, self.event_id = position, event_id
+        self.changed.set()
+        if len(self._open) < self._ahead_max:
+            self._room.set()

@@ -1,0 +1,130 @@
+"""What an `App` says of its processes and reactors, resolved and checked as a whole."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from eventjet.codec.catalog import Catalog
+from eventjet.codec.subjects import is_name
+from eventjet.domain.aggregate import aggregate_info
+from eventjet.domain.process import LISTENS, PROCESS, Deadline, Listener, ProcessInfo, Step, listeners_of, same_id
+from eventjet.domain.reactor import Reactor
+from eventjet.domain.subscription import events_of, folded_events, resolved_hint, shown_name, union_members
+from eventjet.errors import DefinitionError
+
+_LISTENER_PARAMETERS = 2
+_ARGUMENTS = 2
+
+
+def resolved_processes(declared: Sequence[Any], catalog: Catalog, faults: list[str]) -> dict[Any, ProcessInfo]:
+    """By class; what is wrong goes to `faults`."""
+    found: dict[Any, ProcessInfo] = {}
+    for cls in declared:
+        if getattr(cls, PROCESS, None) is None:
+            faults.append(f"{shown_name(cls)} is not a process: decorate it with @process(…)")
+            continue
+        try:
+            info = aggregate_info(cls)
+            own = folded_events(cls)
+        except (DefinitionError, AttributeError, TypeError):
+            continue  # told as one of the aggregates
+        faults += [f"process {info.name!r}: {fault}" for fault in _function_faults(cls, own)]
+        listeners = tuple(_listeners(cls, info.name, own, catalog, faults))
+        has_deadlines = callable(getattr(cls, "deadline", None))
+        found[cls] = ProcessInfo(info.name, info.revision, own, listeners, has_deadlines)
+    return found
+
+
+def checked_reactors(
+    declared: Sequence[Reactor[Any, Any]], catalog: Catalog, faults: list[str]
+) -> dict[str, Reactor[Any, Any]]:
+    """By name; what is wrong goes to `faults`."""
+    found: dict[str, Reactor[Any, Any]] = {}
+    for one in declared:
+        if not isinstance(one, Reactor):  # pyright: ignore[reportUnnecessaryIsInstance]  who has no checker
+            faults.append(f"{one!r} is not a reactor: decorate it with @reactor(…)")
+            continue
+        if not is_name(one.name):
+            faults.append(f"the reactor's name {one.name!r} is not [a-z][a-z0-9_]*")
+        if one.name in found:
+            faults.append(f"two reactors are called {one.name!r}")
+        faults += [f"reactor {one.name!r}: {fault}" for fault in one.faults(catalog.__contains__)]
+        found[one.name] = one
+    return found
+
+
+def shared_names(names: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Names that two kinds share: commands take a name for either."""
+    owners: dict[str, str] = {}
+    for kind, each in names.items():
+        for name in each:
+            if owners.setdefault(name, kind) != kind:
+                yield f"a {owners[name]} and a {kind} are both called {name!r}; commands would not know which is meant"
+
+
+def _function_faults(cls: Any, own: tuple[type, ...]) -> Iterator[str]:
+    """What is wrong with `step` and `deadline`: they are plain functions, and say whose events they record."""
+    for name, kind in (("step", Step), ("deadline", Deadline)):
+        function = getattr(cls, name, None)
+        if function is None and name == "deadline":
+            continue
+        if not inspect.isfunction(function) or len(inspect.signature(function).parameters) != 1:
+            yield f"`{name}` takes something else than `self`"
+            continue
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            yield f"`{name}` is async or a generator; it only says what follows, so let it return that"
+            continue
+        try:
+            hint = resolved_hint(function, "return")
+        except DefinitionError as error:
+            yield from error.faults
+            continue
+        for member in union_members(hint):
+            yield from _return_faults(cls, name, member, kind, own)
+
+
+def _return_faults(cls: Any, name: str, hint: Any, kind: type, own: tuple[type, ...]) -> Iterator[str]:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if kind is Deadline and origin in (list, tuple, Sequence):
+        hint = arguments[0]
+        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is not kind or len(arguments) != _ARGUMENTS:
+        yield f"`{name}` is annotated to return {shown_name(hint)}; write {kind.__name__}[{cls.__name__}, …] or None"
+        return
+    state, events = arguments
+    if shown_name(state) != cls.__qualname__:
+        yield f"`{name}` returns what is of {shown_name(state)}; write {kind.__name__}[{cls.__name__}, …]"
+    strange = [shown_name(one) for one in union_members(events) if one not in own]
+    if strange:
+        yield f"`{name}` may record {', '.join(strange)}, which its `evolve` does not take"
+
+
+def _listeners(cls: Any, name: str, own: tuple[type, ...], catalog: Catalog, faults: list[str]) -> Iterator[Listener]:
+    heard: dict[type, str] = {}
+    for method, handler in listeners_of(cls):
+        where = f"process {name!r}: {cls.__name__}.{method}"
+        parameters = list(inspect.signature(handler).parameters)
+        if len(parameters) != _LISTENER_PARAMETERS or inspect.iscoroutinefunction(handler):
+            faults.append(f"{where} is not a plain method that takes (self, event)")
+            continue
+        by = getattr(handler, LISTENS)
+        try:
+            events = events_of(handler, parameters[1])
+            named = events if by is same_id else events_of(by, next(iter(inspect.signature(by).parameters), "event"))
+        except DefinitionError as error:
+            faults += error.faults
+            continue
+        if set(named) != set(events):
+            faults.append(f"{where} and {shown_name(by)}, which names its process, take different events")
+        for event in events:
+            hears = f"{where} hears {shown_name(event)}"
+            if event not in catalog:
+                faults.append(f"{hears}, which no aggregate of the app folds")
+            elif event in own:
+                faults.append(f"{hears}, which is its own; let `step` follow from it")
+            if (other := heard.setdefault(event, method)) != method:
+                faults.append(f"{hears}, and so does {other}; one listener hears an event")
+        yield Listener(handler, by, events)

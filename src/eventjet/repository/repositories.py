@@ -1,0 +1,73 @@
+"""`Repositories`: the repositories of one app over one log, and the way to open them on a server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any, TypeVar, cast
+
+from eventjet.codec.subjects import snapshot_bucket
+from eventjet.domain.aggregate import AggregateType
+from eventjet.errors import StoreError, Unreachable, UsageError
+from eventjet.nats.client import Client, connect
+from eventjet.projections.app_ref import Application
+from eventjet.repository.histories import Snapshots
+from eventjet.repository.repository import Repository
+from eventjet.settings import Settings
+from eventjet.snapshots.kv import KeyValueSnapshots
+from eventjet.snapshots.snapshot import SnapshotCodec
+from eventjet.store.jetstream import JetStreamStore
+from eventjet.store.store import EventStore
+
+S = TypeVar("S")
+E = TypeVar("E")
+
+
+class Repositories:
+    """One repository for each aggregate type, made when it is first asked for."""
+
+    def __init__(self, app: Application, store: EventStore, snapshots: KeyValueSnapshots | None = None) -> None:
+        self.app = app
+        self.store = store
+        self.catalog = app.catalog.of_log()
+        """With what this log declares void."""
+        self._snapshots = snapshots
+        self._made: dict[Any, Repository[Any, Any]] = {}
+
+    def of(self, aggregate: AggregateType[S, E], /) -> Repository[S, E]:
+        """The repository of one aggregate type, the same for every call; raises `UsageError` for a stranger."""
+        if aggregate not in self._made:
+            info = self.app.aggregates.get(aggregate)
+            if info is None:
+                raise UsageError(
+                    f"{aggregate!r} is not an aggregate of {self.app.name!r}. List it in App(aggregates=[…])."
+                )
+            snapshots: Snapshots[Any] | None = None
+            if info.snapshot_every is not None and self._snapshots is not None:
+                snapshots = Snapshots(self._snapshots, SnapshotCodec[Any](aggregate), info.snapshot_every)
+            initial = cast("Callable[[], Any]", aggregate)
+            self._made[aggregate] = Repository(self.app.name, self.store, self.catalog, initial, snapshots)
+        return self._made[aggregate]
+
+    def forget(self) -> None:
+        """Drop every cached state: the stream may hold another past."""
+        for repository in self._made.values():
+            repository.cache.clear()
+
+
+@asynccontextmanager
+async def open_repositories(app: Application, settings: Settings) -> AsyncGenerator[tuple[Repositories, Client]]:
+    """Connect, and on the way out wait for the saves in flight; raises `Unreachable` and `UsageError`."""
+    client = await connect(settings)
+    store = JetStreamStore(app.name, client, save_timeout_s=settings.save_timeout_s)
+    snapshots = KeyValueSnapshots(snapshot_bucket(app.name), client)
+    repositories = Repositories(app, store, snapshots)
+    store.known.on_changed.append(repositories.forget)
+    async with AsyncExitStack() as ending:
+        # In reverse, each even when one before it was cancelled.
+        ending.push_async_callback(client.close)
+        ending.push_async_callback(snapshots.close)
+        ending.push_async_callback(store.settle)
+        with suppress(StoreError, Unreachable):
+            await store.known.look()  # tells what has drifted
+        yield repositories, client

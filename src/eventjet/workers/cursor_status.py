@@ -1,0 +1,81 @@
+"""Where the cursors of an app stand, for who looks from outside. Blocks."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from eventjet.codec.subjects import cursor_bucket
+from eventjet.cursors.cursor import Cursor
+from eventjet.cursors.kv import ParkedEntry
+from eventjet.errors import StreamMissing
+from eventjet.nats.api import next_message
+from eventjet.nats.connection import NatsConnection
+from eventjet.projections.app_ref import Application
+from eventjet.reactions.following import declarations_of, filters_of
+
+
+@dataclass(frozen=True, slots=True)
+class CursorLook:
+    """One cursor, and what waits for it."""
+
+    cursor: Cursor
+    lag_events: int
+    """Positions of the log after it, where one of them concerns it; else 0."""
+    lag_s: float | None
+    """Age of the oldest event that it has not dealt with; None when it cannot be known."""
+    parked: int
+
+    @property
+    def name(self) -> str:
+        return self.cursor.name
+
+
+def look_at_cursors(connection: NatsConnection, app: Application, last: int) -> list[CursorLook]:
+    """All cursors of an app whose log ends at `last`; none where `init` has not made their bucket."""
+    cursors = [Cursor.decoded(body) for body in _values(connection, app.name, "c.*")]
+    declared = declarations_of(app)
+    looks: list[CursorLook] = []
+    for cursor in cursors:
+        entries = [ParkedEntry.decoded(body) for body in _values(connection, app.name, f"q.{cursor.name}.*") if body]
+        own = declared.get(cursor.name)
+        filters = [] if own is None else filters_of(app, own.events)
+        lag, age_s = _lag(connection, app.name, cursor, filters, last)
+        parked = Counter(entry.is_open for entry in entries)[True]
+        looks.append(CursorLook(cursor, lag, age_s, parked))
+    return looks
+
+
+def _lag(
+    connection: NatsConnection, stream: str, cursor: Cursor, filters: list[str], last: int
+) -> tuple[int, float | None]:
+    """(positions after it, age of the first that concerns it)."""
+    if cursor.position >= last:
+        return 0, 0.0
+    waiting: list[tuple[int, int]] = []
+    for subject in filters:
+        position = cursor.position + 1
+        while (record := connection.ask(next_message(stream, position, subject))) is not None:
+            if not cursor.is_done(record[0]):
+                waiting.append((record[0], record[1]))
+                break
+            position = record[0] + 1
+    if not waiting:
+        return (0, 0.0) if filters else (last - cursor.position, None)
+    return last - cursor.position, max(0.0, time.time() - min(waiting)[1] / 1e9)
+
+
+def _values(connection: NatsConnection, app: str, key: str) -> Iterator[bytes]:
+    bucket = cursor_bucket(app)
+    position = 1
+    while True:
+        try:
+            record = connection.ask(next_message(f"KV_{bucket}", position, f"$KV.{bucket}.{key}"))
+        except StreamMissing:
+            return
+        if record is None:
+            return
+        yield record[4]
+        position = record[0] + 1

@@ -1,0 +1,106 @@
+"""What a follower does about an event: a reactor's handler, or what a process does next."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
+
+from eventjet.domain.parked import AggregateKey
+from eventjet.domain.reactor import Reactor, Retry
+from eventjet.domain.recorded import Recorded
+from eventjet.reactions.following import Declaration
+from eventjet.reactions.reaction import EventReaction
+from eventjet.reactions.steps import ProcessRunner
+from eventjet.repository.repositories import Repositories
+from eventjet.store.timers import Due, JetStreamTimers
+
+Try: TypeAlias = Callable[[int], Awaitable[None]]
+"""One try; the argument is its number, from 1 on."""
+
+
+class Followed:
+    """One declaration over one connection."""
+
+    def __init__(self, declaration: Declaration, retry: Retry, *, quarantines: bool) -> None:
+        self.declaration = declaration
+        self.retry = retry
+        self.quarantines = quarantines
+        """Whether what cannot be taken is parked; else it stops the follower."""
+
+    def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try] | None:
+        """What to do about an event, and in whose lane; None for nothing."""
+        raise NotImplementedError
+
+    async def fired(self, after: int) -> Sequence[Due]:
+        """Timers that have fired, after a sequence."""
+        del after
+        return ()
+
+    async def come_due(self, due: Due) -> None:
+        """What a timer that has fired leads to, and that it is over then."""
+        raise NotImplementedError
+
+
+class FollowedReactor(Followed):
+    """A handler, called with each event of its subscription."""
+
+    def __init__(
+        self, declaration: Declaration, reactor: Reactor[Any, Any], repositories: Repositories, deps: Any
+    ) -> None:
+        super().__init__(declaration, reactor.retry, quarantines=reactor.on_error == "quarantine")
+        self._reactor = reactor
+        self._repositories = repositories
+        self._deps = deps
+
+    def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try]:
+        reactor = self._reactor
+
+        async def handle(attempt: int) -> None:
+            await reactor.handle(event, EventReaction(self._repositories, self._deps, reactor.name, event, attempt))
+
+        return (event.aggregate, event.aggregate_id), handle
+
+
+class FollowedProcess(Followed):
+    """A process: its own events and its timers wake it, and it listens to those of others."""
+
+    def __init__(self, declaration: Declaration, runner: ProcessRunner, timers: JetStreamTimers) -> None:
+        super().__init__(declaration, Retry(), quarantines=True)
+        self._runner = runner
+        self._timers = timers
+
+    def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try] | None:
+        info = self._runner.info
+        if event.aggregate == info.name:
+            return (info.name, event.aggregate_id), lambda _: self.wake(event.aggregate_id, event.position)
+        listener = info.listener_to(event.data.__class__)
+        process_id = None if listener is None else listener.by(event)
+        if listener is None or process_id is None:
+            return None
+
+        async def hear(_attempt: int) -> None:
+            await self._runner.hear(process_id, listener, event)
+            await self.wake(process_id)
+
+        return (info.name, process_id), hear
+
+    async def wake(self, process_id: str, position: int = 0, fired: int = 0) -> None:
+        """Step after step until the process rests, on a state that contains `position`; then set its timer."""
+        held = await self._runner.advance(process_id, position=position)
+        if not self._runner.info.has_deadlines:
+            return
+        found = await self._runner.next_deadline(process_id, held)
+        if found is None:
+            await self._timers.cancel(self.declaration.name, process_id, held.version)
+        else:
+            await self._timers.set(self.declaration.name, process_id, held.version, found.at, fired)
+
+    async def fired(self, after: int) -> Sequence[Due]:
+        if not self._runner.info.has_deadlines:
+            return ()
+        return await self._timers.due(self.declaration.name, after)
+
+    async def come_due(self, due: Due) -> None:
+        await self._runner.come_due(due.process_id, due.version, due.at)
+        await self.wake(due.process_id, fired=due.sequence)
+        await self._timers.clear(self.declaration.name, due)

@@ -1,0 +1,194 @@
+"""`Follower`: one reactor or process type in one process, term after term.
+
+A term takes the cursor, takes the durable over after its position, and has each event dealt with in the lane of its
+key. The cursor is written a few times a second by compare-and-set, which is progress, lease and fence in one. What was
+done after the last write is done again by the next owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from eventjet import failpoints
+from eventjet.codec.envelope import RawRecord
+from eventjet.cursors.cursor import OwnerWatch
+from eventjet.cursors.kv import Cursors, HeldCursor
+from eventjet.errors import (
+    CodecError,
+    CursorDamaged,
+    CursorFenced,
+    LogIncomplete,
+    LogRolledBack,
+    ReactionFailed,
+)
+from eventjet.nats.endpoint import Endpoint
+from eventjet.observability.metrics import FollowerMeter
+from eventjet.quarantine.fold import Offered, Offering
+from eventjet.reactions.following import filters_of
+from eventjet.reactions.lanes import Lanes
+from eventjet.repository.repositories import Repositories
+from eventjet.workers.context import WorkerOptions
+from eventjet.workers.followed import Followed
+from eventjet.workers.reader import EventReader, Source, check_running, check_whole_log, learn_voids
+from eventjet.workers.term import Term
+from eventjet.workers.terms import Backoff, boot_clock, pause, run_terms
+
+_log = logging.getLogger(__name__)
+
+LANES = 32
+"""Events dealt with at once by one follower."""
+AHEAD_MAX = 1_000
+"""Positions taken from the log and not yet below the floor."""
+_BATCH_MAX = 500
+_LOOK_S = 2.0
+"""How often it looks whether the log is the one it began with, and whole."""
+_STOPS = (CodecError, LogIncomplete, LogRolledBack, CursorDamaged, ReactionFailed)
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerContext:
+    """What the followers of one process share."""
+
+    repositories: Repositories
+    cursors: Cursors
+    endpoint: Endpoint
+    owner: str
+    options: WorkerOptions
+    meters: dict[str, FollowerMeter] = field(default_factory=dict[str, FollowerMeter])
+
+    def decode(self, followed: Followed, record: RawRecord) -> Offered | None:
+        """One record, by itself; None for what the follower does not take, or what is void."""
+        return Offering(self.repositories.catalog, followed.declaration.events)(record)
+
+    def meter(self, followed: Followed) -> FollowerMeter:
+        one = followed.declaration
+        return self.meters.setdefault(one.name, FollowerMeter(one.name, one.kind))
+
+
+class Follower:
+    """`on_ready` is called, perhaps often, once it works or waits for the cursor."""
+
+    def __init__(self, followed: Followed, context: FollowerContext, on_ready: Callable[[], None]) -> None:
+        self.name = followed.declaration.name
+        self._followed = followed
+        self._context = context
+        self._on_ready = on_ready
+        self._meter = context.meter(followed)
+        self._pace = Backoff(context.options.backoff_s)
+        self._failed_at = -1
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Term after term until `stop`; what is being dealt with is finished and the cursor let go."""
+        await run_terms(self.name, self._term, stop, self._meter.terms, self._pace)
+
+    async def _term(self, stop: asyncio.Event) -> None:
+        held = await self._take(stop)
+        if held is None:
+            return
+        failpoints.reach("cursor.taken")
+        try:
+            await self._hold(held, stop)
+            self._meter.terms["drained"] += 1
+        except _STOPS as error:
+            _log.error("%s is stopped: %s", self.name, error)
+            await self._context.cursors.write(held, held.cursor.failed(str(error)))
+            self._failed_at = held.cursor.position
+            self._meter.terms["failed"] += 1
+
+    async def _take(self, stop: asyncio.Event) -> HeldCursor | None:
+        """Wait until the cursor is free, or its owner silent, and take it; None when `stop` is set first."""
+        context, revision = self._context, self._followed.declaration.revision
+        watch = OwnerWatch(context.options.lease_s, boot_clock)
+        while not stop.is_set():
+            held = await context.cursors.read(self.name)
+            silent = watch.saw(held.sequence)
+            if held.cursor.is_free(revision, context.owner, silent=silent, failed_at=self._failed_at):
+                try:
+                    await context.cursors.write(held, held.cursor.taken(context.owner, revision))
+                except CursorFenced:
+                    continue  # another was quicker
+                _log.info("%s: took the cursor at position %d", self.name, held.cursor.position)
+                return held
+            self._on_ready()
+            await pause(stop, context.options.poll_s)
+        return None
+
+    async def _hold(self, held: HeldCursor, stop: asyncio.Event) -> None:
+        context, cursor = self._context, held.cursor
+        repositories = context.repositories
+        stream = repositories.app.name
+        identity = await asyncio.to_thread(check_whole_log, context.endpoint, stream, cursor)
+        if identity != cursor.log:
+            raise LogRolledBack(self.name, cursor.position, f"it is of the log {cursor.log} and this is {identity}")
+        await asyncio.to_thread(learn_voids, context.endpoint, stream, repositories.catalog)
+        events = self._followed.declaration.events
+        reader = await EventReader.open(
+            Source(context.endpoint, stream, self.name),
+            cursor.position,
+            lambda earlier: Offering(repositories.catalog, events, (), earlier),
+            _BATCH_MAX,
+            filters_of(repositories.app, events),
+        )
+        lanes = Lanes(LANES, AHEAD_MAX, cursor.position, cursor.event_id)
+        try:
+            parked = await context.cursors.parked(self.name)
+            term = Term(self._followed, context, held, lanes, parked, self._meter)
+            reader.start()
+            self._on_ready()
+            look = partial(self._look, held, stream)
+            await self._until_stopped(term, reader, lanes, look, stop)
+        finally:
+            await lanes.close()
+            await reader.close()
+        self._pace.progressed()
+
+    async def _until_stopped(
+        self,
+        term: Term,
+        reader: EventReader,
+        lanes: Lanes,
+        look: Callable[[], Coroutine[Any, Any, None]],
+        stop: asyncio.Event,
+    ) -> None:
+        """Read, deal with, write; then finish what is in hand. Raises whatever ends the term."""
+        stopped = asyncio.ensure_future(stop.wait())
+        taking = asyncio.ensure_future(term.take(reader))
+        keeping = [asyncio.ensure_future(one) for one in (term.keep(), look(), term.wake(), _raised(lanes))]
+        tasks: list[asyncio.Future[Any]] = [stopped, taking, *keeping]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            _raise_first([taking, *keeping])
+            taking.cancel()
+            idle = asyncio.ensure_future(lanes.idle())
+            tasks.append(idle)
+            await asyncio.wait(
+                [idle, *keeping], timeout=self._context.options.drain_s / 2, return_when=asyncio.FIRST_COMPLETED
+            )
+            _raise_first(keeping)
+            await term.release()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look(self, held: HeldCursor, stream: str) -> None:
+        """Raise as soon as the log is another one, or no longer whole."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await asyncio.to_thread(check_running, self._context.endpoint, stream, held.cursor, held.cursor.log)
+            self._pace.progressed()
+
+
+async def _raised(lanes: Lanes) -> None:
+    await asyncio.shield(lanes.failed)
+
+
+def _raise_first(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            raise error

@@ -1,0 +1,194 @@
+"""`Projector`: one projection in one process, term after term.
+
+A term is one lease: take it, take the durable over, check the log, then write batch by batch. Any fault ends the term.
+After faults of connections, leases and locks another begins; faults of events and of the log stop the projection with
+their reason, until somebody rebuilds it or starts a worker that takes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from eventjet import failpoints
+from eventjet.errors import (
+    CodecError,
+    EventjetError,
+    HandlerFailed,
+    HistoryBroken,
+    LogIncomplete,
+    LogRolledBack,
+    StillHeld,
+    TableLost,
+    TableOccupied,
+    TransactionEnded,
+    UnknownEvent,
+)
+from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
+from eventjet.quarantine.fold import is_newer
+from eventjet.quarantine.fold import reader as reader_of
+from eventjet.sql.checkpoint import ACTIVE, BUILDING, DECLARED, FAILED
+from eventjet.workers.context import Session, WorkerContext
+from eventjet.workers.lease import Lease, Promotion
+from eventjet.workers.pipeline import BatchPipeline, FoldCommitter, Pace, SqlCommitter
+from eventjet.workers.reader import (
+    EventReader,
+    Source,
+    check_running,
+    check_whole_log,
+    learn_voids,
+)
+from eventjet.workers.retries import carry_out_retries, load_blocked
+from eventjet.workers.terms import run_terms
+from eventjet.writers.sql_writer import SqlWriter
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 2.0
+"""How often a worker looks whether its tables are still there, and the log is the one it began with, and whole."""
+_STOPS = (
+    HandlerFailed,
+    CodecError,
+    LogIncomplete,
+    LogRolledBack,
+    HistoryBroken,
+    TableLost,
+    TableOccupied,
+    StillHeld,
+    TransactionEnded,
+)
+
+
+class Projector:
+    """One projection in one process. `on_ready` is called, perhaps often, once it works or waits for the lease."""
+
+    def __init__(self, resolved: AnyResolved, context: WorkerContext, on_ready: Callable[[], None]) -> None:
+        self.resolved = resolved
+        self._context = context
+        self._on_ready = on_ready
+        self._meter = context.meter(resolved)
+        self._pace = Pace(context.options)
+        self._failed_at = -1
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Term after term until `stop`; the batch in hand is finished and the lease let go."""
+        await run_terms(self.resolved.name, self._term, stop, self._meter.terms, self._pace)
+
+    async def _term(self, stop: asyncio.Event) -> None:
+        by_hand = isinstance(self.resolved, ResolvedSql)
+        async with Session.open(self._context, f"worker {self.resolved.durable}", by_hand=by_hand) as session:
+            lease = await Lease.acquire(session, self.resolved, self._context, stop, self._on_ready, self._failed_at)
+            if lease is None:
+                return
+            failpoints.reach("worker.lease_taken")
+            if not by_hand:
+                await session.commit_by_statement()
+            elif lease.held.location != DECLARED:
+                await session.look_first_in(lease.held.location)
+            try:
+                await self._hold(session, lease, stop)
+                self._meter.terms["drained"] += 1
+            except _STOPS as error:
+                await self._stop(lease, error)
+            finally:
+                with suppress(SQLAlchemyError, OSError):
+                    failpoints.reach("worker.before_release")
+                    await lease.release()
+
+    async def _hold(self, session: Session, lease: Lease, stop: asyncio.Event) -> None:
+        """Check the tables, carry out retries, take the durable over, check the log, read what is blocked; then write.
+
+        Each step relies on those before it, and all of them on the lease.
+        """
+        context, held = self._context, lease.held
+        await lease.check_tables()
+        await asyncio.to_thread(learn_voids, context.endpoint, context.stream, context.catalog)
+        await carry_out_retries(session, context, self.resolved, held, stop)
+        source = Source(context.endpoint, context.stream, self.resolved.durable)
+        decoder = partial(reader_of, context.catalog, self.resolved, ())
+        reader = await EventReader.open(source, held.position, decoder, context.options.batch_max)
+        waker = asyncio.create_task(_wake_at(stop, reader))
+        try:
+            if not held.log:
+                await lease.check_unused()
+            # After the durable is made: whoever replaces the stream from here on deletes it too.
+            log = await asyncio.to_thread(check_whole_log, context.endpoint, context.stream, held)
+            if held.log != log or not await lease.are_tables_noted():
+                await lease.adopt(log)
+            failpoints.reach("worker.log_checked")
+            pipeline = await self._pipeline(session, lease, reader)
+            reader.start()
+            self._on_ready()
+            await self._project(session, lease, reader, pipeline, stop, log)
+        finally:
+            waker.cancel()
+            await reader.close()
+
+    async def _pipeline(self, session: Session, lease: Lease, reader: EventReader) -> BatchPipeline:
+        """What was blocked, or remembered, before this lease was taken is read anew."""
+        context, resolved, held = self._context, self.resolved, lease.held
+        blocked = await load_blocked(session, resolved)
+        if isinstance(resolved, ResolvedSql):
+            committer = SqlCommitter(session, SqlWriter(resolved, lease_s=context.options.lease_s), held)
+        else:
+            writer = context.fold_writer(resolved, held, blocked)
+            overlaps = context.database.dialect.is_concurrent
+            committer = FoldCommitter(session, writer, held, reader, overlaps=overlaps)
+        return BatchPipeline(held, reader, committer, self._pace, self._committed)
+
+    def _committed(self, position: int, events: int, seconds: float) -> None:
+        self._meter.committed(events, seconds)
+        self._context.notifier.tell(self.resolved.name, self.resolved.revision, position)
+
+    async def _project(
+        self,
+        session: Session,
+        lease: Lease,
+        reader: EventReader,
+        pipeline: BatchPipeline,
+        stop: asyncio.Event,
+        log: str,
+    ) -> None:
+        """Write until `stop`, or until the revision is promoted."""
+        promotion = Promotion(self.resolved, self._context, lease, session)
+        building = lease.held.state == BUILDING and not promotion.wanted
+        looked_at = time.monotonic()
+        while not stop.is_set():
+            if time.monotonic() - looked_at > _LOOK_S:
+                await lease.check_tables()
+                context = self._context
+                await asyncio.to_thread(check_running, context.endpoint, context.stream, lease.held, log)
+                looked_at = time.monotonic()
+            if not await pipeline.step(self._context.options.lease_s / 3):
+                await lease.renew()
+                failpoints.reach("worker.lease_renewed")
+            if building or promotion.wanted:
+                left = reader.left_after(pipeline.position)  # silence does not say that there is no more
+                if promotion.is_due(left) and await promotion.attempt(pipeline.step):
+                    return
+                if building and not left:
+                    failpoints.reach("worker.before_settle")
+                    await lease.settle(ACTIVE)
+                    failpoints.reach("worker.after_settle")
+                    building = False
+
+    async def _stop(self, lease: Lease, error: EventjetError) -> None:
+        """Stop the projection with its reason; a schema that only a newer deploy knows is left to that one."""
+        if isinstance(error, UnknownEvent) and is_newer(self._context.catalog, error):
+            self._pace.hold_off()
+            await lease.settle(None, str(error))
+            raise error
+        _log.error("%s is stopped: %s", self.resolved.name, error)
+        self._failed_at = await lease.settle(FAILED, str(error))
+        self._meter.terms["failed"] += 1
+
+
+async def _wake_at(stop: asyncio.Event, reader: EventReader) -> None:
+    await stop.wait()
+    reader.wake()

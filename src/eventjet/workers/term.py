@@ -1,0 +1,280 @@
+"""`Term`: what one owner of a cursor does with the events it is given: tries, parks, and writes how far it has come."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from eventjet import failpoints
+from eventjet.cursors.kv import CHANGES_MAX, HeldCursor, ParkedEntry, parked_now
+from eventjet.domain.parked import BLOCKED, PARKED, RETRIED, AggregateKey, Parked
+from eventjet.errors import (
+    CodecError,
+    ConcurrencyConflict,
+    OutcomeUnknown,
+    ReactionFailed,
+    StoreUnavailable,
+    Unreachable,
+)
+from eventjet.observability.metrics import FollowerMeter
+from eventjet.quarantine.fold import Offered, blocked_by, parked_for
+from eventjet.reactions.lanes import Lanes
+from eventjet.store.timers import Due
+from eventjet.workers.followed import Followed, Try
+from eventjet.workers.reader import EventReader
+from eventjet.workers.terms import boot_clock
+from eventjet.writers.batch import reason_of
+
+if TYPE_CHECKING:
+    from eventjet.workers.follower import FollowerContext
+
+_log = logging.getLogger(__name__)
+
+WRITE_S = 0.05
+"""How often a cursor that moves is written."""
+_DUE_S = 0.25
+"""How often it is looked what has fired: the server itself looks as often."""
+_PASSING = (StoreUnavailable, OutcomeUnknown, ConcurrencyConflict, Unreachable)
+"""What ends by itself where it comes from eventjet."""
+
+
+class Term:
+    """Used within one loop, from the taking of a cursor to its end."""
+
+    def __init__(
+        self,
+        followed: Followed,
+        context: FollowerContext,
+        held: HeldCursor,
+        lanes: Lanes,
+        parked: Sequence[ParkedEntry],
+        meter: FollowerMeter,
+    ) -> None:
+        self._followed = followed
+        self._context = context
+        self._held = held
+        self._lanes = lanes
+        self._meter = meter
+        self._before = held.cursor
+        self._known = {entry.position for entry in parked}
+        self._waiting: set[AggregateKey] = {entry.key for entry in parked}
+        self._parked = parked
+        self._kept: list[ParkedEntry] = []
+        self._gone: list[ParkedEntry] = []
+        self._due: set[int] = set()
+        self._writing = asyncio.Lock()
+        self._written_at = boot_clock()
+
+    async def take(self, reader: EventReader) -> None:
+        """Hand every event to its lane; first those that are to be tried again. Ends with what ends the reading."""
+        self._retry_parked()
+        while True:
+            batch = await reader.take(self._context.options.lease_s)
+            if batch is None:
+                continue
+            offers = cast("Sequence[Offered]", batch.events)
+            for offered in offers:
+                await self._lanes.room()
+                self._add(offered)
+            last = offers[-1].position if offers else 0
+            if batch.last > last:
+                await self._lanes.room()
+                self._lanes.add(batch.last, batch.event_id, [])
+
+    async def keep(self) -> None:
+        """Write the cursor when it has moved, and often enough for the lease."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._context.options.lease_s / 3):
+                    await self._lanes.changed.wait()
+            await self.write()
+            await asyncio.sleep(WRITE_S)
+
+    async def wake(self) -> None:
+        """Have what has come due dealt with, in the lanes of its processes."""
+        after = 0
+        while True:
+            for due in await self._followed.fired(after):
+                after = due.sequence
+                self._lanes.add_due((self._followed.declaration.name, due.process_id), self._coming_due(due))
+            await asyncio.sleep(_DUE_S)
+
+    async def write(self) -> None:
+        """Raises `CursorFenced`, and `StoreUnavailable` when it is not known whether it was written."""
+        await self._write(owned=True)
+
+    async def release(self) -> None:
+        """Write for the last time, and let go of the cursor."""
+        await self._write(owned=False)
+
+    async def _write(self, *, owned: bool) -> None:
+        async with self._writing:
+            lanes = self._lanes
+            lanes.changed.clear()
+            began = boot_clock()
+            cursor = self._held.cursor.moved(lanes.position, lanes.event_id, lanes.done_beyond())
+            failpoints.reach("cursor.before_write")
+            while len(self._kept) + len(self._gone) > CHANGES_MAX:
+                # Parked before it is passed over: whoever comes next finds both.
+                kept, self._kept = self._kept[:CHANGES_MAX], self._kept[CHANGES_MAX:]
+                gone, self._gone = self._gone[: CHANGES_MAX - len(kept)], self._gone[CHANGES_MAX - len(kept) :]
+                await self._context.cursors.write(self._held, self._held.cursor, kept, gone)
+            kept, self._kept, gone, self._gone = self._kept, [], self._gone, []
+            await self._context.cursors.write(self._held, cursor if owned else cursor.released(), kept, gone)
+            failpoints.reach("cursor.written")
+            self._written_at = began
+
+    def _add(self, offered: Offered) -> None:
+        position, event_id = offered.position, offered.event_id
+        if self._before.is_done(position) or position in self._known:
+            self._lanes.add(position, event_id, [])
+            return
+        if offered.event is None:
+            key = offered.aggregate_key
+            self._lanes.add(position, event_id, [(key, lambda: self._undecodable(offered, key))])
+            return
+        try:
+            work = self._followed.work(offered.event)
+        except Exception as error:  # noqa: BLE001 - a correlation of the application's
+            failure = error
+            key = offered.aggregate_key
+            self._lanes.add(position, event_id, [(key, lambda: self._refuse(offered, key, failure, 1))])
+            return
+        works = [] if work is None else [(work[0], lambda: self._deal_with(offered, *work))]
+        self._lanes.add(position, event_id, works)
+
+    async def _undecodable(self, offered: Offered, key: AggregateKey) -> None:
+        assert offered.error is not None
+        await self._refuse(offered, key, offered.error, 1)
+
+    async def _deal_with(self, offered: Offered, key: AggregateKey, attempt: Try) -> None:
+        """Try until it is done, or park it: what waits behind an earlier one of its aggregate, without a try."""
+        ahead = next((one for one in (offered.aggregate_key, key) if one in self._waiting), None)
+        if ahead is not None:
+            self._park(_of(blocked_by(offered), ahead))
+            return
+        tries, error = await self._tried(attempt, offered.position)
+        if error is not None:
+            await self._refuse(offered, key, error, tries)
+        else:
+            self._meter.handled += 1
+
+    async def _refuse(self, offered: Offered, key: AggregateKey, error: Exception, tries: int) -> None:
+        if not self._followed.quarantines:
+            if isinstance(error, CodecError):
+                raise error
+            raise ReactionFailed(self._followed.declaration.name, offered.position, key[1], reason_of(error)) from error
+        if key in self._waiting:
+            self._park(_of(blocked_by(offered), key))
+            return
+        self._waiting.add(key)
+        self._park(_of(parked_for(offered, error), key), tries)
+
+    def _park(self, parked: Parked, tries: int = 0) -> None:
+        name = self._followed.declaration.name
+        if parked.resolution == PARKED:
+            self._meter.tries["parked"] += 1
+            _log.warning("%s: the event at position %d is parked: %s", name, parked.position, parked.reason)
+        self._kept.append(parked_now(parked, tries))
+        self._lanes.changed.set()
+
+    async def _tried(self, attempt: Try, position: int) -> tuple[int, Exception | None]:
+        """How often it was tried, and what the last try raised; None when it is done."""
+        retry, number = self._followed.retry, 0
+        while True:
+            number += 1
+            await self._in_time()
+            limit = asyncio.timeout(retry.timeout_s)
+            try:
+                async with limit:
+                    await attempt(number)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again, then kept with its event
+                passing = isinstance(error, (*retry.passing, *_PASSING)) and not limit.expired()
+                self._meter.tries["passing" if passing else "failed"] += 1
+                if not passing and number >= retry.tries:
+                    return number, error
+                name = self._followed.declaration.name
+                _log.info("%s: position %d, try %d: %s", name, position, number, reason_of(error))
+                await asyncio.sleep(retry.pause_s(number))
+            else:
+                self._meter.tries["done"] += 1
+                return number, None
+
+    async def _in_time(self) -> None:
+        """Begin nothing while the lease may be over: a process that was stopped looks before it acts."""
+        while boot_clock() - self._written_at > self._context.options.lease_s:
+            await self.write()
+
+    def _coming_due(self, due: Due) -> Any:
+        """The work of one timer that has fired. What its decision raises is parked at the process's last event."""
+        key = (self._followed.declaration.name, due.process_id)
+
+        async def come_due() -> None:
+            if key in self._waiting:
+                return  # what is parked comes first; its retry wakes the process, which is due then
+            _, error = await self._tried(lambda _: self._followed.come_due(due), 0)
+            if error is not None:
+                await self._due_failed(due, error)
+
+        return come_due
+
+    async def _due_failed(self, due: Due, error: Exception) -> None:
+        name = self._followed.declaration.name
+        repositories = self._context.repositories
+        record = await repositories.store.tail(name, due.process_id)
+        if record is None:
+            raise error
+        await self._refuse(Offered(record, None, error), (name, due.process_id), error, self._followed.retry.tries)
+
+    def _retry_parked(self) -> None:
+        """Try what somebody decided about, in the lane of its aggregate, before anything that comes after it."""
+        by_key: defaultdict[AggregateKey, list[ParkedEntry]] = defaultdict(list)
+        for entry in self._parked:
+            by_key[entry.key].append(entry)
+        for key, entries in by_key.items():
+            if entries[0].parked.resolution != PARKED:
+                self._lanes.add_due(key, self._again(key, entries))
+
+    def _again(self, key: AggregateKey, entries: Sequence[ParkedEntry]) -> Any:
+        async def again() -> None:
+            for entry in entries:
+                error = await self._try_again(entry)
+                if isinstance(error, Offered):
+                    assert error.error is not None
+                    self._park(_of(parked_for(error, error.error), key), self._followed.retry.tries)
+                    return
+                if entry.parked.resolution == BLOCKED:
+                    self._gone.append(entry)
+                else:
+                    self._kept.append(entry.resolved(RETRIED))
+                self._lanes.changed.set()
+            self._waiting.discard(key)
+
+        return again
+
+    async def _try_again(self, entry: ParkedEntry) -> Offered | None:
+        """What could not be taken again; None when it was."""
+        record = await self._context.repositories.store.at(entry.position)
+        if record is None:
+            raise ReactionFailed(self._followed.declaration.name, entry.position, entry.key[1], "the log has lost it")
+        offered = self._context.decode(self._followed, record)
+        if offered is None:
+            return None
+        error = offered.error
+        if offered.event is not None:
+            work = self._followed.work(offered.event)
+            if work is None:
+                return None
+            _, error = await self._tried(work[1], entry.position)
+        return None if error is None else offered.failed(error)
+
+
+def _of(parked: Parked, key: AggregateKey) -> Parked:
+    """Kept in the name of what waits behind it: a process, for what it hears."""
+
+    return replace(parked, aggregate=key[0], aggregate_id=key[1])
