@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 
@@ -81,7 +81,7 @@ class Transfer:
     source: str = ""
     target: str = ""
     amount: Decimal = Decimal(0)
-    until: datetime = datetime.max
+    until: datetime = datetime.max.replace(tzinfo=UTC)
     stage: Stage = Stage.NONE
 
     # Decisions

@@ -17,7 +17,7 @@ from eventjet.cli.terminal import ANSWER_IS_NO, Answer, note, print_table, print
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
-    from eventjet.quarantine.rows import Listed, Outcome, Shown
+    from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
 
 _POLL_S = 0.2
 
@@ -146,7 +146,7 @@ def _outcome_of(at: AppTarget, name: str, chosen: Sequence[int], timeout_s: floa
     return Answer(found, "\n".join(lines), ok=all(outcome.next_resolution != "parked" for outcome in found))
 
 
-def _told(one: Outcome) -> str:
+def _told(one: VerdictOutcome) -> str:
     if one.resolution == "parked":
         return f"{one.position}: failed again: {one.reason}"
     if one.resolution == "retry":

@@ -120,7 +120,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class VerdictOutcome:
     """What became of a verdict."""
 
     position: int
@@ -198,19 +198,19 @@ def drop(connection: Connection, name: str, revision: int, positions: Sequence[i
     return chosen
 
 
-def outcomes(connection: Connection, name: str, revision: int, positions: Sequence[int]) -> list[Outcome]:
+def outcomes(connection: Connection, name: str, revision: int, positions: Sequence[int]) -> list[VerdictOutcome]:
     """What became of each so far."""
     heads = _heads(connection, name, revision)
     query = select(_q.position, _q.resolution, _q.reason, _q.aggregate, _q.aggregate_id).where(
         of(name, revision), _q.resolution != BLOCKED
     )
     rows = {row[0]: row for row in connection.execute(query)}
-    found: list[Outcome] = []
+    found: list[VerdictOutcome] = []
     for position in positions:
         row = rows.get(position)
         if row is not None:
             head, resolution, reason = heads.get((row[3], row[4]), (None, None, ""))
-            found.append(Outcome(position, row[1], row[2], head, resolution, reason))
+            found.append(VerdictOutcome(position, row[1], row[2], head, resolution, reason))
     return found
 
 

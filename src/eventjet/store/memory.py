@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from uuid import uuid4
 
@@ -18,8 +18,10 @@ from eventjet.store.store import Append, EventStore, LogState, check_save, event
 class MemoryStore(EventStore):
     """Holds everything in one list; atomic because nothing awaits inside `append`. Its reads never lag."""
 
-    def __init__(self, app: str) -> None:
+    def __init__(self, app: str, clock: Callable[[], int] = time.time_ns) -> None:
+        """`clock` tells nanoseconds since 1970."""
         self.app = app
+        self._clock = clock
         self._records: list[RawRecord] = []
         self._last: dict[str, int] = {}
         self._ids: set[str] = set()
@@ -54,7 +56,7 @@ class MemoryStore(EventStore):
         if len(set(ids)) < len(ids) or not self._ids.isdisjoint(ids):
             raise Refused("A save", "one of its event ids is in the log already", "Give every event an id of its own.")
         self._ids.update(ids)
-        time_ns = time.time_ns()
+        time_ns = self._clock()
         for subject, write in zip(subjects, writes, strict=True):
             for index, new in enumerate(write.events):
                 position = len(self._records) + 1

@@ -1,7 +1,8 @@
 """What an application's tests use, without a server and without a database.
 
-`scenario` tests decisions, `projected` read models, and `in_memory` commands over a log in memory. The names are
-imported when they are used, since pytest imports this package at every start for the fixtures in `plugin`.
+`scenario` tests decisions, `story` a process, `projected` read models, `in_memory` commands over a log in memory, and
+`world` a whole app whose clock is moved by hand. The names are imported when they are used, since pytest imports this
+package at every start for the fixtures in `plugin`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
     from eventjet.testing.memory import in_memory
     from eventjet.testing.projecting import on, projected
     from eventjet.testing.scenarios import scenario
+    from eventjet.testing.stories import story
+    from eventjet.testing.world import world
 
-__all__ = ["in_memory", "on", "projected", "scenario"]
+__all__ = ["in_memory", "on", "projected", "scenario", "story", "world"]
 
 __getattr__ = lazy(
     __name__,
@@ -23,5 +26,7 @@ __getattr__ = lazy(
         "eventjet.testing.memory": ("in_memory",),
         "eventjet.testing.projecting": ("on", "projected"),
         "eventjet.testing.scenarios": ("scenario",),
+        "eventjet.testing.stories": ("story",),
+        "eventjet.testing.world": ("world",),
     },
 )

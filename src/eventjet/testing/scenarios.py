@@ -34,7 +34,7 @@ class Given(Generic[S, E]):
 
     def given(self, *events: E) -> Given[S, E]:
         """The same with these events after what it has."""
-        return Given(_folded(self.state, events, self._catalog), self._catalog)
+        return Given(folded(self.state, events, self._catalog), self._catalog)
 
     def when(
         self, decide: Callable[Concatenate[S, P], E | Sequence[E] | None], /, *args: P.args, **kwargs: P.kwargs
@@ -89,7 +89,8 @@ def scenario(aggregate: AggregateType[S, E], /) -> Given[S, E]:
     return Given(cast("S", cls()), Catalog(folded_events(cls)))
 
 
-def _folded(state: S, events: Sequence[E], catalog: Catalog) -> S:
+def folded(state: S, events: Sequence[E], catalog: Catalog) -> S:
+    """The state after these events, each of which could be stored and changes nothing that it is given."""
     for event in events:
         if type(event) not in catalog:
             raise AssertionError(f"{event!r} is not an event that this aggregate folds")

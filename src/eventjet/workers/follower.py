@@ -1,4 +1,4 @@
-"""`Follower`: one reactor or process type in one process, term after term.
+"""`EventFollower`: one reactor or process type in one process, term after term.
 
 A term takes the cursor, takes the durable over after its position, and has each event dealt with in the lane of its
 key. The cursor is written a few times a second by compare-and-set, which is progress, lease and fence in one. What was
@@ -70,7 +70,7 @@ class FollowerContext:
         return self.meters.setdefault(one.name, FollowerMeter(one.name, one.kind))
 
 
-class Follower:
+class EventFollower:
     """`on_ready` is called, perhaps often, once it works or waits for the cursor."""
 
     def __init__(self, followed: Followed, context: FollowerContext, on_ready: Callable[[], None]) -> None:

@@ -26,7 +26,7 @@ from eventjet.sql.database import Database
 from eventjet.store.timers import JetStreamTimers
 from eventjet.workers.context import WorkerContext, WorkerOptions
 from eventjet.workers.followed import Followed, FollowedProcess, FollowedReactor
-from eventjet.workers.follower import Follower, FollowerContext
+from eventjet.workers.follower import EventFollower, FollowerContext
 from eventjet.workers.health import HealthMonitor, serving
 from eventjet.workers.lease import new_owner
 from eventjet.workers.notify import Notifier
@@ -142,7 +142,7 @@ class _Working:
                 followed: Followed = FollowedProcess(one, runner, JetStreamTimers(client, app.name))
             else:
                 followed = FollowedReactor(one, app.reactors[one.name], repositories, deps)
-            self._tasks[one.name] = Follower(followed, context, partial(self._ready, one.name)).run
+            self._tasks[one.name] = EventFollower(followed, context, partial(self._ready, one.name)).run
 
     async def run(self, stop: asyncio.Event) -> None:
         tasks = [asyncio.create_task(run(stop), name=name) for name, run in self._tasks.items()]

@@ -1,0 +1,166 @@
+"""Tests of a process: given its history, what it does next, what came of that, and what it recorded.
+
+`then` does not exist before something happened; `done` and `refused` do not exist before a step was asserted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+
+from eventjet.codec.catalog import Catalog
+from eventjet.domain.aggregate import AggregateType, aggregate_info
+from eventjet.domain.process import Asked, Call, Deadline, Outcome, ProcessType, Step, deadlines_of
+from eventjet.domain.recorded import Recorded
+from eventjet.domain.state import state_faults
+from eventjet.domain.subscription import folded_events
+from eventjet.errors import DefinitionError
+from eventjet.repository.decisions import recorded_events
+from eventjet.testing.scenarios import folded
+
+S = TypeVar("S")
+E = TypeVar("E")
+T = TypeVar("T")
+F = TypeVar("F")
+H = TypeVar("H")
+P = ParamSpec("P")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Story(Generic[S, E]):
+    """A process at rest, or about to do something."""
+
+    state: S
+    _catalog: Catalog
+
+    def given(self, *events: E) -> Story[S, E]:
+        """The same with these events after what it has."""
+        return Story(folded(self.state, events, self._catalog), self._catalog)
+
+    def when(
+        self, decide: Callable[Concatenate[S, P], E | Sequence[E] | None], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Happened[S, E]:
+        """Somebody executes one of its decisions."""
+        return self._happened(decide(self.state, *args, **kwargs))
+
+    def hears(
+        self, listener: Callable[[S, Recorded[H]], E | Sequence[E] | None], event: Recorded[H], /
+    ) -> Happened[S, E]:
+        """An event of another aggregate reaches it."""
+        return self._happened(listener(self.state, event))
+
+    def does(
+        self,
+        target: AggregateType[T, F],
+        aggregate_id: str,
+        decide: Callable[Concatenate[T, P], F | Sequence[F] | None],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Doing[S, E]:
+        """Its next step asks this of another aggregate."""
+        step = self._step()
+        if step is None:
+            raise AssertionError(f"it rests in {self.state!r}")
+        wanted: Asked[Any, Any] = Asked(cast("Any", target), aggregate_id, Call.of(decide, args, kwargs))
+        if step.asked != wanted:
+            raise AssertionError(f"it asks {step.asked}\nexpected {wanted}")
+        return Doing(self, step)
+
+    def rests(self) -> Story[S, E]:
+        """There is no next step."""
+        if (step := self._step()) is not None:
+            raise AssertionError(f"it does not rest: it asks {step.asked}")
+        return self
+
+    def waits_until(self, when: datetime, *, last_event: datetime = _EPOCH) -> Story[S, E]:
+        """Its earliest deadline is then, its last event having been recorded at `last_event`."""
+        due = [one.due_at(last_event) for one in self._deadlines()]
+        if not due or min(due) != when:
+            told = ", ".join(one.isoformat() for one in sorted(due)) or "none"
+            raise AssertionError(f"its deadlines: {told}\nexpected the earliest at {when.isoformat()}")
+        return self
+
+    def waits_for(self, delay: timedelta) -> Story[S, E]:
+        """Its earliest deadline is so long after its last event."""
+        return self.waits_until(_EPOCH + delay)
+
+    def waits_for_nothing(self) -> Story[S, E]:
+        """It has no deadline."""
+        if deadlines := self._deadlines():
+            raise AssertionError(f"it waits: {deadlines!r}")
+        return self
+
+    def due(self, at: datetime, *, last_event: datetime = _EPOCH) -> Happened[S, E]:
+        """Time passes: its earliest deadline is due, and decides."""
+        deadlines = sorted(self._deadlines(), key=lambda one: one.due_at(last_event))
+        if not deadlines or deadlines[0].due_at(last_event) > at:
+            raise AssertionError(f"nothing is due at {at.isoformat()}: {deadlines!r}")
+        return self._happened(deadlines[0].call.on(self.state))
+
+    def _step(self) -> Step[Any, Any] | None:
+        return cast("Any", self.state).step()
+
+    def _deadlines(self) -> tuple[Deadline[Any, Any], ...]:
+        return deadlines_of(self.state)
+
+    def _happened(self, result: Any) -> Happened[S, E]:
+        return Happened(self, cast("tuple[E, ...]", recorded_events(result)))
+
+
+@dataclass(frozen=True, slots=True)
+class Doing(Generic[S, E]):
+    """A step of which it is not known yet what came."""
+
+    _story: Story[S, E]
+    _step: Step[Any, Any]
+
+    def done(self, outcome: Outcome[Any, Any] | None = None) -> Happened[S, E]:
+        """The other aggregate took it; `outcome` is for a step made with `then_with`."""
+        if self._step.tells and outcome is None:
+            raise AssertionError(f"{self._step.done.name} wants to know the outcome; give done(Outcome(state, events))")
+        return self._decided(self._step.done, *((outcome,) if self._step.tells else ()))
+
+    def refused(self, error: Exception) -> Happened[S, E]:
+        """The other aggregate's decision raised this."""
+        call = self._step.after_refusal(error)
+        if call is None:
+            raise AssertionError(f"the step does not say what follows {error!r}: it would be tried again, then parked")
+        return self._decided(call, error)
+
+    def _decided(self, call: Call, *first: Any) -> Happened[S, E]:
+        return Happened(self._story, cast("tuple[E, ...]", recorded_events(call.on(self._story.state, *first))))
+
+
+@dataclass(frozen=True, slots=True)
+class Happened(Generic[S, E]):
+    """Something happened to it."""
+
+    _story: Story[S, E]
+    _events: tuple[E, ...]
+
+    def then(self, *events: E) -> Story[S, E]:
+        """It recorded exactly these events, and each survives the wire; continues with them as history."""
+        if self._events != events:
+            raise AssertionError(f"recorded {list(self._events)!r}\nexpected {list(events)!r}")
+        return self._story.given(*events)
+
+    def then_nothing(self) -> Story[S, E]:
+        """It recorded nothing."""
+        return self.then()
+
+
+def story(process: ProcessType[S, E], /) -> Story[S, E]:
+    """Start a test of one process, with no history yet; raises `DefinitionError` for what is none.
+
+    Its types are fixed here, and a step that records another's events does not fit.
+    """
+    cls = cast("Any", process)
+    aggregate_info(cls)
+    if faults := state_faults(cls):
+        raise DefinitionError(faults)
+    return Story(cast("S", cls()), Catalog(folded_events(cls)))

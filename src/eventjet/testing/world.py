@@ -1,0 +1,119 @@
+"""`world`: a whole app in memory: its processes and reactors run until they rest, and time is moved by hand."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+from eventjet.codec.subjects import entity_of
+from eventjet.domain.history import FoldedState
+from eventjet.domain.process import ProcessInfo
+from eventjet.domain.recorded import Recorded
+from eventjet.errors import UsageError
+from eventjet.jet import Jet
+from eventjet.projections.app_ref import Application
+from eventjet.reactions.reaction import EventReaction
+from eventjet.reactions.steps import NextDeadline, ProcessRunner
+from eventjet.repository.repositories import Repositories
+from eventjet.settings import Settings
+from eventjet.store.memory import MemoryStore
+
+_ROUNDS_MAX = 10_000
+
+
+class World:
+    """Made by `world`. `jet` is used as a real one; nothing of a process or a reactor happens before `settle`."""
+
+    def __init__(self, app: Application, deps: Any, now: datetime) -> None:
+        if now.tzinfo is None:
+            raise UsageError(f"{now.isoformat()} has no time zone. Give a time with its zone.")
+        self.now = now
+        """What the log's clock says; moved by `pass_time`."""
+        self._store = MemoryStore(app.name, clock=lambda: int(self.now.timestamp() * 1e9))
+        self._repositories = Repositories(app, self._store)
+        self.jet = Jet(self._repositories, Settings())
+        self._app = app
+        self._deps = deps
+        self._runners = [ProcessRunner(self._repositories, cls, info) for cls, info in app.processes.items()]
+        self._position = 0
+
+    async def settle(self) -> None:
+        """Until nobody has anything to do now. Raises what a handler or a decision raises."""
+        for _ in range(_ROUNDS_MAX):
+            records = [record async for record in self._store.records(start=self._position + 1)]
+            for record in records:
+                self._position = record[0]
+                event = self.jet.decode(record)
+                if event is not None:
+                    await self._handle(event)
+            if not records and not await self._come_due():
+                return
+        raise AssertionError(f"it does not come to rest within {_ROUNDS_MAX:,} rounds")
+
+    async def pass_time(self, by: timedelta) -> None:
+        """Move the clock; deadlines on the way come due at their own time, and all settles."""
+        end = self.now + by
+        while True:
+            await self.settle()
+            due = [found.at for _, _, _, found in await self._waiting() if found.at <= end]
+            if not due:
+                break
+            self.now = max(self.now, min(due))
+        self.now = end
+        await self.settle()
+
+    async def _handle(self, event: Recorded[Any]) -> None:
+        for runner in self._runners:
+            info = runner.info
+            if event.aggregate == info.name:
+                await runner.advance(event.aggregate_id, position=event.position)
+                continue
+            process_id = await _heard(runner, info, event)
+            if process_id is not None:
+                await runner.advance(process_id)
+        for one in self._app.reactors.values():
+            if isinstance(event.data, one.events):
+                await one.handle(event, EventReaction(self._repositories, self._deps, one.name, event, 1))
+
+    async def _come_due(self) -> bool:
+        """Have the earliest deadline that is due decide; False when there is none."""
+        for runner, process_id, held, found in await self._waiting():
+            if found.at <= self.now:
+                await runner.come_due(process_id, held.version, self.now)
+                return True
+        return False
+
+    async def _waiting(self) -> list[tuple[ProcessRunner, str, FoldedState[Any], NextDeadline]]:
+        """Every process that waits, the earliest deadline first."""
+        waiting: list[tuple[ProcessRunner, str, FoldedState[Any], NextDeadline]] = []
+        subjects = {record[2] async for record in self._store.records()}
+        known = sorted(entity_of(subject) for subject in subjects)
+        for runner in self._runners:
+            for aggregate, process_id in known:
+                if aggregate == runner.info.name and runner.info.has_deadlines:
+                    held = await runner.advance(process_id)
+                    found = await runner.next_deadline(process_id, held)
+                    if found is not None:
+                        waiting.append((runner, process_id, held, found))
+        return sorted(waiting, key=lambda one: one[3].at)
+
+
+async def _heard(runner: ProcessRunner, info: ProcessInfo, event: Recorded[Any]) -> str | None:
+    """The process that an event is told to, if there is one."""
+    listener = info.listener_to(event.data.__class__)
+    process_id = None if listener is None else listener.by(event)
+    if listener is not None and process_id is not None:
+        await runner.hear(process_id, listener, event)
+    return process_id
+
+
+@asynccontextmanager
+async def world(app: Application, *, now: datetime, deps: Any = None) -> AsyncGenerator[World]:
+    """An app in memory at a time; `deps` stands in for what `App(deps=…)` opens, and without it that is opened."""
+    if deps is None and app.deps is not None:
+        async with app.deps() as opened:
+            yield World(app, opened, now)
+    else:
+        yield World(app, deps, now)
