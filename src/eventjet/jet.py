@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, TypeVar, overload
 
@@ -99,9 +100,10 @@ class Jet:
         follows = [*self._app.processes.values(), *self._app.reactors.values()]
         timers = any(info.has_deadlines for info in self._app.processes.values())
         topology = await declare(self.client, self.name, self.settings.replicas, cursors=bool(follows), timers=timers)
-        if follows:
-            await begin(Cursors(self.client, self.name), self.store, declarations_of(self._app).values())
-        return topology
+        if not follows:
+            return topology
+        made = await begin(Cursors(self.client, self.name), self.store, declarations_of(self._app).values())
+        return replace(topology, cursors=tuple(made))
 
     async def append_many(
         self,

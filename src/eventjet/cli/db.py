@@ -57,10 +57,12 @@ def init(
     topology, tables = asyncio.run(prepare(at, reset or []))
     app, drifts = at.app().name, [str(drift) for drift in topology.drifts]
     lines = [f"created  stream {name}" for name in topology.created] + [f"created  table {name}" for name in tables]
+    lines += [f"created  cursor {name}, which begins after position {at_:,}" for name, at_ in topology.cursors]
     wrong = repairing.faults(at)
     lines = [f"repaired {one}" for one in healed] + lines
     ready = "is not ready" if wrong else "is ready"
-    lines.append(f"{app} {ready}: log {topology.identity}, {at.settings.shown()['database']}")
+    where = f", {at.settings.shown()['database']}" if at.app().projections else ""
+    lines.append(f"{app} {ready}: log {topology.identity}{where}")
     lines += [f"wrong    {fault}" for fault in wrong]
     lines += [f"differs  {drift}" for drift in drifts]
     if drifts:
@@ -69,6 +71,7 @@ def init(
         "app": app,
         "log": topology.identity,
         "created": [*topology.created, *tables],
+        "cursors": dict(topology.cursors),
         "drifts": drifts,
         "faults": wrong,
         "repaired": healed,
@@ -90,6 +93,8 @@ async def prepare(at: AppTarget, reset: Sequence[str] = ()) -> tuple[Topology, l
     where = Database(at.settings.database)
     async with app.connect(at.settings) as jet:
         topology = await jet.init()
+    if not app.projections:
+        return topology, []  # without read models no database is needed
     with where.reaching_sync():
         made = [table for one in chosen for table in begin_anew(where, one)]
         return topology, made + create_tables(where.sync_engine("eventjet init"), app.projections.values())

@@ -21,6 +21,7 @@ from eventjet.cli.audit import audit
 from eventjet.cli.db import db, init
 from eventjet.cli.history import history, tail
 from eventjet.cli.nats_config import nats_config
+from eventjet.cli.process import cursor, deadlines, process
 from eventjet.cli.quarantine import commands as quarantine
 from eventjet.cli.rebuild import rebuild, snapshots, verify
 from eventjet.cli.status import status
@@ -63,6 +64,9 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(quarantine, name="quarantine")
+app.add_typer(process, name="process")
+app.add_typer(deadlines, name="deadlines")
+app.add_typer(cursor, name="cursor")
 app.add_typer(db)
 app.add_typer(snapshots)
 

@@ -1,17 +1,17 @@
-"""`eventjet quarantine`: what projections could not take, and what is to become of it."""
+"""`eventjet quarantine`: what projections, reactors and processes could not take, and what is to become of it."""
 
 from __future__ import annotations
 
 import json as jsonlib
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from eventjet.cli.quarantines import quarantine_of
 from eventjet.cli.target import AppTarget, on_app
 from eventjet.cli.terminal import ANSWER_IS_NO, Answer, note, print_table, printable, say, stored_json
 from eventjet.errors import UsageError
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.2
 
-commands = typer.Typer(help="Show, retry and drop events that a projection could not take.", no_args_is_help=True)
+commands = typer.Typer(help="Show, retry and drop events that could not be taken.", no_args_is_help=True)
 
-ProjectionArgument = Annotated[str, typer.Argument(metavar="PROJECTION", help="Whose quarantine.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Whose quarantine.")]
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", min=0, max=3600, help="How long to wait for a worker.")
 ]
@@ -33,34 +33,25 @@ TimeoutOption = Annotated[
 @on_app()
 def list_(
     at: AppTarget,
-    projection: Annotated[str | None, typer.Argument(metavar="PROJECTION", help="Default: all of the app.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Default: all of the app.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Also those that were retried or dropped.")] = False,
 ) -> Answer:
     """List parked events, with the number of events that each blocks."""
-    from eventjet.quarantine.rows import listed
-
-    names = at.chosen([projection] if projection else [])
-    with _connected(at, read_only=True) as connection:
-        events = listed(connection, names, resolved=everything)
-    declared = {name: resolved.revision for name, resolved in at.app().projections.items()}
+    chosen = at.work([name] if name else [])
+    events = [event for each in chosen.names for event in quarantine_of(at, each).listed(resolved=everything)]
+    declared = {one.name: one.revision for one in (*chosen.projections, *chosen.followers)}
     return Answer([_as_json(event) for event in events], lambda: _print(events, declared, everything))
 
 
 @commands.command()
 @on_app()
-def show(
-    at: AppTarget, projection: ProjectionArgument, position: Annotated[int, typer.Argument(help="Of the event.")]
-) -> Answer:
+def show(at: AppTarget, name: NameArgument, position: Annotated[int, typer.Argument(help="Of the event.")]) -> Answer:
     """Show one event of the quarantine: its reason, the traceback, and what is stored of it."""
-    from eventjet.quarantine.rows import shown
-
-    revision = at.projection(projection).revision
-    with _connected(at, read_only=True) as connection:
-        found = shown(connection, projection, revision, position)
+    found = quarantine_of(at, name).shown(position)
     if found is None:
         raise UsageError(
-            f"The event at position {position} is not in the quarantine of {projection!r}. "
-            f"Look at `eventjet quarantine list {projection} --all`."
+            f"The event at position {position} is not in the quarantine of {name!r}. "
+            f"Look at `eventjet quarantine list {name} --all`."
         )
     payload = None if found.payload is None else stored_json(found.payload)
     whole = {"traceback": found.traceback, "payload": payload, "blocked_by": found.blocked_by}
@@ -71,68 +62,43 @@ def show(
 @on_app()
 def retry(
     at: AppTarget,
-    projection: ProjectionArgument,
+    name: NameArgument,
     positions: Annotated[list[int] | None, typer.Argument(metavar="[POSITION]...", help="Parked events.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All parked events.")] = False,
     timeout_s: TimeoutOption = 10.0,
 ) -> Answer:
     """Have a worker try parked events again, and those they block; exit status 1 when one fails again."""
-    from eventjet.quarantine import rows
-
     if bool(positions) == everything:
         raise UsageError("Name the positions of the events to try again, or give --all for every parked one.")
-    revision = at.projection(projection).revision
-    with _connected(at) as connection:
-        chosen = rows.retry(connection, projection, revision, None if everything else positions)
-    return _outcome_of(at, projection, chosen, timeout_s)
+    chosen = quarantine_of(at, name).retry(None if everything else positions)
+    return _outcome_of(at, name, chosen, timeout_s)
 
 
 @commands.command()
 @on_app()
 def drop(
     at: AppTarget,
-    projection: ProjectionArgument,
+    name: NameArgument,
     positions: Annotated[list[int], typer.Argument(metavar="POSITION...", help="Parked events.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     timeout_s: TimeoutOption = 10.0,
 ) -> Answer:
     """Give parked events up for good: no engine will take them, and a worker goes on with those they blocked."""
-    from eventjet.quarantine import rows
-
-    revision = at.projection(projection).revision
+    quarantine = quarantine_of(at, name)
     if not yes:
         listed = ", ".join(map(str, positions))
-        question = f"Never show position {listed} in {projection}? A rebuild will leave it out too."
+        question = f"Never take position {listed} in {name}? {quarantine.what_dropping_means}"
         if not typer.confirm(question, err=True):
             note("Nothing was dropped.")
             raise typer.Exit(ANSWER_IS_NO)
-    with _connected(at) as connection:
-        chosen = rows.drop(connection, projection, revision, positions)
-    return _outcome_of(at, projection, chosen, timeout_s)
-
-
-@contextmanager
-def _connected(at: AppTarget, *, read_only: bool = False) -> Generator[Any]:
-    from eventjet.sql.database import COMMAND, READ_ONLY, Database
-
-    where = Database(at.settings.database)
-    with (
-        where.reaching_sync(),
-        where.sync_engine("eventjet quarantine", COMMAND).connect() as connection,
-        connection.execution_options(**{READ_ONLY: read_only}).begin(),
-    ):
-        yield connection
+    return _outcome_of(at, name, quarantine.drop(positions), timeout_s)
 
 
 def _outcome_of(at: AppTarget, name: str, chosen: Sequence[int], timeout_s: float) -> Answer:
     """What became of the verdicts, as soon as no worker has anything to do about them."""
-    from eventjet.quarantine.rows import outcomes
-
-    revision = at.projection(name).revision
     deadline = time.monotonic() + timeout_s
     while True:
-        with _connected(at, read_only=True) as connection:
-            found = outcomes(connection, name, revision, chosen)
+        found = quarantine_of(at, name).outcomes(chosen)
         left_s = deadline - time.monotonic()
         if left_s <= 0 or not any(outcome.is_open for outcome in found):
             break
@@ -141,7 +107,7 @@ def _outcome_of(at: AppTarget, name: str, chosen: Sequence[int], timeout_s: floa
     if any(outcome.is_open for outcome in found):
         lines.append(
             f"No worker has carried it out yet. One of {name} will: as soon as it runs, or gets to it, and not "
-            "while the projection is paused."
+            "while it is paused."
         )
     return Answer(found, "\n".join(lines), ok=all(outcome.next_resolution != "parked" for outcome in found))
 
@@ -163,7 +129,7 @@ def _print(events: Sequence[Listed], declared: Mapping[str, int], everything: bo
     if not events:
         say("Nothing was ever parked." if everything else "Nothing is parked.")
         return
-    columns = ("projection", "position", "aggregate", "type", "blocked", "reason")
+    columns = ("name", "position", "aggregate", "type", "blocked", "reason")
     rows = [_row(event, declared[event.projection], everything) for event in events]
     print_table((*columns, "resolution") if everything else columns, rows)
     if any(event.revision != declared[event.projection] for event in events):

@@ -19,13 +19,15 @@ def faults(at: AppTarget) -> list[str]:
     from eventjet.nats.endpoint import Endpoint
     from eventjet.sql.checkpoint import RETIRED
     from eventjet.store.wholeness import loss
+    from eventjet.workers.cursor_status import cursor_fault, cursors_of
     from eventjet.workers.reader import log_fault, state_of_log
 
-    checkpoints = _checkpoints(at)
+    checkpoints = _checkpoints(at) if at.app().projections else []
     with NatsConnection.open(Endpoint.of(at.settings)) as connection:
         identity, state = state_of_log(connection, at.app().name)
         gone = loss(state)
         found = [log_fault(connection, identity, state, held) for held in checkpoints if held.state != RETIRED]
+        found += [cursor_fault(connection, identity, state, held) for held in cursors_of(connection, at.app())]
     told = [LogIncomplete(f"The log {state.name!r}", gone)] if gone else []
     return list(dict.fromkeys(map(str, [*told, *filter(None, found)])))
 

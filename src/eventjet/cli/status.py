@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from eventjet.workers.status import WorkStatus
 
-_COLUMNS = ("projection", "rev", "state", "position", "lag", "behind", "rate", "ETA", "worker")
+PROJECTION = "projection"
+_COLUMNS = (PROJECTION, "rev", "state", "position", "lag", "behind", "rate", "ETA", "worker")
 _NAME_MIN, _WORKER_MIN = 10, 6
 _FLOWING = ("lag_s", "events_per_s", "eta_s", "lost_s")
 """What differs between any two looks; a line of its own is for what changed besides."""
@@ -122,7 +123,7 @@ def _print(statuses: Sequence[WorkStatus]) -> None:
     from rich.console import Console
 
     if not statuses:
-        say("The app declares no projections.")
+        say("The app declares no projections, reactors or processes.")
         return
     console = Console(highlight=False)
     console.print(table_of(statuses, console.width))
@@ -157,7 +158,8 @@ def table_of(statuses: Sequence[WorkStatus], width: int) -> Table:
     from rich.text import Text
 
     rows = [[printable(cell) for cell in _cells(one)] for one in statuses]
-    widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+    columns = _COLUMNS if all(one.kind == PROJECTION for one in statuses) else ("name", *_COLUMNS[1:])
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     gaps = len(widths) - 1
     room = width - sum(widths[1:-1]) - gaps
     gap = 2 if room - gaps >= _NAME_MIN + _WORKER_MIN else 1
@@ -165,8 +167,8 @@ def table_of(statuses: Sequence[WorkStatus], width: int) -> Table:
     widths[-1] = max(_WORKER_MIN, min(widths[-1], room - widths[0]))
     widths[0] = max(_NAME_MIN, min(widths[0], room - widths[-1]))
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
-    for column, wide in zip(_COLUMNS, widths, strict=True):
-        text = column in ("projection", "state", "worker")
+    for column, wide in zip(columns, widths, strict=True):
+        text = column in (columns[0], "state", "worker")
         overflow = "ellipsis" if column == "worker" else "fold"
         table.add_column(
             column, width=wide, overflow=overflow, no_wrap=column == "worker", justify="left" if text else "right"
@@ -179,7 +181,8 @@ def table_of(statuses: Sequence[WorkStatus], width: int) -> Table:
 def _cells(one: WorkStatus) -> tuple[str, ...]:
     rate = "–" if one.events_per_s is None else f"{one.events_per_s:,.0f}/s"
     numbers = (f"{one.position:,}", f"{one.lag_events:,}", duration(one.lag_s), rate, duration(one.eta_s))
-    return (one.name, str(one.revision), one.state, *numbers, one.owner or "–")
+    name = one.name if one.kind == PROJECTION else f"{one.kind} {one.name}"
+    return (name, str(one.revision), one.state, *numbers, one.owner or "–")
 
 
 def duration(seconds: float | None) -> str:

@@ -6,7 +6,8 @@ The app is named by `--app`, else `EVENTJET_APP`, else `[tool.eventjet] app = "â
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -22,7 +23,10 @@ from eventjet.urls import database_url, server_url, shown_master
 
 if TYPE_CHECKING:
     from eventjet.app import App
+    from eventjet.cursors.kv import Cursors
+    from eventjet.nats.client import Client
     from eventjet.projections.sql_projection import AnyResolved
+    from eventjet.workers.supervisor import Chosen
 
 P = ParamSpec("P")
 
@@ -66,6 +70,31 @@ class AppTarget:
     def chosen(self, names: Sequence[str]) -> list[str]:
         """The named projections of the app, all when none is named; raises `UsageError` for one it does not have."""
         return [resolved.name for resolved in projections_of(self.app(), names)]
+
+    def work(self, names: Sequence[str]) -> Chosen:
+        """What these names mean, projections, reactors and processes; all of the app when none is named."""
+        from eventjet.workers.supervisor import chosen_of
+
+        return chosen_of(self.app(), names)
+
+    @asynccontextmanager
+    async def cursors(self) -> AsyncGenerator[Cursors]:
+        """The cursors of the app, over a connection of their own."""
+        from eventjet.cursors.kv import Cursors
+
+        async with self.client() as client:
+            yield Cursors(client, self.app().name)
+
+    @asynccontextmanager
+    async def client(self) -> AsyncGenerator[Client]:
+        """A connection to the server."""
+        from eventjet.nats.client import connect
+
+        client = await connect(self.settings)
+        try:
+            yield client
+        finally:
+            await client.close()
 
     def projection(self, name: str) -> AnyResolved:
         """The projection of this name; raises `UsageError` for one that the app does not have."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,11 +19,14 @@ from eventjet.cli.terminal import Answer, note, print_table, say
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
+    from eventjet.cursors.kv import Cursors
     from eventjet.dev.stack import Stack
+    from eventjet.reactions.verdicts import PausedCursor
+    from eventjet.sql.pausing import Paused
 
 _ENDED_S = 20.0
 """How long servers of our own, and what works on them, may take to end after a signal."""
-NamesArgument = Annotated[list[str], typer.Argument(metavar="PROJECTION...", help="Which ones.")]
+NamesArgument = Annotated[list[str], typer.Argument(metavar="NAME...", help="Which ones.")]
 RevisionOption = Annotated[
     int | None, typer.Option("--revision", metavar="N", min=1, help="Another revision than the app declares.")
 ]
@@ -32,8 +35,9 @@ RevisionOption = Annotated[
 @on_app()
 def worker(
     at: AppTarget,
-    projections: Annotated[
-        list[str] | None, typer.Argument(metavar="PROJECTION", help="Which ones; default: all of the app.")
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Projections, reactors, processes; default: all of the app."),
     ] = None,
     http: Annotated[
         str | None,
@@ -45,53 +49,74 @@ def worker(
         ),
     ] = None,
 ) -> None:
-    """Keep read models up to date until SIGTERM or Ctrl-C, which finish the batch in hand.
+    """Keep read models up to date, and do what events lead to, until SIGTERM or Ctrl-C, which finish what is in hand.
 
-    Any number may run: each projection is kept by one of them, and the others stand by.
+    Any number may run: each projection, reactor and process is worked on by one of them, and the others stand by.
     """
     from eventjet.workers.health import address_of
 
     address = None if http is None else address_of(http)
-    names = at.chosen(projections or [])
-    if not names:
-        raise UsageError("The app declares no projections, so there is nothing to work on. List one in its App.")
-    asyncio.run(run_until_stopped(at, names, lambda: note(f"ready: {', '.join(names)}"), http=address))
+    chosen = at.work(names or []).names
+    if not chosen:
+        raise UsageError("The app declares nothing to work on. List a projection or a reactor in its App.")
+    asyncio.run(run_until_stopped(at, chosen, lambda: note(f"ready: {', '.join(chosen)}"), http=address))
 
 
-@on_app(servers=False)
-def pause(at: AppTarget, projections: NamesArgument, revision: RevisionOption = None) -> Answer:
-    """Let projections stand still, all of them or none, until `eventjet resume`.
+@on_app()
+def pause(at: AppTarget, names: NamesArgument, revision: RevisionOption = None) -> Answer:
+    """Let projections, reactors or processes stand still, all of them or none, until `eventjet resume`.
 
-    Their workers stop before the next commit and stand by. A rebuild may go on; what it swaps in stays paused.
+    Their workers stop before the next commit, or event, and stand by. A rebuild may go on; what it swaps in stays
+    paused.
     """
+    from eventjet.reactions import verdicts
     from eventjet.sql.pausing import pause
 
-    chosen = _chosen(at, projections, revision)
-    done = asyncio.run(pause(at.settings.database, chosen, declared=revision is None))
+    done = _change(at, names, revision, pause, verdicts.pause)
     lines = [
-        f"{one.name} revision {one.revision} {'is paused' if one.changed else 'was paused already'} "
-        f"at position {one.position:,}"
+        f"{_called(at, one)} {'is paused' if one.changed else 'was paused already'} at position {one.position:,}"
         for one in done
     ]
     return Answer(done, "\n".join(lines))
 
 
-@on_app(servers=False)
-def resume(at: AppTarget, projections: NamesArgument, revision: RevisionOption = None) -> Answer:
-    """Let paused projections go on, all of them or none; a worker that stands by takes them at its next look."""
+@on_app()
+def resume(at: AppTarget, names: NamesArgument, revision: RevisionOption = None) -> Answer:
+    """Let what is paused go on, all of it or none; a worker that stands by takes it at its next look."""
+    from eventjet.reactions import verdicts
     from eventjet.sql.pausing import resume
 
-    chosen = _chosen(at, projections, revision)
-    done = asyncio.run(resume(at.settings.database, chosen, declared=revision is None))
-    lines = [f"{one.name} revision {one.revision} goes on from position {one.position:,}" for one in done]
-    return Answer(done, "\n".join(lines))
+    done = _change(at, names, revision, resume, verdicts.resume)
+    return Answer(done, "\n".join(f"{_called(at, one)} goes on from position {one.position:,}" for one in done))
 
 
-def _chosen(at: AppTarget, names: Sequence[str], revision: int | None) -> list[tuple[str, int]]:
-    chosen = at.chosen(names)
-    if revision is not None and len(chosen) > 1:
+def _change(
+    at: AppTarget,
+    names: Sequence[str],
+    revision: int | None,
+    projections: Callable[..., Coroutine[Any, Any, list[Paused]]],
+    followers: Callable[[Cursors, Sequence[str]], Coroutine[Any, Any, list[PausedCursor]]],
+) -> list[Paused | PausedCursor]:
+    """Carry it out on what is named: checkpoints first, since they may refuse, then cursors."""
+    chosen = at.work(names)
+    if revision is not None and (len(chosen.projections) != 1 or chosen.followers):
         raise UsageError("--revision is about one projection. Name one.")
-    return [(name, revision or at.app().projections[name].revision) for name in chosen]
+    pairs = [(one.name, revision or one.revision) for one in chosen.projections]
+
+    async def change() -> list[Paused | PausedCursor]:
+        done: list[Paused | PausedCursor] = []
+        if pairs:
+            done += await projections(at.settings.database, pairs, declared=revision is None)
+        if chosen.followers:
+            async with at.cursors() as cursors:
+                done += await followers(cursors, [one.name for one in chosen.followers])
+        return done
+
+    return asyncio.run(change())
+
+
+def _called(at: AppTarget, one: Paused | PausedCursor) -> str:
+    return f"{one.name} revision {one.revision}" if one.name in at.app().projections else one.name
 
 
 @on_app(servers=False, database=False)
@@ -126,8 +151,8 @@ async def _work(at: AppTarget, stack: Stack) -> None:
     file = stack.write_exports(at.reference)
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     print(f". {shlex.quote(str(shown))}", flush=True)
-    names = at.chosen([])
-    kept = ", ".join(names) or "no projections"
+    names = at.work([]).names
+    kept = ", ".join(names) or "nothing to work on"
     await run_until_stopped(at, names, lambda: say(f"ready: {kept}; Ctrl-C stops everything"))
 
 

@@ -37,6 +37,7 @@ class ParkedEntry:
     parked_at: float = 0.0
     """Seconds since 1970."""
     tries: int = 0
+    resolved_at: float | None = None
 
     @property
     def key(self) -> AggregateKey:
@@ -52,7 +53,8 @@ class ParkedEntry:
         return self.parked.resolution in BLOCKING
 
     def resolved(self, resolution: str) -> ParkedEntry:
-        return replace(self, parked=replace(self.parked, resolution=resolution))
+        """As somebody, or a worker, has decided now."""
+        return replace(self, parked=replace(self.parked, resolution=resolution), resolved_at=time.time())
 
     def encoded(self) -> bytes:
         value = asdict(self)
@@ -105,6 +107,11 @@ class Cursors:
         except StreamMissing:
             return None
         return None if record is None else HeldCursor(Cursor.decoded(record[4]), record[0])
+
+    async def sequence(self, name: str) -> int:
+        """What the next write of a cursor has to expect, whatever is there."""
+        record = await self._client.ask(last_message(self._stream, f"{self._prefix}c.{name}"))
+        return 0 if record is None else record[0]
 
     async def all(self) -> list[Cursor]:
         """Every cursor there is, by name."""

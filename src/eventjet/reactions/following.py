@@ -50,12 +50,12 @@ def filters_of(app: Application, events: Sequence[type]) -> list[str]:
     return [f"{app.name}.{info.name}.*" for cls, info in app.aggregates.items() if wanted & set(folded_events(cls))]
 
 
-async def begin(cursors: Cursors, store: EventStore, declared: Iterable[Declaration]) -> list[str]:
-    """Make the cursors that are missing, where their declarations start; their names.
+async def begin(cursors: Cursors, store: EventStore, declared: Iterable[Declaration]) -> list[tuple[str, int]]:
+    """Make the cursors that are missing, where their declarations start; names and positions.
 
     Here and once: if the first worker did it, what is new would depend on when that one comes up.
     """
-    made: list[str] = []
+    made: list[tuple[str, int]] = []
     for one in declared:
         if await cursors.find(one.name) is not None:
             continue
@@ -67,7 +67,7 @@ async def begin(cursors: Cursors, store: EventStore, declared: Iterable[Declarat
             await cursors.write(HeldCursor(cursor, 0), cursor)
         except CursorFenced:
             continue  # another `init` was quicker
-        made.append(one.name)
+        made.append((one.name, position))
     return made
 
 

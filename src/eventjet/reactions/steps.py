@@ -22,6 +22,7 @@ from eventjet.errors import ConcurrencyConflict, EventjetError, UsageError
 from eventjet.repository.decisions import Decided, Planned, recorded, retried
 from eventjet.repository.repositories import Repositories
 from eventjet.repository.repository import Repository
+from eventjet.store.store import EventStore
 
 STEPS_MAX = 200
 """Steps without rest: more are a circle."""
@@ -50,6 +51,15 @@ class ProcessRunner:
         self._store = repositories.store
         self.steps = 0
         """Taken by this runner."""
+
+    @property
+    def store(self) -> EventStore:
+        """The log that its processes are in."""
+        return self._store
+
+    async def state(self, process_id: str) -> FoldedState[Any]:
+        """The state of a process now."""
+        return await self._own.fresh(process_id)
 
     async def advance(self, process_id: str, *, position: int = 0) -> FoldedState[Any]:
         """Step after step, on a state that contains `position`, until the process rests; its state then.

@@ -16,7 +16,7 @@ from eventjet import failpoints
 from eventjet.codec.envelope import EXPECTED, RawRecord, header, header_block, number_of
 from eventjet.codec.subjects import due_subject, timer_stream, timer_subject
 from eventjet.domain.identity import decode_id, encode_id
-from eventjet.errors import ApiRefused, StoreUnavailable
+from eventjet.errors import ApiRefused, StoreUnavailable, StreamMissing
 from eventjet.nats.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message, next_message, purge_stream
 from eventjet.nats.client import Client
 
@@ -160,6 +160,28 @@ class JetStreamTimers:
         self._known[subject] = known
         if len(self._known) > _KNOWN_MAX:
             del self._known[next(iter(self._known))]
+
+
+@dataclass(frozen=True, slots=True)
+class TimerSet:
+    """A timer that has not fired."""
+
+    process_id: str
+    at: datetime
+
+
+async def timers_set(client: Client, app: str, process: str) -> list[TimerSet]:
+    """The timers of a process type; none where `init` has made no stream for them."""
+    found: list[TimerSet] = []
+    position, subject = 1, timer_subject(app, process, "*")
+    try:
+        while (record := await client.ask(next_message(timer_stream(app), position, subject))) is not None:
+            at = datetime.fromisoformat(header(record[3], _AT) or "1970-01-01T00:00:00Z")
+            found.append(TimerSet(decode_id(record[2].decode().rpartition(".")[2]), at))
+            position = record[0] + 1
+    except StreamMissing:
+        return []
+    return found
 
 
 def _known(record: RawRecord, sequence: int) -> _Known:

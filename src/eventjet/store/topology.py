@@ -38,6 +38,8 @@ class Topology:
     identity: str
     created: tuple[str, ...]
     drifts: tuple[Drift, ...]
+    cursors: tuple[tuple[str, int], ...] = ()
+    """Name and position of what follows the log from now on."""
 
 
 _COMMON = {

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from eventjet.codec.subjects import cursor_bucket
 from eventjet.cursors.cursor import Cursor
 from eventjet.cursors.kv import ParkedEntry
-from eventjet.errors import StreamMissing
-from eventjet.nats.api import next_message
+from eventjet.domain.parked import PARKED, RETRY
+from eventjet.errors import LogIncomplete, LogRolledBack, StreamMissing
+from eventjet.nats.api import StreamState, next_message
 from eventjet.nats.connection import NatsConnection
 from eventjet.projections.app_ref import Application
 from eventjet.reactions.following import declarations_of, filters_of
+from eventjet.workers.reader import log_fault, state_of_log
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +28,34 @@ class CursorLook:
     lag_s: float | None
     """Age of the oldest event that it has not dealt with; None when it cannot be known."""
     parked: int
+    fault: str = ""
+    """Why it cannot go on over this log."""
 
     @property
     def name(self) -> str:
         return self.cursor.name
 
 
-def look_at_cursors(connection: NatsConnection, app: Application, last: int) -> list[CursorLook]:
-    """All cursors of an app whose log ends at `last`; none where `init` has not made their bucket."""
-    cursors = [Cursor.decoded(body) for body in _values(connection, app.name, "c.*")]
+def cursors_of(connection: NatsConnection, app: Application) -> list[Cursor]:
+    """All cursors of an app; none where `init` has not made their bucket."""
+    return [Cursor.decoded(body) for body in _values(connection, app.name, "c.*")]
+
+
+def cursor_fault(
+    connection: NatsConnection, identity: str, state: StreamState, cursor: Cursor
+) -> LogRolledBack | LogIncomplete | None:
+    """Why it cannot go on over this log; None if it can."""
+    if cursor.log != identity:
+        reason = f"it is of the log {cursor.log} and the stream {state.name!r} is {identity}"
+        return LogRolledBack(cursor.name, cursor.position, reason)
+    return log_fault(connection, identity, state, cursor)
+
+
+def look_at_cursors(connection: NatsConnection, app: Application) -> list[CursorLook]:
+    """All cursors of an app; none where `init` has not made their bucket."""
+    identity, state = state_of_log(connection, app.name)
+    last = state.last
+    cursors = cursors_of(connection, app)
     declared = declarations_of(app)
     looks: list[CursorLook] = []
     for cursor in cursors:
@@ -43,8 +63,9 @@ def look_at_cursors(connection: NatsConnection, app: Application, last: int) -> 
         own = declared.get(cursor.name)
         filters = [] if own is None else filters_of(app, own.events)
         lag, age_s = _lag(connection, app.name, cursor, filters, last)
-        parked = Counter(entry.is_open for entry in entries)[True]
-        looks.append(CursorLook(cursor, lag, age_s, parked))
+        parked = sum(entry.parked.resolution in (PARKED, RETRY) for entry in entries)
+        fault = cursor_fault(connection, identity, state, cursor)
+        looks.append(CursorLook(cursor, lag, age_s, parked, "" if fault is None else str(fault)))
     return looks
 
 

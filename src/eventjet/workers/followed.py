@@ -85,15 +85,7 @@ class FollowedProcess(Followed):
         return (info.name, process_id), hear
 
     async def wake(self, process_id: str, position: int = 0, fired: int = 0) -> None:
-        """Step after step until the process rests, on a state that contains `position`; then set its timer."""
-        held = await self._runner.advance(process_id, position=position)
-        if not self._runner.info.has_deadlines:
-            return
-        found = await self._runner.next_deadline(process_id, held)
-        if found is None:
-            await self._timers.cancel(self.declaration.name, process_id, held.version)
-        else:
-            await self._timers.set(self.declaration.name, process_id, held.version, found.at, fired)
+        await wake(self._runner, self._timers, process_id, position, fired)
 
     async def fired(self, after: int) -> Sequence[Due]:
         if not self._runner.info.has_deadlines:
@@ -104,3 +96,20 @@ class FollowedProcess(Followed):
         await self._runner.come_due(due.process_id, due.version, due.at)
         await self.wake(due.process_id, fired=due.sequence)
         await self._timers.clear(self.declaration.name, due)
+
+
+async def wake(
+    runner: ProcessRunner, timers: JetStreamTimers, process_id: str, position: int = 0, fired: int = 0
+) -> None:
+    """Step after step until the process rests, on a state that contains `position`; then set its timer.
+
+    `fired` is the sequence of a timer that has fired and is being dealt with.
+    """
+    held = await runner.advance(process_id, position=position)
+    if not runner.info.has_deadlines:
+        return
+    found = await runner.next_deadline(process_id, held)
+    if found is None:
+        await timers.cancel(runner.name, process_id, held.version)
+    else:
+        await timers.set(runner.name, process_id, held.version, found.at, fired)

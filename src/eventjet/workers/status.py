@@ -193,7 +193,7 @@ class StatusReader:
     def _cursors(self, last: int) -> list[WorkStatus]:
         """Every reactor and process that is declared or has a cursor. Blocks."""
         assert self._connection is not None
-        looks = {held.name: held for held in look_at_cursors(self._connection, self._app, last)}
+        looks = {held.name: held for held in look_at_cursors(self._connection, self._app)}
         names = sorted({*self._followers, *looks})
         return [self._follower(name, looks.get(name), last) for name in names]
 
@@ -209,14 +209,14 @@ class StatusReader:
         return WorkStatus(
             name=name,
             revision=cursor.revision,
-            state=cursor.state,
+            state=FAILED if look.fault and cursor.state == ACTIVE else cursor.state,
             position=cursor.position,
             log_position=last,
             lag_events=look.lag_events,
             lag_s=look.lag_s,
             owner=cursor.owner,
             generation=1,
-            reason=cursor.reason,
+            reason=look.fault or cursor.reason,
             declared=declared is not None,
             parked=look.parked,
             kind=cursor.kind,

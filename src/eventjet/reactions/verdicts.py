@@ -1,0 +1,174 @@
+"""What people decide about reactors and processes: verdicts on parked events, pauses, another position.
+
+Each is one compare-and-set of the cursor, together with what it changes in the quarantine. It fences whoever works on
+it: that one begins another term, and finds what was decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from eventjet.cursors.cursor import PAUSED, Cursor
+from eventjet.cursors.kv import CHANGES_MAX, Cursors, HeldCursor, ParkedEntry
+from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, RETRY
+from eventjet.errors import CursorFenced, UsageError
+from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
+
+_TRIES = 50
+"""Writes that its owner was quicker than: it writes some times a second."""
+_Change: TypeAlias = Callable[[Cursor], Cursor]
+
+
+@dataclass(frozen=True, slots=True)
+class PausedCursor:
+    """What came of pausing or resuming one reactor or process."""
+
+    name: str
+    revision: int
+    state: str
+    position: int
+    changed: bool
+    """False where it was so already."""
+
+
+async def listed(cursors: Cursors, name: str, *, resolved: bool = False) -> list[Listed]:
+    """The parked events of one quarantine with how many each blocks; also what was decided before, if asked for."""
+    held = await cursors.read(name)
+    entries = await cursors.parked(name, resolved=resolved)
+    return [_listed(held.cursor, entry, entries) for entry in entries if entry.parked.resolution != BLOCKED]
+
+
+async def shown(cursors: Cursors, name: str, position: int) -> Shown | None:
+    """One event of a quarantine, whole but for its body, which is in the log; None when it is not there."""
+    held = await cursors.read(name)
+    entries = await cursors.parked(name, resolved=True)
+    entry = next((one for one in entries if one.position == position), None)
+    if entry is None:
+        return None
+    blocked_by = _head(entry, entries) if entry.parked.resolution == BLOCKED else None
+    return Shown(_listed(held.cursor, entry, entries), entry.parked.traceback, None, blocked_by)
+
+
+async def retry(cursors: Cursors, name: str, positions: Sequence[int] | None) -> list[int]:
+    """Have parked events tried again, all of them where none is named; raises `UsageError` for what is not parked."""
+    return await _decide(cursors, name, positions, RETRY)
+
+
+async def drop(cursors: Cursors, name: str, positions: Sequence[int]) -> list[int]:
+    """Give parked events up; what they block is tried. Raises `UsageError` for what is not parked."""
+    return await _decide(cursors, name, positions, DROPPED)
+
+
+async def outcomes(cursors: Cursors, name: str, positions: Sequence[int]) -> list[VerdictOutcome]:
+    """What has become of verdicts."""
+    entries = await cursors.parked(name, resolved=True)
+    by_position = {entry.position: entry for entry in entries}
+    found: list[VerdictOutcome] = []
+    for position in positions:
+        entry = by_position.get(position)
+        if entry is None:
+            continue
+        after = next((one for one in entries if one.key == entry.key and one.is_open and one is not entry), None)
+        told = (None, None, "")
+        if after is not None:
+            resolution = after.parked.resolution
+            told = (after.position, RETRY if resolution == BLOCKED else resolution, after.parked.reason)
+        found.append(VerdictOutcome(position, entry.parked.resolution, entry.parked.reason, *told))
+    return found
+
+
+async def pause(cursors: Cursors, names: Sequence[str]) -> list[PausedCursor]:
+    """Let them stand still until `resume`; their workers stop before they begin another event."""
+    return [await _changed(cursors, name, Cursor.paused) for name in names]
+
+
+async def resume(cursors: Cursors, names: Sequence[str]) -> list[PausedCursor]:
+    """Let them go on; raises `UsageError` for one that is not paused."""
+    for name in names:
+        cursor = (await cursors.read(name)).cursor
+        if cursor.state != PAUSED:
+            raise UsageError(f"{cursor.kind} {name!r} is {cursor.state}, not paused. Nothing to resume.")
+    return [await _changed(cursors, name, Cursor.resumed) for name in names]
+
+
+async def set_position(cursors: Cursors, cursor: Cursor) -> None:
+    """Put a cursor where this one stands, whoever works on it."""
+    await _written(cursors, cursor.name, lambda found: found.set_to(cursor.log, cursor.position, cursor.event_id))
+
+
+async def _changed(cursors: Cursors, name: str, change: _Change) -> PausedCursor:
+    before = (await cursors.read(name)).cursor
+    after = await _written(cursors, name, change)
+    return PausedCursor(name, after.revision, after.state, after.position, before.state != after.state)
+
+
+async def _written(cursors: Cursors, name: str, change: _Change) -> Cursor:
+    for attempt in range(_TRIES):
+        held = await cursors.read(name)
+        try:
+            await cursors.write(held, change(held.cursor))
+        except CursorFenced:
+            if attempt == _TRIES - 1:
+                raise
+        else:
+            return held.cursor
+    raise AssertionError
+
+
+async def _decide(cursors: Cursors, name: str, positions: Sequence[int] | None, resolution: str) -> list[int]:
+    for attempt in range(_TRIES):
+        held = await cursors.read(name)
+        heads = [one for one in await cursors.parked(name) if one.parked.resolution in (PARKED, RETRY)]
+        chosen = _chosen(name, heads, positions)
+        try:
+            await _write_all(cursors, held, [one.resolved(resolution) for one in chosen])
+        except CursorFenced:
+            if attempt == _TRIES - 1:
+                raise
+        else:
+            return [one.position for one in chosen]
+    raise AssertionError
+
+
+async def _write_all(cursors: Cursors, held: HeldCursor, entries: Sequence[ParkedEntry]) -> None:
+    for start in range(0, len(entries), CHANGES_MAX):
+        await cursors.write(held, held.cursor.decided(), entries[start : start + CHANGES_MAX])
+
+
+def _chosen(name: str, heads: Sequence[ParkedEntry], positions: Sequence[int] | None) -> list[ParkedEntry]:
+    if positions is None:
+        return list(heads)
+    known = {one.position: one for one in heads}
+    for position in positions:
+        if position not in known:
+            raise UsageError(
+                f"The event at position {position} is not parked by {name!r}: it may wait behind another one. "
+                f"Look at `eventjet quarantine list {name}`."
+            )
+    return [known[position] for position in dict.fromkeys(positions)]
+
+
+def _head(entry: ParkedEntry, entries: Sequence[ParkedEntry]) -> int | None:
+    return next((one.position for one in entries if one.key == entry.key and one.is_open), None)
+
+
+def _listed(cursor: Cursor, entry: ParkedEntry, entries: Sequence[ParkedEntry]) -> Listed:
+    parked = entry.parked
+    behind = [one for one in entries if one.key == entry.key and one.parked.resolution == BLOCKED]
+    is_head = entry.is_open and _head(entry, entries) == entry.position
+    return Listed(
+        projection=cursor.name,
+        revision=cursor.revision,
+        position=parked.position,
+        aggregate=parked.aggregate,
+        aggregate_id=parked.aggregate_id,
+        event_id=parked.event_id,
+        event_type=parked.event_type,
+        resolution=parked.resolution,
+        reason=parked.reason,
+        parked_at=entry.parked_at,
+        resolved_at=entry.resolved_at,
+        blocked=len(behind) if is_head else 0,
+    )
