@@ -67,21 +67,20 @@ def sync(
     timers.
     """
     woken = asyncio.run(_sync(at, name, ids or []))
-    return Answer(
-        {"woken": len(woken), "steps": sum(woken.values())},
-        f"woke {len(woken):,}, which took {sum(woken.values()):,} steps",
-    )
+    steps = sum(woken.values())
+    return Answer({"woken": len(woken), "steps": steps}, f"woke {len(woken):,}, which took {steps:,} steps")
 
 
 async def _sync(at: AppTarget, name: str, ids: list[str]) -> dict[str, int]:
-    from eventjet.codec.subjects import entity_of
+    from eventjet.codec.subjects import entity_shown
     from eventjet.workers.followed import wake
 
     async with _running(at, name) as (runner, timers):
         wanted = list(dict.fromkeys(ids))
         if not wanted:
             subjects = {record[2] async for record in runner.store.records()}
-            wanted = sorted(process_id for aggregate, process_id in map(entity_of, subjects) if aggregate == name)
+            found = {process_id for aggregate, process_id in map(entity_shown, subjects) if aggregate == name}
+            wanted = sorted(process_id for process_id in found if process_id is not None)
         woken: dict[str, int] = {}
         for process_id in wanted:
             before = runner.steps

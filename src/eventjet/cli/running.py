@@ -180,7 +180,7 @@ async def run_until_stopped(
         if stop.is_set():
             running.cancel()
             return
-        note("stopping: the batches in hand are finished first")
+        note("stopping: what is in hand is finished first")
         stop.set()
         loop.call_later(STOP_S, cut_off)
 

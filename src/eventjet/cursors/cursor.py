@@ -11,7 +11,7 @@ Each cell says what the state becomes: `=` stays, `-` is refused and changes not
 | move       | =      | -      | -      | the owner's |
 | release    | =      | -      | -      | the owner's |
 | fail       | failed | -      | -      | the owner's |
-| pause      | paused | -      | paused | anybody's; the owner is fenced |
+| pause      | paused | =      | paused | anybody's; the owner is fenced |
 | resume     | -      | active | -      | anybody's |
 | decide     | =      | =      | active | anybody's: a verdict on a parked event; the owner is fenced |
 | set        | active | =      | active | anybody's: another position; the owner is fenced |

@@ -1,0 +1,133 @@
+"""Transfers while whoever carries them out is killed, stopped and woken, and servers with them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from eventjet import failpoints
+from eventjet.dev.nats import NatsServer
+from eventjet.settings import Settings
+from tests.faults.acting.trial import Transfers, insist
+from tests.faults.acting.troupe import Troupe
+from tests.faults.acting.worker import transfers
+from tests.nats_cluster import NatsCluster
+
+KILLS = int(os.environ.get("EVENTJET_TEST_KILLS", "10"))
+"""At random moments."""
+TRANSFERS = max(30, int(1.5 * KILLS))
+WORKERS = 2
+SEED = int(os.environ.get("EVENTJET_TEST_SEED", "1"))
+ACTING = ("cursor.", "step.", "timer.", "due.", "reaction.")
+POINTS = [name for name in failpoints.NAMES if name.startswith(ACTING)]
+_REACHED_S = 60.0
+_LIMIT_S = 600 + 12 * KILLS
+
+
+async def acted(
+    url: str,
+    folder: Path,
+    points: list[str],
+    trouble: Callable[[Troupe, random.Random], Awaitable[None]],
+    replicas: int = 1,
+) -> str:
+    """Ask for transfers until the trouble is over and every failpoint was reached; then all must have come right."""
+    settings = Settings(servers=(url,), replicas=replicas)
+    async with transfers.connect(settings) as jet:
+        run = Transfers(jet, SEED)
+        await run.open()
+        with Troupe(url, folder, WORKERS, points) as troupe:
+            task = asyncio.ensure_future(trouble(troupe, random.Random(SEED)))
+            while len(run.asked) < TRANSFERS or not task.done() or troupe.left:
+                await run.ask()
+                await asyncio.to_thread(troupe.tend)
+                troupe.give_up_points(_REACHED_S)
+                await asyncio.sleep(0.05)
+            await task
+            ended = await run.ended(troupe)
+        found = await insist(lambda: run.reckon(troupe))
+        said = f"{len(run.asked)} transfers, {troupe.killed} killed, {troupe.reached.total()} at failpoints: {found}"
+        assert ended, said
+        assert found.is_right, said
+        assert set(troupe.reached) == {point.rpartition(":")[0] for point in points}, troupe.reached
+        return said
+
+
+@pytest.fixture
+def said(record_property: Callable[[str, object], None]) -> Iterator[list[str]]:
+    """What a run has counted, for the report of `make faults`."""
+    lines: list[str] = []
+    yield lines
+    for line in lines:
+        print(line)  # noqa: T201
+        record_property("said", line)
+
+
+async def killed_at_random(troupe: Troupe, chance: random.Random) -> None:
+    for _ in range(KILLS):
+        await asyncio.sleep(chance.uniform(0.2, 2.5))
+        troupe.kill_one(chance)
+
+
+async def nothing(_troupe: Troupe, _chance: random.Random) -> None:
+    """The failpoints are the trouble."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(_LIMIT_S)
+async def test_transfers_come_right_while_workers_are_killed_at_random(tmp_path: Path, said: list[str]) -> None:
+    with NatsServer() as server:
+        said.append(await acted(server.url, tmp_path, [], killed_at_random))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(_LIMIT_S)
+async def test_transfers_come_right_whatever_workers_are_killed_or_stopped_at(tmp_path: Path, said: list[str]) -> None:
+    """At every failpoint, and stopped ones wake as zombies."""
+    points = [
+        f"{name}:{action}:{count}"
+        for count, (action, name) in zip(itertools.cycle((1, 3, 5)), itertools.product(("kill", "stop"), POINTS))
+    ]
+    random.Random(SEED).shuffle(points)
+    with NatsServer() as server:
+        said.append(await acted(server.url, tmp_path, points, nothing))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(_LIMIT_S)
+async def test_transfers_come_right_while_the_server_is_killed(tmp_path: Path, said: list[str]) -> None:
+    async def kill_servers(troupe: Troupe, chance: random.Random) -> None:
+        for _ in range(max(2, KILLS // 10)):
+            await asyncio.sleep(chance.uniform(0.5, 3))
+            await asyncio.to_thread(server.kill)
+            await asyncio.sleep(chance.random())
+            await asyncio.to_thread(server.start)
+            troupe.kill_one(chance)
+
+    with NatsServer() as server:
+        said.append(await acted(server.url, tmp_path, [], kill_servers))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(_LIMIT_S)
+async def test_transfers_come_right_on_three_replicas_while_leaders_are_killed(tmp_path: Path, said: list[str]) -> None:
+    async def kill_leaders(troupe: Troupe, chance: random.Random) -> None:
+        for _ in range(max(2, KILLS // 10)):
+            await asyncio.sleep(chance.uniform(0.5, 3))
+            victim = chance.choice(cluster.servers)
+            await asyncio.to_thread(victim.kill)
+            await asyncio.sleep(chance.random())
+            await asyncio.to_thread(victim.start)
+            troupe.kill_one(chance)
+            with suppress(Exception):
+                await asyncio.to_thread(cluster.wait_ready)
+
+    with NatsCluster() as cluster:
+        said.append(await acted(cluster.url, tmp_path, [], kill_leaders, replicas=3))

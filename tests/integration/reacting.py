@@ -1,0 +1,135 @@
+"""An app with a reactor whose handler tests can make fail, and workers of it in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+from eventjet import App, Jet, Reaction, Recorded, Retry, aggregate, event, reactor
+from eventjet.settings import Settings
+from eventjet.workers.context import WorkerOptions
+from eventjet.workers.supervisor import run_workers
+from tests.logs import fresh_name
+
+QUICK = WorkerOptions(lease_s=1.0, poll_s=0.05, backoff_s=(0.02, 0.2))
+PATIENT_S = 120.0
+
+
+@event("bell.rung")
+class Rung:
+    n: int
+
+
+@event("bell.polished")
+class Polished:
+    pass
+
+
+@aggregate("bell")
+class Bell:
+    """What is heard."""
+
+    count: int = 0
+
+    def ring(self, n: int) -> Rung:
+        return Rung(n=n)
+
+    def polish(self) -> Polished:
+        return Polished()
+
+    def evolve(self, event: Rung | Polished) -> Bell:
+        return replace(self, count=self.count + isinstance(event, Rung))
+
+
+@event("tower.counted")
+class Counted:
+    bell: str
+    n: int
+
+
+@aggregate("tower", snapshot_every=50)
+class Tower:
+    """What reactions write to."""
+
+    counted: int = 0
+
+    def count(self, bell: str, n: int) -> Counted:
+        return Counted(bell=bell, n=n)
+
+    def evolve(self, event: Counted) -> Tower:
+        return replace(self, counted=self.counted + 1)
+
+
+@dataclass
+class Town:
+    """What the reactor needs: it remembers everything that reached it, and fails where it is told to."""
+
+    heard: list[tuple[str, int, str, int]] = field(default_factory=list[tuple[str, int, str, int]])
+    """(bell, n, key, attempt)"""
+    fails: Callable[[str, int, int], Exception | None] = lambda bell, n, attempt: None
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def order(self, bell: str) -> list[int]:
+        """What was heard of a bell, each once, in the order of its first time."""
+        return list(dict.fromkeys(n for one, n, _, _ in self.heard if one == bell))
+
+    @property
+    def keys(self) -> Counter[str]:
+        return Counter(key for _, _, key, _ in self.heard)
+
+
+def app_of(
+    town: Town, *, retry: Retry | None = None, on_error: str = "quarantine", start: str = "new", revision: int = 1
+) -> App:
+    """A fresh app, whose stream nobody else has."""
+
+    @reactor("echo", retry=retry or Retry(tries=2, first_s=0.01), on_error=on_error, start=start, revision=revision)  # type: ignore[arg-type]
+    async def echo(event: Recorded[Rung], to: Reaction[Town]) -> None:
+        await to.deps.gate.wait()
+        to.deps.heard.append((event.aggregate_id, event.data.n, to.key, to.attempt))
+        if (error := to.deps.fails(event.aggregate_id, event.data.n, to.attempt)) is not None:
+            raise error
+        await to.repository(Tower).execute("all", Tower.count, event.aggregate_id, event.data.n)
+
+    @asynccontextmanager
+    async def opened() -> AsyncGenerator[Town]:
+        yield town
+
+    return App(fresh_name(), aggregates=[Bell, Tower], reactors=[echo], deps=opened)
+
+
+@asynccontextmanager
+async def working(app: App, settings: Settings, options: WorkerOptions = QUICK) -> AsyncGenerator[None]:
+    """Within the block a worker of this process works on all of the app."""
+    stop, ready = asyncio.Event(), asyncio.Event()
+    task = asyncio.ensure_future(run_workers(app, settings, stop=stop, on_ready=ready.set, options=options))
+    waiting = asyncio.ensure_future(ready.wait())
+    try:
+        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=PATIENT_S)
+        if task.done():
+            task.result()
+        assert ready.is_set()
+        yield
+    finally:
+        stop.set()
+        waiting.cancel()
+        await asyncio.wait_for(task, PATIENT_S)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until it holds."""
+    deadline = asyncio.get_running_loop().time() + PATIENT_S
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, "it did not come to be"
+        await asyncio.sleep(0.01)
+
+
+async def counted(jet: Jet) -> list[tuple[str, int]]:
+    """What reactions have recorded."""
+    return [(event.data.bell, event.data.n) for event in await jet.repository(Tower).history("all")]

@@ -1,0 +1,340 @@
+"""Reactors on a real server: every event at least once, in order for each aggregate, commands once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from eventjet import App, Jet, Retry
+from eventjet.codec.subjects import cursor_bucket
+from eventjet.cursors.kv import Cursors
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import CursorMissing, UsageError
+from eventjet.nats.api import stream_info
+from eventjet.reactions import verdicts
+from eventjet.reactions.following import cursor_at
+from eventjet.settings import Settings
+from eventjet.workers.status import WorkStatus, status
+from eventjet.workers.supervisor import run_workers
+from tests.integration.reacting import QUICK, Bell, Town, app_of, counted, until, working
+
+
+@pytest.fixture
+def settings(eventjet_nats: NatsServer) -> Settings:
+    return Settings(servers=(eventjet_nats.url,), database="postgresql://nobody@127.0.0.1:1/nothing")
+
+
+@pytest.fixture
+def town() -> Town:
+    return Town()
+
+
+@pytest.fixture
+def app(town: Town) -> App:
+    return app_of(town)
+
+
+@pytest.fixture
+async def jet(app: App, settings: Settings) -> AsyncGenerator[Jet]:
+    async with app.connect(settings) as jet:
+        await jet.init()
+        yield jet
+
+
+async def ring(jet: Jet, bell: str, *numbers: int) -> None:
+    for n in numbers:
+        await jet.repository(Bell).execute(bell, Bell.ring, n)
+
+
+async def cursor_status(app: App, settings: Settings) -> WorkStatus:
+    (found,) = await status(app, settings)
+    return found
+
+
+def cursors_of(jet: Jet) -> Cursors:
+    assert jet.client is not None
+    return Cursors(jet.client, jet.name)
+
+
+async def test_every_event_leads_to_its_command_once_and_a_worker_needs_no_database(
+    app: App, jet: Jet, settings: Settings, town: Town
+) -> None:
+    async with working(app, settings):
+        for n in range(40):
+            await ring(jet, f"b{n % 4}", n)
+        await jet.repository(Bell).execute("b0", Bell.polish)  # of no interest
+        await until(lambda: len(town.heard) >= 40)
+    assert all(town.order(f"b{k}") == list(range(k, 40, 4)) for k in range(4))
+    assert sorted(n for _, n in await counted(jet)) == list(range(40))
+    assert set(town.keys.values()) == {1}
+    found = await cursor_status(app, settings)
+    assert (found.kind, found.state, found.lag_events, found.owner) == ("reactor", "active", 0, None)
+
+
+async def test_what_began_before_is_left_alone_unless_it_is_asked_for(jet: Jet, settings: Settings) -> None:
+    town = Town()
+    fresh = app_of(town)
+    late = app_of(town, start="beginning")
+    for one in (fresh, late):
+        quiet = replace_reactors(one)
+        async with quiet.connect(settings) as before:
+            await before.init()
+            await ring(before, "b", 1, 2)
+        async with one.connect(settings) as after:
+            topology = await after.init()
+            assert topology.cursors == (("echo", 2 if one is fresh else 0),)
+            assert (await after.init()).cursors == ()
+            await ring(after, "b", 3)
+            async with working(one, settings):
+                await until(lambda: bool(town.heard) and town.heard[-1][1] == 3)
+    assert [n for _, n, _, _ in town.heard] == [3, 1, 2, 3]
+
+
+def replace_reactors(app: App) -> App:
+    """The same app without its reactors: as it was deployed before."""
+    return App(app.name, aggregates=list(app.aggregates))
+
+
+async def test_a_worker_without_a_cursor_says_what_to_do(town: Town, settings: Settings) -> None:
+    app = app_of(town)
+    async with replace_reactors(app).connect(settings) as jet:
+        await jet.init()
+    with pytest.raises(CursorMissing, match="Run `eventjet init` once"):
+        await run_workers(app, settings, stop=asyncio.Event(), options=QUICK)
+    with pytest.raises(UsageError, match=r"has no 'eco' to work on\. It has echo\."):
+        await run_workers(app, settings, ["eco"], stop=asyncio.Event(), options=QUICK)
+    (found,) = await status(app, settings)
+    assert found.reason == "it has no cursor: run `eventjet init`"
+
+
+async def test_a_handler_that_fails_is_tried_again_under_the_same_key(
+    app: App, jet: Jet, settings: Settings, town: Town
+) -> None:
+    town.fails = lambda bell, n, attempt: ValueError("once") if attempt == 1 else None
+    async with working(app, settings):
+        await ring(jet, "b", 1, 2)
+        await until(lambda: len(town.heard) == 4)
+    assert [(n, attempt) for _, n, _, attempt in town.heard] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert list(town.keys.values()) == [2, 2]
+    assert await counted(jet) == [("b", 1), ("b", 2)]
+
+
+async def test_what_cannot_be_handled_is_parked_with_what_waits_behind_it_and_retried_in_order(
+    app: App, jet: Jet, settings: Settings, town: Town
+) -> None:
+    town.fails = lambda bell, n, attempt: ValueError(f"poison {n}") if (bell, n) == ("bad", 2) else None
+    cursors = cursors_of(jet)
+    async with working(app, settings):
+        await ring(jet, "bad", 1, 2, 3, 4)
+        await ring(jet, "good", 1, 2)
+        await until(lambda: len(town.order("good")) == 2)
+        await wait_parked(cursors, 3)
+        (found,) = await verdicts.listed(cursors, "echo")
+        assert (found.aggregate_id, found.blocked, found.resolution) == ("bad", 2, "parked")
+        assert found.reason == "ValueError: poison 2"
+        whole = await verdicts.shown(cursors, "echo", found.position)
+        assert whole is not None
+        assert "ValueError: poison 2" in whole.traceback
+        assert (await cursor_status(app, settings)).parked == 1
+        with pytest.raises(UsageError, match="it may wait behind another one"):
+            await verdicts.retry(cursors, "echo", [found.position + 1])
+        # It fails once more, and is parked again.
+        await verdicts.retry(cursors, "echo", [found.position])
+        await wait_outcome(cursors, found.position, "parked")
+        town.fails = lambda bell, n, attempt: None
+        await verdicts.retry(cursors, "echo", None)
+        await wait_outcome(cursors, found.position, "retried")
+        await wait_parked(cursors, 0)
+        await ring(jet, "bad", 5)
+        await until(lambda: town.order("bad") == [1, 2, 3, 4, 5])
+    assert [n for bell, n in await counted(jet) if bell == "bad"] == [1, 2, 3, 4, 5]
+
+
+async def test_what_is_dropped_is_left_out_and_what_it_blocked_goes_on(
+    app: App, jet: Jet, settings: Settings, town: Town
+) -> None:
+    town.fails = lambda bell, n, attempt: ValueError("poison") if n == 1 else None
+    cursors = cursors_of(jet)
+    async with working(app, settings):
+        await ring(jet, "b", 1, 2, 3)
+        await wait_parked(cursors, 3)
+        (found,) = await verdicts.listed(cursors, "echo")
+        await verdicts.drop(cursors, "echo", [found.position])
+        await wait_parked(cursors, 0)
+    assert await counted(jet) == [("b", 2), ("b", 3)]
+    (kept,) = await verdicts.listed(cursors, "echo", resolved=True)
+    assert kept.resolution == "dropped"
+    assert kept.resolved_at is not None
+
+
+async def test_what_was_parked_waits_for_the_next_worker_too(
+    app: App, jet: Jet, settings: Settings, town: Town
+) -> None:
+    town.fails = lambda bell, n, attempt: ValueError("poison") if n == 1 else None
+    cursors = cursors_of(jet)
+    async with working(app, settings):
+        await ring(jet, "b", 1)
+        await wait_parked(cursors, 1)
+    heard = len(town.heard)
+    async with working(app, settings):
+        await ring(jet, "b", 2)
+        await wait_parked(cursors, 2)
+    assert len(town.heard) == heard
+    await verdicts.retry(cursors, "echo", None)
+    town.fails = lambda bell, n, attempt: None
+    async with working(app, settings):
+        await wait_parked(cursors, 0)
+    assert await counted(jet) == [("b", 1), ("b", 2)]
+
+
+async def test_an_outage_outside_parks_nothing(app: App, jet: Jet, settings: Settings, town: Town) -> None:
+    town.fails = lambda bell, n, attempt: ConnectionError("down") if attempt < 6 else None
+    async with working(app, settings):
+        await ring(jet, "b", 1)
+        await until(lambda: len(town.heard) == 6)
+    assert await cursors_of(jet).parked("echo", resolved=True) == []
+    assert await counted(jet) == [("b", 1)]
+
+
+async def test_a_handler_that_hangs_is_cut_off_and_that_counts(settings: Settings, town: Town) -> None:
+    app = app_of(town, retry=Retry(tries=2, first_s=0.01, timeout_s=0.1))
+    town.gate.clear()
+    async with app.connect(settings) as jet:
+        await jet.init()
+        async with working(app, settings):
+            await ring(jet, "b", 1)
+            (entry,) = await wait_parked(cursors_of(jet), 1)
+    assert (entry.tries, entry.parked.reason) == (2, "TimeoutError")
+
+
+async def test_one_that_is_to_stop_stops_with_its_reason_until_another_process_tries(
+    settings: Settings, town: Town
+) -> None:
+    app = app_of(town, on_error="stop")
+    town.fails = lambda bell, n, attempt: ValueError("poison") if n == 2 else None
+    async with app.connect(settings) as jet:
+        await jet.init()
+        cursors = cursors_of(jet)
+        async with working(app, settings):
+            await ring(jet, "b", 1, 2, 3)
+            await wait_state(cursors, "failed")
+            found = await cursor_status(app, settings)
+            assert found.reason is not None
+            assert "could not take the event at position" in found.reason
+            assert "ValueError: poison" in found.reason
+        town.fails = lambda bell, n, attempt: None
+        async with working(app, settings):
+            await until(lambda: 3 in town.order("b"))
+        assert await counted(jet) == [("b", 1), ("b", 2), ("b", 3)]
+
+
+async def test_a_pause_stops_it_before_another_event_and_resume_lets_it_go_on(
+    app: App, jet: Jet, settings: Settings, town: Town
+) -> None:
+    cursors = cursors_of(jet)
+    async with working(app, settings):
+        await ring(jet, "b", 1)
+        await until(lambda: town.order("b") == [1])
+        (paused,) = await verdicts.pause(cursors, ["echo"])
+        assert (paused.state, paused.changed) == ("paused", True)
+        (again,) = await verdicts.pause(cursors, ["echo"])
+        assert not again.changed
+        await ring(jet, "b", 2)
+        async with working(app, settings):  # nobody takes it
+            pass
+        assert (await cursor_status(app, settings)).state == "paused"
+        await verdicts.resume(cursors, ["echo"])
+        await until(lambda: 2 in town.order("b"))
+    with pytest.raises(UsageError, match="Nothing to resume"):
+        await verdicts.resume(cursors, ["echo"])
+
+
+async def test_older_code_stands_by(settings: Settings, town: Town) -> None:
+    new = app_of(town, revision=2)
+    async with new.connect(settings) as jet:
+        await jet.init()
+        async with working(new, settings):
+            await ring(jet, "b", 1)
+            await until(lambda: town.order("b") == [1])
+        old = app_of(town, revision=1)
+        old.name = new.name
+        async with working(old, settings):
+            await ring(jet, "b", 2)
+            held = await cursors_of(jet).read("echo")
+            assert (held.cursor.owner, held.cursor.revision) == (None, 2)
+        async with working(new, settings):
+            await until(lambda: town.order("b") == [1, 2])
+
+
+async def test_another_worker_takes_over_from_one_that_has_gone_silent(
+    app: App, jet: Jet, settings: Settings, town: Town
+) -> None:
+    cursors = cursors_of(jet)
+    held = await cursors.read("echo")
+    await cursors.write(held, held.cursor.taken("a dead process", 1))
+    async with working(app, settings):
+        await ring(jet, "b", 1)
+        await until(lambda: town.order("b") == [1])
+
+
+async def test_the_log_made_again_is_refused_and_nothing_is_done_twice(
+    app: App, jet: Jet, settings: Settings, town: Town
+) -> None:
+    assert jet.client is not None
+    async with working(app, settings):
+        await ring(jet, "b", 1, 2)
+        await until(lambda: town.order("b") == [1, 2])
+    config = (await jet.client.ask(stream_info(app.name))).config
+    await jet.client.api(f"STREAM.DELETE.{app.name}")
+    await jet.client.api(
+        f"STREAM.CREATE.{app.name}", config | {"metadata": {**config["metadata"], "eventjet.log": "another"}}
+    )
+    async with app.connect(settings) as again:
+        await ring(again, "b", 7, 8)
+        async with working(app, settings):
+            await wait_state(cursors_of(again), "failed")
+        found = await cursor_status(app, settings)
+        assert found.state == "failed"
+        assert found.reason is not None
+        assert "is another. It cannot go on: bring the right log back" in found.reason
+        assert town.order("b") == [1, 2]
+        wanted = await cursor_at(again.store, "echo", "reactor", 1)
+        await verdicts.set_position(cursors_of(again), wanted)
+        async with working(app, settings):
+            await until(lambda: town.order("b") == [1, 2, 8])
+
+
+async def test_what_is_stored_among_the_cursors_is_only_what_is_needed(
+    app: App, jet: Jet, settings: Settings, town: Town
+) -> None:
+    assert jet.client is not None
+    async with working(app, settings):
+        await ring(jet, "b", *range(20))
+        await until(lambda: len(town.heard) == 20)
+    state = await jet.client.ask(stream_info(f"KV_{cursor_bucket(app.name)}"))
+    assert state.messages == 1
+
+
+# Waiting.
+
+
+async def wait_parked(cursors: Cursors, count: int) -> list[Any]:
+    while len(found := await cursors.parked("echo")) != count:
+        await asyncio.sleep(0.02)
+    return found
+
+
+async def wait_outcome(cursors: Cursors, position: int, resolution: str) -> None:
+    while True:
+        (found,) = await verdicts.outcomes(cursors, "echo", [position])
+        if found.resolution == resolution:
+            return
+        await asyncio.sleep(0.02)
+
+
+async def wait_state(cursors: Cursors, state: str) -> None:
+    while (await cursors.read("echo")).cursor.state != state:
+        await asyncio.sleep(0.02)

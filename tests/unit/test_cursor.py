@@ -1,0 +1,137 @@
+"""A cursor's transitions, as its module draws them, and who may take one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventjet.cursors import cursor as module
+from eventjet.cursors.cursor import ACTIVE, FAILED, PAUSED, Cursor, OwnerWatch
+from eventjet.errors import CursorDamaged
+
+STATES = (ACTIVE, PAUSED, FAILED)
+TRANSITIONS: dict[str, Callable[[Cursor], Cursor]] = {
+    "take": lambda one: one.taken("me", 2),
+    "move": lambda one: one.moved(9, "e", ((11, 12),)),
+    "release": Cursor.released,
+    "fail": lambda one: one.failed("because"),
+    "pause": Cursor.paused,
+    "resume": Cursor.resumed,
+    "decide": Cursor.decided,
+    "set": lambda one: one.set_to("log", 3, "e3"),
+}
+OWNERS_ALONE = {"take", "move", "release", "fail"}
+"""Those check nothing: whoever has no cursor is refused by the sequence that it expects."""
+
+
+def cursor(state: str = ACTIVE, owner: str | None = "other") -> Cursor:
+    return Cursor(
+        "receipts", "reactor", "log", 7, "e7", ((9, 10),), owner, 1, state, "why" if state == FAILED else None
+    )
+
+
+def drawn() -> dict[str, dict[str, str]]:
+    """The table in the module's docstring: transition → state → what it becomes."""
+    rows = [line.strip("|").split("|") for line in (module.__doc__ or "").splitlines() if line.startswith("| ")]
+    head, *rest = [[cell.strip() for cell in row] for row in rows]
+    return {row[0]: dict(zip(head[1:4], row[1:4], strict=True)) for row in rest}
+
+
+def test_the_table_names_every_transition_and_state() -> None:
+    table = drawn()
+    assert set(table) == set(TRANSITIONS)
+    assert all(tuple(states) == STATES for states in table.values())
+
+
+@pytest.mark.parametrize("name", sorted(set(TRANSITIONS) - OWNERS_ALONE))
+@pytest.mark.parametrize("state", STATES)
+def test_a_transition_does_what_the_table_says(name: str, state: str) -> None:
+    before = cursor(state)
+    after = TRANSITIONS[name](before)
+    wanted = drawn()[name][state]
+    if wanted == "-":
+        assert after == before
+    else:
+        assert after.state == (state if wanted == "=" else wanted)
+        assert after.owner is None
+
+
+def test_an_owner_moves_releases_and_fails_what_it_took() -> None:
+    taken = cursor(FAILED, None).taken("me", 2)
+    assert (taken.state, taken.reason, taken.owner, taken.revision, taken.position) == (ACTIVE, None, "me", 2, 7)
+    moved = taken.moved(9, "e9", ())
+    assert (moved.position, moved.event_id, moved.owner) == (9, "e9", "me")
+    assert moved.released().owner is None
+    assert (moved.failed("because").state, moved.failed("because").reason) == (FAILED, "because")
+    assert len(moved.failed("x" * 10_000).reason or "") <= 2_000
+
+
+@pytest.mark.parametrize(
+    ("found", "silent", "free"),
+    [
+        (cursor(owner=None), False, True),
+        (cursor(owner="me"), False, True),
+        (cursor(owner="other"), False, False),
+        (cursor(owner="other"), True, True),
+        (cursor(PAUSED, None), True, False),
+        (cursor(FAILED, None), False, True),
+    ],
+)
+def test_who_may_take_it(found: Cursor, silent: bool, free: bool) -> None:
+    assert found.is_free(1, "me", silent=silent, failed_at=-1) is free
+
+
+def test_older_code_and_whoever_failed_there_stand_by() -> None:
+    newer = cursor(owner=None).taken("other", 3).released()
+    assert not newer.is_free(2, "me", silent=True, failed_at=-1)
+    assert newer.is_free(3, "me", silent=True, failed_at=-1)
+    assert not cursor(FAILED, None).is_free(1, "me", silent=False, failed_at=7)
+    assert cursor(FAILED, None).is_free(1, "me", silent=False, failed_at=6)
+
+
+def test_what_is_done_beyond_the_floor_is_known() -> None:
+    assert [position for position in range(5, 13) if cursor().is_done(position)] == [5, 6, 7, 9, 10]
+
+
+@given(
+    st.builds(
+        Cursor,
+        name=st.text(max_size=20),
+        kind=st.sampled_from(["reactor", "process"]),
+        log=st.text(max_size=20),
+        position=st.integers(0, 2**62),
+        event_id=st.text(max_size=20),
+        done=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=3).map(tuple),
+        owner=st.none() | st.text(max_size=20),
+        revision=st.integers(1, 99),
+        state=st.sampled_from(STATES),
+        reason=st.none() | st.text(max_size=20),
+    )
+)
+def test_a_cursor_comes_back_as_it_was_written(one: Cursor) -> None:
+    assert Cursor.decoded(one.encoded()) == one
+
+
+@pytest.mark.parametrize("body", [b"", b"null", b"[]", b'{"name": 1}', b"\xff", b'{"done": [[1]]}'])
+def test_what_is_no_cursor_is_said_to_be_none(body: bytes) -> None:
+    with pytest.raises(CursorDamaged, match=re.escape(repr(body[:60]))):
+        Cursor.decoded(body)
+
+
+def test_an_owner_is_silent_after_a_lease_without_a_write() -> None:
+    now = [0.0]
+    watch = OwnerWatch(3.5, lambda: now[0])
+    assert not watch.saw(7)
+    now[0] = 3.4
+    assert not watch.saw(7)
+    now[0] = 3.6
+    assert watch.saw(7)
+    assert not watch.saw(8)
+    now[0] = 7.0
+    assert not watch.saw(8)
+    now[0] = 7.2
+    assert watch.saw(8)

@@ -1,0 +1,163 @@
+"""Lanes: one at a time for a key, many keys at once, and a floor below which everything is done."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eventjet.reactions.lanes import Lanes, Work
+
+
+async def test_work_of_one_key_is_done_in_order_and_never_two_at_once() -> None:
+    lanes = Lanes(8, 1_000)
+    begun: defaultdict[int, list[int]] = defaultdict(list)
+    active: set[int] = set()
+    most = 0
+
+    def work(key: int, position: int) -> Work:
+        async def run() -> None:
+            nonlocal most
+            assert key not in active
+            active.add(key)
+            most = max(most, len(active))
+            begun[key].append(position)
+            await asyncio.sleep(0)
+            active.discard(key)
+
+        return run
+
+    for position in range(1, 201):
+        lanes.add(position, f"e{position}", [(position % 7, work(position % 7, position))])
+    await lanes.idle()
+    assert (lanes.position, lanes.event_id, lanes.done_beyond()) == (200, "e200", ())
+    assert all(positions == sorted(positions) for positions in begun.values())
+    assert 1 < most <= 7
+    await lanes.close()
+
+
+async def test_no_more_than_its_width_is_under_way() -> None:
+    lanes = Lanes(4, 1_000)
+    active = most = 0
+
+    async def run() -> None:
+        nonlocal active, most
+        active += 1
+        most = max(most, active)
+        await asyncio.sleep(0)
+        active -= 1
+
+    for position in range(1, 51):
+        lanes.add(position, "", [(position, run)])
+    await lanes.idle()
+    assert most == 4
+    await lanes.close()
+
+
+async def test_the_floor_stops_below_what_is_not_done() -> None:
+    lanes = Lanes(8, 1_000, position=10, event_id="e10")
+    gate = asyncio.Event()
+
+    async def nothing() -> None:
+        pass
+
+    async def wait() -> None:
+        await gate.wait()
+
+    lanes.add(11, "e11", [("a", nothing)])
+    lanes.add(13, "e13", [("b", wait), ("c", nothing)])
+    lanes.add(14, "e14", [])
+    lanes.add(17, "e17", [("d", nothing)])
+    lanes.add(18, "e18", [("b", nothing)])
+    lanes.add(20, "e20", [("e", nothing)])
+    while lanes.done_beyond() != ((14, 17), (20, 20)):
+        await asyncio.sleep(0)
+    assert (lanes.position, lanes.event_id) == (11, "e11")
+    gate.set()
+    await lanes.idle()
+    assert (lanes.position, lanes.done_beyond()) == (20, ())
+    await lanes.close()
+
+
+async def test_reading_waits_for_room_and_what_is_due_does_not() -> None:
+    lanes = Lanes(1, 3)
+    gate, due = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        await gate.wait()
+
+    async def come_due() -> None:
+        due.set()
+
+    for position in (1, 2, 3):
+        lanes.add(position, "", [(position, wait)])
+    room = asyncio.ensure_future(lanes.room())
+    lanes.add_due("p", come_due)
+    await due.wait()
+    assert not room.done()
+    gate.set()
+    await room
+    await lanes.idle()
+    await lanes.close()
+
+
+async def test_what_work_raises_is_told_and_ends_its_lane_alone() -> None:
+    lanes = Lanes(4, 1_000)
+    done: list[int] = []
+
+    async def fail() -> None:
+        raise ValueError("broken")
+
+    async def note() -> None:
+        done.append(1)
+
+    lanes.add(1, "", [("a", fail)])
+    lanes.add(2, "", [("a", note)])
+    lanes.add(3, "", [("b", note)])
+    with pytest.raises(ValueError, match="broken"):
+        await lanes.failed
+    while not done:
+        await asyncio.sleep(0)
+    assert (done, lanes.position, lanes.done_beyond()) == ([1], 0, ((3, 3),))
+    await lanes.close()
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), count=st.integers(1, 60), keys=st.integers(1, 6), width=st.integers(1, 5))
+def test_whatever_the_order_of_things_the_floor_and_what_is_beyond_are_what_was_done(
+    seed: int, count: int, keys: int, width: int
+) -> None:
+    async def run() -> None:
+        chance = random.Random(seed)
+        lanes = Lanes(width, 1_000)
+        done: set[int] = set()
+        added: list[int] = []
+
+        def work(position: int) -> Work:
+            async def do() -> None:
+                for _ in range(chance.randrange(4)):
+                    await asyncio.sleep(0)
+                done.add(position)
+
+            return do
+
+        position = 0
+        for _ in range(count):
+            position += chance.randrange(1, 4)
+            added.append(position)
+            lanes.add(position, str(position), [(chance.randrange(keys), work(position))])
+            if chance.random() < 0.3:
+                await asyncio.sleep(0)
+            told = {one for one in added if one <= lanes.position}
+            told |= {one for one in added if any(first <= one <= last for first, last in lanes.done_beyond())}
+            assert told <= done
+        await lanes.idle()
+        assert lanes.position == added[-1]
+        assert lanes.done_beyond() == ()
+        await lanes.close()
+
+    asyncio.run(run())

@@ -1,0 +1,180 @@
+"""What is wrong with processes and reactors is told when an app is built, all of it at once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from eventjet import (
+    App,
+    Deadline,
+    DefinitionError,
+    Reaction,
+    Recorded,
+    Retry,
+    Step,
+    aggregate,
+    event,
+    listens,
+    process,
+    projection,
+    reactor,
+)
+from eventjet.examples.bank.account import Account, Deposited, Opened, Withdrawn
+from eventjet.examples.bank.read_models import balances
+
+
+@event("loan.asked")
+class Asked:
+    pass
+
+
+@event("loan.given")
+class Given:
+    pass
+
+
+@event("other.happened")
+class Elsewhere:
+    pass
+
+
+def loan_of(event: Recorded[Deposited]) -> str:
+    return event.aggregate_id
+
+
+def unannotated(event) -> str:  # type: ignore[no-untyped-def]
+    return ""
+
+
+@process("loan")
+class Loan:
+    n: int = 0
+
+    def step(self) -> Step[Loan, Asked | Elsewhere] | None:
+        return None
+
+    def deadline(self) -> list[Deadline[Account, Asked]]:
+        return []
+
+    @listens(loan_of)
+    def heard(self, event: Recorded[Deposited | Withdrawn]) -> Asked | None:
+        return None
+
+    @listens()
+    def heard_as_well(self, event: Recorded[Deposited | Elsewhere]) -> Asked | None:
+        return None
+
+    @listens()
+    def own(self, event: Recorded[Given]) -> Asked | None:
+        return None
+
+    @listens(unannotated)
+    def unsaid(self, event: Recorded[Opened]) -> Asked | None:
+        return None
+
+    @listens()
+    async def waits(self, event: Recorded[Opened]) -> Asked | None:
+        return None
+
+    def evolve(self, event: Asked | Given) -> Loan:
+        return self
+
+
+@process("strange")
+class Strange:
+    def step(self) -> int:
+        return 0
+
+    async def deadline(self) -> None: ...
+
+    def evolve(self, event: Elsewhere) -> Strange:
+        return self
+
+
+@aggregate("plain")
+class Plain:
+    def evolve(self, event: Asked) -> Plain:
+        return self
+
+
+def told(**given: Any) -> str:
+    with pytest.raises(DefinitionError) as caught:
+        App("bank", **{"aggregates": [Account], **given})
+    return str(caught.value)
+
+
+def test_the_faults_of_processes_are_told_at_once() -> None:
+    text = told(processes=[Loan, Strange, Plain])
+    for part in (
+        "process 'loan': `step` may record Elsewhere, which its `evolve` does not take",
+        "process 'loan': `deadline` returns what is of Account; write Deadline[Loan, …]",
+        "Loan.heard and loan_of, which names its process, take different events",
+        "Loan.heard_as_well hears Deposited, and so does heard; one listener hears an event",
+        "Loan.own hears Given, which is its own; let `step` follow from it",
+        "unannotated: its parameter `event` has no annotation",
+        "Loan.waits is not a plain method that takes (self, event)",
+        "process 'strange': `step` is annotated to return int; write Step[Strange, …] or None",
+        "process 'strange': `deadline` is async or a generator",
+        "Plain is not a process: decorate it with @process(…)",
+    ):
+        assert part in text, part
+
+
+def test_a_listener_of_an_event_that_nobody_folds_is_refused() -> None:
+    assert "Loan.heard_as_well hears Elsewhere, which no aggregate of the app folds" in told(processes=[Loan])
+
+
+def test_a_process_without_a_step_is_refused_where_it_is_declared() -> None:
+    with pytest.raises(DefinitionError, match="return None there if it only listens"):
+
+        @process("idle")
+        class Idle:  # pyright: ignore[reportUnusedClass]
+            def evolve(self, event: Asked) -> Idle:
+                return self
+
+
+@reactor("Bad Name", revision=0, start=-1, retry=Retry(tries=0))
+def not_async(event: Recorded[Elsewhere]) -> None:  # type: ignore[arg-type,misc]
+    """Neither async, nor with a second parameter."""
+
+
+@reactor("mails")
+async def mails(event: Recorded[Deposited], to: Reaction) -> None: ...
+
+
+@reactor("mails")
+async def more_mails(event, to: Reaction) -> None: ...  # type: ignore[no-untyped-def]
+
+
+@reactor("stream")
+async def streams(event: Recorded[Deposited], to: Reaction) -> AsyncIterator[int]:  # type: ignore[arg-type,misc]
+    yield 1
+
+
+def test_the_faults_of_reactors_are_told_at_once() -> None:
+    text = told(reactors=[not_async, mails, more_mails, streams, "receipts"])
+    for part in (
+        "the reactor's name 'Bad Name' is not",
+        "not_async is not an `async def`",
+        "not_async does not take (event, reaction)",
+        "its revision is 0; give 1 or more",
+        "it starts after position -1",
+        "tries nothing",
+        "not_async takes Elsewhere, which no aggregate of the app folds",
+        "two reactors are called 'mails'",
+        "its parameter `event` has no annotation",
+        "streams is not an `async def`",
+        "'receipts' is not a reactor",
+    ):
+        assert part in text, part
+
+
+def test_names_are_shared_by_all_that_commands_take_a_name_for() -> None:
+    @reactor("balances")
+    async def also(event: Recorded[Deposited], to: Reaction) -> None: ...
+
+    assert "a projection and a reactor are both called 'balances'" in told(projections=[balances], reactors=[also])
+    assert projection  # what a projection is called is checked with it
