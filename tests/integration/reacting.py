@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from eventjet import App, Jet, Reaction, Recorded, Retry, aggregate, event, reactor
 from eventjet.settings import Settings
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.supervisor import run_workers
 from tests.logs import fresh_name
+
+T = TypeVar("T")
 
 QUICK = WorkerOptions(lease_s=1.0, poll_s=0.05, backoff_s=(0.02, 0.2))
 PATIENT_S = 120.0
@@ -124,10 +127,20 @@ async def working(app: App, settings: Settings, options: WorkerOptions = QUICK) 
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait until it holds."""
+
+    async def holds() -> bool:
+        return condition()
+
+    await eventually(holds)
+
+
+async def eventually(look: Callable[[], Awaitable[T]]) -> T:
+    """What a look gives as soon as that is true."""
     deadline = asyncio.get_running_loop().time() + PATIENT_S
-    while not condition():
+    while not (found := await look()):
         assert asyncio.get_running_loop().time() < deadline, "it did not come to be"
         await asyncio.sleep(0.01)
+    return found
 
 
 async def counted(jet: Jet) -> list[tuple[str, int]]:

@@ -19,7 +19,7 @@ from eventjet.reactions.following import cursor_at
 from eventjet.settings import Settings
 from eventjet.workers.status import WorkStatus, status
 from eventjet.workers.supervisor import run_workers
-from tests.integration.reacting import QUICK, Bell, Town, app_of, counted, until, working
+from tests.integration.reacting import QUICK, Bell, Town, app_of, counted, eventually, until, working
 
 
 @pytest.fixture
@@ -322,19 +322,23 @@ async def test_what_is_stored_among_the_cursors_is_only_what_is_needed(
 
 
 async def wait_parked(cursors: Cursors, count: int) -> list[Any]:
-    while len(found := await cursors.parked("echo")) != count:
-        await asyncio.sleep(0.02)
-    return found
+    async def look() -> list[list[Any]]:
+        found = await cursors.parked("echo")
+        return [found] if len(found) == count else []
+
+    return (await eventually(look))[0]
 
 
 async def wait_outcome(cursors: Cursors, position: int, resolution: str) -> None:
-    while True:
+    async def look() -> bool:
         (found,) = await verdicts.outcomes(cursors, "echo", [position])
-        if found.resolution == resolution:
-            return
-        await asyncio.sleep(0.02)
+        return found.resolution == resolution
+
+    await eventually(look)
 
 
 async def wait_state(cursors: Cursors, state: str) -> None:
-    while (await cursors.read("echo")).cursor.state != state:
-        await asyncio.sleep(0.02)
+    async def look() -> bool:
+        return (await cursors.read("echo")).cursor.state == state
+
+    await eventually(look)

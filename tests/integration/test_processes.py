@@ -1,0 +1,316 @@
+"""Processes on a real server: steps, what they hear, deadlines, and what becomes of those that cannot go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from eventjet import App, Deadline, Jet, Retry, Step, after, aggregate, at, do, event, process
+from eventjet.codec.subjects import timer_stream
+from eventjet.cursors.kv import Cursors
+from eventjet.dev.nats import NatsServer
+from eventjet.domain.parked import PARKED
+from eventjet.examples.orders.goods import Payment, Shipment, Stock
+from eventjet.examples.orders.orders import Order
+from eventjet.examples.orders.orders import Stage as OrderStage
+from eventjet.nats.api import stream_info
+from eventjet.reactions import verdicts
+from eventjet.reactions.following import cursor_at
+from eventjet.reactions.steps import ProcessRunner
+from eventjet.repository.repositories import open_repositories
+from eventjet.settings import Settings
+from eventjet.store.timers import JetStreamTimers, TimerSet, timers_set
+from eventjet.workers import followed
+from eventjet.workers.followed import wake
+from eventjet.workers.status import status
+from tests.integration.reacting import eventually, working
+from tests.logs import fresh_name
+
+
+@event("egg.laid")
+class Laid:
+    minutes: int
+    until: datetime | None = None
+
+
+@event("egg.boiled")
+class Boiled:
+    pass
+
+
+@event("egg.spoiled")
+class Spoiled:
+    reason: str
+
+
+@event("pot.used")
+class Used:
+    egg: str
+
+
+class PotBroken(Exception):
+    """It holds no water."""
+
+
+@aggregate("pot")
+class Pot:
+    used: int = 0
+
+    def use(self, egg: str) -> Used:
+        if egg.startswith("hard"):
+            raise PotBroken(egg)
+        return Used(egg=egg)
+
+    def evolve(self, event: Used) -> Pot:
+        return replace(self, used=self.used + 1)
+
+
+@process("egg", snapshot_every=2)
+class Egg:
+    """Boils after a while, in a pot; by the second, where a test waits for it."""
+
+    laid: Laid | None = None
+    ended: str = ""
+
+    def lay(self, name: str, minutes: int, until: datetime | None = None) -> Laid:
+        return Laid(minutes=minutes, until=until)
+
+    def take(self) -> Boiled:
+        return Boiled()
+
+    def boil(self) -> Boiled | None:
+        return None if self.laid is not None and self.laid.minutes == 99 else Boiled()
+
+    def spoil(self, reason: str) -> Spoiled:
+        return Spoiled(reason=reason)
+
+    def step(self) -> Step[Egg, Boiled] | None:
+        if self.laid is None or self.ended:
+            return None
+        if self.laid.minutes == 0:
+            return do(Pot, "p", Pot.use, "soft").then(Egg.boil)
+        if self.laid.minutes == 99:
+            return do(Pot, "p", Pot.use, "never").then(Egg.boil)
+        if self.laid.minutes == 77:
+            return do(Pot, "p", Pot.use, "hard").then(Egg.boil)
+        return None
+
+    def deadline(self) -> list[Deadline[Egg, Boiled | Spoiled]]:
+        if self.laid is None or self.ended:
+            return []
+        found: list[Deadline[Egg, Boiled | Spoiled]] = [after(timedelta(seconds=self.laid.minutes), Egg.take)]
+        if self.laid.until is not None:
+            found.append(at(self.laid.until, Egg.spoil, "too late"))
+        return found
+
+    def evolve(self, event: Laid | Boiled | Spoiled) -> Egg:
+        match event:
+            case Laid():
+                return replace(self, laid=event)
+            case Boiled():
+                return replace(self, ended="boiled")
+            case Spoiled(reason=reason):
+                return replace(self, ended=reason)
+
+
+@pytest.fixture
+def settings(eventjet_nats: NatsServer) -> Settings:
+    return Settings(servers=(eventjet_nats.url,))
+
+
+@pytest.fixture
+def kitchen() -> App:
+    return App(fresh_name(), aggregates=[Pot], processes=[Egg])
+
+
+@pytest.fixture
+async def jet(kitchen: App, settings: Settings) -> AsyncGenerator[Jet]:
+    async with kitchen.connect(settings) as jet:
+        await jet.init()
+        yield jet
+
+
+async def ended(jet: Jet, *ids: str) -> list[str]:
+    """How these have ended, once all of them have."""
+    eggs = jet.repository(Egg)
+    states = dict.fromkeys(ids, "")
+
+    async def look() -> bool:
+        for one in ids:
+            states[one] = (await eggs.load(one)).ended
+        return all(states.values())
+
+    await eventually(look)
+    return [states[one] for one in ids]
+
+
+async def test_an_order_hears_of_its_payment_and_parcel_once_though_it_is_told_twice(settings: Settings) -> None:
+    shop = App(fresh_name(), aggregates=[Stock, Payment, Shipment], processes=[Order])
+    async with shop.connect(settings) as jet:
+        await jet.init()
+        placed = jet.repository(Order)
+        await jet.repository(Stock).execute("nails", Stock.receive, 19)
+        async with working(shop, settings):
+            for n in range(3):
+                await placed.execute(f"o{n}", Order.place, f"o{n}", "nails", 2, Decimal(9))
+            await stages(jet, OrderStage.UNPAID, "o0", "o1", "o2")
+            for n in range(2):
+                await jet.repository(Payment).execute(f"p{n}", Payment.capture, f"o{n}", Decimal(9))
+            await jet.repository(Payment).execute("p2", Payment.decline, "o2", "no funds")
+            await stages(jet, OrderStage.ENDED, "o2")
+            await stages(jet, OrderStage.UNDER_WAY, "o0", "o1")
+            await jet.repository(Shipment).execute("o0", Shipment.deliver)
+            await stages(jet, OrderStage.ENDED, "o0")
+        # Everything is told again: nothing follows from it.
+        assert jet.client is not None
+        history = {n: await placed.history(f"o{n}") for n in range(3)}
+        cursors = Cursors(jet.client, jet.name)
+        held = await cursors.read("order")
+        await cursors.write(held, held.cursor.set_to(held.cursor.log, 0, ""))
+        async with working(shop, settings):
+            await eventually(lambda: caught_up(shop, settings))
+        assert {n: await placed.history(f"o{n}") for n in range(3)} == history
+        assert (await jet.repository(Stock).load("nails")).left == 15
+
+
+async def stages(jet: Jet, stage: OrderStage, *ids: str) -> None:
+    async def look() -> bool:
+        return all([(await jet.repository(Order).load(one)).stage is stage for one in ids])
+
+    await eventually(look)
+
+
+async def caught_up(app: App, settings: Settings) -> bool:
+    return not (await status(app, settings))[0].lag_events
+
+
+async def waiting(jet: Jet) -> list[TimerSet]:
+    """The timers that are set."""
+    assert jet.client is not None
+    return await timers_set(jet.client, jet.name, "egg")
+
+
+async def test_deadlines_come_due_once_never_early_and_the_earliest_first(
+    kitchen: App, jet: Jet, settings: Settings
+) -> None:
+    eggs = jet.repository(Egg)
+    soon = datetime.now(UTC) + timedelta(seconds=1)
+    async with working(kitchen, settings):
+        await eggs.execute("a", Egg.lay, "a", 1)
+        await eggs.execute("b", Egg.lay, "b", 3_600, soon)
+        await eggs.execute("c", Egg.lay, "c", 0)
+        assert await ended(jet, "a", "b", "c") == ["boiled", "too late", "boiled"]
+    first, last = await eggs.history("a")
+    assert last.recorded_at - first.recorded_at >= timedelta(seconds=1)
+    assert (await eggs.history("b"))[-1].recorded_at >= soon
+    assert [len(await eggs.history(one)) for one in ("a", "b", "c")] == [2, 2, 2]
+    assert (await jet.repository(Pot).load("p")).used == 1
+
+
+async def test_a_timer_is_there_while_a_process_waits_and_gone_with_it(
+    kitchen: App, jet: Jet, settings: Settings
+) -> None:
+    assert jet.client is not None
+    client = jet.client
+    eggs = jet.repository(Egg)
+    async with working(kitchen, settings):
+        await eggs.execute("a", Egg.lay, "a", 3_600)
+        (found,) = await eventually(lambda: waiting(jet))
+        assert found.process_id == "a"
+        await eggs.execute("a", Egg.take)
+
+        async def is_gone() -> bool:
+            return not await waiting(jet)
+
+        await eventually(is_gone)
+    assert (await client.ask(stream_info(timer_stream(jet.name)))).messages == 0
+
+
+async def test_a_deadline_beyond_the_servers_calendar_is_set_as_far_as_it_goes(
+    kitchen: App, jet: Jet, settings: Settings
+) -> None:
+    assert jet.client is not None
+    eggs = jet.repository(Egg)
+    async with working(kitchen, settings):
+        await eggs.execute("a", Egg.lay, "a", 10**12)
+        found = await eventually(lambda: waiting(jet))
+    assert timedelta(days=365 * 99) < found[0].at - datetime.now(UTC) < timedelta(days=365 * 101)
+    assert len(await eggs.history("a")) == 1
+
+
+async def test_lost_timers_are_set_again_by_waking_the_process(kitchen: App, jet: Jet, settings: Settings) -> None:
+    """The worker's cursor is past the event already, so nothing but the timer will wake it."""
+    assert jet.client is not None
+    await jet.repository(Egg).execute("a", Egg.lay, "a", 1)
+    cursors = Cursors(jet.client, jet.name)
+    await verdicts.set_position(cursors, await cursor_at(jet.store, "egg", "process", 1))
+    async with open_repositories(kitchen, settings) as (repositories, client):
+        (found,) = kitchen.processes.items()
+        await wake(ProcessRunner(repositories, *found), JetStreamTimers(client, jet.name), "a")
+    async with working(kitchen, settings):
+        assert await ended(jet, "a") == ["boiled"]
+
+
+async def test_an_older_state_does_not_replace_a_newer_ones_timer(jet: Jet) -> None:
+    assert jet.client is not None
+    now = datetime.now(UTC)
+    one, other = JetStreamTimers(jet.client, jet.name), JetStreamTimers(jet.client, jet.name)
+    await one.set("egg", "a", 3, now + timedelta(hours=3))
+    await other.set("egg", "a", 2, now + timedelta(hours=2))
+    await other.cancel("egg", "a", 2)
+    (found,) = await timers_set(jet.client, jet.name, "egg")
+    assert found.at == now + timedelta(hours=3)
+    await other.set("egg", "a", 4, now + timedelta(hours=4))
+    await one.set("egg", "a", 3, now + timedelta(hours=3))
+    await one.cancel("egg", "a", 3)
+    (found,) = await timers_set(jet.client, jet.name, "egg")
+    assert found.at == now + timedelta(hours=4)
+
+
+async def test_a_step_that_cannot_be_taken_is_parked_and_goes_on_once_it_can(
+    kitchen: App, jet: Jet, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert jet.client is not None
+    cursors = Cursors(jet.client, jet.name)
+    monkeypatch.setattr(followed, "Retry", lambda: Retry(tries=2, first_s=0.01))
+    async with working(kitchen, settings):
+        await jet.repository(Egg).execute("a", Egg.lay, "a", 99)
+        await jet.repository(Egg).execute("b", Egg.lay, "b", 77)
+
+        async def both() -> bool:
+            return len(await cursors.parked("egg")) == 2
+
+        await eventually(both)
+        reasons = {entry.parked.aggregate_id: entry.parked.reason for entry in await cursors.parked("egg")}
+        assert "recorded nothing of its own, so it would be done for ever" in reasons["a"]
+        assert reasons["b"] == "PotBroken: hard"
+        monkeypatch.setattr(Pot, "use", lambda self, egg: Used(egg=egg))
+        (found,) = [one for one in await verdicts.listed(cursors, "egg") if one.aggregate_id == "b"]
+        await verdicts.retry(cursors, "egg", [found.position])
+        assert await ended(jet, "b") == ["boiled"]
+    (left,) = await cursors.parked("egg")
+    assert (left.parked.aggregate_id, left.parked.resolution) == ("a", PARKED)
+    assert (await jet.repository(Pot).load("p")).used == 1
+
+
+async def test_a_process_acts_on_the_newest_state_whoever_else_writes_to_it(
+    kitchen: App, jet: Jet, settings: Settings
+) -> None:
+    """Two workers' worth of runners take the same steps at once: each is taken once."""
+    eggs = jet.repository(Egg)
+    for n in range(10):
+        await eggs.execute(f"e{n}", Egg.lay, f"e{n}", 0)
+    (found,) = kitchen.processes.items()
+    async with (
+        open_repositories(kitchen, settings) as (one, _),
+        open_repositories(kitchen, settings) as (other, _),
+    ):
+        runners = [ProcessRunner(one, *found), ProcessRunner(other, *found)]
+        await asyncio.gather(*(runner.advance(f"e{n}") for n in range(10) for runner in runners))
+        assert sum(runner.steps for runner in runners) == 10
+    assert (await jet.repository(Pot).load("p")).used == 10
