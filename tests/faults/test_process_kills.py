@@ -27,7 +27,11 @@ WORKERS = 2
 SEED = int(os.environ.get("EVENTJET_TEST_SEED", "1"))
 ACTING = ("cursor.", "step.", "timer.", "due.", "reaction.")
 POINTS = [name for name in failpoints.NAMES if name.startswith(ACTING)]
-_REACHED_S = 60.0
+ZOMBIES = ("step.decided", "cursor.before_write", "due.before")
+"""Where a worker is stopped in every run, to be woken when another has taken over."""
+_REACHED_S = 10.0
+"""A worker that stands by reaches nothing: after so long its failpoint is given to another."""
+_BETWEEN_S = 0.2
 _LIMIT_S = 600 + 12 * KILLS
 
 
@@ -49,7 +53,7 @@ async def acted(
                 await run.ask()
                 await asyncio.to_thread(troupe.tend)
                 troupe.give_up_points(_REACHED_S)
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(_BETWEEN_S)
             await task
             ended = await run.ended(troupe)
         found = await insist(lambda: run.reckon(troupe))
@@ -91,9 +95,10 @@ async def test_transfers_come_right_while_workers_are_killed_at_random(tmp_path:
 @pytest.mark.timeout(_LIMIT_S)
 async def test_transfers_come_right_whatever_workers_are_killed_or_stopped_at(tmp_path: Path, said: list[str]) -> None:
     """At every failpoint, and stopped ones wake as zombies."""
+    actions = ("kill", "stop") if KILLS >= 100 else ("kill",)
+    wanted = [(name, action) for action in actions for name in POINTS] + [(name, "stop") for name in ZOMBIES]
     points = [
-        f"{name}:{action}:{count}"
-        for count, (action, name) in zip(itertools.cycle((1, 3, 5)), itertools.product(("kill", "stop"), POINTS))
+        f"{name}:{action}:{count}" for count, (name, action) in zip(itertools.cycle((1, 2)), dict.fromkeys(wanted))
     ]
     random.Random(SEED).shuffle(points)
     with NatsServer() as server:
