@@ -1,10 +1,11 @@
 """Markdown pages as something to run: their blocks in order, in a folder of their own.
 
 A block of Python is written to the file that a comment before it names (`<!-- file: bank.py -->`), else executed in
-that folder, in a module that all such blocks of the page share; `await` may stand at its top, and tests that it defines
-are called. Lines of shell blocks run one by one: `eventjet dev` in the background until the page is done, `export` and
-`. file` on the page's environment, `eventjet`, `python` and `pytest` to their end, which must be success. A block of
-text after a block that printed something must be in what that printed, apart from numbers.
+that folder, in a module that all such blocks of the page share, unless it is a `part` of a file; `await` may stand
+at its top, and tests that it defines are called. Lines of shell blocks run one by one: `eventjet dev` in the
+background until the page is done, `export` and `. file` on the page's environment, `eventjet`, `python` and `pytest` to
+their end, which must be success. A block of text after a block that printed something must be in what that printed,
+apart from numbers.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class Running:
     def run(self, block: Block) -> None:
         """One block; raises whatever is wrong with it."""
         printed, self.printed = self.printed, None
+        if block.note == "part":
+            return
         if block.language == "python" and block.note == "file":
             (self.folder / str(block.path)).write_text(block.text, encoding="utf-8")
         elif block.language == "python":

@@ -59,7 +59,7 @@ def test_the_page_does_what_it_says(running: Running) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_what_a_page_takes_from_a_file_is_in_that_file(page: Path) -> None:
     for block in blocks_of(page):
-        if block.note == "from":
+        if block.note in ("from", "part"):
             source = (ROOT / str(block.path)).read_text(encoding="utf-8")
             assert block.text in source, f"{page}:{block.line} is not in {block.path}"
 
