@@ -130,7 +130,7 @@ def nats() -> Iterator[NatsServer]:
         yield server
 
 
-def _denied(endpoint: Endpoint, frames: dict[str, bytes]) -> set[str]:
+def denied(endpoint: Endpoint, frames: dict[str, bytes]) -> set[str]:
     """Those that the server turns away, each sent alone and followed by a PING."""
     dialled = dial(endpoint, 60.0)
     found: set[str] = set()
@@ -158,14 +158,14 @@ def test_the_roles_are_those_that_are_tried() -> None:
 def test_a_role_may_send_what_its_work_takes_and_nothing_else(nats: NatsServer, name: str) -> None:
     # What is sent is no JSON, so nothing comes of what is allowed but an error.
     frames = {subject: b"PUB %b _INBOX_%b.probe 1\r\nx\r\n" % (subject.encode(), name.encode()) for subject in PROBES}
-    assert set(PROBES) - _denied(_as(nats.url, name), frames) == ALLOWED[name]
+    assert set(PROBES) - denied(_as(nats.url, name), frames) == ALLOWED[name]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_role_hears_its_own_answers_and_no_others(nats: NatsServer, name: str) -> None:
     frames = {subject: b"SUB %b 9%d\r\n" % (subject.encode(), number) for number, subject in enumerate(HEARD)}
     hears = {f"_INBOX_{name}.>"} | (set() if name in ("worker", "rebuild", "snapshots") else _EARS)
-    assert set(HEARD) - _denied(_as(nats.url, name), frames) == hears
+    assert set(HEARD) - denied(_as(nats.url, name), frames) == hears
 
 
 def test_another_account_does_not_see_the_app_at_all(nats: NatsServer) -> None:

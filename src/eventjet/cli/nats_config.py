@@ -24,6 +24,7 @@ def nats_config(
     """
     from eventjet.nats.roles import accounts as only_accounts
     from eventjet.nats.roles import roles_of, server_config
+    from eventjet.reactions.following import declarations_of
     from eventjet.sql.grants import grants
 
     app = at.app()
@@ -33,5 +34,5 @@ def nats_config(
         return
     # The next revision too, so that a deploy need not wait for the server's configuration.
     durables = [f"{one.name}-r{one.revision + more}" for one in app.projections.values() for more in (0, 1)]
-    roles = roles_of(app.name, [info.name for info in app.aggregates.values()], durables)
+    roles = roles_of(app.name, [info.name for info in app.aggregates.values()], durables, list(declarations_of(app)))
     print((only_accounts if accounts else server_config)(app.name, roles), end="")

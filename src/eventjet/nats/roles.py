@@ -10,7 +10,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eventjet.codec.subjects import notice_subject, snapshot_bucket, stream_subjects
+from eventjet.codec.subjects import (
+    cursor_bucket,
+    notice_subject,
+    snapshot_bucket,
+    stream_subjects,
+    timer_stream,
+    timer_subject,
+)
 from eventjet.codec.voids import void_subject
 
 ADMIN = "admin"
@@ -19,6 +26,8 @@ READER = "reader"
 REBUILD = "rebuild"
 SNAPSHOTS = "snapshots"
 WRITER = "writer"
+ACTOR = "actor"
+"""Works on reactors and processes: it reads the log as a worker does, and writes to aggregates as a writer does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +51,11 @@ class Role:
         return f"{self.name.upper()}_PASSWORD"
 
 
-def roles_of(app: str, aggregates: Sequence[str], durables: Sequence[str]) -> tuple[Role, ...]:
-    """For an app with these aggregates; `durables` are the consumers of its projections."""
+def roles_of(
+    app: str, aggregates: Sequence[str], durables: Sequence[str], followers: Sequence[str] = ()
+) -> tuple[Role, ...]:
+    """For an app with these aggregates; `durables` are the consumers of its projections, `followers` those of its
+    reactors and processes."""
     api, stream, bucket = "$JS.API", app, snapshot_bucket(app)
     look = (f"{api}.STREAM.INFO.{stream}", f"{api}.STREAM.MSG.GET.{stream}")
     read = (f"{api}.INFO", *look, f"{api}.DIRECT.GET.{stream}", f"{api}.DIRECT.GET.{stream}.>")
@@ -51,7 +63,13 @@ def roles_of(app: str, aggregates: Sequence[str], durables: Sequence[str]) -> tu
     verbs = ("CREATE", "MSG.NEXT", "DELETE")
     # A wildcard would let a reader take a worker's consumer over, or move it.
     theirs = tuple(f"{api}.CONSUMER.{verb}.{stream}.{name}" for verb in verbs for name in durables)
-    kept = (*theirs, *(f"{api}.CONSUMER.CREATE.{stream}.{name}.>" for name in durables))
+    actors = tuple(f"{api}.CONSUMER.{verb}.{stream}.{name}" for verb in verbs for name in followers)
+    kept = (*theirs, *actors, *(f"{api}.CONSUMER.CREATE.{stream}.{name}.>" for name in (*durables, *followers)))
+    cursors, timers = cursor_bucket(app), timer_stream(app)
+    look_at_cursors = (f"{api}.STREAM.MSG.GET.KV_{cursors}", f"{api}.STREAM.MSG.GET.{timers}") if followers else ()
+    own = tuple(f"$KV.{cursors}.{key}" for name in followers for key in (f"c.{name}", f"q.{name}.*"))
+    set_timers = (timer_subject(app, "*", "*"), f"{api}.STREAM.PURGE.{timers}") if followers else ()
+    acting = (*read, *look_at_cursors, *own, *set_timers, *actors)
     consume = tuple(f"{api}.CONSUMER.{verb}.{stream}.*" for verb in verbs)
     consume += (f"{api}.CONSUMER.CREATE.{stream}.*.{stream_subjects(stream)}",)
     voids = void_subject(app, "*")
@@ -66,15 +84,18 @@ def roles_of(app: str, aggregates: Sequence[str], durables: Sequence[str]) -> tu
         own = (f"{app}.{aggregate}.*", f"$KV.{bucket}.{aggregate}.*")
         return role(name, (*read, *snapshots, *own), heard, [voids])
 
-    manage = tuple(f"{api}.STREAM.{verb}.{name}" for verb in ("CREATE", "INFO") for name in (stream, f"KV_{bucket}"))
+    streams = (stream, f"KV_{bucket}", *((f"KV_{cursors}", timers) if followers else ()))
+    manage = tuple(f"{api}.STREAM.{verb}.{name}" for verb in ("CREATE", "INFO") for name in streams)
+    manage += (*look_at_cursors, *own, *set_timers)
     manage += (f"{api}.STREAM.UPDATE.{stream}",)
     lists = (f"{api}.CONSUMER.LIST.{stream}",)
     return (
         role(ADMIN, list(dict.fromkeys((*read, *manage, *lists, *consume, voids))), heard),
         role(WORKER, (*look, *theirs, *(notice_subject(app, name) for name in _projections(durables)))),
-        role(READER, read, heard),
+        role(READER, (*read, *look_at_cursors), heard),
         role(REBUILD, (*look, *consume), (), kept),
         role(SNAPSHOTS, (*look, *write_snapshots, *consume), (), kept),
+        *([role(ACTOR, (*acting, *snapshots, f"{app}.*.*", f"$KV.{bucket}.*.*"), heard, [voids])] if followers else ()),
         writer(WRITER, "*"),
         *(writer(f"{WRITER}_{name}", name) for name in aggregates),
     )
