@@ -45,6 +45,10 @@ class Ledger:
     projections: dict[str, ResolvedProjection] = field(
         default_factory=lambda: {"balances": BALANCES, "movements": MOVEMENTS}
     )
+    aggregates: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    processes: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    reactors: dict[str, Any] = field(default_factory=dict[str, Any])
+    deps: None = None
 
     def __post_init__(self) -> None:
         for resolved in self.projections.values():

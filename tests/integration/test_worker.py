@@ -303,7 +303,7 @@ async def test_a_server_that_falls_silent_midway_does_not_make_a_projection_acti
 
 
 async def test_what_is_missing_is_said_in_one_paragraph(ledger: Ledger, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"has no projection 'nope'. It has balances, movements"):
+    with pytest.raises(UsageError, match=r"has no 'nope' to work on. It has balances, movements"):
         async with ledger.working("nope"):
             pass
     other = Ledger(replace(ledger.settings, database=f"sqlite:///{tmp_path}/empty.db"), name=ledger.name)

@@ -25,6 +25,7 @@ class Actor:
     point: str | None
     began: float = field(default_factory=time.monotonic)
     stopped_at: float | None = None
+    woken_at: float | None = None
 
 
 class Troupe:
@@ -73,8 +74,11 @@ class Troupe:
                 actor.stopped_at = actor.stopped_at or time.monotonic()
                 if time.monotonic() - actor.stopped_at > 2 * LEASE_S:
                     self._note(actor)
-                    actor.point = None
+                    actor.point, actor.woken_at = None, time.monotonic()
                     actor.process.send_signal(signal.SIGCONT)
+            elif actor.woken_at is not None and self._points and time.monotonic() - actor.woken_at > LEASE_S:
+                # A zombie has shown by now what it does; those that are armed get their turn.
+                actor.process.kill()
         while len(self._actors) < self._size:
             self._actors.append(self._start())
 
