@@ -44,7 +44,7 @@ async def acted(
     replicas: int = 1,
 ) -> str:
     """Ask for transfers until the trouble is over and every failpoint was reached; then all must have come right."""
-    settings = Settings(servers=(url,), replicas=replicas)
+    settings = Settings(servers=tuple(url.split(",")), replicas=replicas)
     async with transfers.connect(settings) as jet:
         run = Transfers(jet, SEED)
         await run.open()

@@ -53,7 +53,7 @@ async def main(server: str, lease_s: float) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await run_workers(
         transfers,
-        Settings(servers=(server,)),
+        Settings(servers=tuple(server.split(","))),
         stop=stop,
         on_ready=lambda: print("ready", flush=True),  # noqa: T201
         options=WorkerOptions(lease_s=lease_s, poll_s=0.2),
