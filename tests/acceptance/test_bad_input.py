@@ -141,7 +141,8 @@ def test_a_pyproject_that_is_not_text_is_said(empty: Program) -> None:
 
 @pytest.mark.parametrize("command", ["worker", "rebuild", "verify"])
 def test_an_unknown_projection_is_said_with_those_there_are(bank: Program, command: str) -> None:
-    _usage(bank(command, "balance"), "no projection 'balance'", "It has balances.")
+    what = "has no 'balance'" if command == "worker" else "no projection 'balance'"
+    _usage(bank(command, "balance"), what, "It has balances.")
 
 
 def test_an_unknown_aggregate_is_said_with_those_there_are(bank: Program) -> None:

@@ -60,7 +60,7 @@ def test_a_projection_is_paused_and_goes_on(bank: Program, ready: Bank, worker: 
     assert refused.is_one_paragraph()
     assert "not paused. Nothing to resume." in refused.said()
     stranger = bank("pause", "nope")
-    assert (stranger.status, "has no projection 'nope'" in stranger.said()) == (2, True)
+    assert (stranger.status, "has no 'nope'" in stranger.said()) == (2, True)
     other = bank("pause", "balances", "--revision", "9")
     assert (other.status, "no revision 9" in other.said()) == (2, True)
 

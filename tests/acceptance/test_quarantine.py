@@ -151,8 +151,8 @@ def test_a_drop_asks_first(bank: Program, books: Books) -> None:
 
 
 WRONG = [
-    (("list", "balance"), "no projection 'balance'"),
-    (("show", "nope", "2"), "no projection 'nope'"),
+    (("list", "balance"), "has no 'balance'"),
+    (("show", "nope", "2"), "has no 'nope'"),
     (("show", "balances", "9"), "position 9 is not in the quarantine"),
     (("retry", "balances"), "--all"),
     (("retry", "balances", "2", "--all"), "--all"),
