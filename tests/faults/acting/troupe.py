@@ -31,8 +31,16 @@ class Actor:
 class Troupe:
     """So many workers at a time, until it is closed. `tend` is to be called often."""
 
-    def __init__(self, server: str, folder: Path, size: int, points: Sequence[str] = ()) -> None:
-        """`points` are armed one after the other: `name:action:count`."""
+    def __init__(
+        self,
+        server: str,
+        folder: Path,
+        size: int,
+        points: Sequence[str] = (),
+        module: str = "tests.faults.acting.worker",
+    ) -> None:
+        """`points` are armed one after the other: `name:action:count`; `module` is what each worker runs."""
+        self._module = module
         self.reached: Counter[str] = Counter()
         self.killed = 0
         self.outside = folder / "outside"
@@ -109,7 +117,7 @@ class Troupe:
         if point is not None:
             environment["EVENTJET_FAILPOINT"] = point
         log = (self._folder / f"worker-{self._started}.log").open("wb")
-        command = [sys.executable, "-m", "tests.faults.acting.worker", self._server, str(self.outside), str(LEASE_S)]
+        command = [sys.executable, "-m", self._module, self._server, str(self.outside), str(LEASE_S)]
         with log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         return Actor(process, point)
