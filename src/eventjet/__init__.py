@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from eventjet.codec.catalog import Upcaster, upcaster
     from eventjet.domain.aggregate import aggregate, event
     from eventjet.domain.process import Deadline, Outcome, Step, after, at, do, listens, process
+    from eventjet.domain.publication import Publication, publication
     from eventjet.domain.reactor import Reaction, Reactor, Retry, reactor
     from eventjet.domain.recorded import Metadata, Recorded, with_metadata
     from eventjet.errors import (
@@ -60,6 +61,7 @@ __all__ = [
     "OutcomeUnknown",
     "Planned",
     "Projection",
+    "Publication",
     "Reaction",
     "Reactor",
     "Recorded",
@@ -84,6 +86,7 @@ __all__ = [
     "load_app",
     "process",
     "projection",
+    "publication",
     "reactor",
     "upcaster",
     "with_metadata",
@@ -96,6 +99,7 @@ __getattr__ = lazy(
         "eventjet.codec.catalog": ("Upcaster", "upcaster"),
         "eventjet.domain.aggregate": ("aggregate", "event"),
         "eventjet.domain.process": ("Deadline", "Outcome", "Step", "after", "at", "do", "listens", "process"),
+        "eventjet.domain.publication": ("Publication", "publication"),
         "eventjet.domain.reactor": ("Reaction", "Reactor", "Retry", "reactor"),
         "eventjet.domain.recorded": ("Metadata", "Recorded", "with_metadata"),
         "eventjet.errors": (

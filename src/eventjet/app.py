@@ -15,6 +15,7 @@ from eventjet.codec.catalog import Catalog, Upcaster
 from eventjet.codec.subjects import is_name
 from eventjet.domain.aggregate import AggregateInfo, AggregateType, aggregate_info, event_info
 from eventjet.domain.process import ProcessInfo, ProcessType
+from eventjet.domain.publication import Publication
 from eventjet.domain.reactor import Reactor
 from eventjet.domain.state import state_faults
 from eventjet.domain.subscription import folded_events
@@ -23,7 +24,7 @@ from eventjet.jet import Jet, open_jet
 from eventjet.projections.app_ref import AppRef, Declared
 from eventjet.projections.resolve import resolve
 from eventjet.projections.sql_projection import AnyResolved, SqlProjection, resolve_sql
-from eventjet.reactions.resolve import checked_reactors, resolved_processes, shared_names
+from eventjet.reactions.resolve import checked_publications, checked_reactors, resolved_processes, shared_names
 from eventjet.settings import Settings, SettingsOverrides
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.sql.sqlite import make_readable
@@ -44,6 +45,7 @@ class App:
         aggregates: Sequence[AggregateType[Any, Any]],
         processes: Sequence[ProcessType[Any, Any]] = (),
         reactors: Sequence[Reactor[Any, object]] = (),
+        publications: Sequence[Publication[Any]] = (),
         projections: Sequence[Declared] = (),
         upcasters: Sequence[Upcaster] = (),
         retired_events: Sequence[str] = (),
@@ -57,6 +59,7 @@ class App:
         deps: Callable[[], AbstractAsyncContextManager[D]],
         processes: Sequence[ProcessType[Any, Any]] = (),
         reactors: Sequence[Reactor[Any, D]] = (),
+        publications: Sequence[Publication[Any]] = (),
         projections: Sequence[Declared] = (),
         upcasters: Sequence[Upcaster] = (),
         retired_events: Sequence[str] = (),
@@ -69,6 +72,7 @@ class App:
         deps: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
         processes: Sequence[ProcessType[Any, Any]] = (),
         reactors: Sequence[Reactor[Any, Any]] = (),
+        publications: Sequence[Publication[Any]] = (),
         projections: Sequence[Declared] = (),
         upcasters: Sequence[Upcaster] = (),
         retired_events: Sequence[str] = (),
@@ -87,7 +91,12 @@ class App:
             faults += _quarantine_faults(self.aggregates, self.projections)
         self.processes: Mapping[Any, ProcessInfo] = resolved_processes(processes, self.catalog, faults)
         self.reactors: Mapping[str, Reactor[Any, Any]] = checked_reactors(reactors, self.catalog, faults)
-        following = {"process": [info.name for info in self.processes.values()], "reactor": list(self.reactors)}
+        self.publications: Mapping[str, Publication[Any]] = checked_publications(publications, self.catalog, faults)
+        following = {
+            "process": [info.name for info in self.processes.values()],
+            "reactor": list(self.reactors),
+            "publication": list(self.publications),
+        }
         faults += shared_names({"projection": list(self.projections), **following})
         if faults:
             raise DefinitionError(faults)

@@ -22,6 +22,7 @@ from eventjet.repository.importing import Importer
 from eventjet.repository.repositories import Repositories, open_repositories
 from eventjet.settings import Settings
 from eventjet.sql.waiting import Checkpoints, Waiting
+from eventjet.store.public_stream import check_public_stream
 from eventjet.store.store import EventStore, LogState
 from eventjet.store.topology import Topology, declare
 
@@ -97,12 +98,14 @@ class Jet:
         """
         if self.client is None:
             raise UsageError("This log is not on a server, so there is nothing to create.")
-        follows = [*self._app.processes.values(), *self._app.reactors.values()]
+        follows = declarations_of(self._app)
+        for one in self._app.publications.values():
+            await check_public_stream(self.client, one.stream, one.name)
         timers = any(info.has_deadlines for info in self._app.processes.values())
         topology = await declare(self.client, self.name, self.settings.replicas, cursors=bool(follows), timers=timers)
         if not follows:
             return topology
-        made = await begin(Cursors(self.client, self.name), self.store, declarations_of(self._app).values())
+        made = await begin(Cursors(self.client, self.name), self.store, follows.values())
         return replace(topology, cursors=tuple(made))
 
     async def append_many(

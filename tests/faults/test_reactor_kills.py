@@ -145,7 +145,7 @@ async def test_every_deadline_is_decided_once_and_never_early(tmp_path: Path, sa
                 late += [(one.recorded_at - laid.data.until).total_seconds() for one in taken]  # type: ignore[union-attr]
     late.sort()
     said.append(
-        f"{DEADLINES} deadlines, {troupe.killed} killed: decided {dict(counts)} times, {sum(s < 0 for s in late)} early; "
+        f"{DEADLINES} deadlines, {troupe.killed} killed: decided {dict(counts)}, {sum(s < 0 for s in late)} early; "
         f"late {late[len(late) // 2]:.2f} s in the middle, {late[-1]:.2f} s at most"
     )
     assert counts == {1: DEADLINES}

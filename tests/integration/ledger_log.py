@@ -48,6 +48,7 @@ class Ledger:
     aggregates: dict[Any, Any] = field(default_factory=dict[Any, Any])
     processes: dict[Any, Any] = field(default_factory=dict[Any, Any])
     reactors: dict[str, Any] = field(default_factory=dict[str, Any])
+    publications: dict[str, Any] = field(default_factory=dict[str, Any])
     deps: None = None
 
     def __post_init__(self) -> None:

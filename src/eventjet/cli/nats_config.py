@@ -34,5 +34,7 @@ def nats_config(
         return
     # The next revision too, so that a deploy need not wait for the server's configuration.
     durables = [f"{one.name}-r{one.revision + more}" for one in app.projections.values() for more in (0, 1)]
-    roles = roles_of(app.name, [info.name for info in app.aggregates.values()], durables, list(declarations_of(app)))
+    aggregates = [info.name for info in app.aggregates.values()]
+    published = [(one.stream, one.name) for one in app.publications.values()]
+    roles = roles_of(app.name, aggregates, durables, list(declarations_of(app)), published)
     print((only_accounts if accounts else server_config)(app.name, roles), end="")

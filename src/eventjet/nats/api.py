@@ -25,6 +25,8 @@ WRONG_SEQUENCE = 10071
 """The subject's last message was compared, and is not the expected one."""
 IN_PROCESS = 10164
 """Three replicas: a rival's message is on its way to the subject. Nothing was compared, and it may yet get lost."""
+REPEATED_ID = 10201
+"""A message of an atomic batch has an id that was stored within the duplicate window: nothing is stored."""
 NAME_IN_USE = 10058
 """A stream of this name exists with another configuration."""
 _NO_CONSUMER = 10014

@@ -52,10 +52,14 @@ class Role:
 
 
 def roles_of(
-    app: str, aggregates: Sequence[str], durables: Sequence[str], followers: Sequence[str] = ()
+    app: str,
+    aggregates: Sequence[str],
+    durables: Sequence[str],
+    followers: Sequence[str] = (),
+    published: Sequence[tuple[str, str]] = (),
 ) -> tuple[Role, ...]:
     """For an app with these aggregates; `durables` are the consumers of its projections, `followers` those of its
-    reactors and processes."""
+    reactors, processes and publications, `published` stream and name of the latter."""
     api, stream, bucket = "$JS.API", app, snapshot_bucket(app)
     look = (f"{api}.STREAM.INFO.{stream}", f"{api}.STREAM.MSG.GET.{stream}")
     read = (f"{api}.INFO", *look, f"{api}.DIRECT.GET.{stream}", f"{api}.DIRECT.GET.{stream}.>")
@@ -69,7 +73,9 @@ def roles_of(
     look_at_cursors = (f"{api}.STREAM.MSG.GET.KV_{cursors}", f"{api}.STREAM.MSG.GET.{timers}") if followers else ()
     own = tuple(f"$KV.{cursors}.{key}" for name in followers for key in (f"c.{name}", f"q.{name}.*"))
     set_timers = (timer_subject(app, "*", "*"), f"{api}.STREAM.PURGE.{timers}") if followers else ()
-    acting = (*read, *look_at_cursors, *own, *set_timers, *actors)
+    tell = tuple(f"{public}.{name}.*" for public, name in published)
+    look_at_public = tuple(f"{api}.STREAM.{verb}.{each}" for verb in ("INFO", "MSG.GET") for each, _ in published)
+    acting = (*read, *look_at_cursors, *own, *set_timers, *actors, *tell, *look_at_public)
     consume = tuple(f"{api}.CONSUMER.{verb}.{stream}.*" for verb in verbs)
     consume += (f"{api}.CONSUMER.CREATE.{stream}.*.{stream_subjects(stream)}",)
     voids = void_subject(app, "*")
@@ -86,7 +92,7 @@ def roles_of(
 
     streams = (stream, f"KV_{bucket}", *((f"KV_{cursors}", timers) if followers else ()))
     manage = tuple(f"{api}.STREAM.{verb}.{name}" for verb in ("CREATE", "INFO") for name in streams)
-    manage += (*look_at_cursors, *own, *set_timers)
+    manage += (*look_at_cursors, *own, *set_timers, *look_at_public)
     manage += (f"{api}.STREAM.UPDATE.{stream}",)
     lists = (f"{api}.CONSUMER.LIST.{stream}",)
     return (

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from eventjet.codec.catalog import Catalog
     from eventjet.domain.aggregate import AggregateInfo
     from eventjet.domain.process import ProcessInfo
+    from eventjet.domain.publication import Publication
     from eventjet.domain.reactor import Reactor
     from eventjet.projections.projection import Entries, Projection
     from eventjet.projections.sql_projection import AnyResolved, SqlProjection
@@ -57,6 +58,9 @@ class Application(Protocol):
 
     @property
     def reactors(self) -> Mapping[str, Reactor[Any, Any]]: ...
+
+    @property
+    def publications(self) -> Mapping[str, Publication[Any]]: ...
 
     @property
     def deps(self) -> Callable[[], AbstractAsyncContextManager[Any]] | None:

@@ -15,7 +15,7 @@ from eventjet.errors import CursorFenced, UsageError
 from eventjet.projections.app_ref import Application
 from eventjet.store.store import EventStore
 
-REACTOR, PROCESS = "reactor", "process"
+REACTOR, PROCESS, PUBLICATION = "reactor", "process", "publication"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ def declarations_of(app: Application) -> dict[str, Declaration]:
     found = [
         *(Declaration(one.name, REACTOR, one.revision, one.start, one.events) for one in app.reactors.values()),
         *(Declaration(one.name, PROCESS, one.revision, "new", heard_by(one)) for one in app.processes.values()),
+        *(Declaration(one.name, PUBLICATION, 1, one.start, one.events) for one in app.publications.values()),
     ]
     return {one.name: one for one in found}
 

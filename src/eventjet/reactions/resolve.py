@@ -11,6 +11,7 @@ from eventjet.codec.catalog import Catalog
 from eventjet.codec.subjects import is_name
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.process import LISTENS, PROCESS, Deadline, Listener, ProcessInfo, Step, listeners_of, same_id
+from eventjet.domain.publication import Publication
 from eventjet.domain.reactor import Reactor
 from eventjet.domain.subscription import events_of, folded_events, resolved_hint, shown_name, union_members
 from eventjet.errors import DefinitionError
@@ -52,6 +53,26 @@ def checked_reactors(
         if one.name in found:
             faults.append(f"two reactors are called {one.name!r}")
         faults += [f"reactor {one.name!r}: {fault}" for fault in one.faults(catalog.__contains__)]
+        found[one.name] = one
+    return found
+
+
+def checked_publications(
+    declared: Sequence[Publication[Any]], catalog: Catalog, faults: list[str]
+) -> dict[str, Publication[Any]]:
+    """By name; what is wrong goes to `faults`."""
+    found: dict[str, Publication[Any]] = {}
+    for one in declared:
+        if not isinstance(one, Publication):  # pyright: ignore[reportUnnecessaryIsInstance]  who has no checker
+            faults.append(f"{one!r} is not a publication: decorate it with @publication(…)")
+            continue
+        if not is_name(one.name):
+            faults.append(f"the publication's name {one.name!r} is not [a-z][a-z0-9_]*")
+        if one.name in found:
+            faults.append(f"two publications are called {one.name!r}")
+        wrong = one.faults(catalog.__contains__)
+        wrong = wrong or Catalog(one.public).faults()
+        faults += [f"publication {one.name!r}: {fault}" for fault in wrong]
         found[one.name] = one
     return found
 

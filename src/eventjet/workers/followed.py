@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
+from eventjet import failpoints
+from eventjet.codec.catalog import Catalog
+from eventjet.codec.cloud_events import message_of
 from eventjet.domain.parked import AggregateKey
+from eventjet.domain.publication import Publication
 from eventjet.domain.reactor import Reactor, Retry
 from eventjet.domain.recorded import Recorded
 from eventjet.reactions.following import Declaration
 from eventjet.reactions.reaction import EventReaction
 from eventjet.reactions.steps import ProcessRunner
+from eventjet.repository.decisions import recorded_events
 from eventjet.repository.repositories import Repositories
+from eventjet.store.public_stream import PublicStream
 from eventjet.store.timers import Due, JetStreamTimers
 
 Try: TypeAlias = Callable[[int], Awaitable[None]]
@@ -96,6 +102,33 @@ class FollowedProcess(Followed):
         await self._runner.come_due(due.process_id, due.version, due.at)
         await self.wake(due.process_id, fired=due.sequence)
         await self._timers.clear(self.declaration.name, due)
+
+
+class FollowedPublication(Followed):
+    """Events told in another stream, one after the other; what cannot be told stops it, since order is its promise."""
+
+    def __init__(self, declaration: Declaration, one: Publication[Any], stream: PublicStream) -> None:
+        super().__init__(declaration, Retry(tries=1), quarantines=False)
+        self._publication = one
+        self._public = Catalog(one.public)
+        self._stream = stream
+
+    def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try]:
+        one = self._publication
+
+        async def tell(_attempt: int) -> None:
+            if await self._stream.told_until() >= event.position:
+                return
+            encoded = [self._public.encode(each) for each in recorded_events(one.translate(event))]
+            messages = [
+                message_of(self._stream.prefix, one.source, event, index, each) for index, each in enumerate(encoded)
+            ]
+            if messages:
+                failpoints.reach("publication.before")
+                await self._stream.tell(messages, event.position)
+                failpoints.reach("publication.told")
+
+        return (one.name, ""), tell
 
 
 async def wake(

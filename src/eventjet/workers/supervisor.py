@@ -23,9 +23,10 @@ from eventjet.repository.repositories import open_repositories
 from eventjet.settings import Settings
 from eventjet.sql import locations
 from eventjet.sql.database import Database
+from eventjet.store.public_stream import PublicStream, check_public_stream
 from eventjet.store.timers import JetStreamTimers
 from eventjet.workers.context import WorkerContext, WorkerOptions
-from eventjet.workers.followed import Followed, FollowedProcess, FollowedReactor
+from eventjet.workers.followed import Followed, FollowedProcess, FollowedPublication, FollowedReactor
 from eventjet.workers.follower import EventFollower, FollowerContext
 from eventjet.workers.health import HealthMonitor, serving
 from eventjet.workers.lease import new_owner
@@ -140,6 +141,11 @@ class _Working:
             if one.name in processes:
                 runner = ProcessRunner(repositories, *processes[one.name])
                 followed: Followed = FollowedProcess(one, runner, JetStreamTimers(client, app.name))
+            elif one.name in app.publications:
+                publication = app.publications[one.name]
+                await check_public_stream(client, publication.stream, one.name)
+                public = PublicStream(client, publication.stream, one.name)
+                followed = FollowedPublication(one, publication, public)
             else:
                 followed = FollowedReactor(one, app.reactors[one.name], repositories, deps)
             self._tasks[one.name] = EventFollower(followed, context, partial(self._ready, one.name)).run

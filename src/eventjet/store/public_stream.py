@@ -1,0 +1,92 @@
+"""`PublicStream`: where a publication tells its events; its own last message there is the truth of how far it has come.
+
+The first message of each save expects the publication's last one (a wildcard over its subjects, ADR-50), so neither a
+zombie nor a repeat adds anything twice, and what two publishers add stays in the order of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import uuid4
+
+from eventjet.codec.cloud_events import POSITION, PublicMessage
+from eventjet.codec.envelope import BATCH_COMMIT, BATCH_ID, BATCH_NUMBER, EXPECTED, header_block, number_of
+from eventjet.errors import ApiRefused, ConcurrencyConflict, LogUnusable, StreamMissing
+from eventjet.nats.api import IN_PROCESS, REPEATED_ID, WRONG_SEQUENCE, answer_in, last_message, stream_info
+from eventjet.nats.client import Client
+
+EXPECTED_OF = "Nats-Expected-Last-Subject-Sequence-Subject"
+
+
+class PublicStream:
+    """For one publication and one task at a time."""
+
+    def __init__(self, client: Client, stream: str, publication: str) -> None:
+        self.prefix = f"{stream}.{publication}"
+        self._client = client
+        self._stream = stream
+        self._known: tuple[int, int] | None = None
+
+    async def told_until(self) -> int:
+        """The position of the last event that was told, 0 for none; raises `StoreUnavailable` and `StreamMissing`."""
+        if self._known is None:
+            record = await self._client.ask(last_message(self._stream, f"{self.prefix}.>"))
+            self._known = (0, 0) if record is None else (record[0], number_of(record[3], POSITION) or 0)
+        return self._known[1]
+
+    async def tell(self, messages: Sequence[PublicMessage], position: int) -> None:
+        """Publish what one event says, all of it or nothing.
+
+        Raises `ConcurrencyConflict` when somebody else has published, after which `told_until` looks again.
+        """
+        await self.told_until()
+        assert self._known is not None
+        last, _ = self._known
+        blocks = [list(message.headers) for message in messages]
+        blocks[0] += [(EXPECTED, str(last)), (EXPECTED_OF, f"{self.prefix}.>")]
+        if len(messages) > 1:
+            batch = uuid4().hex
+            for number, block in enumerate(blocks, 1):
+                block += [(BATCH_ID, batch), (BATCH_NUMBER, str(number))]
+            blocks[-1].append((BATCH_COMMIT, "1"))
+        *before, (subject, body, block) = [
+            (message.subject, message.body, header_block(headers))
+            for message, headers in zip(messages, blocks, strict=True)
+        ]
+        self._known = None  # until the answer says so, it may or may not be there
+        frame = await self._client.request(subject, body, block, before=before)
+        try:
+            answer = answer_in(frame, f"The stream {self._stream}")
+        except ApiRefused as refusal:
+            if refusal.err_code in (WRONG_SEQUENCE, IN_PROCESS, REPEATED_ID):
+                raise ConcurrencyConflict(f"{self.prefix}.>", last) from None
+            raise
+        if answer.get("duplicate"):
+            raise ConcurrencyConflict(f"{self.prefix}.>", last)
+        self._known = (int(answer["seq"]), position)
+
+
+async def check_public_stream(client: Client, stream: str, publication: str) -> None:
+    """Raise `LogUnusable` for a stream that a publication cannot use."""
+    what = f"The stream {stream!r} of the publication {publication!r}"
+    try:
+        config = (await client.ask(stream_info(stream))).config
+    except StreamMissing:
+        remedy = f"Create it with the subject {stream}.{publication}.> and --allow-batch, or name another."
+        raise LogUnusable(what, "it does not exist", remedy) from None
+    if not config.get("allow_atomic"):
+        raise LogUnusable(what, "it does not take atomic batches", "Set `allow_atomic` on it.")
+    if not any(_covers(subject, f"{stream}.{publication}") for subject in config.get("subjects") or ()):
+        remedy = f"Give it the subject {stream}.{publication}.>, or name another."
+        raise LogUnusable(what, f"it does not listen to {stream}.{publication}.>", remedy)
+
+
+def _covers(subject: str, prefix: str) -> bool:
+    """Whether a stream's subject takes whatever is published one token below a prefix."""
+    wanted, parts = [*prefix.split("."), "*"], subject.split(".")
+    for index, part in enumerate(parts):
+        if part == ">":
+            return index < len(wanted)
+        if index >= len(wanted) or part not in ("*", wanted[index]):
+            return False
+    return len(parts) == len(wanted)

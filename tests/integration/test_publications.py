@@ -1,0 +1,238 @@
+"""Publications on a real server: exactly once, in the order of the log, as CloudEvents."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from eventjet import App, DefinitionError, Jet, Recorded, aggregate, event, publication
+from eventjet.codec.envelope import MSG_ID, header
+from eventjet.cursors.kv import Cursors
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import ConcurrencyConflict, LogUnusable
+from eventjet.nats.api import create_stream, next_message
+from eventjet.reactions.following import declarations_of
+from eventjet.settings import Settings
+from eventjet.store.public_stream import PublicStream
+from eventjet.workers.followed import FollowedPublication
+from eventjet.workers.status import status
+from tests.integration.reacting import eventually, working
+from tests.logs import fresh_name
+
+
+@event("lamp.switched")
+class Switched:
+    times: int
+
+
+@event("lamp.broken")
+class Broken:
+    pass
+
+
+@aggregate("lamp")
+class Lamp:
+    def switch(self, times: int) -> Switched:
+        return Switched(times=times)
+
+    def fall(self) -> Broken:
+        return Broken()
+
+    def evolve(self, event: Switched | Broken) -> Lamp:
+        return replace(self)
+
+
+@event("light.changed")
+class Changed:
+    number: int
+
+
+@dataclass
+class Told:
+    """What is in the public stream."""
+
+    messages: list[tuple[str, dict[str, Any], str | None]]
+
+    @property
+    def numbers(self) -> list[int]:
+        return [body["data"]["number"] for _, body, _ in self.messages]
+
+
+def app_of(stream: str, name: str | None = None) -> App:
+    @publication("lights", stream=stream, source="https://lamps.example/lights", start="beginning")
+    def lights(event: Recorded[Switched]) -> list[Changed] | None:
+        if event.data.times < 0:
+            raise ValueError("less than nothing")
+        return [Changed(number=number) for number in range(event.data.times)] or None
+
+    return App(name or fresh_name(), aggregates=[Lamp], publications=[lights])
+
+
+@pytest.fixture
+def settings(eventjet_nats: NatsServer) -> Settings:
+    return Settings(servers=(eventjet_nats.url,))
+
+
+@pytest.fixture
+def app() -> App:
+    return app_of(f"pub-{fresh_name()}")
+
+
+@pytest.fixture
+async def jet(app: App, settings: Settings) -> AsyncGenerator[Jet]:
+    stream = app.publications["lights"].stream
+    async with app.connect(settings) as jet:
+        assert jet.client is not None
+        await jet.client.ask(create_stream({"name": stream, "subjects": [f"{stream}.>"], "allow_atomic": True}))
+        await jet.init()
+        yield jet
+
+
+async def told(jet: Jet, stream: str) -> Told:
+    assert jet.client is not None
+    found: list[tuple[str, dict[str, Any], str | None]] = []
+    position = 1
+    while (record := await jet.client.ask(next_message(stream, position))) is not None:
+        found.append((record[2].decode(), json.loads(record[4]), header(record[3], MSG_ID)))
+        position = record[0] + 1
+    return Told(found)
+
+
+async def is_told(app: App, settings: Settings) -> bool:
+    (found,) = await status(app, settings)
+    return not found.lag_events
+
+
+async def test_events_are_told_once_and_in_order_as_cloud_events(app: App, jet: Jet, settings: Settings) -> None:
+    stream = app.publications["lights"].stream
+    lamps = jet.repository(Lamp)
+    async with working(app, settings):
+        for times in (1, 3, 0, 2):
+            await lamps.execute("hall/1", Lamp.switch, times)
+        await lamps.execute("hall/1", Lamp.fall)
+        await eventually(lambda: is_told(app, settings))
+    found = await told(jet, stream)
+    assert found.numbers == [0, 0, 1, 2, 0, 1]
+    (first, *_) = await lamps.history("hall/1")
+    subject, body, name = found.messages[0]
+    assert subject == f"{stream}.lights.hall=2F1"
+    assert name == body["id"] == f"{first.event_id}.0"
+    assert body == {
+        "specversion": "1.0",
+        "id": f"{first.event_id}.0",
+        "source": "https://lamps.example/lights",
+        "type": "light.changed",
+        "subject": "hall/1",
+        "time": body["time"],
+        "datacontenttype": "application/json",
+        "sequence": f"{first.position:020d}",
+        "data": {"number": 0},
+    }
+
+
+async def test_what_was_told_is_not_told_again_though_the_cursor_goes_back(
+    app: App, jet: Jet, settings: Settings
+) -> None:
+    assert jet.client is not None
+    stream = app.publications["lights"].stream
+    for _ in range(5):
+        await jet.repository(Lamp).execute("l", Lamp.switch, 2)
+    async with working(app, settings):
+        await eventually(lambda: is_told(app, settings))
+    cursors = Cursors(jet.client, jet.name)
+    held = await cursors.read("lights")
+    await cursors.write(held, held.cursor.set_to(held.cursor.log, 0, ""))
+    await jet.repository(Lamp).execute("l", Lamp.switch, 1)
+    async with working(app, settings):
+        await eventually(lambda: is_told(app, settings))
+    assert (await told(jet, stream)).numbers == [0, 1] * 5 + [0]
+
+
+async def test_two_that_publish_at_once_add_nothing_twice(app: App, jet: Jet) -> None:
+    assert jet.client is not None
+    stream = app.publications["lights"].stream
+    lamps = jet.repository(Lamp)
+    for _ in range(30):
+        await lamps.execute("l", Lamp.switch, 2)
+    events = await lamps.history("l")
+    conflicts = 0
+
+    async def publish() -> None:
+        nonlocal conflicts
+
+        assert jet.client is not None
+        one = app.publications["lights"]
+        followed = FollowedPublication(declarations_of(app)["lights"], one, PublicStream(jet.client, stream, "lights"))
+        for one_event in events:
+            while True:
+                try:
+                    await followed.work(one_event)[1](1)
+                except ConcurrencyConflict:
+                    conflicts += 1
+                else:
+                    break
+
+    await asyncio.gather(publish(), publish(), publish())
+    assert (await told(jet, stream)).numbers == [0, 1] * 30
+    assert conflicts
+
+
+async def test_what_cannot_be_told_stops_it_with_its_reason(app: App, jet: Jet, settings: Settings) -> None:
+    lamps = jet.repository(Lamp)
+    await lamps.execute("l", Lamp.switch, 1)
+    await lamps.execute("l", Lamp.switch, -1)
+    await lamps.execute("m", Lamp.switch, 1)
+
+    async def has_failed() -> bool:
+        (found,) = await status(app, settings)
+        return found.state == "failed" and "ValueError: less than nothing" in str(found.reason)
+
+    async with working(app, settings):
+        await eventually(has_failed)
+    assert (await told(jet, app.publications["lights"].stream)).numbers == [0]
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (None, "it does not exist. Create it with the subject"),
+        ({"subjects": ["elsewhere-{0}.>"], "allow_atomic": True}, "it does not listen to"),
+        ({"subjects": ["{0}.>"]}, "it does not take atomic batches"),
+    ],
+)
+async def test_a_stream_that_cannot_be_used_is_said_at_once(
+    settings: Settings, config: dict[str, Any] | None, reason: str
+) -> None:
+    stream = f"pub-{fresh_name()}"
+    app = app_of(stream)
+    async with app.connect(settings) as jet:
+        assert jet.client is not None
+        if config is not None:
+            subjects = [subject.format(stream) for subject in config["subjects"]]
+            await jet.client.ask(create_stream({**config, "name": stream, "subjects": subjects}))
+        with pytest.raises(LogUnusable, match=reason):
+            await jet.init()
+
+
+def test_the_faults_of_publications_are_told_at_once() -> None:
+    @publication("Bad", stream="a.b", source="")
+    async def bad(event: Recorded[Changed]) -> int:
+        return 1
+
+    with pytest.raises(DefinitionError) as caught:
+        App("lamps", aggregates=[Lamp], publications=[bad, "lights"])  # type: ignore[list-item]
+    for part in (
+        "the publication's name 'Bad' is not",
+        "is async or a generator; return the public events",
+        "its stream 'a.b' is not a stream's name",
+        "its source is empty",
+        "takes Changed, which no aggregate folds",
+        "int is not an event",
+        "'lights' is not a publication",
+    ):
+        assert part in str(caught.value), part
