@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from eventjet.domain.publication import Publication, publication
     from eventjet.domain.reactor import Reaction, Reactor, Retry, reactor
     from eventjet.domain.recorded import Metadata, Recorded, with_metadata
+    from eventjet.domain.served import served
     from eventjet.errors import (
+        CommandFailed,
         ConcurrencyConflict,
         DefinitionError,
         EventjetError,
@@ -43,6 +45,7 @@ __all__ = [
     "App",
     "AppRef",
     "Command",
+    "CommandFailed",
     "Committed",
     "ConcurrencyConflict",
     "Deadline",
@@ -88,6 +91,7 @@ __all__ = [
     "projection",
     "publication",
     "reactor",
+    "served",
     "upcaster",
     "with_metadata",
 ]
@@ -102,7 +106,9 @@ __getattr__ = lazy(
         "eventjet.domain.publication": ("Publication", "publication"),
         "eventjet.domain.reactor": ("Reaction", "Reactor", "Retry", "reactor"),
         "eventjet.domain.recorded": ("Metadata", "Recorded", "with_metadata"),
+        "eventjet.domain.served": ("served",),
         "eventjet.errors": (
+            "CommandFailed",
             "ConcurrencyConflict",
             "DefinitionError",
             "EventjetError",

@@ -17,6 +17,7 @@ from eventjet.domain.aggregate import AggregateInfo, AggregateType, aggregate_in
 from eventjet.domain.process import ProcessInfo, ProcessType
 from eventjet.domain.publication import Publication
 from eventjet.domain.reactor import Reactor
+from eventjet.domain.served import Served
 from eventjet.domain.state import state_faults
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import DefinitionError, UsageError
@@ -24,7 +25,14 @@ from eventjet.jet import Jet, open_jet
 from eventjet.projections.app_ref import AppRef, Declared
 from eventjet.projections.resolve import resolve
 from eventjet.projections.sql_projection import AnyResolved, SqlProjection, resolve_sql
-from eventjet.reactions.resolve import checked_publications, checked_reactors, resolved_processes, shared_names
+from eventjet.reactions.resolve import (
+    checked_publications,
+    checked_reactors,
+    checked_served,
+    resolved_processes,
+    shared_names,
+)
+from eventjet.serving.remote import RemoteApp, open_remote
 from eventjet.settings import Settings, SettingsOverrides
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.sql.sqlite import make_readable
@@ -46,6 +54,7 @@ class App:
         processes: Sequence[ProcessType[Any, Any]] = (),
         reactors: Sequence[Reactor[Any, object]] = (),
         publications: Sequence[Publication[Any]] = (),
+        served: Sequence[Served] = (),
         projections: Sequence[Declared] = (),
         upcasters: Sequence[Upcaster] = (),
         retired_events: Sequence[str] = (),
@@ -60,6 +69,7 @@ class App:
         processes: Sequence[ProcessType[Any, Any]] = (),
         reactors: Sequence[Reactor[Any, D]] = (),
         publications: Sequence[Publication[Any]] = (),
+        served: Sequence[Served] = (),
         projections: Sequence[Declared] = (),
         upcasters: Sequence[Upcaster] = (),
         retired_events: Sequence[str] = (),
@@ -73,6 +83,7 @@ class App:
         processes: Sequence[ProcessType[Any, Any]] = (),
         reactors: Sequence[Reactor[Any, Any]] = (),
         publications: Sequence[Publication[Any]] = (),
+        served: Sequence[Served] = (),
         projections: Sequence[Declared] = (),
         upcasters: Sequence[Upcaster] = (),
         retired_events: Sequence[str] = (),
@@ -92,6 +103,7 @@ class App:
         self.processes: Mapping[Any, ProcessInfo] = resolved_processes(processes, self.catalog, faults)
         self.reactors: Mapping[str, Reactor[Any, Any]] = checked_reactors(reactors, self.catalog, faults)
         self.publications: Mapping[str, Publication[Any]] = checked_publications(publications, self.catalog, faults)
+        self.served: Sequence[Served] = checked_served(served, self.aggregates, faults)
         following = {
             "process": [info.name for info in self.processes.values()],
             "reactor": list(self.reactors),
@@ -107,6 +119,16 @@ class App:
         """A connection, by keywords over `settings` or over `EVENTJET_*`; raises `Unreachable` and `UsageError`."""
         settings = Settings.load(overrides) if settings is None else settings.with_overrides(overrides)
         return open_jet(self, settings)
+
+    def client(
+        self, settings: Settings | None = None, /, **overrides: Unpack[SettingsOverrides]
+    ) -> AbstractAsyncContextManager[RemoteApp]:
+        """The caller of what a service of this app serves: without the stream and without a database.
+
+        Raises `Unreachable` and `UsageError`.
+        """
+        settings = Settings.load(overrides) if settings is None else settings.with_overrides(overrides)
+        return open_remote(self.name, self.served, settings)
 
 
 def load_app(reference: str, folder: Path | None = None) -> App:

@@ -74,23 +74,21 @@ async def test_every_event_leads_to_its_command_once_and_a_worker_needs_no_datab
     assert (found.kind, found.state, found.lag_events, found.owner) == ("reactor", "active", 0, None)
 
 
-async def test_what_began_before_is_left_alone_unless_it_is_asked_for(jet: Jet, settings: Settings) -> None:
-    town = Town()
-    fresh = app_of(town)
-    late = app_of(town, start="beginning")
-    for one in (fresh, late):
-        quiet = replace_reactors(one)
-        async with quiet.connect(settings) as before:
-            await before.init()
-            await ring(before, "b", 1, 2)
-        async with one.connect(settings) as after:
-            topology = await after.init()
-            assert topology.cursors == (("echo", 2 if one is fresh else 0),)
-            assert (await after.init()).cursors == ()
-            await ring(after, "b", 3)
-            async with working(one, settings):
-                await until(lambda: bool(town.heard) and town.heard[-1][1] == 3)
-    assert [n for _, n, _, _ in town.heard] == [3, 1, 2, 3]
+@pytest.mark.parametrize(("start", "position", "heard"), [("new", 2, [3]), ("beginning", 0, [1, 2, 3]), (1, 1, [2, 3])])
+async def test_it_begins_where_it_is_to_when_its_cursor_is_made(
+    settings: Settings, town: Town, start: Any, position: int, heard: list[int]
+) -> None:
+    app = app_of(town, start=start)
+    async with replace_reactors(app).connect(settings) as before:
+        await before.init()
+        await ring(before, "b", 1, 2)
+    async with app.connect(settings) as jet:
+        assert (await jet.init()).cursors == (("echo", position),)
+        assert (await jet.init()).cursors == ()
+        await ring(jet, "b", 3)
+        async with working(app, settings):
+            await until(lambda: 3 in town.order("b"))
+    assert town.order("b") == heard
 
 
 def replace_reactors(app: App) -> App:

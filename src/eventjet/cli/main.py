@@ -24,6 +24,7 @@ from eventjet.cli.nats_config import nats_config
 from eventjet.cli.process import cursor, deadlines, process
 from eventjet.cli.quarantine import commands as quarantine
 from eventjet.cli.rebuild import rebuild, snapshots, verify
+from eventjet.cli.serve import serve
 from eventjet.cli.status import status
 from eventjet.cli.terminal import ANSWER_IS_NO, INTERRUPTED, note
 from eventjet.cli.void import void
@@ -47,6 +48,7 @@ app = typer.Typer(
 for command in (
     init,
     worker,
+    serve,
     rebuild,
     verify,
     audit,

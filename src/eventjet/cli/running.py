@@ -191,6 +191,19 @@ async def run_until_stopped(
         await running
 
 
+async def until_signalled() -> None:
+    """Wait for a signal that asks for an end; a second one ends the process at once."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def asked() -> None:
+        if stop.is_set():
+            os._exit(INTERRUPTED)
+        stop.set()
+
+    with _handling(lambda _number, _frame: loop.call_soon_threadsafe(asked)):
+        await stop.wait()
+
+
 @contextmanager
 def progress() -> Generator[ShowProgress]:
     """Bars on a terminal, otherwise lines such as `phase=load done=50000 total=200000`."""

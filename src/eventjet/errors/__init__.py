@@ -32,6 +32,7 @@ from eventjet.errors.projection import TableLost as TableLost
 from eventjet.errors.projection import TableOccupied as TableOccupied
 from eventjet.errors.projection import TransactionEnded as TransactionEnded
 from eventjet.errors.projection import VerificationFailed as VerificationFailed
+from eventjet.errors.reaction import CommandFailed as CommandFailed
 from eventjet.errors.reaction import CursorDamaged as CursorDamaged
 from eventjet.errors.reaction import CursorFenced as CursorFenced
 from eventjet.errors.reaction import CursorMissing as CursorMissing

@@ -43,6 +43,20 @@ class CursorDamaged(ReactionError):
         )
 
 
+class CommandFailed(EventjetError):
+    """A served command was answered with an error that is none of the domain's that it is served with."""
+
+    def __init__(self, kind: str, status: int, detail: str) -> None:
+        self.kind = kind
+        self.status = status
+        self.detail = detail
+        told = detail.rstrip(".")
+        super().__init__(
+            f"The service answered {kind} ({status}): {told}. Its log says more. Try 409, 503 and 504 again, the last "
+            "two with the same id."
+        )
+
+
 class ReactionFailed(ReactionError):
     """A handler or a step raised what it says nothing about, and what it belongs to stops for that."""
 

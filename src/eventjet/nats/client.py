@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -125,7 +126,7 @@ class Client:
         self._fault: Exception | None = None
         self._opened_at = 0.0
         """When the last connection was made, by the loop's clock."""
-        self._listeners: list[tuple[str, Callable[[bytes], object]]] = []
+        self._listeners: list[tuple[str, Callable[[Frame], object], str]] = []
         self._closed = False
 
     async def connect(self) -> dict[str, Any]:
@@ -134,8 +135,8 @@ class Client:
         connection = await LoopConnection.open(self.endpoint, timeout_s, self._ended)
         self._connection = connection
         self._opened_at = asyncio.get_running_loop().time()
-        for subject, heard in self._listeners:
-            connection.subscribe(subject, heard)
+        for listener in self._listeners:
+            connection.subscribe(*listener)
         return connection.info
 
     async def close(self) -> None:
@@ -204,11 +205,28 @@ class Client:
         Messages are lost while there is none, and a subscription that the server denies only stays silent.
         Raises `ConnectionClosed` after `close`.
         """
+        await self.serve(subject, lambda frame: heard(frame[4]))
+
+    async def serve(self, subject: str, heard: Callable[[Frame], object], queue: str = "") -> None:
+        """As `listen`, with whole messages, and as a member of a queue group where one is named."""
         if self._closed:
             raise ConnectionClosed
-        self._listeners.append((subject, heard))
+        self._listeners.append((subject, heard, queue))
         if self._connection is not None and self._connection.usable:
-            self._connection.subscribe(subject, heard)
+            self._connection.subscribe(subject, heard, queue)
+
+    def publish(self, subject: str, payload: bytes, headers: bytes = b"") -> None:
+        """Send one message and wait for nothing; it is lost where there is no connection."""
+        if self._connection is not None and self._connection.usable:
+            self._connection.publish(subject, payload, headers)
+
+    async def unsubscribe(self) -> None:
+        """Hear nothing any more; returns when the server knows."""
+        self._listeners.clear()
+        if self._connection is not None and self._connection.usable:
+            self._connection.unsubscribe_all()
+            with suppress(StoreError, ApiRefused):
+                await self.api("INFO")  # answered after what was sent before it
 
     # The connection.
 

@@ -92,7 +92,7 @@ class LoopConnection:
         self._inbox = f"{endpoint.inbox_prefix}.{secrets.token_hex(11)}"
         self._loop = asyncio.get_running_loop()
         self._exchanges: dict[bytes, OpenRequest] = {}
-        self._heard: dict[bytes, Callable[[bytes], object]] = {}
+        self._heard: dict[bytes, Callable[[Frame], object]] = {}
         self._count = 0
         self._unsent = bytearray()
         self._is_sending = False
@@ -135,11 +135,16 @@ class LoopConnection:
         """Send one message with what else is sent in this turn of the loop."""
         self.send(publish_frame(subject, payload, reply=reply, headers=headers))
 
-    def subscribe(self, subject: str, heard: Callable[[bytes], object]) -> None:
-        """Have `heard` called with the payload of each message of a subject."""
+    def subscribe(self, subject: str, heard: Callable[[Frame], object], queue: str = "") -> None:
+        """Have `heard` called with each message of a subject, as a member of a queue group where one is named."""
         sid = b"%d" % (len(self._heard) + 2)
         self._heard[sid] = heard
-        self.send(subscribe_frame(subject, sid))
+        self.send(subscribe_frame(subject, sid, queue))
+
+    def unsubscribe_all(self) -> None:
+        """Hear nothing any more."""
+        self.send(b"".join(b"UNSUB %b\r\n" % sid for sid in self._heard))
+        self._heard.clear()
 
     def send(self, data: bytes) -> None:
         """Send whole frames as they are."""
@@ -213,10 +218,10 @@ class LoopConnection:
             if exchange is not None:
                 exchange.arrived(list(each), now)
             elif self._heard:
-                for sid, _, _, _, payload in each:
-                    if sid in self._heard:
+                for frame in each:
+                    if frame[0] in self._heard:
                         # In a turn of its own: what it raises is no matter of those who wait for answers.
-                        self._loop.call_soon(self._heard[sid], payload)
+                        self._loop.call_soon(self._heard[frame[0]], frame)
         if controls:
             self._answer(controls)
         if ends:

@@ -123,9 +123,10 @@ def publish_frame(subject: str | bytes, body: bytes = b"", *, reply: bytes = b""
     return b"PUB %b %b%d\r\n%b\r\n" % (name, to, len(body), body)
 
 
-def subscribe_frame(subject: str | bytes, sid: bytes) -> bytes:
-    """One SUB."""
-    return b"SUB %b %b\r\n" % (checked_subject(subject), sid)
+def subscribe_frame(subject: str | bytes, sid: bytes, queue: str = "") -> bytes:
+    """One SUB; of a queue group, each message goes to one of its members."""
+    group = checked_subject(queue) + b" " if queue else b""
+    return b"SUB %b %b%b\r\n" % (checked_subject(subject), group, sid)
 
 
 def checked_subject(subject: str | bytes) -> bytes:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from eventjet.domain.process import ProcessInfo
     from eventjet.domain.publication import Publication
     from eventjet.domain.reactor import Reactor
+    from eventjet.domain.served import Served
     from eventjet.projections.projection import Entries, Projection
     from eventjet.projections.sql_projection import AnyResolved, SqlProjection
 
@@ -61,6 +62,9 @@ class Application(Protocol):
 
     @property
     def publications(self) -> Mapping[str, Publication[Any]]: ...
+
+    @property
+    def served(self) -> Sequence[Served]: ...
 
     @property
     def deps(self) -> Callable[[], AbstractAsyncContextManager[Any]] | None:

@@ -7,12 +7,14 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from eventjet.codec.arguments import Arguments
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.subjects import is_name
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.process import LISTENS, PROCESS, Deadline, Listener, ProcessInfo, Step, listeners_of, same_id
 from eventjet.domain.publication import Publication
 from eventjet.domain.reactor import Reactor
+from eventjet.domain.served import Served
 from eventjet.domain.subscription import events_of, folded_events, resolved_hint, shown_name, union_members
 from eventjet.errors import DefinitionError
 
@@ -75,6 +77,28 @@ def checked_publications(
         faults += [f"publication {one.name!r}: {fault}" for fault in wrong]
         found[one.name] = one
     return found
+
+
+def checked_served(declared: Sequence[Served], aggregates: Mapping[Any, Any], faults: list[str]) -> tuple[Served, ...]:
+    """What is wrong goes to `faults`."""
+    known: set[tuple[Any, str]] = set()
+    for one in declared:
+        if not isinstance(one, Served):  # pyright: ignore[reportUnnecessaryIsInstance]  who has no checker
+            faults.append(f"{one!r} is not served(…)")
+            continue
+        where = f"served {shown_name(one.decide)}"
+        if one.aggregate not in aggregates:
+            faults.append(f"{where}: {shown_name(one.aggregate)} is not an aggregate of the app")
+        elif not is_name(one.name):
+            faults.append(f"{where}: its name {one.name!r} is not [a-z][a-z0-9_]*")
+        elif (one.aggregate, one.name) in known:
+            faults.append(f"{where}: {aggregates[one.aggregate].name} serves two commands called {one.name!r}")
+        known.add((one.aggregate, one.name))
+        try:
+            Arguments(one.decide)
+        except DefinitionError as error:
+            faults += error.faults
+    return tuple(declared)
 
 
 def shared_names(names: Mapping[str, Sequence[str]]) -> Iterator[str]:

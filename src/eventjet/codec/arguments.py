@@ -1,0 +1,71 @@
+"""The arguments of a decision on the wire: an object of its parameters by name, in the profile of events. PURE."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, cast
+
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+from pydantic.errors import PydanticUserError
+
+from eventjet.codec.json import BodyCodec
+from eventjet.domain.subscription import resolved_hint, shown_name
+from eventjet.errors import DefinitionError
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_AS_TEXT = {"type": "string"}
+
+
+class Arguments:
+    """Strict both ways: what a decision is not annotated with is refused, and so are names that it does not have."""
+
+    def __init__(self, decide: Callable[..., Any]) -> None:
+        """Raises `DefinitionError` for a decision whose parameters cannot travel."""
+        self._signature = inspect.signature(decide)
+        _, *parameters = self._signature.parameters.values()
+        bare: dict[str, Any] = {"__annotations__": {}, "__module__": decide.__module__}
+        for one in parameters:
+            if one.kind in _VARIADIC:
+                raise DefinitionError([f"{shown_name(decide)} takes *{one.name}, which cannot be served"])
+            bare["__annotations__"][one.name] = resolved_hint(decide, one.name)
+            if one.default is not one.empty:
+                bare[one.name] = one.default
+        made = pydantic_dataclass(frozen=True, kw_only=True, config={"strict": True, "extra": "forbid"})
+        try:
+            self._type: Any = made(type(str(getattr(decide, "__name__", "arguments")), (), bare))
+            self._codec = BodyCodec(self._type)
+        except (PydanticUserError, TypeError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise DefinitionError([f"{shown_name(decide)} cannot be served: {reason}"]) from None
+
+    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """A call's arguments; raises `TypeError`, `ValueError` and `UnencodableEvent` for what does not fit."""
+        bound = self._signature.bind(None, *args, **kwargs).arguments
+        named = dict(list(bound.items())[1:])
+        return self._codec.read_back(self._type(**named))[0]
+
+    def decode(self, body: bytes) -> dict[str, Any]:
+        """Arguments by name; raises `ValueError` for a body that does not say them."""
+        told = self._codec.decode(body or b"{}")
+        return {one.name: getattr(told, one.name) for one in fields(told)}
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema, with the profile's leaves: a Decimal is a string."""
+        return _profiled(TypeAdapter(self._type).json_schema())
+
+
+def _profiled(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_profiled(one) for one in cast("list[Any]", node)]
+    if not isinstance(node, dict):
+        return node
+    found = {key: _profiled(value) for key, value in cast("dict[str, Any]", node).items()}
+    choices = cast("list[dict[str, Any]]", found.get("anyOf") or [])
+    if {"number", "string"} <= {str(one.get("type")) for one in choices}:
+        del found["anyOf"]
+        rest = [one for one in choices if one.get("type") not in ("number", "string")]
+        return {**found, "anyOf": [*rest, _AS_TEXT]} if rest else {**found, **_AS_TEXT}
+    return found

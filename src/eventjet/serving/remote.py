@@ -1,0 +1,133 @@
+"""`RemoteApp`: the typed caller of served commands, which needs neither the stream nor a database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+
+import orjson
+
+from eventjet.codec.arguments import Arguments
+from eventjet.codec.envelope import context_headers, header, header_block
+from eventjet.domain.aggregate import AggregateType, aggregate_info
+from eventjet.domain.identity import encode_id
+from eventjet.domain.recorded import NO_METADATA, Metadata, current_metadata, merge
+from eventjet.domain.served import Served
+from eventjet.errors import CommandFailed, StoreUnavailable, UsageError
+from eventjet.nats.client import Client
+from eventjet.nats.endpoint import Endpoint
+from eventjet.serving.problems import DOMAIN, UNAVAILABLE, UNKNOWN
+from eventjet.serving.service import ERROR, ERROR_CODE, command_subject
+from eventjet.settings import Settings
+
+S = TypeVar("S")
+E = TypeVar("E")
+P = ParamSpec("P")
+
+_TRIES = 4
+_PAUSE_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a service answers of a command that was carried out."""
+
+    position: int
+    version: int
+    token: str
+    """Hand it to `caught_up`, to read what was written."""
+    events: int
+    """How many were recorded."""
+
+
+class Remote(Generic[S, E]):
+    """Commands of one aggregate type over the wire, typed by the decisions themselves."""
+
+    def __init__(
+        self, client: Client, app: str, aggregate: Any, served: Sequence[Served], headers: bytes = b""
+    ) -> None:
+        self._client = client
+        self._app = app
+        self._aggregate = aggregate
+        self._served = served
+        self._headers = headers
+
+    def command(self, command_id: str, /, *, metadata: Metadata = NO_METADATA) -> Remote[S, E]:
+        """An idempotent command: what nobody answered is asked again under the same id, and carried out once."""
+        headers = header_block(context_headers(command_id, merge(current_metadata(), metadata)))
+        return Remote(self._client, self._app, self._aggregate, self._served, headers)
+
+    async def execute(
+        self,
+        aggregate_id: str,
+        decide: Callable[Concatenate[S, P], E | Sequence[E] | None],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Done:
+        """As `Repository.execute`, somewhere else.
+
+        Raises the domain's own errors that the decision is served with; `CommandFailed` for any other answer;
+        `StoreUnavailable` when no service answers, after which only a command with an id may be asked again;
+        `UsageError` for a decision that is not served, or arguments that do not fit.
+        """
+        one = next((one for one in self._served if (one.aggregate, one.decide) == (self._aggregate, decide)), None)
+        if one is None:
+            raise UsageError(f"{decide!r} is not served. List it in App(served=[…]).")
+        try:
+            body = Arguments(one.decide).encode(args, kwargs)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{one.name} cannot be asked for so: {error}") from None
+        name = aggregate_info(one.aggregate).name
+        subject = command_subject(self._app, name, one.name, encode_id(aggregate_id))
+        status, kind, answer = await self._asked(subject, body)
+        if not status:
+            return Done(answer["position"], answer["version"], answer["token"], answer["events"])
+        detail = str(answer.get("detail", ""))
+        known = next((error for error in one.errors if status == DOMAIN and error.__name__ == kind), None)
+        if known is not None:
+            raise known(detail)
+        raise CommandFailed(kind, status, detail)
+
+    async def _asked(self, subject: str, body: bytes) -> tuple[int, str, dict[str, Any]]:
+        """(status, type of error, answer), asked again where that is safe: only under an id."""
+        tries = _TRIES if self._headers else 1
+        for left in reversed(range(tries)):
+            try:
+                frame = await self._client.request(subject, body, self._headers)
+            except StoreUnavailable:
+                if not left:
+                    raise
+            else:
+                status, kind = int(header(frame[3], ERROR_CODE) or 0), header(frame[3], ERROR) or ""
+                if not left or status not in (UNAVAILABLE, UNKNOWN):
+                    return status, kind, cast("dict[str, Any]", orjson.loads(frame[4]))
+            await asyncio.sleep(_PAUSE_S)
+        raise AssertionError
+
+
+class RemoteApp:
+    """Made by `App.client`."""
+
+    def __init__(self, client: Client, app: str, served: Sequence[Served]) -> None:
+        self._client = client
+        self._app = app
+        self._served = served
+
+    def repository(self, aggregate: AggregateType[S, E], /) -> Remote[S, E]:
+        """The commands of one aggregate type that are served."""
+        return Remote(self._client, self._app, aggregate, self._served)
+
+
+@asynccontextmanager
+async def open_remote(app: str, served: Sequence[Served], settings: Settings) -> AsyncGenerator[RemoteApp]:
+    """Connect to the server alone; raises `Unreachable` and `UsageError`."""
+    client = Client(Endpoint.of(settings).with_name("eventjet client"), settings.request_timeout_s)
+    try:
+        await client.connect()
+        yield RemoteApp(client, app, served)
+    finally:
+        await client.close()

@@ -1,0 +1,182 @@
+"""`Service`: chosen decisions as endpoints of a NATS micro-service (ADR-32), each request a task of its own.
+
+`cmd.<app>.<aggregate>.<command>.<encoded id>`, so that permissions can name command and id; a queue group shares them
+among instances. The body has the decision's parameters by name, the headers an id that makes it idempotent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+from uuid import uuid4
+
+import orjson
+
+from eventjet.codec.arguments import Arguments
+from eventjet.codec.envelope import header_block, metadata_of
+from eventjet.domain.aggregate import aggregate_info
+from eventjet.domain.identity import decode_id
+from eventjet.domain.served import Served
+from eventjet.errors import EventjetError
+from eventjet.nats.client import Client
+from eventjet.nats.protocol import Frame
+from eventjet.repository.repositories import Repositories
+from eventjet.serving.problems import INTERNAL, INVALID, Problem, problem
+
+_log = logging.getLogger(__name__)
+
+QUEUE = "q"
+ERROR, ERROR_CODE = "Nats-Service-Error", "Nats-Service-Error-Code"
+IN_FLIGHT = 256
+"""Requests dealt with at once; as many wait, and what comes beyond is told to come again."""
+_BODY_MAX = 800_000
+_DRAIN_S = 10.0
+_VERBS = ("PING", "INFO", "STATS")
+
+
+def command_subject(app: str, aggregate: str, command: str, token: str) -> str:
+    """Where a command on one aggregate is asked for; `token` is its encoded id, or `*`."""
+    return f"cmd.{app}.{aggregate}.{command}.{token}"
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """One served decision, and what was counted of it."""
+
+    served: Served
+    aggregate: str
+    arguments: Arguments
+    requests: int = 0
+    errors: int = 0
+    nanoseconds: int = 0
+    last_error: str = ""
+    began: float = field(default_factory=time.time)
+
+    @property
+    def name(self) -> str:
+        return f"{self.aggregate}-{self.served.name}"
+
+    def info(self, app: str) -> dict[str, Any]:
+        """As `$SRV.INFO` tells it."""
+        return {
+            "name": self.name,
+            "subject": command_subject(app, self.aggregate, self.served.name, "*"),
+            "queue_group": QUEUE,
+            "metadata": {
+                "schema": orjson.dumps(self.arguments.schema()).decode(),
+                "errors": ",".join(kind.__name__ for kind in self.served.errors),
+                "doc": (self.served.decide.__doc__ or "").strip(),
+            },
+        }
+
+    def stats(self, app: str) -> dict[str, Any]:
+        """As `$SRV.STATS` tells it."""
+        return {
+            "name": self.name,
+            "subject": command_subject(app, self.aggregate, self.served.name, "*"),
+            "queue_group": QUEUE,
+            "num_requests": self.requests,
+            "num_errors": self.errors,
+            "last_error": self.last_error,
+            "processing_time": self.nanoseconds,
+            "average_processing_time": self.nanoseconds // max(1, self.requests),
+        }
+
+
+class Service:
+    """What an app serves over one connection; `open` it, and `close` it to finish what is in hand."""
+
+    def __init__(self, repositories: Repositories, client: Client, served: Sequence[Served]) -> None:
+        self._app = repositories.app.name
+        self._repositories = repositories
+        self._client = client
+        self._endpoints = [Endpoint(one, aggregate_info(one.aggregate).name, Arguments(one.decide)) for one in served]
+        self._id = uuid4().hex[:22]
+        self._room = asyncio.Semaphore(IN_FLIGHT)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Serve from now on, over every later connection too."""
+        for endpoint in self._endpoints:
+            subject = command_subject(self._app, endpoint.aggregate, endpoint.served.name, "*")
+            await self._client.serve(subject, lambda frame, endpoint=endpoint: self._took(endpoint, frame), QUEUE)
+        for verb in _VERBS:
+            for subject in (f"$SRV.{verb}", f"$SRV.{verb}.{self._app}", f"$SRV.{verb}.{self._app}.{self._id}"):
+                await self._client.serve(subject, lambda frame, verb=verb: self._tell(verb, frame))
+
+    async def close(self) -> None:
+        """Take nothing more, and finish what is in hand, for ten seconds at the most."""
+        await self._client.unsubscribe()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=_DRAIN_S)
+
+    def _took(self, endpoint: Endpoint, frame: Frame) -> None:
+        if len(self._tasks) >= 2 * IN_FLIGHT:
+            self._answer(frame, Problem(503, "Busy", "The service has too much in hand. Try again."))
+            return
+        task = asyncio.ensure_future(self._handle(endpoint, frame))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _handle(self, endpoint: Endpoint, frame: Frame) -> None:
+        async with self._room:
+            began = time.perf_counter_ns()
+            answer = await self._executed(endpoint, frame)
+            endpoint.requests += 1
+            endpoint.nanoseconds += time.perf_counter_ns() - began
+            if isinstance(answer, Problem):
+                endpoint.errors += 1
+                endpoint.last_error = f"{answer.status}:{answer.type}"
+            self._answer(frame, answer)
+
+    async def _executed(self, endpoint: Endpoint, frame: Frame) -> dict[str, Any] | Problem:
+        _, subject, _, headers, body = frame
+        try:
+            if len(body) > _BODY_MAX:
+                raise ValueError(f"a body of {len(body):,} bytes is too large")
+            aggregate_id = decode_id(subject.decode().rpartition(".")[2])
+            arguments = endpoint.arguments.decode(body)
+            command_id, metadata = metadata_of(headers)
+        except (ValueError, RecursionError) as error:
+            return Problem(INVALID, "Invalid", str(error)[:500])
+        repository = self._repositories.of(endpoint.served.aggregate)
+        try:
+            command = repository.command(command_id, metadata=metadata)
+            done = await command.execute(aggregate_id, endpoint.served.decide, **arguments)
+        except Exception as error:  # noqa: BLE001 - a caller is told what it may know, whatever it is
+            told = problem(error, endpoint.served.errors)
+            if told.status == INTERNAL:
+                _log.warning("%s failed", endpoint.name, exc_info=not isinstance(error, EventjetError))
+            return told
+        return {"position": done.position, "version": done.version, "token": done.token, "events": len(done.events)}
+
+    def _answer(self, frame: Frame, answer: dict[str, Any] | Problem) -> None:
+        if not frame[2]:
+            return  # nobody waits for it
+        if isinstance(answer, Problem):
+            headers = header_block([(ERROR, answer.type), (ERROR_CODE, str(answer.status))])
+            body = orjson.dumps({"type": answer.type, "detail": answer.detail})
+        else:
+            headers, body = b"", orjson.dumps(answer)
+        self._client.publish(frame[2].decode(), body, headers)
+
+    def _tell(self, verb: str, frame: Frame) -> None:
+        kind = f"io.nats.micro.v1.{verb.lower()}_response"
+        log = self._repositories.store.identity
+        told: dict[str, Any] = {"type": kind, "name": self._app, "id": self._id, "version": version("eventjet")}
+        told["metadata"] = {"eventjet.log": log}
+        if verb == "INFO":
+            told["description"] = f"Commands of {self._app}."
+            told["endpoints"] = [endpoint.info(self._app) for endpoint in self._endpoints]
+        elif verb == "STATS":
+            began = min((endpoint.began for endpoint in self._endpoints), default=time.time())
+            told["started"] = datetime.fromtimestamp(began, UTC).isoformat().replace("+00:00", "Z")
+            told["endpoints"] = [endpoint.stats(self._app) for endpoint in self._endpoints]
+        if frame[2]:
+            self._client.publish(frame[2].decode(), orjson.dumps(told))

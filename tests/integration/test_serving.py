@@ -1,0 +1,269 @@
+"""Commands over the wire: one outcome for each id, typed errors, schemas that can be discovered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from eventjet import App, DefinitionError, Jet, Metadata, StoreUnavailable, UsageError, aggregate, event, served
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import CommandFailed
+from eventjet.nats.client import connect
+from eventjet.nats.protocol import Frame
+from eventjet.repository.repositories import open_repositories
+from eventjet.serving.remote import RemoteApp
+from eventjet.serving.service import Service
+from eventjet.settings import Settings
+from tests.logs import fresh_name
+
+
+class Overdrawn(Exception):
+    """There is less."""
+
+
+@event("purse.filled")
+class Filled:
+    amount: Decimal
+    at: datetime | None = None
+
+
+@event("purse.emptied")
+class Emptied:
+    amount: Decimal
+
+
+@aggregate("purse")
+class Purse:
+    held: Decimal = Decimal(0)
+
+    def fill(self, amount: Decimal, *, at: datetime | None = None) -> Filled:
+        """Put something in."""
+        return Filled(amount=amount, at=at)
+
+    def take(self, amount: Decimal) -> Emptied:
+        if amount > self.held:
+            raise Overdrawn(f"there is {self.held}")
+        return Emptied(amount=amount)
+
+    def break_(self) -> None:
+        raise RuntimeError("a secret of ours")
+
+    def look(self) -> None:
+        return None
+
+    def many(self, *amounts: Decimal) -> None:
+        return None
+
+    def strange(self, what: object) -> None:
+        return None
+
+    def evolve(self, event: Filled | Emptied) -> Purse:
+        by = event.amount if isinstance(event, Filled) else -event.amount
+        return replace(self, held=self.held + by)
+
+
+COMMANDS = [
+    served(Purse, Purse.fill),
+    served(Purse, Purse.take, Overdrawn),
+    served(Purse, Purse.break_, name="break"),
+    served(Purse, Purse.look),
+]
+
+
+@pytest.fixture
+def settings(eventjet_nats: NatsServer) -> Settings:
+    return Settings(servers=(eventjet_nats.url,), request_timeout_s=30.0)
+
+
+@pytest.fixture
+def purses() -> App:
+    return App(fresh_name(), aggregates=[Purse], served=COMMANDS)
+
+
+@pytest.fixture
+async def jet(purses: App, settings: Settings) -> AsyncGenerator[Jet]:
+    async with purses.connect(settings) as jet:
+        await jet.init()
+        yield jet
+
+
+@asynccontextmanager
+async def service(app: App, settings: Settings) -> AsyncGenerator[Service]:
+    async with open_repositories(app, settings) as (repositories, client):
+        one = Service(repositories, client, app.served)
+        await one.open()
+        await client.api("INFO")  # the server knows by then
+        yield one
+        await one.close()
+
+
+@pytest.fixture
+async def remote(purses: App, jet: Jet, settings: Settings) -> AsyncGenerator[RemoteApp]:
+    async with service(purses, settings), purses.client(settings) as remote:
+        yield remote
+
+
+async def asked(settings: Settings, subject: str, body: bytes, headers: bytes = b"") -> tuple[bytes, Any]:
+    """Headers and answer, as any program of NATS gets them."""
+    client = await connect(settings)
+    try:
+        frame: Frame = await client.request(subject, body, headers)
+        return frame[3], json.loads(frame[4])
+    finally:
+        await client.close()
+
+
+async def test_a_command_is_carried_out_somewhere_else(remote: RemoteApp, jet: Jet) -> None:
+    at = datetime(2030, 1, 1, tzinfo=UTC)
+    done = await remote.repository(Purse).execute("p/1", Purse.fill, Decimal("2.50"), at=at)
+    assert (done.version, done.events) == (1, 1)
+    (filled,) = await jet.repository(Purse).history("p/1")
+    assert (filled.data, filled.position) == (Filled(amount=Decimal("2.50"), at=at), done.position)
+    assert done.token.startswith(f"{jet.name}:{done.position}@")
+
+
+async def test_an_id_makes_it_idempotent_and_metadata_travels(remote: RemoteApp, jet: Jet) -> None:
+    once = remote.repository(Purse).command("request-1", metadata=Metadata(correlation="c", extra={"tenant": "t"}))
+    first, again = [await once.execute("p", Purse.fill, Decimal(1)) for _ in range(2)]
+    assert first == again
+    (filled,) = await jet.repository(Purse).history("p")
+    assert (filled.command_id, filled.metadata.correlation) == ("request-1", "c")
+    assert filled.metadata.extra == {"tenant": "t"}
+    with pytest.raises(CommandFailed, match="Refused"):
+        await once.execute("p", Purse.fill, Decimal(2))
+
+
+async def test_errors_of_the_domain_come_back_as_themselves_and_of_others_nothing_is_told(remote: RemoteApp) -> None:
+    purse = remote.repository(Purse)
+    with pytest.raises(Overdrawn, match="there is 0"):
+        await purse.execute("p", Purse.take, Decimal(1))
+    with pytest.raises(CommandFailed) as caught:
+        await purse.execute("p", Purse.break_)
+    assert (caught.value.status, caught.value.kind) == (500, "Internal")
+    assert "secret" not in str(caught.value)
+
+
+async def test_what_is_not_served_or_does_not_fit_is_refused_before_it_is_sent(remote: RemoteApp) -> None:
+    purse = remote.repository(Purse)
+    with pytest.raises(UsageError, match="is not served"):
+        await purse.execute("p", Purse.strange, 1)
+    with pytest.raises(UsageError, match="take cannot be asked for so"):
+        await purse.execute("p", Purse.take, "3")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="take cannot be asked for so"):
+        await purse.execute("p", Purse.take)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("token", "body"),
+    [
+        ("p", b"{}"),
+        ("p", b"{"),
+        ("p", b"\xff\x00"),
+        ("p", b'{"amount": 1}'),
+        ("p", b'{"amount": "1", "more": 1}'),
+        ("p", b'{"amount": null}'),
+        ("p", b'{"amount": "NaN"}'),
+        ("p", b"[" * 100_000),
+        ("p=ZZ", b'{"amount": "1"}'),
+        ("p=", b'{"amount": "1"}'),
+    ],
+)
+async def test_a_wrong_payload_gets_a_typed_error_and_the_service_stays(
+    purses: App, remote: RemoteApp, jet: Jet, settings: Settings, token: str, body: bytes
+) -> None:
+    headers, answer = await asked(settings, f"cmd.{purses.name}.purse.fill.{token}", body)
+    assert b"Nats-Service-Error: Invalid\r\nNats-Service-Error-Code: 400\r\n" in headers
+    assert answer["type"] == "Invalid"
+    assert await jet.repository(Purse).history("p") == []
+    await remote.repository(Purse).execute("p", Purse.fill, Decimal(1))
+
+
+async def test_what_records_nothing_is_answered_too(remote: RemoteApp) -> None:
+    done = await remote.repository(Purse).execute("p", Purse.look)
+    assert (done.version, done.events) == (0, 0)
+
+
+async def test_it_is_found_and_described_as_adr_32_wants(purses: App, remote: RemoteApp, settings: Settings) -> None:
+    await remote.repository(Purse).execute("p", Purse.fill, Decimal(1))
+    _, ping = await asked(settings, f"$SRV.PING.{purses.name}", b"")
+    _, info = await asked(settings, f"$SRV.INFO.{purses.name}.{ping['id']}", b"")
+    _, stats = await asked(settings, f"$SRV.STATS.{purses.name}", b"")
+    assert (ping["type"], ping["name"]) == ("io.nats.micro.v1.ping_response", purses.name)
+    assert [each["name"] for each in info["endpoints"]] == ["purse-fill", "purse-take", "purse-break", "purse-look"]
+    fill = info["endpoints"][0]
+    assert (fill["subject"], fill["queue_group"]) == (f"cmd.{purses.name}.purse.fill.*", "q")
+    schema = json.loads(fill["metadata"]["schema"])
+    assert schema["properties"]["amount"]["type"] == "string"
+    assert schema["required"] == ["amount"]
+    assert schema["additionalProperties"] is False
+    assert fill["metadata"]["doc"] == "Put something in."
+    assert info["endpoints"][1]["metadata"]["errors"] == "Overdrawn"
+    assert (stats["endpoints"][0]["num_requests"], stats["endpoints"][0]["num_errors"]) == (1, 0)
+
+
+async def test_a_thousand_callers_that_repeat_have_one_outcome_each(purses: App, jet: Jet, settings: Settings) -> None:
+    """Over two instances; each command is asked for twice at once, and again."""
+    async with service(purses, settings), service(purses, settings), purses.client(settings) as remote:
+        purse = remote.repository(Purse)
+
+        async def ask(n: int) -> set[int]:
+            once = purse.command(f"c-{n}")
+            both = await asyncio.gather(*(once.execute(f"p{n % 50}", Purse.fill, Decimal(1)) for _ in range(2)))
+            return {each.position for each in (*both, await once.execute(f"p{n % 50}", Purse.fill, Decimal(1)))}
+
+        async def caller(which: int) -> list[int]:
+            found = [await ask(n) for n in range(which, 1_000, 100)]
+            assert all(len(each) == 1 for each in found)
+            return [len(each) for each in found]
+
+        await asyncio.gather(*(caller(which) for which in range(100)))
+    purses_held = [await jet.repository(Purse).load(f"p{n}") for n in range(50)]
+    assert sum(one.held for one in purses_held) == 1_000
+
+
+async def test_nobody_serves(purses: App, jet: Jet, settings: Settings) -> None:
+    async with purses.client(settings) as remote:
+        with pytest.raises(StoreUnavailable, match="nobody"):
+            await remote.repository(Purse).command("c").execute("p", Purse.fill, Decimal(1))
+
+
+async def test_what_is_in_hand_is_finished_when_a_service_closes(purses: App, jet: Jet, settings: Settings) -> None:
+    async with service(purses, settings), purses.client(settings) as remote:
+        purse = remote.repository(Purse)
+        asking = [asyncio.ensure_future(purse.command(f"c{n}").execute("p", Purse.fill, Decimal(1))) for n in range(20)]
+        await asyncio.sleep(0)
+    done = await asyncio.gather(*asking, return_exceptions=True)
+    answered = [each for each in done if not isinstance(each, BaseException)]
+    assert (await jet.repository(Purse).load("p")).held >= len(answered)
+
+
+def test_the_faults_of_what_is_served_are_told_at_once() -> None:
+    class Elsewhere:
+        def do(self) -> None: ...
+
+    wrong = [
+        served(Purse, Purse.many),
+        served(Purse, Purse.fill),
+        served(Purse, Purse.take, name="fill"),
+        served(Purse, Purse.look, name="Bad Name"),
+        served(Elsewhere, Elsewhere.do),  # type: ignore[arg-type]
+        "take",
+    ]
+    with pytest.raises(DefinitionError) as caught:
+        App("purses", aggregates=[Purse], served=wrong)  # type: ignore[arg-type]
+    for part in (
+        "Purse.many takes *amounts, which cannot be served",
+        "purse serves two commands called 'fill'",
+        "its name 'Bad Name' is not",
+        "is not an aggregate of the app",
+        "'take' is not served(…)",
+    ):
+        assert part in str(caught.value), part
