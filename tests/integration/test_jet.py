@@ -253,8 +253,8 @@ async def test_a_snapshot_shortens_replay_and_a_bad_one_is_passed_over(
 
             store.pages = counted  # type: ignore[method-assign]
             state = await other.repository(Account).load("k")
-            if other._snapshots is not None:  # pyright: ignore[reportPrivateUsage]
-                await other._snapshots._queue.join()  # pyright: ignore[reportPrivateUsage]
+            if other._repositories._snapshots is not None:  # pyright: ignore[reportPrivateUsage]
+                await other._repositories._snapshots._queue.join()  # pyright: ignore[reportPrivateUsage]
             return state.balance, asked[0] if asked else -1
 
     balance, after = await loaded()

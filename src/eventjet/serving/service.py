@@ -46,7 +46,7 @@ def command_subject(app: str, aggregate: str, command: str, token: str) -> str:
 
 
 @dataclass(slots=True)
-class Endpoint:
+class ServedEndpoint:
     """One served decision, and what was counted of it."""
 
     served: Served
@@ -96,7 +96,9 @@ class Service:
         self._app = repositories.app.name
         self._repositories = repositories
         self._client = client
-        self._endpoints = [Endpoint(one, aggregate_info(one.aggregate).name, Arguments(one.decide)) for one in served]
+        self._endpoints = [
+            ServedEndpoint(one, aggregate_info(one.aggregate).name, Arguments(one.decide)) for one in served
+        ]
         self._id = uuid4().hex[:22]
         self._room = asyncio.Semaphore(IN_FLIGHT)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -116,7 +118,7 @@ class Service:
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=_DRAIN_S)
 
-    def _took(self, endpoint: Endpoint, frame: Frame) -> None:
+    def _took(self, endpoint: ServedEndpoint, frame: Frame) -> None:
         if len(self._tasks) >= 2 * IN_FLIGHT:
             self._answer(frame, Problem(503, "Busy", "The service has too much in hand. Try again."))
             return
@@ -124,7 +126,7 @@ class Service:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _handle(self, endpoint: Endpoint, frame: Frame) -> None:
+    async def _handle(self, endpoint: ServedEndpoint, frame: Frame) -> None:
         async with self._room:
             began = time.perf_counter_ns()
             answer = await self._executed(endpoint, frame)
@@ -135,7 +137,7 @@ class Service:
                 endpoint.last_error = f"{answer.status}:{answer.type}"
             self._answer(frame, answer)
 
-    async def _executed(self, endpoint: Endpoint, frame: Frame) -> dict[str, Any] | Problem:
+    async def _executed(self, endpoint: ServedEndpoint, frame: Frame) -> dict[str, Any] | Problem:
         _, subject, _, headers, body = frame
         try:
             if len(body) > _BODY_MAX:
