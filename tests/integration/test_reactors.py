@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eventjet import App, Jet, Retry
+from eventjet import App, Imported, Jet, Retry
 from eventjet.codec.subjects import cursor_bucket
 from eventjet.cursors.kv import Cursors
 from eventjet.dev.nats import NatsServer
@@ -19,7 +19,7 @@ from eventjet.reactions.following import cursor_at
 from eventjet.settings import Settings
 from eventjet.workers.status import WorkStatus, status
 from eventjet.workers.supervisor import run_workers
-from tests.integration.reacting import QUICK, Bell, Town, app_of, counted, eventually, until, working
+from tests.integration.reacting import QUICK, Bell, Rung, Town, app_of, counted, eventually, until, working
 
 
 @pytest.fixture
@@ -227,6 +227,14 @@ async def test_one_that_is_to_stop_stops_with_its_reason_until_another_process_t
         async with working(app, settings):
             await until(lambda: 3 in town.order("b"))
         assert await counted(jet) == [("b", 1), ("b", 2), ("b", 3)]
+
+
+async def test_imported_events_are_passed_over(app: App, jet: Jet, settings: Settings, town: Town) -> None:
+    async with working(app, settings):
+        await jet.append_many([Imported(Bell, "old", Rung(n=n)) for n in range(20)], source="elsewhere")
+        await ring(jet, "old", 20)
+        await until(lambda: bool(town.heard))
+    assert town.order("old") == [20]
 
 
 async def test_a_pause_stops_it_before_another_event_and_resume_lets_it_go_on(

@@ -1,8 +1,8 @@
 """Headers of a stored event: written in one order, read without parsing them all.
 
 Order: `Nats-Msg-Id` · `Nats-Expected-Last-Subject-Sequence` · `Ej-Type` · `Ej-Schema` · `Ej-Version` · `Ej-Command` ·
-`Ej-Request` · `Ej-Correlation` · `Ej-Causation` · `traceparent` · `Ej-Meta-*`. A record of the log stays bytes until it
-is decoded here, once, by every engine alike.
+`Ej-Request` · `Ej-Correlation` · `Ej-Causation` · `traceparent` · `Ej-Meta-*` · `Ej-Imported`. A record of the log
+stays bytes until it is decoded here, once, by every engine alike.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ CORRELATION = "Ej-Correlation"
 CAUSATION = "Ej-Causation"
 TRACEPARENT = "traceparent"
 META = "Ej-Meta-"
+IMPORTED = "Ej-Imported"
+"""Says that an event was imported: it happened elsewhere and long ago, so nothing is to follow from it."""
 RECORDED_AT = "Ej-Recorded-At"
 BATCH_ID, BATCH_NUMBER, BATCH_COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
 """Of an atomic batch (ADR-50); the server stores them."""

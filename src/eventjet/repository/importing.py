@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eventjet.codec.catalog import Catalog, EncodedEvent
-from eventjet.codec.envelope import COMMAND, VERSION, context_headers, header, number_of
+from eventjet.codec.envelope import COMMAND, IMPORTED, VERSION, context_headers, header, number_of
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.identity import new_event_id
 from eventjet.domain.recorded import NO_METADATA
@@ -165,7 +165,7 @@ class Importer:
     def _writes(self, missing: Sequence[_Item]) -> list[Append]:
         grouped: dict[tuple[str, str], list[NewEvent]] = {}
         for key, ordinal, encoded in missing:
-            context = tuple(context_headers(f"{self._source}/{ordinal}", NO_METADATA))
+            context = (*context_headers(f"{self._source}/{ordinal}", NO_METADATA), (IMPORTED, "1"))
             grouped.setdefault(key, []).append(NewEvent(new_event_id(), encoded, context))
         return [
             Append(*key, self._known[key].position, self._known[key].version, tuple(events))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from eventjet.errors import ApiRefused, StreamMissing, Unreachable
 from eventjet.nats.api import StreamState, stream_info, update_stream
 from eventjet.nats.connection import NatsConnection
-from eventjet.store.topology import IDENTITY, bucket_config, compare, stream_config
+from eventjet.store.topology import IDENTITY, compare, every_config
 from eventjet.store.wholeness import FIRST, MISSING
 
 
@@ -18,12 +18,12 @@ def found(connection: NatsConnection, name: str) -> StreamState | None:
 
 
 def repair(connection: NatsConnection, app: str, replicas: int, identity: str, *, accept_loss: bool) -> list[str]:
-    """Heal the app's stream and bucket; each setting that was healed. Raises `Unreachable` for one that cannot be.
+    """Heal the app's streams and buckets; each setting that was healed. Raises `Unreachable` for one that cannot be.
 
     To `accept_loss` says that what is gone from the log by now was not part of it.
     """
     healed: list[str] = []
-    for declared in (stream_config(app, replicas), bucket_config(app, replicas)):
+    for declared in every_config(app, replicas):
         name = str(declared["name"])
         state = found(connection, name)
         if state is None:

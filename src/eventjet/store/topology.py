@@ -102,6 +102,12 @@ def cursors_config(app: str, replicas: int) -> dict[str, Any]:
     }
 
 
+def every_config(app: str, replicas: int) -> tuple[dict[str, Any], ...]:
+    """All that an app may have on the server: its log, snapshots, cursors and timers."""
+    made = (stream_config, bucket_config, cursors_config, timer_config)
+    return tuple(config(app, replicas) for config in made)
+
+
 async def declare(client: Client, app: str, replicas: int, *, cursors: bool = False, timers: bool = False) -> Topology:
     """Create what is missing and report what differs; nothing that exists is changed. Raises `LogUnusable`.
 
@@ -110,10 +116,8 @@ async def declare(client: Client, app: str, replicas: int, *, cursors: bool = Fa
     created: list[str] = []
     drifts: list[Drift] = []
     identity = ""
-    configs = [stream_config(app, replicas), bucket_config(app, replicas)]
-    configs += [cursors_config(app, replicas)] if cursors else []
-    configs += [timer_config(app, replicas)] if timers else []
-    for config in configs:
+    log, snapshots, of_cursors, of_timers = every_config(app, replicas)
+    for config in (log, snapshots, *([of_cursors] if cursors else []), *([of_timers] if timers else [])):
         name = str(config["name"])
         found = await _find(client, name)
         if found is None:

@@ -30,6 +30,8 @@ class Followed:
     def __init__(self, declaration: Declaration, retry: Retry, *, quarantines: bool) -> None:
         self.declaration = declaration
         self.retry = retry
+        self.takes_imported = False
+        """Whether imported events concern it: nothing follows from what happened elsewhere, but it may be told."""
         self.quarantines = quarantines
         """Whether what cannot be taken is parked; else it stops the follower."""
 
@@ -109,6 +111,7 @@ class FollowedPublication(Followed):
 
     def __init__(self, declaration: Declaration, one: Publication[Any], stream: PublicStream) -> None:
         super().__init__(declaration, Retry(tries=1), quarantines=False)
+        self.takes_imported = True
         self._publication = one
         self._public = Catalog(one.public)
         self._stream = stream

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from eventjet import failpoints
+from eventjet.codec.envelope import IMPORTED, header
 from eventjet.cursors.kv import CHANGES_MAX, HeldCursor, ParkedEntry, parked_now
 from eventjet.domain.parked import BLOCKED, PARKED, RETRIED, AggregateKey, Parked
 from eventjet.errors import (
@@ -131,7 +132,8 @@ class Term:
 
     def _add(self, offered: Offered) -> None:
         position, event_id = offered.position, offered.event_id
-        if self._before.is_done(position) or position in self._known:
+        imported = not self._followed.takes_imported and header(offered.record[3], IMPORTED) is not None
+        if imported or self._before.is_done(position) or position in self._known:
             self._lanes.add(position, event_id, [])
             return
         if offered.event is None:
