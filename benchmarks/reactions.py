@@ -1,0 +1,228 @@
+"""Steps, reactions and deadlines beside the bare pieces they are made of: `python -m benchmarks.reactions`.
+
+A transfer as a process is a request and two steps, each an atomic append of two events; the floor is the same three
+saves by hand: an `execute` and two `transact`. Reaction lag is from a command's answer to the handler's call, at a
+steady rate. Deadlines fall due within six seconds, with and without many others pending.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+
+from benchmarks.measure import Comparison, Figures, conditions, keep, show
+from eventjet import App, Jet, Reaction, Recorded, reactor
+from eventjet.codec.subjects import timer_stream
+from eventjet.dev.nats import NatsServer
+from eventjet.examples.transfer.accounts import Account, Book
+from eventjet.examples.transfer.transfers import Debited, Requested, Stage, Transfer
+from eventjet.nats.api import stream_info
+from eventjet.settings import Settings
+from eventjet.store.timers import JetStreamTimers
+from eventjet.workers.context import WorkerOptions
+from eventjet.workers.supervisor import run_workers
+
+OURS, FLOOR = "a process", "the same saves by hand"
+FAR = datetime(2200, 1, 1, tzinfo=UTC)
+
+
+class Clock:
+    """When the handler was called, by event id."""
+
+    def __init__(self) -> None:
+        self.called: dict[str, float] = {}
+
+
+CLOCK = Clock()
+
+
+@reactor("watch")
+async def watch(event: Recorded[Requested], to: Reaction[Clock]) -> None:
+    to.deps.called.setdefault(event.aggregate_id, time.perf_counter())
+
+
+@asynccontextmanager
+async def clock() -> AsyncGenerator[Clock]:
+    yield CLOCK
+
+
+acting = App("acting", aggregates=[Account, Book], processes=[Transfer], reactors=[watch], deps=clock)
+
+
+@asynccontextmanager
+async def worked(settings: Settings, *names: str) -> AsyncGenerator[None]:
+    """Within the block a worker of this process works on these."""
+    stop, ready = asyncio.Event(), asyncio.Event()
+    task = asyncio.ensure_future(
+        run_workers(acting, settings, names, stop=stop, on_ready=ready.set, options=WorkerOptions(poll_s=0.05))
+    )
+    await ready.wait()
+    try:
+        yield
+    finally:
+        stop.set()
+        await task
+
+
+async def transferred(jet: Jet, settings: Settings, count: int, at_once: int, figures: Figures) -> None:
+    """So many transfers, so many at a time, each from an account of its own."""
+    accounts, asked = jet.repository(Account), jet.repository(Transfer)
+    began = len(CLOCK.called), time.time_ns()
+    names = [f"x{began[1]}-{number}" for number in range(count)]
+    for name in names:
+        await accounts.execute(f"s{name}", Account.deposit, Decimal(1))
+    room = asyncio.Semaphore(at_once)
+
+    async def one(name: str) -> None:
+        async with room:
+            await asked.execute(name, Transfer.request, name, f"s{name}", f"t{name}", Decimal(1), until=FAR)
+            while (await asked.load(name)).stage is not Stage.ENDED:
+                await asyncio.sleep(0.001)
+
+    async with worked(settings, "transfer"):
+        started = time.perf_counter()
+        await asyncio.gather(*map(one, names))
+        figures.add(OURS, 2 * count / (time.perf_counter() - started))
+
+
+async def by_hand(jet: Jet, count: int, at_once: int, figures: Figures) -> None:
+    """The same saves, without anybody who reads what to do next."""
+    accounts, asked = jet.repository(Account), jet.repository(Transfer)
+    names = [f"y{time.time_ns()}-{number}" for number in range(count)]
+    for name in names:
+        await accounts.execute(f"s{name}", Account.deposit, Decimal(1))
+    room = asyncio.Semaphore(at_once)
+
+    async def one(name: str) -> None:
+        async with room:
+            await asked.execute(name, Transfer.request, name, f"s{name}", f"t{name}", Decimal(1), until=FAR)
+            await jet.transact(
+                accounts.decide(f"s{name}", Account.withdraw, Decimal(1), transfer=name),
+                asked.decide(name, Transfer.debited),
+            )
+            await jet.transact(
+                accounts.decide(f"t{name}", Account.deposit, Decimal(1), transfer=name),
+                asked.decide(name, Transfer.completed),
+            )
+
+    started = time.perf_counter()
+    await asyncio.gather(*map(one, names))
+    figures.add(FLOOR, 2 * count / (time.perf_counter() - started))
+
+
+async def lag(jet: Jet, settings: Settings, count: int, per_s: int, p50: Figures, p99: Figures) -> None:
+    """From the answer of a command to the call of the handler."""
+    asked = jet.repository(Transfer)
+    answered: dict[str, float] = {}
+    async with worked(settings, "watch"):
+        began = time.perf_counter()
+        for number in range(count):
+            await asyncio.sleep(max(0.0, began + number / per_s - time.perf_counter()))
+            name = f"z{time.time_ns()}"
+            await asked.execute(name, Transfer.request, name, "nobody", "nobody", Decimal(1), until=FAR)
+            answered[name] = time.perf_counter()
+        while not answered.keys() <= CLOCK.called.keys():
+            await asyncio.sleep(0.01)
+    late = sorted(max(0.0, CLOCK.called[name] - at) * 1e3 for name, at in answered.items())
+    p50.add("a reactor", statistics.median(late))
+    p99.add("a reactor", late[int(len(late) * 0.99) - 1])
+
+
+async def deadlines(jet: Jet, settings: Settings, count: int, figures: Figures, subject: str) -> None:
+    """How late processes decide whose targets are frozen."""
+    accounts, asked = jet.repository(Account), jet.repository(Transfer)
+    await accounts.execute("frozen", Account.freeze)
+    names = [f"d{time.time_ns()}-{number}" for number in range(count)]
+    for name in names:
+        await accounts.execute(f"s{name}", Account.deposit, Decimal(1))
+    async with worked(settings, "transfer"):
+        now = datetime.now(UTC)
+        until = {name: now + timedelta(seconds=4 + 6 * number / count) for number, name in enumerate(names)}
+        for name in names:
+            await asked.execute(name, Transfer.request, name, f"s{name}", "frozen", Decimal(1), until=until[name])
+        for name in names:
+            while (await asked.load(name)).stage is not Stage.ENDED:
+                await asyncio.sleep(0.05)
+    late: list[float] = []
+    for name in names:
+        gave_up = [one for one in await asked.history(name) if type(one.data).__name__ == "CreditRefused"]
+        late += [(one.recorded_at - until[name]).total_seconds() for one in gave_up]
+        assert any(isinstance(one.data, Debited) for one in await asked.history(name))
+    figures.add(f"{subject}: p50", statistics.median(late))
+    figures.add(f"{subject}: at most", max(late))
+
+
+async def pend(jet: Jet, server: NatsServer, count: int, figures: Figures) -> None:
+    """What so many pending timers cost."""
+    assert jet.client is not None
+    timers = JetStreamTimers(jet.client, jet.name)
+    before = resident_mb(server)
+    started, room = time.perf_counter(), asyncio.Semaphore(256)
+
+    async def set_one(number: int) -> None:
+        async with room:
+            await timers.set("transfer", f"pending-{number}", 1, FAR)
+
+    await asyncio.gather(*map(set_one, range(count)))
+    figures.add(f"{count:,} timers set, a second", count / (time.perf_counter() - started))
+    state = await jet.client.ask(stream_info(timer_stream(jet.name)))
+    figures.add(f"{count:,} timers: server's memory, MB", resident_mb(server) - before)
+    figures.add(f"{count:,} timers: disk, MB", state.bytes / 1e6)
+
+
+def resident_mb(server: NatsServer) -> float:
+    pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
+    return pages * 4096 / 1e6
+
+
+async def run(runs: int, count: int, per_s: int, pending: int) -> int:
+    print(conditions())
+    alone = Figures("steps of one process at a time", "steps/s", higher_is_better=True)
+    many = Figures("steps of 64 processes at once", "steps/s", higher_is_better=True)
+    p50 = Figures(f"reaction lag at {per_s}/s: p50", "ms", higher_is_better=False)
+    p99 = Figures(f"reaction lag at {per_s}/s: p99", "ms", higher_is_better=False)
+    late = Figures("how late deadlines are", "s", higher_is_better=False)
+    cost = Figures("pending deadlines", "", higher_is_better=False)
+    with NatsServer() as server:
+        settings = Settings(servers=(server.url,))
+        async with acting.connect(settings) as jet:
+            await jet.init()
+            for _ in range(runs):
+                await transferred(jet, settings, count // 10, 1, alone)
+                await by_hand(jet, count // 10, 1, alone)
+                await transferred(jet, settings, count, 64, many)
+                await by_hand(jet, count, 64, many)
+                await lag(jet, settings, 5 * per_s, per_s, p50, p99)
+            await deadlines(jet, settings, 100, late, "100 in six seconds")
+            await pend(jet, server, pending, cost)
+            await deadlines(jet, settings, 100, late, f"the same beside {pending:,} pending")
+    figures = [alone, many, p50, p99, late, cost]
+    for one in figures:
+        one.show()
+    compared = [Comparison(alone, OURS, FLOOR), Comparison(many, OURS, FLOOR)]
+    show(compared)
+    keep(figures, compared)
+    print(conditions())
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reactions", description=__doc__)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--count", type=int, default=400, help="transfers of a lap at 64 at once; a tenth alone")
+    parser.add_argument("--per-s", type=int, default=200)
+    parser.add_argument("--pending", type=int, default=100_000)
+    given = parser.parse_args()
+    return asyncio.run(run(given.runs, given.count, given.per_s, given.pending))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
