@@ -43,7 +43,7 @@ async def fresh_jetstream(
     servers: tuple[str, ...], *, replicas: int = 1, save_timeout_s: float = 20.0
 ) -> AsyncGenerator[JetStreamStore]:
     """A store on a new stream, closed afterwards."""
-    settings = Settings(servers=servers, replicas=replicas)
+    settings = Settings(servers=servers, replicas=replicas, request_timeout_s=30.0)
     client = await connect(settings)
     name = fresh_name()
     await declared(client, name, replicas)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -139,12 +139,14 @@ def _paced(status: WorkStatus, before: WorkStatus | None, seconds: float) -> Wor
 class StatusReader:
     """Reads the status again and again, over connections that it keeps; a fault drops them. Used by one task."""
 
-    def __init__(self, app: Application, settings: Settings) -> None:
+    def __init__(self, app: Application, settings: Settings, names: Collection[str] | None = None) -> None:
+        """All that the app has, or what is named: for who may look at nothing else."""
         self._stream = app.name
         self._database = Database(settings.database)
         self._endpoint = Endpoint.of(settings)
-        self._declared = {(resolved.name, resolved.revision) for resolved in app.projections.values()}
-        self._followers = declarations_of(app)
+        wanted = [*app.projections, *declarations_of(app)] if names is None else names
+        self._declared = {(one.name, one.revision) for one in app.projections.values() if one.name in wanted}
+        self._followers = {name: one for name, one in declarations_of(app).items() if name in wanted}
         self._app = app
         self._engine: AsyncEngine | None = None
         self._connection: NatsConnection | None = None

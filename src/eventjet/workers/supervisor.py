@@ -93,9 +93,8 @@ async def run_workers(
         if chosen.followers:
             await working.begin_followers(chosen.followers, ending)
         if http is not None:
-            monitor = HealthMonitor(
-                StatusReader(app, settings), working.owner, working.options, set(chosen.names), working.meters
-            )
+            reader = StatusReader(app, settings, chosen.names)
+            monitor = HealthMonitor(reader, working.owner, working.options, set(chosen.names), working.meters)
             await ending.enter_async_context(serving(http, monitor))
         await working.run(stop)
 

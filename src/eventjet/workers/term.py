@@ -67,7 +67,6 @@ class Term:
         self._parked = parked
         self._kept: list[ParkedEntry] = []
         self._gone: list[ParkedEntry] = []
-        self._due: set[int] = set()
         self._writing = asyncio.Lock()
         self._written_at = boot_clock()
 
