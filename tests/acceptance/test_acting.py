@@ -1,0 +1,216 @@
+"""The command line of an app that acts: its processes, reactors and commands, watched, paused and decided about."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventjet import App, served
+from eventjet.dev.nats import NatsServer
+from eventjet.examples.transfer.accounts import Account, Book, InsufficientFunds
+from eventjet.examples.transfer.app import outside, receipts
+from eventjet.examples.transfer.transfers import Transfer
+from tests.acceptance.conftest import Program, clean_environ
+from tests.logs import fresh_name
+
+BOUND_S = 120.0
+WIRED = """
+from eventjet import App, served
+from eventjet.examples.transfer.accounts import Account, Book, InsufficientFunds
+from eventjet.examples.transfer.app import outside, receipts
+from eventjet.examples.transfer.transfers import Transfer
+
+wired = App(
+    NAME,
+    aggregates=[Account, Book],
+    processes=[Transfer],
+    reactors=[receipts],
+    deps=outside,
+    served=[served(Account, Account.deposit), served(Account, Account.withdraw, InsufficientFunds)],
+)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Acting:
+    """The program in a folder with the app, and the app in this process."""
+
+    program: Program
+    app: App
+    url: str
+
+    def __call__(self, *arguments: str) -> Any:
+        return self.program(*arguments)
+
+    def json(self, *arguments: str) -> Any:
+        done = self.program(*arguments, "--json")
+        assert done.status == 0, done.err
+        return json.loads(done.out)
+
+    def ask(self, name: str, source: str, target: str, seconds: float) -> None:
+        """Ask for a transfer of 4."""
+
+        async def run() -> None:
+            async with self.app.connect(servers=self.url) as jet:
+                until = datetime.now(UTC) + timedelta(seconds=seconds)
+                asked = jet.repository(Transfer)
+                await asked.execute(name, Transfer.request, name, source, target, Decimal(4), until=until)
+
+        asyncio.run(run())
+
+    def decide(self, aggregate_id: str, *decision: Any) -> None:
+        async def run() -> None:
+            async with self.app.connect(servers=self.url) as jet:
+                await jet.repository(Account).execute(aggregate_id, *decision)
+
+        asyncio.run(run())
+
+    def eventually(self, look: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + BOUND_S
+        while not (found := look()):
+            assert time.monotonic() < deadline, "it did not come to be"
+            time.sleep(0.1)
+        return found
+
+
+@pytest.fixture
+def acting(tmp_path: Path, eventjet_nats: NatsServer) -> Acting:
+    name = fresh_name("acting")
+    (tmp_path / "wired.py").write_text(WIRED.replace("NAME", repr(name)), encoding="utf-8")
+    environ = {**clean_environ(), "EVENTJET_APP": "wired:wired", "EVENTJET_SERVERS": eventjet_nats.url}
+    app = App(
+        name,
+        aggregates=[Account, Book],
+        processes=[Transfer],
+        reactors=[receipts],
+        deps=outside,
+        served=[served(Account, Account.deposit), served(Account, Account.withdraw, InsufficientFunds)],
+    )
+    return Acting(Program(tmp_path, environ), app, eventjet_nats.url)
+
+
+def test_a_worker_without_cursors_says_what_to_do(acting: Acting) -> None:
+    async def declare() -> None:
+        async with App(acting.app.name, aggregates=[Account]).connect(servers=acting.url) as jet:
+            await jet.init()
+
+    asyncio.run(declare())
+    done = acting("worker")
+    assert done.status == 3
+    assert done.is_one_paragraph()
+    assert "The cursor of 'receipts'" in done.said()
+    assert "Run `eventjet init` once." in done.said()
+    assert "it has no cursor: run `eventjet init`" in acting("status").out
+
+
+def test_processes_and_reactors_are_watched_paused_and_set(
+    acting: Acting, ended_processes: Callable[[subprocess.Popen[str]], None]
+) -> None:
+    made = acting.json("init")
+    assert made["cursors"] == {"receipts": 0, "transfer": 0}
+    assert acting.json("init")["cursors"] == {}
+    acting.decide("ada", Account.deposit, Decimal(10))
+    acting.decide("bob", Account.freeze)
+    worker = acting.program.start("worker")
+    ended_processes(worker)
+    acting.ask("t-1", "ada", "bob", 3_600)
+    waiting = acting.eventually(lambda: acting.json("deadlines", "list"))
+    assert [(one["process"], one["id"]) for one in waiting] == [("transfer", "t-1")]
+    found = acting.json("process", "show", "transfer", "t-1")
+    assert found["process"] == "transfer t-1"
+    assert found["version"] >= 3
+    assert acting("process", "show", "transfer", "nobody").status == 1
+    paused = acting.json("pause", "transfer", "receipts")
+    assert {one["name"]: one["state"] for one in paused} == {"transfer": "paused", "receipts": "paused"}
+    states = {one["name"]: (one["kind"], one["state"]) for one in acting.json("status")}
+    assert states == {"receipts": ("reactor", "paused"), "transfer": ("process", "paused")}
+    lines = acting("status").out.splitlines()
+    assert lines[0].split()[0] == "name"
+    assert all(len(line.rstrip()) <= 80 for line in lines)
+    acting("resume", "transfer", "receipts")
+    again = acting("resume", "transfer")
+    assert (again.status, "is active, not paused. Nothing to resume." in again.said()) == (2, True)
+    acting.decide("bob", Account.thaw)
+    acting.eventually(lambda: "transfer.completed" in acting("history", "transfer", "t-1").out)
+    synced = acting.json("process", "sync", "transfer")
+    assert synced == {"woken": 1, "steps": 0}
+    refused = acting("cursor", "set", "receipts", "100000", "--yes")
+    assert refused.status == 2
+    assert "the log ends at" in refused.said()
+    acting.eventually(lambda: "mail receipts/" in read_some(worker))
+    assert acting("cursor", "set", "receipts", "0", "--yes").status == 0
+    acting.eventually(lambda: "mail receipts/" in read_some(worker))  # told again, under the same key
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(BOUND_S) == 0
+
+
+def read_some(process: subprocess.Popen[str]) -> str:
+    """A line of what it has printed."""
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def test_a_transfer_that_cannot_go_on_is_parked_and_dropped(
+    acting: Acting, ended_processes: Callable[[subprocess.Popen[str]], None]
+) -> None:
+    """The file of the app is fixed at last; a name that does not exist is said."""
+    acting("init")
+    source = acting.program.folder / "wired.py"
+    text = source.read_text(encoding="utf-8")
+    refuse = "def refuse(self, amount, *, transfer=''):\n    raise LookupError('no book')\n\n"
+    broken = text.replace("wired = App(", f"{refuse}Account.withdraw = refuse\n\nwired = App(")
+    source.write_text(broken.replace("served(Account, Account.withdraw, InsufficientFunds)", ""), encoding="utf-8")
+    worker = acting.program.start("worker", "transfer")
+    ended_processes(worker)
+    acting.ask("t-1", "ada", "bob", 3_600)
+    parked = acting.eventually(lambda: acting.json("quarantine", "list", "transfer"))
+    assert (parked[0]["aggregate_id"], parked[0]["reason"]) == ("t-1", "LookupError: no book")
+    shown = acting("quarantine", "show", "transfer", str(parked[0]["position"]))
+    assert "LookupError: no book" in shown.out
+    assert acting("quarantine", "show", "nope", "1").status == 2
+    worker.send_signal(signal.SIGTERM)
+    worker.wait(BOUND_S)
+    source.write_text(text, encoding="utf-8")
+    acting.decide("ada", Account.deposit, Decimal(10))
+    worker = acting.program.start("worker", "transfer")
+    ended_processes(worker)
+    done = acting("quarantine", "retry", "transfer", "--all", "--timeout", "60")
+    assert (done.status, "taken, and it blocks nothing any more" in done.out) == (0, True)
+    acting.eventually(lambda: "transfer.completed" in acting("history", "transfer", "t-1").out)
+
+
+def test_commands_are_served_until_a_signal(
+    acting: Acting, ended_processes: Callable[[subprocess.Popen[str]], None]
+) -> None:
+    missing = acting("serve")
+    assert (missing.status, missing.is_one_paragraph()) == (3, True)
+    acting("init")
+    service = acting.program.start("serve")
+    ended_processes(service)
+    assert service.stderr is not None
+    assert service.stderr.readline().strip() == "ready: account.deposit, account.withdraw"
+
+    def run(ask: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
+        async def connected() -> Any:
+            async with acting.app.client(servers=acting.url, request_timeout_s=30) as remote:
+                return await ask(remote.repository(Account))
+
+        return asyncio.run(connected())
+
+    done = run(lambda accounts: accounts.execute("ada", Account.deposit, Decimal(5)))
+    assert done.version == 1
+    with pytest.raises(InsufficientFunds):
+        run(lambda accounts: accounts.execute("ada", Account.withdraw, Decimal(9)))
+    service.send_signal(signal.SIGTERM)
+    assert service.wait(BOUND_S) == 0
