@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any, cast
 
 from pydantic import TypeAdapter
@@ -55,6 +56,12 @@ class Arguments:
     def schema(self) -> dict[str, Any]:
         """JSON Schema, with the profile's leaves: a Decimal is a string."""
         return _profiled(TypeAdapter(self._type).json_schema())
+
+
+@lru_cache(maxsize=1_000)
+def arguments_of(decide: Callable[..., Any]) -> Arguments:
+    """Made once for each decision; raises `DefinitionError`."""
+    return Arguments(decide)
 
 
 def _profiled(node: Any) -> Any:

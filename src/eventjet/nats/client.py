@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -108,6 +108,17 @@ async def _check_jetstream(where: str, client: Client) -> None:
         ) from None
 
 
+@dataclass(slots=True, eq=False)
+class Listening:
+    """One subscription, which outlives connections."""
+
+    subject: str
+    heard: Callable[[Frame], object]
+    queue: str = ""
+    sid: bytes = b""
+    """Of the connection there is."""
+
+
 class Client:
     """For any number of tasks of one loop. Every wait ends: by an answer, a violation, a lost connection or in time.
 
@@ -126,7 +137,7 @@ class Client:
         self._fault: Exception | None = None
         self._opened_at = 0.0
         """When the last connection was made, by the loop's clock."""
-        self._listeners: list[tuple[str, Callable[[Frame], object], str]] = []
+        self._listeners: list[Listening] = []
         self._closed = False
 
     async def connect(self) -> dict[str, Any]:
@@ -135,8 +146,8 @@ class Client:
         connection = await LoopConnection.open(self.endpoint, timeout_s, self._ended)
         self._connection = connection
         self._opened_at = asyncio.get_running_loop().time()
-        for listener in self._listeners:
-            connection.subscribe(*listener)
+        for one in self._listeners:
+            one.sid = connection.subscribe(one.subject, one.heard, one.queue)
         return connection.info
 
     async def close(self) -> None:
@@ -207,26 +218,29 @@ class Client:
         """
         await self.serve(subject, lambda frame: heard(frame[4]))
 
-    async def serve(self, subject: str, heard: Callable[[Frame], object], queue: str = "") -> None:
+    async def serve(self, subject: str, heard: Callable[[Frame], object], queue: str = "") -> Listening:
         """As `listen`, with whole messages, and as a member of a queue group where one is named."""
         if self._closed:
             raise ConnectionClosed
-        self._listeners.append((subject, heard, queue))
+        one = Listening(subject, heard, queue)
+        self._listeners.append(one)
         if self._connection is not None and self._connection.usable:
-            self._connection.subscribe(subject, heard, queue)
+            one.sid = self._connection.subscribe(subject, heard, queue)
+        return one
 
     def publish(self, subject: str, payload: bytes, headers: bytes = b"") -> None:
         """Send one message and wait for nothing; it is lost where there is no connection."""
         if self._connection is not None and self._connection.usable:
             self._connection.publish(subject, payload, headers)
 
-    async def unsubscribe(self) -> None:
-        """Hear nothing any more; returns when the server knows."""
-        self._listeners.clear()
-        if self._connection is not None and self._connection.usable:
-            self._connection.unsubscribe_all()
-            with suppress(StoreError, ApiRefused):
-                await self.api("INFO")  # answered after what was sent before it
+    async def unsubscribe(self, served: Collection[Listening]) -> None:
+        """Hear nothing of these any more; returns when the server knows."""
+        for one in served:
+            self._listeners.remove(one)
+            if self._connection is not None and self._connection.usable:
+                self._connection.unsubscribe(one.sid)
+        with suppress(StoreError, ApiRefused):
+            await self.api("INFO")  # answered after what was sent before it
 
     # The connection.
 

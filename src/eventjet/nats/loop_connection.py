@@ -93,6 +93,7 @@ class LoopConnection:
         self._loop = asyncio.get_running_loop()
         self._exchanges: dict[bytes, OpenRequest] = {}
         self._heard: dict[bytes, Callable[[Frame], object]] = {}
+        self._subscribed = 0
         self._count = 0
         self._unsent = bytearray()
         self._is_sending = False
@@ -135,16 +136,21 @@ class LoopConnection:
         """Send one message with what else is sent in this turn of the loop."""
         self.send(publish_frame(subject, payload, reply=reply, headers=headers))
 
-    def subscribe(self, subject: str, heard: Callable[[Frame], object], queue: str = "") -> None:
-        """Have `heard` called with each message of a subject, as a member of a queue group where one is named."""
-        sid = b"%d" % (len(self._heard) + 2)
+    def subscribe(self, subject: str, heard: Callable[[Frame], object], queue: str = "") -> bytes:
+        """Have `heard` called with each message of a subject, as a member of a queue group where one is named.
+
+        What is returned ends it: see `unsubscribe`.
+        """
+        self._subscribed += 1
+        sid = b"%d" % (self._subscribed + 1)
         self._heard[sid] = heard
         self.send(subscribe_frame(subject, sid, queue))
+        return sid
 
-    def unsubscribe_all(self) -> None:
-        """Hear nothing any more."""
-        self.send(b"".join(b"UNSUB %b\r\n" % sid for sid in self._heard))
-        self._heard.clear()
+    def unsubscribe(self, sid: bytes) -> None:
+        """Hear nothing of it any more."""
+        self._heard.pop(sid, None)
+        self.send(b"UNSUB %b\r\n" % sid)
 
     def send(self, data: bytes) -> None:
         """Send whole frames as they are."""

@@ -82,9 +82,3 @@ async def cursor_at(store: EventStore, name: str, kind: str, position: int) -> C
         )
     event_id = "" if record is None else header(record[3], MSG_ID) or ""
     return Cursor(name, kind, state.identity, position, event_id)
-
-
-def of_app(app: Application, names: Sequence[str]) -> list[Declaration]:
-    """Those of these names, once each, or all when none is named; names of something else are passed over."""
-    declared = declarations_of(app)
-    return [declared[name] for name in dict.fromkeys(names) if name in declared] if names else list(declared.values())

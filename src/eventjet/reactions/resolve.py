@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from eventjet.codec.arguments import Arguments
+from eventjet.codec.arguments import arguments_of
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.subjects import is_name
 from eventjet.domain.aggregate import aggregate_info
@@ -95,7 +95,7 @@ def checked_served(declared: Sequence[Served], aggregates: Mapping[Any, Any], fa
             faults.append(f"{where}: {aggregates[one.aggregate].name} serves two commands called {one.name!r}")
         known.add((one.aggregate, one.name))
         try:
-            Arguments(one.decide)
+            arguments_of(one.decide)
         except DefinitionError as error:
             faults += error.faults
     return tuple(declared)

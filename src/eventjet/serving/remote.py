@@ -10,7 +10,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 import orjson
 
-from eventjet.codec.arguments import Arguments
+from eventjet.codec.arguments import arguments_of
 from eventjet.codec.envelope import context_headers, header, header_block
 from eventjet.domain.aggregate import AggregateType, aggregate_info
 from eventjet.domain.identity import encode_id
@@ -78,7 +78,7 @@ class Remote(Generic[S, E]):
         if one is None:
             raise UsageError(f"{decide!r} is not served. List it in App(served=[…]).")
         try:
-            body = Arguments(one.decide).encode(args, kwargs)
+            body = arguments_of(one.decide).encode(args, kwargs)
         except (TypeError, ValueError) as error:
             raise UsageError(f"{one.name} cannot be asked for so: {error}") from None
         name = aggregate_info(one.aggregate).name

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -18,13 +18,13 @@ from uuid import uuid4
 
 import orjson
 
-from eventjet.codec.arguments import Arguments
+from eventjet.codec.arguments import Arguments, arguments_of
 from eventjet.codec.envelope import header_block, metadata_of
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.identity import decode_id
 from eventjet.domain.served import Served
 from eventjet.errors import EventjetError
-from eventjet.nats.client import Client
+from eventjet.nats.client import Client, Listening
 from eventjet.nats.protocol import Frame
 from eventjet.repository.repositories import Repositories
 from eventjet.serving.problems import INTERNAL, INVALID, Problem, problem
@@ -97,26 +97,31 @@ class Service:
         self._repositories = repositories
         self._client = client
         self._endpoints = [
-            ServedEndpoint(one, aggregate_info(one.aggregate).name, Arguments(one.decide)) for one in served
+            ServedEndpoint(one, aggregate_info(one.aggregate).name, arguments_of(one.decide)) for one in served
         ]
         self._id = uuid4().hex[:22]
         self._room = asyncio.Semaphore(IN_FLIGHT)
+        self._served: list[Listening] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Serve from now on, over every later connection too."""
         for endpoint in self._endpoints:
             subject = command_subject(self._app, endpoint.aggregate, endpoint.served.name, "*")
-            await self._client.serve(subject, lambda frame, endpoint=endpoint: self._took(endpoint, frame), QUEUE)
+            await self._serve(subject, lambda frame, endpoint=endpoint: self._took(endpoint, frame), QUEUE)
         for verb in _VERBS:
             for subject in (f"$SRV.{verb}", f"$SRV.{verb}.{self._app}", f"$SRV.{verb}.{self._app}.{self._id}"):
-                await self._client.serve(subject, lambda frame, verb=verb: self._tell(verb, frame))
+                await self._serve(subject, lambda frame, verb=verb: self._tell(verb, frame))
 
     async def close(self) -> None:
         """Take nothing more, and finish what is in hand, for ten seconds at the most."""
-        await self._client.unsubscribe()
+        served, self._served = self._served, []
+        await self._client.unsubscribe(served)
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=_DRAIN_S)
+
+    async def _serve(self, subject: str, heard: Callable[[Frame], object], queue: str = "") -> None:
+        self._served.append(await self._client.serve(subject, heard, queue))
 
     def _took(self, endpoint: ServedEndpoint, frame: Frame) -> None:
         if len(self._tasks) >= 2 * IN_FLIGHT:
