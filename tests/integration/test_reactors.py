@@ -19,7 +19,7 @@ from eventjet.reactions.following import cursor_at
 from eventjet.settings import Settings
 from eventjet.workers.status import WorkStatus, status
 from eventjet.workers.supervisor import run_workers
-from tests.integration.reacting import QUICK, Bell, Rung, Town, app_of, counted, eventually, until, working
+from tests.integration.reacting import QUICK, Bell, Rung, Tower, Town, app_of, counted, eventually, until, working
 
 
 @pytest.fixture
@@ -227,6 +227,25 @@ async def test_one_that_is_to_stop_stops_with_its_reason_until_another_process_t
         async with working(app, settings):
             await until(lambda: 3 in town.order("b"))
         assert await counted(jet) == [("b", 1), ("b", 2), ("b", 3)]
+
+
+async def test_a_command_is_known_however_many_came_after_it(
+    app: App, jet: Jet, settings: Settings, town: Town
+) -> None:
+    """An aggregate with snapshots knows its newest 1,024 commands; a reaction's is looked for back to its cause."""
+    async with working(app, settings):
+        await ring(jet, "b", 1)
+        await until(lambda: town.order("b") == [1])
+    others = jet.repository(Tower)
+    for n in range(1_100):
+        await others.command(f"other-{n}").execute("all", Tower.count, "other", n)
+    cursors = cursors_of(jet)
+    await verdicts.set_position(cursors, await cursor_at(jet.store, "echo", "reactor", 0))
+    async with working(app, settings):
+        await until(lambda: len(town.heard) == 2)
+    recorded = await counted(jet)
+    assert recorded.count(("b", 1)) == 1
+    assert len(recorded) == 1_101
 
 
 async def test_imported_events_are_passed_over(app: App, jet: Jet, settings: Settings, town: Town) -> None:

@@ -1,0 +1,69 @@
+"""A replica that lags does not let a process rest on a state from before what woke it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+
+from eventjet.codec.envelope import RawRecord
+from eventjet.errors import StoreUnavailable
+from eventjet.examples.transfer.accounts import Account
+from eventjet.examples.transfer.app import transfers
+from eventjet.examples.transfer.transfers import Stage, Transfer
+from eventjet.reactions.steps import ProcessRunner
+from eventjet.repository.repositories import Repositories
+from eventjet.store.memory import MemoryStore
+
+UNTIL = datetime(2100, 1, 1, tzinfo=UTC)
+
+
+class Lagging(MemoryStore):
+    """Histories come from a replica that is so many looks behind; what the leader is asked is true."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__("transfers")
+        self.looks = looks
+
+    async def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
+        page = await self.history(aggregate, aggregate_id, after=after)
+        if aggregate == "transfer" and self.looks:
+            self.looks -= 1
+            page = page[:-1]
+        yield page
+
+
+async def asked(store: MemoryStore) -> ProcessRunner:
+    writer = Repositories(transfers, store)
+    await writer.of(Account).execute("ada", Account.deposit, Decimal(9))
+    await writer.of(Transfer).execute("t", Transfer.request, "t", "ada", "bob", Decimal(4), until=UNTIL)
+    ((cls, info),) = transfers.processes.items()
+    return ProcessRunner(Repositories(transfers, store), cls, info)
+
+
+async def test_a_process_waits_for_what_woke_it() -> None:
+    store = Lagging(0)
+    runner = await asked(store)
+    store.looks = 3
+    held = await runner.advance("t", position=2)
+    assert held.state.stage is Stage.ENDED
+    assert runner.steps == 2
+
+
+async def test_without_that_it_would_rest_for_ever() -> None:
+    """The control: nothing says what the state has to contain."""
+    store = Lagging(0)
+    runner = await asked(store)
+    store.looks = 3
+    held = await runner.advance("t")
+    assert (held.version, runner.steps) == (0, 0)
+
+
+async def test_one_that_stays_behind_is_said() -> None:
+    store = Lagging(0)
+    runner = await asked(store)
+    store.looks = 1_000
+    with pytest.raises(StoreUnavailable, match="lags behind position 2"):
+        await runner.advance("t", position=2)
