@@ -8,16 +8,20 @@ from decimal import Decimal
 
 import pytest
 
+from eventjet import App, served
 from eventjet.dev.nats import NatsServer
 from eventjet.examples.transfer.accounts import Account
 from eventjet.examples.transfer.app import transfers
 from eventjet.examples.transfer.transfers import Stage, Transfer
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.roles import accounts, roles_of
+from eventjet.nats.roles import accounts, roles_of, serving_roles
+from eventjet.repository.repositories import open_repositories
+from eventjet.serving.service import Service
 from eventjet.settings import Settings
 from eventjet.workers.status import status
 from tests.integration.reacting import eventually, working
 from tests.integration.test_permission_matrix import denied
+from tests.logs import fresh_name
 
 AGGREGATES = ("account", "book", "transfer")
 ROLES = roles_of("transfers", AGGREGATES, (), ("transfer", "receipts"))
@@ -104,3 +108,26 @@ async def test_with_its_roles_an_app_does_its_work(server: NatsServer) -> None:
         assert (await held.load("ada")).balance == 9
     found = await status(transfers, settings_of(server, "reader"))
     assert [(one.name, one.state) for one in found] == [("receipts", "active"), ("transfer", "active")]
+
+
+async def test_a_caller_asks_a_service_and_reaches_nothing_else() -> None:
+    purses = App(fresh_name(), aggregates=[Account], served=[served(Account, Account.deposit)])
+    roles = roles_of(purses.name, ("account",), ())
+    roles += serving_roles(purses.name, roles)
+    passwords = "".join(f"{one.variable}: {one.name}\n" for one in roles)
+    config = f"{passwords}SYS_PASSWORD: sys\n{accounts(purses.name, roles)}"
+    with NatsServer(sync_interval="1m", config=config) as server:
+        async with purses.connect(settings_of(server, "admin")) as jet:
+            await jet.init()
+        async with open_repositories(purses, settings_of(server, "service")) as (repositories, client):
+            service = Service(repositories, client, purses.served)
+            await service.open()
+            async with purses.client(settings_of(server, "caller")) as remote:
+                once = remote.repository(Account).command("c")
+                done = [await once.execute("a", Account.deposit, Decimal(3)) for _ in range(2)]
+            await service.close()
+        assert done[0] == done[1]
+        endpoint = Endpoint((server.url,), user="caller", password="caller", inbox_prefix="_INBOX_caller")
+        probes = (f"{purses.name}.account.a", "$JS.API.INFO", f"$JS.API.STREAM.INFO.{purses.name}", "_INBOX_service.x")
+        frames = {subject: b"PUB %b 1\r\nx\r\n" % subject.encode() for subject in probes}
+        assert denied(endpoint, frames) == set(probes)

@@ -23,7 +23,7 @@ def nats_config(
     projection or revision.
     """
     from eventjet.nats.roles import accounts as only_accounts
-    from eventjet.nats.roles import roles_of, server_config
+    from eventjet.nats.roles import roles_of, server_config, serving_roles
     from eventjet.reactions.following import declarations_of
     from eventjet.sql.grants import grants
 
@@ -37,4 +37,5 @@ def nats_config(
     aggregates = [info.name for info in app.aggregates.values()]
     published = [(one.stream, one.name) for one in app.publications.values()]
     roles = roles_of(app.name, aggregates, durables, list(declarations_of(app)), published)
+    roles += serving_roles(app.name, roles) if app.served else ()
     print((only_accounts if accounts else server_config)(app.name, roles), end="")

@@ -26,6 +26,7 @@ READER = "reader"
 REBUILD = "rebuild"
 SNAPSHOTS = "snapshots"
 WRITER = "writer"
+SERVICE, CALLER = "service", "caller"
 ACTOR = "actor"
 """Works on reactors and processes: it reads the log as a worker does, and writes to aggregates as a writer does."""
 
@@ -39,6 +40,8 @@ class Role:
     subscribe: tuple[str, ...]
     deny: tuple[str, ...] = ()
     """Of what `publish` allows."""
+    responds: bool = False
+    """Whether it may answer whoever asks it, wherever that one hears."""
 
     @property
     def inbox_prefix(self) -> str:
@@ -107,6 +110,18 @@ def roles_of(
     )
 
 
+def serving_roles(app: str, roles: Sequence[Role]) -> tuple[Role, ...]:
+    """For an app that serves commands: `service` carries them out, which a writer may, and `caller` asks for them."""
+    (writer,) = [role for role in roles if role.name == WRITER]
+    inbox, *heard = writer.subscribe
+    asked = f"cmd.{app}.>"
+    own = (inbox.replace(WRITER, SERVICE), *heard, asked, "$SRV.>")
+    return (
+        Role(SERVICE, writer.publish, own, writer.deny, responds=True),
+        Role(CALLER, (asked, "$SRV.>"), (f"_INBOX_{CALLER}.>",)),
+    )
+
+
 def _projections(durables: Sequence[str]) -> list[str]:
     """Of `balances-r2` the projection."""
     return list(dict.fromkeys(name.rpartition("-r")[0] for name in durables))
@@ -156,9 +171,10 @@ tls {{
 def user_lines(role: Role) -> str:
     """One user of a configuration, with what it may do."""
     deny = f", deny: {_listed(role.deny)}" if role.deny else ""
+    responds = "\n          allow_responses: true" if role.responds else ""
     return f"""      {{ user: {role.name}, password: ${role.variable}, permissions: {{
           publish: {{ allow: {_listed(role.publish)}{deny} }}
-          subscribe: {{ allow: {_listed(role.subscribe)} }}
+          subscribe: {{ allow: {_listed(role.subscribe)} }}{responds}
       }} }}"""
 
 
