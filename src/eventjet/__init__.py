@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from eventjet.app import App, load_app
     from eventjet.codec.catalog import Upcaster, upcaster
     from eventjet.domain.aggregate import aggregate, event
+    from eventjet.domain.inbox import Inbox, Incoming, inbox
     from eventjet.domain.process import Deadline, Outcome, Step, after, at, do, listens, process
     from eventjet.domain.publication import Publication, publication
     from eventjet.domain.reactor import Reaction, Reactor, Retry, reactor
@@ -56,6 +57,8 @@ __all__ = [
     "HistoryBroken",
     "ImportReport",
     "Imported",
+    "Inbox",
+    "Incoming",
     "Jet",
     "LogState",
     "Metadata",
@@ -85,6 +88,7 @@ __all__ = [
     "do",
     "entries",
     "event",
+    "inbox",
     "listens",
     "load_app",
     "process",
@@ -102,6 +106,7 @@ __getattr__ = lazy(
         "eventjet.app": ("App", "load_app"),
         "eventjet.codec.catalog": ("Upcaster", "upcaster"),
         "eventjet.domain.aggregate": ("aggregate", "event"),
+        "eventjet.domain.inbox": ("Inbox", "Incoming", "inbox"),
         "eventjet.domain.process": ("Deadline", "Outcome", "Step", "after", "at", "do", "listens", "process"),
         "eventjet.domain.publication": ("Publication", "publication"),
         "eventjet.domain.reactor": ("Reaction", "Reactor", "Retry", "reactor"),

@@ -14,6 +14,7 @@ from sqlalchemy import Table
 from eventjet.codec.catalog import Catalog, Upcaster
 from eventjet.codec.subjects import is_name
 from eventjet.domain.aggregate import AggregateInfo, AggregateType, aggregate_info, event_info
+from eventjet.domain.inbox import Inbox
 from eventjet.domain.process import ProcessInfo, ProcessType
 from eventjet.domain.publication import Publication
 from eventjet.domain.reactor import Reactor
@@ -26,6 +27,7 @@ from eventjet.projections.app_ref import AppRef, Declared
 from eventjet.projections.resolve import resolve
 from eventjet.projections.sql_projection import AnyResolved, SqlProjection, resolve_sql
 from eventjet.reactions.resolve import (
+    checked_inboxes,
     checked_publications,
     checked_reactors,
     checked_served,
@@ -52,7 +54,7 @@ class App:
         *,
         aggregates: Sequence[AggregateType[Any, Any]],
         processes: Sequence[ProcessType[Any, Any]] = (),
-        reactors: Sequence[Reactor[Any, object]] = (),
+        reactors: Sequence[Reactor[Any, object] | Inbox[Any, object]] = (),
         publications: Sequence[Publication[Any]] = (),
         served: Sequence[Served] = (),
         projections: Sequence[Declared] = (),
@@ -67,7 +69,7 @@ class App:
         aggregates: Sequence[AggregateType[Any, Any]],
         deps: Callable[[], AbstractAsyncContextManager[D]],
         processes: Sequence[ProcessType[Any, Any]] = (),
-        reactors: Sequence[Reactor[Any, D]] = (),
+        reactors: Sequence[Reactor[Any, D] | Inbox[Any, D]] = (),
         publications: Sequence[Publication[Any]] = (),
         served: Sequence[Served] = (),
         projections: Sequence[Declared] = (),
@@ -81,7 +83,7 @@ class App:
         aggregates: Sequence[AggregateType[Any, Any]],
         deps: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
         processes: Sequence[ProcessType[Any, Any]] = (),
-        reactors: Sequence[Reactor[Any, Any]] = (),
+        reactors: Sequence[Reactor[Any, Any] | Inbox[Any, Any]] = (),
         publications: Sequence[Publication[Any]] = (),
         served: Sequence[Served] = (),
         projections: Sequence[Declared] = (),
@@ -101,13 +103,17 @@ class App:
         if not faults:
             faults += _quarantine_faults(self.aggregates, self.projections)
         self.processes: Mapping[Any, ProcessInfo] = resolved_processes(processes, self.catalog, faults)
-        self.reactors: Mapping[str, Reactor[Any, Any]] = checked_reactors(reactors, self.catalog, faults)
+        inboxes = [one for one in reactors if isinstance(one, Inbox)]
+        others = [one for one in reactors if not isinstance(one, Inbox)]
+        self.reactors: Mapping[str, Reactor[Any, Any]] = checked_reactors(others, self.catalog, faults)
+        self.inboxes: Mapping[str, Inbox[Any, Any]] = checked_inboxes(inboxes, faults)
         self.publications: Mapping[str, Publication[Any]] = checked_publications(publications, self.catalog, faults)
         self.served: Sequence[Served] = checked_served(served, self.aggregates, faults)
         following = {
             "process": [info.name for info in self.processes.values()],
             "reactor": list(self.reactors),
             "publication": list(self.publications),
+            "inbox": list(self.inboxes),
         }
         faults += shared_names({"projection": list(self.projections), **following})
         if faults:

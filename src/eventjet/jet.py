@@ -105,7 +105,7 @@ class Jet:
         topology = await declare(self.client, self.name, self.settings.replicas, cursors=bool(follows), timers=timers)
         if not follows:
             return topology
-        made = await begin(Cursors(self.client, self.name), self.store, follows.values())
+        made = await begin(Cursors(self.client, self.name), self.store, self.client, follows.values())
         return replace(topology, cursors=tuple(made))
 
     async def append_many(

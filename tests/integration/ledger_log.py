@@ -49,6 +49,7 @@ class Ledger:
     processes: dict[Any, Any] = field(default_factory=dict[Any, Any])
     reactors: dict[str, Any] = field(default_factory=dict[str, Any])
     publications: dict[str, Any] = field(default_factory=dict[str, Any])
+    inboxes: dict[str, Any] = field(default_factory=dict[str, Any])
     served: tuple[Any, ...] = ()
     deps: None = None
 

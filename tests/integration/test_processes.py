@@ -20,7 +20,7 @@ from eventjet.examples.orders.orders import Order
 from eventjet.examples.orders.orders import Stage as OrderStage
 from eventjet.nats.api import stream_info
 from eventjet.reactions import verdicts
-from eventjet.reactions.following import cursor_at
+from eventjet.reactions.following import cursor_at, declarations_of
 from eventjet.reactions.steps import ProcessRunner
 from eventjet.repository.repositories import open_repositories
 from eventjet.settings import Settings
@@ -248,7 +248,7 @@ async def test_lost_timers_are_set_again_by_waking_the_process(kitchen: App, jet
     assert jet.client is not None
     await jet.repository(Egg).execute("a", Egg.lay, "a", 1)
     cursors = Cursors(jet.client, jet.name)
-    await verdicts.set_position(cursors, await cursor_at(jet.store, "egg", "process", 1))
+    await verdicts.set_position(cursors, await cursor_at(jet.store, jet.client, declarations_of(kitchen)["egg"], 1))
     async with open_repositories(kitchen, settings) as (repositories, client):
         (found,) = kitchen.processes.items()
         await wake(ProcessRunner(repositories, *found), JetStreamTimers(client, jet.name), "a")

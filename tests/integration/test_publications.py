@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -19,6 +19,7 @@ from eventjet.nats.api import create_stream, next_message
 from eventjet.reactions.following import declarations_of
 from eventjet.settings import Settings
 from eventjet.store.public_stream import PublicStream
+from eventjet.workers.feeds import Feed
 from eventjet.workers.followed import FollowedPublication
 from eventjet.workers.status import status
 from tests.integration.reacting import eventually, working
@@ -167,7 +168,9 @@ async def test_two_that_publish_at_once_add_nothing_twice(app: App, jet: Jet) ->
 
         assert jet.client is not None
         one = app.publications["lights"]
-        followed = FollowedPublication(declarations_of(app)["lights"], one, PublicStream(jet.client, stream, "lights"))
+        declared = declarations_of(app)["lights"]
+        public = PublicStream(jet.client, stream, "lights")
+        followed = FollowedPublication(declared, cast("Feed", None), one, public)
         for one_event in events:
             while True:
                 try:

@@ -15,7 +15,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import CursorMissing, UsageError
 from eventjet.nats.api import stream_info
 from eventjet.reactions import verdicts
-from eventjet.reactions.following import cursor_at
+from eventjet.reactions.following import cursor_at, declarations_of
 from eventjet.settings import Settings
 from eventjet.workers.status import WorkStatus, status
 from eventjet.workers.supervisor import run_workers
@@ -240,7 +240,7 @@ async def test_a_command_is_known_however_many_came_after_it(
     for n in range(1_100):
         await others.command(f"other-{n}").execute("all", Tower.count, "other", n)
     cursors = cursors_of(jet)
-    await verdicts.set_position(cursors, await cursor_at(jet.store, "echo", "reactor", 0))
+    await verdicts.set_position(cursors, await cursor_at(jet.store, jet.client, declarations_of(app)["echo"], 0))
     async with working(app, settings):
         await until(lambda: len(town.heard) == 2)
     recorded = await counted(jet)
@@ -326,7 +326,7 @@ async def test_the_log_made_again_is_refused_and_nothing_is_done_twice(
         assert found.reason is not None
         assert "is another. It cannot go on: bring the right log back" in found.reason
         assert town.order("b") == [1, 2]
-        wanted = await cursor_at(again.store, "echo", "reactor", 1)
+        wanted = await cursor_at(again.store, again.client, declarations_of(app)["echo"], 1)
         await verdicts.set_position(cursors_of(again), wanted)
         async with working(app, settings):
             await until(lambda: town.order("b") == [1, 2, 8])

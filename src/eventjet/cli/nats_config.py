@@ -35,7 +35,8 @@ def nats_config(
     # The next revision too, so that a deploy need not wait for the server's configuration.
     durables = [f"{one.name}-r{one.revision + more}" for one in app.projections.values() for more in (0, 1)]
     aggregates = [info.name for info in app.aggregates.values()]
+    received = [(one.stream, f"{app.name}-{one.name}") for one in app.inboxes.values()]
     published = [(one.stream, one.name) for one in app.publications.values()]
-    roles = roles_of(app.name, aggregates, durables, list(declarations_of(app)), published)
+    roles = roles_of(app.name, aggregates, durables, list(declarations_of(app)), published, received)
     roles += serving_roles(app.name, roles) if app.served else ()
     print((only_accounts if accounts else server_config)(app.name, roles), end="")

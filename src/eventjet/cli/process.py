@@ -15,6 +15,7 @@ from eventjet.cli.terminal import ANSWER_IS_NO, Answer, note, print_table, say
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
+    from eventjet.reactions.following import Declaration
     from eventjet.reactions.steps import ProcessRunner
     from eventjet.store.timers import JetStreamTimers
 
@@ -124,7 +125,7 @@ def set_(
     declared = next(iter(at.work([name]).followers), None)
     if declared is None:
         raise UsageError(f"{name!r} is a projection, and has a checkpoint. Rebuild it instead.")
-    before = asyncio.run(_set(at, name, declared.kind, position, write=False))
+    before = asyncio.run(_set(at, declared, position, write=False))
     told = "it has no cursor yet"
     if before is not None:
         more = "be handled again" if position < before else "be left out"
@@ -132,13 +133,13 @@ def set_(
     if not yes and not typer.confirm(f"Put {name} at position {position:,}? Now {told}.", err=True):
         note("Nothing was changed.")
         raise typer.Exit(ANSWER_IS_NO)
-    asyncio.run(_set(at, name, declared.kind, position, write=True))
+    asyncio.run(_set(at, declared, position, write=True))
     if declared.kind == "process":
         say(f"Run `eventjet process sync {name}`, too: it wakes the processes that are there.")
     return Answer({"name": name, "position": position, "before": before}, f"{name} goes on after position {position:,}")
 
 
-async def _set(at: AppTarget, name: str, kind: str, position: int, *, write: bool) -> int | None:
+async def _set(at: AppTarget, declared: Declaration, position: int, *, write: bool) -> int | None:
     from eventjet.cursors.kv import Cursors, HeldCursor
     from eventjet.errors import CursorDamaged
     from eventjet.reactions.following import cursor_at
@@ -147,7 +148,7 @@ async def _set(at: AppTarget, name: str, kind: str, position: int, *, write: boo
 
     async with open_repositories(at.app(), at.settings) as (repositories, client):
         cursors = Cursors(client, at.app().name)
-        wanted = await cursor_at(repositories.store, name, kind, position)
+        name, wanted = declared.name, await cursor_at(repositories.store, client, declared, position)
         try:
             held = await cursors.find(name)
         except CursorDamaged:

@@ -1,20 +1,29 @@
-"""CloudEvents 1.0, structured mode in JSON (the NATS binding's), of public events. PURE."""
+"""CloudEvents 1.0, structured mode in JSON (the NATS binding's): of public events, and of what inboxes take. PURE."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
 
 import orjson
+from pydantic import TypeAdapter
+from pydantic.errors import PydanticUserError
 
 from eventjet.codec.catalog import EncodedEvent
-from eventjet.codec.envelope import MSG_ID
+from eventjet.codec.envelope import MSG_ID, RawRecord
+from eventjet.codec.json import BodyCodec
+from eventjet.domain.aggregate import event_info
 from eventjet.domain.identity import encode_id
+from eventjet.domain.inbox import Incoming
 from eventjet.domain.recorded import Recorded
+from eventjet.errors import DefinitionError, UndecodableEvent
 
 POSITION = "Ej-Position"
 """The position in the log of the event that a message tells of."""
 CONTENT_TYPE = "application/cloudevents+json"
+_REQUIRED = {"specversion", "id", "source", "type"}
+"""Attributes that every CloudEvent has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +53,40 @@ def message_of(prefix: str, source: str, event: Recorded[Any], index: int, encod
     )
     headers = ((MSG_ID, name), ("Content-Type", CONTENT_TYPE), (POSITION, str(event.position)))
     return PublicMessage(f"{prefix}.{encode_id(event.aggregate_id)}", headers, body)
+
+
+class IncomingDecoder:
+    """Messages of another stream as `Incoming`: an event class by the profile of events, anything else by pydantic.
+
+    A message may be a CloudEvent in structured mode, whose `data` is validated, or the JSON itself.
+    """
+
+    def __init__(self, kind: Any, created: str) -> None:
+        """`created` is when the stream was made; raises `DefinitionError` for what nothing can be validated as."""
+        self._created = created
+        try:
+            event_info(kind)
+        except DefinitionError:
+            try:
+                self._read: Any = TypeAdapter(kind).validate_json
+            except (PydanticUserError, TypeError) as error:
+                raise DefinitionError([f"nothing can be validated as {kind!r}: {error}"]) from None
+        else:
+            self._read = BodyCodec(kind).decode
+
+    def __call__(self, record: RawRecord) -> Incoming[Any]:
+        """Raises `UndecodableEvent` for a message that is not what the inbox takes."""
+        position, time_ns, subject, _, body = record
+        try:
+            told: Any = orjson.loads(body)
+            name, source, data = f"{self._created}/{position}", "", body
+            if (
+                isinstance(told, dict)
+                and {"specversion", "id", "source", "type"} <= cast("dict[str, Any]", told).keys()
+            ):
+                event = cast("dict[str, Any]", told)
+                name, source, data = str(event["id"]), str(event["source"]), orjson.dumps(event.get("data"))
+            at = datetime.fromtimestamp(time_ns // 1_000_000_000, UTC) + timedelta(microseconds=time_ns // 1000 % 10**6)
+            return Incoming(self._read(data), name, source, subject.decode("utf-8", "replace"), position, at)
+        except (ValueError, RecursionError) as error:
+            raise UndecodableEvent(subject.decode("utf-8", "replace"), position, body, str(error)[:300]) from None

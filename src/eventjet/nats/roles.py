@@ -60,9 +60,11 @@ def roles_of(
     durables: Sequence[str],
     followers: Sequence[str] = (),
     published: Sequence[tuple[str, str]] = (),
+    received: Sequence[tuple[str, str]] = (),
 ) -> tuple[Role, ...]:
     """For an app with these aggregates; `durables` are the consumers of its projections, `followers` those of its
-    reactors, processes and publications, `published` stream and name of the latter."""
+    reactors, processes and publications, `published` stream and name of the latter, `received` streams and durables of
+    its inboxes."""
     api, stream, bucket = "$JS.API", app, snapshot_bucket(app)
     look = (f"{api}.STREAM.INFO.{stream}", f"{api}.STREAM.MSG.GET.{stream}")
     read = (f"{api}.INFO", *look, f"{api}.DIRECT.GET.{stream}", f"{api}.DIRECT.GET.{stream}.>")
@@ -77,7 +79,9 @@ def roles_of(
     own = tuple(f"$KV.{cursors}.{key}" for name in followers for key in (f"c.{name}", f"q.{name}.*"))
     set_timers = (timer_subject(app, "*", "*"), f"{api}.STREAM.PURGE.{timers}") if followers else ()
     tell = tuple(f"{public}.{name}.*" for public, name in published)
-    look_at_public = tuple(f"{api}.STREAM.{verb}.{each}" for verb in ("INFO", "MSG.GET") for each, _ in published)
+    tell += tuple(f"{api}.CONSUMER.{verb}.{each}.{durable}" for each, durable in received for verb in verbs)
+    others = [each for each, _ in (*published, *received)]
+    look_at_public = tuple(f"{api}.STREAM.{verb}.{each}" for verb in ("INFO", "MSG.GET") for each in others)
     acting = (*read, *look_at_cursors, *own, *set_timers, *actors, *tell, *look_at_public)
     consume = tuple(f"{api}.CONSUMER.{verb}.{stream}.*" for verb in verbs)
     consume += (f"{api}.CONSUMER.CREATE.{stream}.*.{stream_subjects(stream)}",)

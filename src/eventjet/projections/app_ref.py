@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     # Only for checkers: a command line is parsed without SQLAlchemy.
     from eventjet.codec.catalog import Catalog
     from eventjet.domain.aggregate import AggregateInfo
+    from eventjet.domain.inbox import Inbox
     from eventjet.domain.process import ProcessInfo
     from eventjet.domain.publication import Publication
     from eventjet.domain.reactor import Reactor
@@ -59,6 +60,9 @@ class Application(Protocol):
 
     @property
     def reactors(self) -> Mapping[str, Reactor[Any, Any]]: ...
+
+    @property
+    def inboxes(self) -> Mapping[str, Inbox[Any, Any]]: ...
 
     @property
     def publications(self) -> Mapping[str, Publication[Any]]: ...

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from eventjet import failpoints
 from eventjet.codec.request import request_of
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.committed import Committed
+from eventjet.domain.inbox import Incoming
 from eventjet.domain.recorded import Metadata, Recorded
 from eventjet.repository.repositories import Repositories
 from eventjet.repository.repository import Repository
@@ -19,22 +20,47 @@ E = TypeVar("E")
 P = ParamSpec("P")
 
 
-class EventReaction:
-    """See `reactor.Reaction`; made for one try of one event, and used by one task."""
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What a handler is called for."""
 
-    def __init__(
-        self, repositories: Repositories, deps: Any, reactor: str, event: Recorded[Any], attempt: int, *, name: str = ""
-    ) -> None:
+    key: str
+    """The same on every try."""
+    metadata: Metadata
+    since: int
+    """A position of the log that no command of it can have been recorded before; 0 where none is known."""
+
+    @classmethod
+    def of_event(cls, reactor: str, event: Recorded[Any]) -> Cause:
+        metadata = Metadata(
+            causation=event.event_id,
+            correlation=event.metadata.correlation or event.event_id,
+            actor=f"reactor:{reactor}",
+            traceparent=event.metadata.traceparent,
+        )
+        return cls(f"{reactor}/{event.event_id}", metadata, event.position)
+
+    @classmethod
+    def of_message(cls, inbox: str, message: Incoming[Any]) -> Cause:
+        """A message of another stream has no place in this log."""
+        name = f"{message.source}/{message.id}" if message.source else message.id
+        metadata = Metadata(causation=name[:500], correlation=name[:500], actor=f"inbox:{inbox}")
+        return cls(f"{inbox}/{name}", metadata, 0)
+
+
+class EventReaction:
+    """See `eventjet.Reaction`; made for one try of one event or message, and used by one task."""
+
+    def __init__(self, repositories: Repositories, deps: Any, cause: Cause, attempt: int, *, name: str = "") -> None:
         self.deps = deps
         self.attempt = attempt
-        self.key = f"{reactor}/{event.event_id}" + (f"/{name}" if name else "")
+        self.key = cause.key + (f"/{name}" if name else "")
         self._repositories = repositories
-        self._reactor = reactor
-        self._event = event
+        self._cause = cause
         self._count = 0
 
     def named(self, name: str) -> EventReaction:
-        return EventReaction(self._repositories, self.deps, self._reactor, self._event, self.attempt, name=name)
+        return EventReaction(self._repositories, self.deps, self._cause, self.attempt, name=name)
 
     def repository(self, aggregate: AggregateType[S, E], /) -> CommandsOnce[S, E]:
         return CommandsOnce(self, self._repositories.of(aggregate))
@@ -50,19 +76,12 @@ class EventReaction:
         """Under the next id. A command can only have been recorded after its cause: so far back its id is looked for,
         and no farther, wherever the newest ids do not tell."""
         self._count += 1
-        event = self._event
-        metadata = Metadata(
-            causation=event.event_id,
-            correlation=event.metadata.correlation or event.event_id,
-            actor=f"reactor:{self._reactor}",
-            traceparent=event.metadata.traceparent,
-        )
         plan = replace(
             repository.decide(aggregate_id, decide, *args, **kwargs),
             command_id=f"{self.key}/{self._count}",
-            metadata=metadata,
+            metadata=self._cause.metadata,
             request=request_of(decide, args, kwargs),
-            since=event.position,
+            since=self._cause.since,
         )
         failpoints.reach("reaction.before")
         done = await repository.run(plan)

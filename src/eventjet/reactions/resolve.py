@@ -9,8 +9,10 @@ from typing import Any
 
 from eventjet.codec.arguments import arguments_of
 from eventjet.codec.catalog import Catalog
+from eventjet.codec.cloud_events import IncomingDecoder
 from eventjet.codec.subjects import is_name
 from eventjet.domain.aggregate import aggregate_info
+from eventjet.domain.inbox import Inbox
 from eventjet.domain.process import LISTENS, PROCESS, Deadline, Listener, ProcessInfo, Step, listeners_of, same_id
 from eventjet.domain.publication import Publication
 from eventjet.domain.reactor import Reactor
@@ -55,6 +57,25 @@ def checked_reactors(
         if one.name in found:
             faults.append(f"two reactors are called {one.name!r}")
         faults += [f"reactor {one.name!r}: {fault}" for fault in one.faults(catalog.__contains__)]
+        found[one.name] = one
+    return found
+
+
+def checked_inboxes(declared: Sequence[Inbox[Any, Any]], faults: list[str]) -> dict[str, Inbox[Any, Any]]:
+    """By name; what is wrong goes to `faults`."""
+    found: dict[str, Inbox[Any, Any]] = {}
+    for one in declared:
+        if not is_name(one.name):
+            faults.append(f"the inbox's name {one.name!r} is not [a-z][a-z0-9_]*")
+        if one.name in found:
+            faults.append(f"two inboxes are called {one.name!r}")
+        wrong = one.faults()
+        if not wrong:
+            try:
+                IncomingDecoder(one.type, "")
+            except DefinitionError as error:
+                wrong = list(error.faults)
+        faults += [f"inbox {one.name!r}: {fault}" for fault in wrong]
         found[one.name] = one
     return found
 

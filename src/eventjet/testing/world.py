@@ -14,7 +14,7 @@ from eventjet.domain.recorded import Recorded
 from eventjet.errors import UsageError
 from eventjet.jet import Jet
 from eventjet.projections.app_ref import Application
-from eventjet.reactions.reaction import EventReaction
+from eventjet.reactions.reaction import Cause, EventReaction
 from eventjet.reactions.steps import NextDeadline, ProcessRunner
 from eventjet.repository.repositories import Repositories
 from eventjet.settings import Settings
@@ -75,7 +75,9 @@ class World:
                 await runner.advance(process_id)
         for one in self._app.reactors.values():
             if isinstance(event.data, one.events):
-                await one.handle(event, EventReaction(self._repositories, self._deps, one.name, event, 1))
+                await one.handle(
+                    event, EventReaction(self._repositories, self._deps, Cause.of_event(one.name, event), 1)
+                )
 
     async def _come_due(self) -> bool:
         """Have the earliest deadline that is due decide; False when there is none."""

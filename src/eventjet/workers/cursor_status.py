@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from eventjet.codec.subjects import cursor_bucket
@@ -11,10 +11,10 @@ from eventjet.cursors.cursor import Cursor
 from eventjet.cursors.kv import ParkedEntry
 from eventjet.domain.parked import PARKED, RETRY
 from eventjet.errors import LogIncomplete, LogRolledBack, StreamMissing
-from eventjet.nats.api import StreamState, next_message
+from eventjet.nats.api import StreamState, next_message, stream_info
 from eventjet.nats.connection import NatsConnection
 from eventjet.projections.app_ref import Application
-from eventjet.reactions.following import declarations_of, filters_of
+from eventjet.reactions.following import INBOX, Declaration, declarations_of, filters_of
 from eventjet.workers.reader import log_fault, state_of_log
 
 
@@ -44,7 +44,9 @@ def cursors_of(connection: NatsConnection, app: Application) -> list[Cursor]:
 def cursor_fault(
     connection: NatsConnection, identity: str, state: StreamState, cursor: Cursor
 ) -> LogRolledBack | LogIncomplete | None:
-    """Why it cannot go on over this log; None if it can."""
+    """Why it cannot go on over this log; None if it can, or follows another stream."""
+    if cursor.kind == INBOX:
+        return None
     if cursor.log != identity:
         reason = f"it is of the log {cursor.log} and the stream {state.name!r} is {identity}"
         return LogRolledBack(cursor.name, cursor.position, reason)
@@ -61,12 +63,26 @@ def look_at_cursors(connection: NatsConnection, app: Application) -> list[Cursor
     for cursor in cursors:
         entries = [ParkedEntry.decoded(body) for body in _values(connection, app.name, f"q.{cursor.name}.*") if body]
         own = declared.get(cursor.name)
+        if own is not None and own.stream:
+            looks.append(_inbox(connection, own, cursor, entries))
+            continue
         filters = [] if own is None else filters_of(app, own.events)
         lag, age_s = _lag(connection, app.name, cursor, filters, last)
         parked = sum(entry.parked.resolution in (PARKED, RETRY) for entry in entries)
         fault = cursor_fault(connection, identity, state, cursor)
         looks.append(CursorLook(cursor, lag, age_s, parked, "" if fault is None else str(fault)))
     return looks
+
+
+def _inbox(connection: NatsConnection, own: Declaration, cursor: Cursor, entries: Sequence[ParkedEntry]) -> CursorLook:
+    """One that follows another stream than the log."""
+    parked = sum(entry.parked.resolution in (PARKED, RETRY) for entry in entries)
+    try:
+        state = connection.ask(stream_info(own.stream))
+    except StreamMissing:
+        return CursorLook(cursor, 0, None, parked, f"the stream {own.stream!r} does not exist")
+    fault = "" if state.created == cursor.log else f"the stream {own.stream!r} is not the one that it began in"
+    return CursorLook(cursor, *_lag(connection, own.stream, cursor, [own.subject], state.last), parked, fault)
 
 
 def _lag(

@@ -8,17 +8,20 @@ from typing import Any, TypeAlias
 from eventjet import failpoints
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.cloud_events import message_of
+from eventjet.domain.inbox import Inbox, Incoming
 from eventjet.domain.parked import AggregateKey
 from eventjet.domain.publication import Publication
 from eventjet.domain.reactor import Reactor, Retry
 from eventjet.domain.recorded import Recorded
+from eventjet.quarantine.fold import aggregate_key_of
 from eventjet.reactions.following import Declaration
-from eventjet.reactions.reaction import EventReaction
+from eventjet.reactions.reaction import Cause, EventReaction
 from eventjet.reactions.steps import ProcessRunner
 from eventjet.repository.decisions import recorded_events
 from eventjet.repository.repositories import Repositories
 from eventjet.store.public_stream import PublicStream
 from eventjet.store.timers import Due, JetStreamTimers
+from eventjet.workers.feeds import Feed
 
 Try: TypeAlias = Callable[[int], Awaitable[None]]
 """One try; the argument is its number, from 1 on."""
@@ -27,16 +30,22 @@ Try: TypeAlias = Callable[[int], Awaitable[None]]
 class Followed:
     """One declaration over one connection."""
 
-    def __init__(self, declaration: Declaration, retry: Retry, *, quarantines: bool) -> None:
+    def __init__(self, declaration: Declaration, feed: Feed, retry: Retry, *, quarantines: bool) -> None:
         self.declaration = declaration
+        self.feed = feed
         self.retry = retry
         self.takes_imported = False
         """Whether imported events concern it: nothing follows from what happened elsewhere, but it may be told."""
         self.quarantines = quarantines
         """Whether what cannot be taken is parked; else it stops the follower."""
 
-    def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try] | None:
-        """What to do about an event, and in whose lane; None for nothing."""
+    @property
+    def durable(self) -> str:
+        """Name of its consumer."""
+        return self.declaration.name
+
+    def work(self, event: Any) -> tuple[AggregateKey, Try] | None:
+        """What to do about an event, or a message, and in whose lane; None for nothing."""
         raise NotImplementedError
 
     async def fired(self, after: int) -> Sequence[Due]:
@@ -53,9 +62,14 @@ class FollowedReactor(Followed):
     """A handler, called with each event of its subscription."""
 
     def __init__(
-        self, declaration: Declaration, reactor: Reactor[Any, Any], repositories: Repositories, deps: Any
+        self,
+        declaration: Declaration,
+        feed: Feed,
+        reactor: Reactor[Any, Any],
+        repositories: Repositories,
+        deps: Any,
     ) -> None:
-        super().__init__(declaration, reactor.retry, quarantines=reactor.on_error == "quarantine")
+        super().__init__(declaration, feed, reactor.retry, quarantines=reactor.on_error == "quarantine")
         self._reactor = reactor
         self._repositories = repositories
         self._deps = deps
@@ -64,7 +78,8 @@ class FollowedReactor(Followed):
         reactor = self._reactor
 
         async def handle(attempt: int) -> None:
-            await reactor.handle(event, EventReaction(self._repositories, self._deps, reactor.name, event, attempt))
+            cause = Cause.of_event(reactor.name, event)
+            await reactor.handle(event, EventReaction(self._repositories, self._deps, cause, attempt))
 
         return (event.aggregate, event.aggregate_id), handle
 
@@ -72,8 +87,8 @@ class FollowedReactor(Followed):
 class FollowedProcess(Followed):
     """A process: its own events and its timers wake it, and it listens to those of others."""
 
-    def __init__(self, declaration: Declaration, runner: ProcessRunner, timers: JetStreamTimers) -> None:
-        super().__init__(declaration, Retry(), quarantines=True)
+    def __init__(self, declaration: Declaration, feed: Feed, runner: ProcessRunner, timers: JetStreamTimers) -> None:
+        super().__init__(declaration, feed, Retry(), quarantines=True)
         self._runner = runner
         self._timers = timers
 
@@ -106,11 +121,36 @@ class FollowedProcess(Followed):
         await self._timers.clear(self.declaration.name, due)
 
 
+class FollowedInbox(Followed):
+    """A handler, called with each message of another stream."""
+
+    def __init__(
+        self, declaration: Declaration, feed: Feed, inbox: Inbox[Any, Any], repositories: Repositories, deps: Any
+    ) -> None:
+        super().__init__(declaration, feed, inbox.retry, quarantines=inbox.on_error == "quarantine")
+        self.takes_imported = True
+        self._inbox = inbox
+        self._repositories = repositories
+        self._deps = deps
+
+    @property
+    def durable(self) -> str:
+        """Beside those of others in a stream that is not this app's alone."""
+        return f"{self._repositories.app.name}-{self._inbox.name}"
+
+    def work(self, event: Incoming[Any]) -> tuple[AggregateKey, Try]:
+        async def handle(attempt: int) -> None:
+            cause = Cause.of_message(self._inbox.name, event)
+            await self._inbox.handle(event, EventReaction(self._repositories, self._deps, cause, attempt))
+
+        return aggregate_key_of(event.subject.encode()), handle
+
+
 class FollowedPublication(Followed):
     """Events told in another stream, one after the other; what cannot be told stops it, since order is its promise."""
 
-    def __init__(self, declaration: Declaration, one: Publication[Any], stream: PublicStream) -> None:
-        super().__init__(declaration, Retry(tries=1), quarantines=False)
+    def __init__(self, declaration: Declaration, feed: Feed, one: Publication[Any], stream: PublicStream) -> None:
+        super().__init__(declaration, feed, Retry(tries=1), quarantines=False)
         self.takes_imported = True
         self._publication = one
         self._public = Catalog(one.public)

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 from eventjet import failpoints
-from eventjet.codec.envelope import RawRecord
 from eventjet.cursors.cursor import OwnerWatch
 from eventjet.cursors.kv import Cursors, HeldCursor
 from eventjet.errors import (
@@ -28,13 +27,11 @@ from eventjet.errors import (
 )
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability.metrics import FollowerMeter
-from eventjet.quarantine.fold import Offered, Offering
-from eventjet.reactions.following import filters_of
 from eventjet.reactions.lanes import Lanes
 from eventjet.repository.repositories import Repositories
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.followed import Followed
-from eventjet.workers.reader import EventReader, Source, check_running, check_whole_log, learn_voids
+from eventjet.workers.reader import EventReader, Source
 from eventjet.workers.term import Term
 from eventjet.workers.terms import Backoff, boot_clock, pause, run_terms
 
@@ -60,10 +57,6 @@ class FollowerContext:
     owner: str
     options: WorkerOptions
     meters: dict[str, FollowerMeter] = field(default_factory=dict[str, FollowerMeter])
-
-    def decode(self, followed: Followed, record: RawRecord) -> Offered | None:
-        """One record, by itself; None for what the follower does not take, or what is void."""
-        return Offering(self.repositories.catalog, followed.declaration.events)(record)
 
     def meter(self, followed: Followed) -> FollowerMeter:
         one = followed.declaration
@@ -119,29 +112,17 @@ class EventFollower:
         return None
 
     async def _hold(self, held: HeldCursor, stop: asyncio.Event) -> None:
-        context, cursor = self._context, held.cursor
-        repositories = context.repositories
-        stream = repositories.app.name
-        identity = await asyncio.to_thread(check_whole_log, context.endpoint, stream, cursor)
-        if identity != cursor.log:
-            raise LogRolledBack(self.name, cursor.position, f"it is of the log {cursor.log} and this is {identity}")
-        await asyncio.to_thread(learn_voids, context.endpoint, stream, repositories.catalog)
-        events = self._followed.declaration.events
-        reader = await EventReader.open(
-            Source(context.endpoint, stream, self.name),
-            cursor.position,
-            lambda earlier: Offering(repositories.catalog, events, (), earlier),
-            _BATCH_MAX,
-            filters_of(repositories.app, events),
-        )
+        context, cursor, feed = self._context, held.cursor, self._followed.feed
+        await asyncio.to_thread(feed.check, cursor)
+        source = Source(context.endpoint, feed.stream, self._followed.durable)
+        reader = await EventReader.open(source, cursor.position, feed.reader, _BATCH_MAX, feed.filters)
         lanes = Lanes(LANES, AHEAD_MAX, cursor.position, cursor.event_id)
         try:
             parked = await context.cursors.parked(self.name)
             term = Term(self._followed, context, held, lanes, parked, self._meter)
             reader.start()
             self._on_ready()
-            look = partial(self._look, held, stream)
-            await self._until_stopped(term, reader, lanes, look, stop)
+            await self._until_stopped(term, reader, lanes, partial(self._look, held), stop)
         finally:
             await lanes.close()
             await reader.close()
@@ -176,11 +157,11 @@ class EventFollower:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _look(self, held: HeldCursor, stream: str) -> None:
-        """Raise as soon as the log is another one, or no longer whole."""
+    async def _look(self, held: HeldCursor) -> None:
+        """Raise as soon as the stream is another one, or no longer whole."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            await asyncio.to_thread(check_running, self._context.endpoint, stream, held.cursor, held.cursor.log)
+            await asyncio.to_thread(self._followed.feed.look, held.cursor)
             self._pace.progressed()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from eventjet.cursors.kv import Cursors
 from eventjet.errors import UsageError
+from eventjet.nats.client import Client
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability.metrics import FollowerMeter, Meter
@@ -26,7 +27,14 @@ from eventjet.sql.database import Database
 from eventjet.store.public_stream import PublicStream, check_public_stream
 from eventjet.store.timers import JetStreamTimers
 from eventjet.workers.context import WorkerContext, WorkerOptions
-from eventjet.workers.followed import Followed, FollowedProcess, FollowedPublication, FollowedReactor
+from eventjet.workers.feeds import ForeignFeed, LogFeed
+from eventjet.workers.followed import (
+    Followed,
+    FollowedInbox,
+    FollowedProcess,
+    FollowedPublication,
+    FollowedReactor,
+)
 from eventjet.workers.follower import EventFollower, FollowerContext
 from eventjet.workers.health import HealthMonitor, serving
 from eventjet.workers.lease import new_owner
@@ -131,23 +139,34 @@ class _Working:
         cursors = Cursors(client, app.name)
         for one in chosen:
             await cursors.read(one.name)
-        wanted = app.deps is not None and any(one.name in app.reactors for one in chosen)
+        handlers = {*app.reactors, *app.inboxes}
+        wanted = app.deps is not None and any(one.name in handlers for one in chosen)
         deps = await ending.enter_async_context(app.deps()) if app.deps is not None and wanted else None
         context = FollowerContext(repositories, cursors, self.endpoint, self.owner, self.options)
         self.meters.append(context.meters)
-        processes = {info.name: (cls, info) for cls, info in app.processes.items()}
         for one in chosen:
-            if one.name in processes:
-                runner = ProcessRunner(repositories, *processes[one.name])
-                followed: Followed = FollowedProcess(one, runner, JetStreamTimers(client, app.name))
-            elif one.name in app.publications:
-                publication = app.publications[one.name]
-                await check_public_stream(client, publication.stream, one.name)
-                public = PublicStream(client, publication.stream, one.name)
-                followed = FollowedPublication(one, publication, public)
-            else:
-                followed = FollowedReactor(one, app.reactors[one.name], repositories, deps)
+            followed = await self._followed(one, context, client, deps)
             self._tasks[one.name] = EventFollower(followed, context, partial(self._ready, one.name)).run
+
+    async def _followed(self, one: Declaration, context: FollowerContext, client: Client, deps: Any) -> Followed:
+        """What it does about its events, over this connection."""
+        app, repositories = self._app, context.repositories
+        if one.name in app.inboxes:
+            inbox = app.inboxes[one.name]
+            created = (await context.cursors.read(one.name)).cursor.log
+            foreign = ForeignFeed(inbox, client, self.endpoint, created)
+            return FollowedInbox(one, foreign, inbox, repositories, deps)
+        feed = LogFeed(repositories, self.endpoint, one)
+        for cls, info in app.processes.items():
+            if info.name == one.name:
+                runner = ProcessRunner(repositories, cls, info)
+                return FollowedProcess(one, feed, runner, JetStreamTimers(client, app.name))
+        if one.name in app.publications:
+            publication = app.publications[one.name]
+            await check_public_stream(client, publication.stream, one.name)
+            public = PublicStream(client, publication.stream, one.name)
+            return FollowedPublication(one, feed, publication, public)
+        return FollowedReactor(one, feed, app.reactors[one.name], repositories, deps)
 
     async def run(self, stop: asyncio.Event) -> None:
         tasks = [asyncio.create_task(run(stop), name=name) for name, run in self._tasks.items()]

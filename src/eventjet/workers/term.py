@@ -260,10 +260,10 @@ class Term:
 
     async def _try_again(self, entry: ParkedEntry) -> Offered | None:
         """What could not be taken again; None when it was."""
-        record = await self._context.repositories.store.at(entry.position)
+        record = await self._followed.feed.at(entry.position)
         if record is None:
             raise ReactionFailed(self._followed.declaration.name, entry.position, entry.key[1], "the log has lost it")
-        offered = self._context.decode(self._followed, record)
+        offered = self._followed.feed.decode(record)
         if offered is None:
             return None
         error = offered.error

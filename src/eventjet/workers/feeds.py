@@ -1,0 +1,130 @@
+"""Where a follower reads: the app's own log, or another stream that an inbox takes messages of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+from eventjet.codec.cloud_events import IncomingDecoder
+from eventjet.codec.envelope import RawRecord
+from eventjet.cursors.cursor import Cursor
+from eventjet.domain.inbox import Inbox
+from eventjet.errors import CodecError, LogRolledBack, StoreError, Unreachable
+from eventjet.nats.api import message_at, stream_info
+from eventjet.nats.client import Client
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
+from eventjet.quarantine.fold import Offered, Offering, Reader
+from eventjet.reactions.following import Declaration, filters_of
+from eventjet.repository.repositories import Repositories
+from eventjet.store.earlier import EarlierRecords
+from eventjet.workers.reader import check_running, check_whole_log, learn_voids
+
+
+class Feed(Protocol):
+    """One stream, as a follower reads it. `check` and `look` block."""
+
+    stream: str
+    filters: Sequence[str]
+
+    def check(self, cursor: Cursor) -> None:
+        """Raise when a cursor cannot go on over it."""
+        ...
+
+    def look(self, cursor: Cursor) -> None:
+        """As `check`, for what may change while it is read; a server that is away is no fault."""
+        ...
+
+    def reader(self, earlier: EarlierRecords) -> Reader:
+        """What makes `Offered` ones of its records."""
+        ...
+
+    def decode(self, record: RawRecord) -> Offered | None:
+        """One record, by itself; None for what is not taken, or is void."""
+        ...
+
+    async def at(self, position: int) -> RawRecord | None:
+        """The record at a position, None for none."""
+        ...
+
+
+class LogFeed:
+    """The app's own log, its events of some aggregates."""
+
+    def __init__(self, repositories: Repositories, endpoint: Endpoint, declaration: Declaration) -> None:
+        self.stream = repositories.app.name
+        self.filters: Sequence[str] = filters_of(repositories.app, declaration.events)
+        self._repositories = repositories
+        self._endpoint = endpoint
+        self._declaration = declaration
+
+    def check(self, cursor: Cursor) -> None:
+        identity = check_whole_log(self._endpoint, self.stream, cursor)
+        if identity != cursor.log:
+            raise LogRolledBack(cursor.name, cursor.position, f"it is of the log {cursor.log} and this is {identity}")
+        learn_voids(self._endpoint, self.stream, self._repositories.catalog)
+
+    def look(self, cursor: Cursor) -> None:
+        check_running(self._endpoint, self.stream, cursor, cursor.log)
+
+    def reader(self, earlier: EarlierRecords) -> Reader:
+        return Offering(self._repositories.catalog, self._declaration.events, (), earlier)
+
+    def decode(self, record: RawRecord) -> Offered | None:
+        return Offering(self._repositories.catalog, self._declaration.events)(record)
+
+    async def at(self, position: int) -> RawRecord | None:
+        return await self._repositories.store.at(position)
+
+
+class ForeignFeed:
+    """Another stream: it is known by its time of creation, and may drop what is old."""
+
+    def __init__(self, inbox: Inbox[Any, Any], client: Client, endpoint: Endpoint, created: str) -> None:
+        self.stream = inbox.stream
+        self.filters: Sequence[str] = (inbox.subject,)
+        self._client = client
+        self._endpoint = endpoint
+        self._decoder = IncomingDecoder(inbox.type, created)
+
+    def check(self, cursor: Cursor) -> None:
+        with NatsConnection.open(self._endpoint) as connection:
+            state = connection.ask(stream_info(self.stream))
+        if state.created != cursor.log:
+            reason = f"the stream {self.stream!r} was made at {state.created}, and it began in one of {cursor.log}"
+            raise LogRolledBack(cursor.name, cursor.position, reason)
+        if state.last < cursor.position:
+            reason = f"the stream {self.stream!r} ends at {state.last}"
+            raise LogRolledBack(cursor.name, cursor.position, reason)
+
+    def look(self, cursor: Cursor) -> None:
+        try:
+            self.check(cursor)
+        except (StoreError, Unreachable, OSError):
+            return
+
+    def reader(self, earlier: EarlierRecords) -> Reader:
+        del earlier
+        return _Each(self.decode)
+
+    def decode(self, record: RawRecord) -> Offered | None:
+        try:
+            return Offered(record, cast("Any", self._decoder(record)))
+        except CodecError as error:
+            return Offered(record, None, error)
+
+    async def at(self, position: int) -> RawRecord | None:
+        return await self._client.ask(message_at(self.stream, position))
+
+
+class _Each:
+    """Every record for itself: nothing is known of what it follows."""
+
+    def __init__(self, decode: Callable[[RawRecord], Offered | None]) -> None:
+        self._decode = decode
+
+    def __call__(self, record: RawRecord, /) -> Any:
+        return self._decode(record)
+
+    def expect(self, records: Sequence[RawRecord]) -> None:
+        """It takes them as they come."""

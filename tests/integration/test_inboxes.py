@@ -1,0 +1,237 @@
+"""Inboxes on a real server: another stream's messages become commands here, once each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from eventjet import App, DefinitionError, Incoming, Jet, Reaction, Retry, aggregate, event, inbox
+from eventjet.cursors.kv import Cursors
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import LogUnusable
+from eventjet.nats.api import create_stream
+from eventjet.reactions import verdicts
+from eventjet.reactions.following import cursor_at, declarations_of
+from eventjet.settings import Settings
+from eventjet.workers.status import status
+from tests.integration.reacting import eventually, until, working
+from tests.logs import fresh_name
+
+
+class Paid(BaseModel):
+    order: str
+    cents: int
+
+
+@event("order.paid")
+class OrderPaid:
+    cents: int
+
+
+@aggregate("order")
+class Order:
+    cents: int = 0
+
+    def pay(self, cents: int) -> OrderPaid:
+        return OrderPaid(cents=cents)
+
+    def evolve(self, event: OrderPaid) -> Order:
+        return replace(self, cents=self.cents + event.cents)
+
+
+@dataclass
+class Desk:
+    """What the handler needs: it remembers what reached it, and fails where it is told to."""
+
+    seen: list[Incoming[Paid]] = field(default_factory=list[Incoming[Paid]])
+    keys: list[str] = field(default_factory=list[str])
+    fails: Callable[[Paid], bool] = lambda paid: False
+
+
+def app_of(desk: Desk, stream: str, *, start: Any = "beginning") -> App:
+    @inbox("payments", stream=stream, subject=f"{stream}.pay.>", start=start, retry=Retry(tries=2, first_s=0.01))
+    async def payments(message: Incoming[Paid], to: Reaction[Desk]) -> None:
+        to.deps.seen.append(message)
+        to.deps.keys.append(to.key)
+        if to.deps.fails(message.data):
+            raise ValueError("not today")
+        await to.repository(Order).execute(message.data.order, Order.pay, message.data.cents)
+
+    @asynccontextmanager
+    async def opened() -> AsyncGenerator[Desk]:
+        yield desk
+
+    return App(fresh_name(), aggregates=[Order], reactors=[payments], deps=opened)
+
+
+@pytest.fixture
+def settings(eventjet_nats: NatsServer) -> Settings:
+    return Settings(servers=(eventjet_nats.url,))
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+@pytest.fixture
+def app(desk: Desk) -> App:
+    return app_of(desk, f"shop-{fresh_name()}")
+
+
+@pytest.fixture
+async def jet(app: App, settings: Settings) -> AsyncGenerator[Jet]:
+    stream = app.inboxes["payments"].stream
+    async with app.connect(settings) as jet:
+        assert jet.client is not None
+        await jet.client.ask(create_stream({"name": stream, "subjects": [f"{stream}.>"]}))
+        await jet.init()
+        yield jet
+
+
+async def send(jet: Jet, app: App, name: str, body: Any, where: str = "pay") -> None:
+    """What another program publishes."""
+    assert jet.client is not None
+    told = body if isinstance(body, bytes) else json.dumps(body).encode()
+    await jet.client.request(f"{app.inboxes['payments'].stream}.{where}.{name}", told)
+
+
+def cloud(name: str, order: str, cents: int) -> dict[str, Any]:
+    data = {"order": order, "cents": cents}
+    return {"specversion": "1.0", "id": name, "source": "https://pay.example", "type": "paid", "data": data}
+
+
+async def paid(jet: Jet, order: str) -> int:
+    return (await jet.repository(Order).load(order)).cents
+
+
+async def test_messages_become_commands_once_though_they_come_again(
+    app: App, jet: Jet, settings: Settings, desk: Desk
+) -> None:
+    await send(jet, app, "o1", {"order": "o1", "cents": 5})
+    await send(jet, app, "o1", cloud("c1", "o1", 7))
+    await send(jet, app, "o2", cloud("c2", "o2", 9))
+    await send(jet, app, "o3", cloud("c3", "o3", 11), "other")  # of no interest
+    async with working(app, settings):
+        await until(lambda: len(desk.seen) == 3)
+        await send(jet, app, "o1", cloud("c1", "o1", 7))  # the same event, told again
+        await until(lambda: len(desk.seen) == 4)
+    assert [await paid(jet, order) for order in ("o1", "o2", "o3")] == [12, 9, 0]
+    first, second, *_ = [message for message in desk.seen if message.data.order == "o1"]
+    assert (first.position, first.source, first.data) == (1, "", Paid(order="o1", cents=5))
+    assert (second.id, second.source, second.subject.rpartition(".")[2]) == ("c1", "https://pay.example", "o1")
+    assert "payments/https://pay.example/c1" in desk.keys
+    (recorded, *_) = await jet.repository(Order).history("o2")
+    assert recorded.metadata.actor == "inbox:payments"
+    assert recorded.metadata.causation == "https://pay.example/c2"
+    # From the beginning again: every command is known.
+    assert jet.client is not None
+    cursors = Cursors(jet.client, jet.name)
+    await verdicts.set_position(cursors, await cursor_at(jet.store, jet.client, declarations_of(app)["payments"], 0))
+    async with working(app, settings):
+        await until(lambda: len(desk.seen) == 8)
+    assert [await paid(jet, order) for order in ("o1", "o2")] == [12, 9]
+
+
+async def test_what_is_no_message_of_its_kind_is_parked_and_the_others_go_on(
+    app: App, jet: Jet, settings: Settings, desk: Desk
+) -> None:
+    assert jet.client is not None
+    cursors = Cursors(jet.client, jet.name)
+    async with working(app, settings):
+        await send(jet, app, "o1", b"no json")
+        await send(jet, app, "o2", {"order": "o2"})
+        await send(jet, app, "o3", {"order": "o3", "cents": 3})
+        await until(lambda: len(desk.seen) == 1)
+
+        async def both() -> list[Any]:
+            found = await verdicts.listed(cursors, "payments")
+            return found if len(found) == 2 else []
+
+        parked = await eventually(both)
+        assert all("it cannot be decoded" in one.reason for one in parked)
+        await verdicts.drop(cursors, "payments", [one.position for one in parked])
+
+        async def none() -> bool:
+            return not await cursors.parked("payments")
+
+        await eventually(none)
+        await send(jet, app, "o1", {"order": "o1", "cents": 1})
+        await until(lambda: len(desk.seen) == 2)
+    assert [await paid(jet, order) for order in ("o1", "o3")] == [1, 3]
+
+
+async def test_one_that_fails_is_parked_and_retried(app: App, jet: Jet, settings: Settings, desk: Desk) -> None:
+    assert jet.client is not None
+    desk.fails = lambda paid: paid.cents == 2
+    cursors = Cursors(jet.client, jet.name)
+    async with working(app, settings):
+        for cents in (1, 2, 3):
+            await send(jet, app, "o", {"order": "o", "cents": cents})
+
+        async def waits() -> list[Any]:
+            return [one for one in await verdicts.listed(cursors, "payments") if one.blocked == 1]
+
+        (found,) = await eventually(waits)
+        assert found.reason == "ValueError: not today"
+        desk.fails = lambda paid: False
+        await verdicts.retry(cursors, "payments", None)
+
+        async def all_paid() -> bool:
+            return await paid(jet, "o") == 6
+
+        await eventually(all_paid)
+
+
+async def test_a_stream_made_again_is_refused(app: App, jet: Jet, settings: Settings, desk: Desk) -> None:
+    assert jet.client is not None
+    stream = app.inboxes["payments"].stream
+    async with working(app, settings):
+        await send(jet, app, "o", {"order": "o", "cents": 1})
+        await until(lambda: len(desk.seen) == 1)
+    await jet.client.api(f"STREAM.DELETE.{stream}")
+    await jet.client.ask(create_stream({"name": stream, "subjects": [f"{stream}.>"]}))
+    await send(jet, app, "o", {"order": "o", "cents": 9})
+
+    async def has_failed() -> bool:
+        (found,) = await status(app, settings)
+        return found.state == "failed"
+
+    async with working(app, settings):
+        await eventually(has_failed)
+    assert await paid(jet, "o") == 1
+
+
+async def test_a_stream_that_is_not_there_is_said(settings: Settings, desk: Desk) -> None:
+    app = app_of(desk, f"nowhere-{fresh_name()}")
+    async with app.connect(settings) as jet:
+        with pytest.raises(LogUnusable, match="of the inbox 'payments': it does not exist"):
+            await jet.init()
+
+
+def test_the_faults_of_inboxes_are_told_at_once() -> None:
+    @inbox("Bad", stream="", subject="a b", retry=Retry(tries=0))
+    def bad(message: Paid) -> None:  # type: ignore[arg-type,misc]
+        """Neither async, nor with a second parameter, nor annotated as an inbox wants it."""
+
+    @inbox("strange", stream="s", subject="s.>")
+    async def strange(message: Incoming[Desk], to: Reaction) -> None: ...
+
+    with pytest.raises(DefinitionError) as caught:
+        App("orders", aggregates=[Order], reactors=[bad, strange, strange])
+    for part in (
+        "the inbox's name 'Bad' is not",
+        "is not an `async def`",
+        "does not take (message, reaction)",
+        "name both without blanks",
+        "tries nothing",
+        "write what it takes, as in `message: Incoming[PaymentCaptured]`",
+        "two inboxes are called 'strange'",
+    ):
+        assert part in str(caught.value), part
