@@ -43,9 +43,9 @@ def init(
         str | None, typer.Option("--log", metavar="UUID", help="With --repair: which log it is, if nothing tells.")
     ] = None,
 ) -> Answer:
-    """Create or check the app's stream, bucket and tables, and whether the tables are of this log, and that is whole.
+    """Create or check what the app has on the server and in the database: is it of this log, and is that whole?
 
-    Nothing that exists is changed without --repair, or --reset: then the tables, the quarantine and the position of
+    Reactors, processes and whatever else follows the log get a cursor where they have none. Nothing that exists is changed without --repair, or --reset: then the tables, the quarantine and the position of
     the projections that are named are thrown away, and workers make them again from the first event. Exit status 1
     when something is not as it should be.
     """

@@ -39,7 +39,7 @@ def status(
         float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Between two looks of --watch.")
     ] = 2.0,
 ) -> None:
-    """Show each projection's state, position, lag, pace, time left, and the worker that keeps it.
+    """Show state, position, lag, pace, time left and worker of each projection, reactor and process.
 
     Where one lags, its pace is measured for a second. With --watch the table stays and is kept current; where the
     output is no terminal, a line is printed for each change instead.
