@@ -45,9 +45,10 @@ def init(
 ) -> Answer:
     """Create or check what the app has on the server and in the database: is it of this log, and is that whole?
 
-    Reactors, processes and whatever else follows the log get a cursor where they have none. Nothing that exists is changed without --repair, or --reset: then the tables, the quarantine and the position of
-    the projections that are named are thrown away, and workers make them again from the first event. Exit status 1
-    when something is not as it should be.
+    Reactors, processes and whatever else follows the log get a cursor where they have none. Nothing that exists is
+    changed without --repair, or --reset: then the tables, the quarantine and the position of the projections that are
+    named are thrown away, and workers make them again from the first event. Exit status 1 when something is not as it
+    should be.
     """
     from eventjet.cli import repair as repairing
 
