@@ -19,6 +19,7 @@ from eventjet.errors import CommandFailed
 from eventjet.nats.client import connect
 from eventjet.nats.protocol import Frame
 from eventjet.repository.repositories import open_repositories
+from eventjet.serving import service as serving
 from eventjet.serving.remote import RemoteApp
 from eventjet.serving.service import Service
 from eventjet.settings import Settings
@@ -219,14 +220,19 @@ async def test_a_thousand_callers_that_repeat_have_one_outcome_each(purses: App,
             both = await asyncio.gather(*(once.execute(f"p{n % 50}", Purse.fill, Decimal(1)) for _ in range(2)))
             return {each.position for each in (*both, await once.execute(f"p{n % 50}", Purse.fill, Decimal(1)))}
 
-        async def caller(which: int) -> list[int]:
-            found = [await ask(n) for n in range(which, 1_000, 100)]
-            assert all(len(each) == 1 for each in found)
-            return [len(each) for each in found]
-
-        await asyncio.gather(*(caller(which) for which in range(100)))
+        found = await asyncio.gather(*(ask(n) for n in range(1_000)))
+        assert [len(each) for each in found] == [1] * 1_000
     purses_held = [await jet.repository(Purse).load(f"p{n}") for n in range(50)]
     assert sum(one.held for one in purses_held) == 1_000
+
+
+async def test_one_that_has_too_much_in_hand_says_so(
+    purses: App, jet: Jet, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "WAITING_MAX", 0)
+    async with service(purses, settings), purses.client(settings) as remote:
+        with pytest.raises(CommandFailed, match=r"Busy \(503\)"):
+            await remote.repository(Purse).execute("p", Purse.fill, Decimal(1))
 
 
 async def test_nobody_serves(purses: App, jet: Jet, settings: Settings) -> None:

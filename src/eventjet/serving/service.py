@@ -34,7 +34,9 @@ _log = logging.getLogger(__name__)
 QUEUE = "q"
 ERROR, ERROR_CODE = "Nats-Service-Error", "Nats-Service-Error-Code"
 IN_FLIGHT = 256
-"""Requests dealt with at once; as many wait, and what comes beyond is told to come again."""
+"""Requests dealt with at once."""
+WAITING_MAX = 4_096
+"""In hand, those that wait included; what comes beyond is told to come again."""
 _BODY_MAX = 800_000
 _DRAIN_S = 10.0
 _VERBS = ("PING", "INFO", "STATS")
@@ -124,7 +126,7 @@ class Service:
         self._served.append(await self._client.serve(subject, heard, queue))
 
     def _took(self, endpoint: ServedEndpoint, frame: Frame) -> None:
-        if len(self._tasks) >= 2 * IN_FLIGHT:
+        if len(self._tasks) >= WAITING_MAX:
             self._answer(frame, Problem(503, "Busy", "The service has too much in hand. Try again."))
             return
         task = asyncio.ensure_future(self._handle(endpoint, frame))
