@@ -20,6 +20,7 @@ from eventjet.repository import Committed, Imported, ImportReport, Planned, Repo
 from eventjet.repository.decisions import position_in, transact
 from eventjet.repository.importing import Importer
 from eventjet.repository.repositories import Repositories, open_repositories
+from eventjet.serving.service import Service
 from eventjet.settings import Settings
 from eventjet.sql.waiting import Checkpoints, Waiting
 from eventjet.store.public_stream import check_public_stream
@@ -152,6 +153,21 @@ class Jet:
         if not log and await self.store.confirm():
             log = self.store.identity
         await self._waiting.caught_up(resolved, wanted, timeout_s, log)
+
+    @asynccontextmanager
+    async def service(self) -> AsyncGenerator[None]:
+        """Within the block the app's commands (`App(served=[…])`) are served over this connection, as by `eventjet serve`.
+
+        On the way out what is in hand is finished.
+        """
+        if self.client is None:
+            raise UsageError("This log is not on a server, so nobody could ask.")
+        service = Service(self._repositories, self.client, self._app.served)
+        await service.open()
+        try:
+            yield
+        finally:
+            await service.close()
 
     async def close(self) -> None:
         """Let go of what the connection opened to read; whoever still waits in `caught_up` gets `Unreachable`."""

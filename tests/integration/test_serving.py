@@ -235,6 +235,19 @@ async def test_one_that_has_too_much_in_hand_says_so(
             await remote.repository(Purse).execute("p", Purse.fill, Decimal(1))
 
 
+async def test_an_open_connection_serves_as_well_and_goes_on_afterwards(
+    purses: App, jet: Jet, settings: Settings
+) -> None:
+    async with purses.client(settings) as remote:
+        async with jet.service():
+            assert jet.client is not None
+            await jet.client.api("INFO")
+            await remote.repository(Purse).execute("p", Purse.fill, Decimal(1))
+        assert (await jet.repository(Purse).load("p")).held == 1
+        with pytest.raises(StoreUnavailable):
+            await remote.repository(Purse).execute("p", Purse.fill, Decimal(1))
+
+
 async def test_nobody_serves(purses: App, jet: Jet, settings: Settings) -> None:
     async with purses.client(settings) as remote:
         with pytest.raises(StoreUnavailable, match="nobody"):

@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 
 from eventjet.examples.transfer.accounts import Account, AccountClosed, AccountFrozen, Book, InsufficientFunds
-from eventjet.examples.transfer.app import transfers
+from eventjet.examples.transfer.app import receipts, transfers
 from eventjet.examples.transfer.transfers import (
     RETRY_AFTER,
     Completed,
@@ -23,7 +23,7 @@ from eventjet.examples.transfer.transfers import (
     Stage,
     Transfer,
 )
-from eventjet.testing import story, world
+from eventjet.testing import reacted, story, world
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 ASKED = Requested(id="t", source="ada", target="bob", amount=Decimal(5), until=NOW)
@@ -152,3 +152,14 @@ async def test_a_thawed_account_is_paid_at_the_next_try() -> None:
         (paid,) = [event for event in await accounts.history("bob") if event.command_id is not None]
         assert (paid.command_id, paid.metadata.actor) == (history[-1].command_id, "process:transfer")
         assert paid.metadata.causation == history[-2].event_id
+
+
+async def test_a_receipt_is_mailed_under_the_key_and_noted_once() -> None:
+    fakes = Fakes()
+    done = await reacted(receipts, Completed(), aggregate_id="t", deps=fakes)
+    done.executed(Book, "all", Book.note, "t").nothing_more()
+    assert fakes.mails.keys == [done.key]
+    with pytest.raises(AssertionError, match=r"it executed book 'all': note\('t'\)"):
+        done.executed(Book, "all", Book.note, "other")
+    with pytest.raises(AssertionError, match="as well"):
+        done.nothing_more()

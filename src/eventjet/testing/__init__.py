@@ -1,6 +1,6 @@
 """What an application's tests use, without a server and without a database.
 
-`scenario` tests decisions, `story` a process, `projected` read models, `in_memory` commands over a log in memory, and
+`scenario` tests decisions, `story` a process, `reacted` a reactor, `projected` read models, `in_memory` commands over a log in memory, and
 `world` a whole app whose clock is moved by hand. The names are imported when they are used, since pytest imports this
 package at every start for the fixtures in `plugin`.
 """
@@ -14,17 +14,19 @@ from eventjet.lazy import lazy
 if TYPE_CHECKING:
     from eventjet.testing.memory import in_memory
     from eventjet.testing.projecting import on, projected
+    from eventjet.testing.reacting import reacted
     from eventjet.testing.scenarios import scenario
     from eventjet.testing.stories import story
     from eventjet.testing.world import world
 
-__all__ = ["in_memory", "on", "projected", "scenario", "story", "world"]
+__all__ = ["in_memory", "on", "projected", "reacted", "scenario", "story", "world"]
 
 __getattr__ = lazy(
     __name__,
     {
         "eventjet.testing.memory": ("in_memory",),
         "eventjet.testing.projecting": ("on", "projected"),
+        "eventjet.testing.reacting": ("reacted",),
         "eventjet.testing.scenarios": ("scenario",),
         "eventjet.testing.stories": ("story",),
         "eventjet.testing.world": ("world",),

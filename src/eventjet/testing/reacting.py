@@ -1,0 +1,104 @@
+"""Tests of a reactor: called once with an event, what it executed and under which key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from eventjet.codec.catalog import Catalog
+from eventjet.domain.aggregate import AggregateType, aggregate_info
+from eventjet.domain.process import Call
+from eventjet.domain.reactor import Reactor
+from eventjet.domain.recorded import Recorded
+from eventjet.domain.subscription import folded_events
+from eventjet.repository.repository import Repository
+from eventjet.store.memory import MemoryStore
+
+S = TypeVar("S")
+E = TypeVar("E")
+P = ParamSpec("P")
+
+_APP = "tested"
+_NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@dataclass
+class ReactionTold:
+    """What a handler is given, and what it did."""
+
+    deps: Any
+    key: str
+    attempt: int = 1
+    calls: list[tuple[Any, str, Call]] = field(default_factory=list[tuple[Any, str, Call]])
+    _store: MemoryStore = field(default_factory=lambda: MemoryStore(_APP), repr=False)
+
+    def named(self, name: str) -> ReactionTold:
+        return ReactionTold(self.deps, f"{self.key}/{name}", self.attempt, self.calls, self._store)
+
+    def repository(self, aggregate: AggregateType[S, E], /) -> _Noting:
+        return _Noting(self, aggregate)
+
+
+class _Noting:
+    def __init__(self, told: ReactionTold, aggregate: Any) -> None:
+        self._told = told
+        self._aggregate = aggregate
+        self._own = Repository[Any, Any](_APP, told._store, Catalog(folded_events(aggregate)), aggregate)
+
+    async def execute(self, aggregate_id: str, decide: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        self._told.calls.append((self._aggregate, aggregate_id, Call.of(decide, args, kwargs)))
+        return await self._own.execute(aggregate_id, decide, *args, **kwargs)
+
+    async def load(self, aggregate_id: str, /) -> Any:
+        return await self._own.load(aggregate_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """A handler that has returned."""
+
+    key: str
+    """Its idempotency key."""
+    _calls: Sequence[tuple[Any, str, Call]]
+
+    def executed(
+        self,
+        aggregate: AggregateType[S, E],
+        aggregate_id: str,
+        decide: Callable[Concatenate[S, P], E | Sequence[E] | None],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Handled:
+        """Its next command was this one."""
+        wanted = (aggregate, aggregate_id, Call.of(decide, args, kwargs))
+        if not self._calls or self._calls[0] != wanted:
+            told = _shown(self._calls[0]) if self._calls else "nothing"
+            raise AssertionError(f"it executed {told}\nexpected {_shown(wanted)}")
+        return Handled(self.key, self._calls[1:])
+
+    def nothing_more(self) -> None:
+        """It executed no other command."""
+        if self._calls:
+            raise AssertionError(f"it executed {', '.join(map(_shown, self._calls))} as well")
+
+
+async def reacted(
+    reactor: Reactor[E, Any], data: E, /, *, aggregate_id: str = "a-1", deps: Any = None, attempt: int = 1
+) -> Handled:
+    """Call a reactor once with an event, without a server; raises what its handler raises.
+
+    Its commands are decided on empty aggregates, in memory.
+    """
+    event = Recorded(data, aggregate_id, 1, 1, _NOW, event_id="00000000-0000-7000-8000-000000000001")
+    told = ReactionTold(deps, f"{reactor.name}/{event.event_id}", attempt)
+    handle: Callable[[Any, Any], Coroutine[Any, Any, None]] = reactor.handle
+    await handle(event, told)
+    return Handled(told.key, tuple(told.calls))
+
+
+def _shown(call: tuple[Any, str, Call]) -> str:
+    aggregate, aggregate_id, decided = call
+    return f"{aggregate_info(aggregate).name} {aggregate_id!r}: {decided}"
