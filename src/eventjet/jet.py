@@ -156,9 +156,9 @@ class Jet:
 
     @asynccontextmanager
     async def service(self) -> AsyncGenerator[None]:
-        """Within the block the app's commands (`App(served=[…])`) are served over this connection, as by `eventjet serve`.
+        """Within the block the app's commands are served over this connection, as `eventjet serve` does.
 
-        On the way out what is in hand is finished.
+        On the way out what is in hand is finished. Raises `UsageError` for a log in memory.
         """
         if self.client is None:
             raise UsageError("This log is not on a server, so nobody could ask.")

@@ -1,8 +1,8 @@
 """What an application's tests use, without a server and without a database.
 
-`scenario` tests decisions, `story` a process, `reacted` a reactor, `projected` read models, `in_memory` commands over a log in memory, and
-`world` a whole app whose clock is moved by hand. The names are imported when they are used, since pytest imports this
-package at every start for the fixtures in `plugin`.
+`scenario` tests decisions, `story` a process, `reacted` a reactor, `projected` read models, `in_memory` commands over a
+log in memory, and `world` a whole app whose clock is moved by hand. The names are imported when they are used, since
+pytest imports this package at every start for the fixtures in `plugin`.
 """
 
 from __future__ import annotations

@@ -32,10 +32,10 @@ class ReactionTold:
     key: str
     attempt: int = 1
     calls: list[tuple[Any, str, Call]] = field(default_factory=list[tuple[Any, str, Call]])
-    _store: MemoryStore = field(default_factory=lambda: MemoryStore(_APP), repr=False)
+    store: MemoryStore = field(default_factory=lambda: MemoryStore(_APP), repr=False)
 
     def named(self, name: str) -> ReactionTold:
-        return ReactionTold(self.deps, f"{self.key}/{name}", self.attempt, self.calls, self._store)
+        return ReactionTold(self.deps, f"{self.key}/{name}", self.attempt, self.calls, self.store)
 
     def repository(self, aggregate: AggregateType[S, E], /) -> _Noting:
         return _Noting(self, aggregate)
