@@ -45,7 +45,7 @@ class _Noting:
     def __init__(self, told: ReactionTold, aggregate: Any) -> None:
         self._told = told
         self._aggregate = aggregate
-        self._own = Repository[Any, Any](_APP, told._store, Catalog(folded_events(aggregate)), aggregate)
+        self._own = Repository[Any, Any](_APP, told.store, Catalog(folded_events(aggregate)), aggregate)
 
     async def execute(self, aggregate_id: str, decide: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         self._told.calls.append((self._aggregate, aggregate_id, Call.of(decide, args, kwargs)))
