@@ -113,11 +113,6 @@ class Cursors:
         record = await self._client.ask(last_message(self._stream, f"{self._prefix}c.{name}"))
         return 0 if record is None else record[0]
 
-    async def all(self) -> list[Cursor]:
-        """Every cursor there is, by name."""
-        bodies = await self._from_leader("c.*")
-        return sorted(map(Cursor.decoded, bodies), key=lambda cursor: cursor.name)
-
     async def write(
         self,
         held: HeldCursor,

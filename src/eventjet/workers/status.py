@@ -36,7 +36,7 @@ _CLOCK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class WorkStatus:
-    """One projection at one revision, or one reactor or process."""
+    """One projection at one revision, or one reactor, process, publication or inbox."""
 
     name: str
     revision: int
