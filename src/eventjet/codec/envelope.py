@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote, unquote
+from uuid import uuid4
 
 from eventjet.codec.catalog import Catalog, Resolved
 from eventjet.codec.subjects import entity_of
@@ -98,6 +99,16 @@ def request_in(block: bytes) -> str | None:
     """What the command of an event asked for; None where that was not recorded."""
     told = header(block, REQUEST)
     return None if told is None else unquote(told)
+
+
+def mark_batch(blocks: Sequence[list[tuple[str, str]]]) -> None:
+    """Make the messages of these headers one atomic batch (ADR-50); a message alone stays a plain publish."""
+    if len(blocks) < 2:
+        return
+    batch = uuid4().hex
+    for number, block in enumerate(blocks, 1):
+        block += [(BATCH_ID, batch), (BATCH_NUMBER, str(number))]
+    blocks[-1].append((BATCH_COMMIT, "1"))
 
 
 def open_batch(block: bytes) -> str | None:

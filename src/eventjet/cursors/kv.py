@@ -11,11 +11,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
-from uuid import uuid4
 
 import orjson
 
-from eventjet.codec.envelope import BATCH_COMMIT, BATCH_ID, BATCH_NUMBER, EXPECTED, header_block
+from eventjet.codec.envelope import EXPECTED, header_block, mark_batch
 from eventjet.codec.subjects import cursor_bucket
 from eventjet.cursors.cursor import Cursor
 from eventjet.domain.parked import BLOCKING, AggregateKey, Parked
@@ -130,11 +129,7 @@ class Cursors:
             *((_key(cursor.name, entry), entry.encoded(), []) for entry in kept),
             *((_key(cursor.name, entry), b"", list(_GONE)) for entry in gone),
         ]
-        if len(messages) > 1:
-            batch = uuid4().hex
-            for number, (_, _, headers) in enumerate(messages, 1):
-                headers += [(BATCH_ID, batch), (BATCH_NUMBER, str(number))]
-            messages[-1][2].append((BATCH_COMMIT, "1"))
+        mark_batch([headers for _, _, headers in messages])
         *before, (key, body, block) = [
             (self._prefix + key, body, header_block(headers) if headers else b"") for key, body, headers in messages
         ]

@@ -13,16 +13,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TypeVar
-from uuid import uuid4
 
 from eventjet.codec.envelope import (
-    BATCH_COMMIT,
-    BATCH_ID,
-    BATCH_NUMBER,
     MSG_ID,
     RawRecord,
     header,
     header_block,
+    mark_batch,
     recorded_at,
 )
 from eventjet.codec.subjects import stream_subjects, subject_of
@@ -155,11 +152,7 @@ class JetStreamStore(EventStore):
     async def _send(self, subjects: Sequence[str], writes: Sequence[Append], timeout_s: float) -> outcome.Answer:
         """One try: the answer to its last message speaks for all of them."""
         blocks = [event_headers(write, index) for write in writes for index in range(len(write.events))]
-        if len(blocks) > 1:
-            batch_id = uuid4().hex
-            for number, block in enumerate(blocks, 1):
-                block += [(BATCH_ID, batch_id), (BATCH_NUMBER, str(number))]
-            blocks[-1].append((BATCH_COMMIT, "1"))
+        mark_batch(blocks)
         messages = [
             (subject, new.encoded.body) for subject, write in zip(subjects, writes, strict=True) for new in write.events
         ]

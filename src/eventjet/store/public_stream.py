@@ -7,10 +7,9 @@ zombie nor a repeat adds anything twice, and what two publishers add stays in th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from uuid import uuid4
 
 from eventjet.codec.cloud_events import POSITION, PublicMessage
-from eventjet.codec.envelope import BATCH_COMMIT, BATCH_ID, BATCH_NUMBER, EXPECTED, header_block, number_of
+from eventjet.codec.envelope import EXPECTED, header_block, mark_batch, number_of
 from eventjet.errors import ApiRefused, ConcurrencyConflict, LogUnusable, StreamMissing
 from eventjet.nats.api import IN_PROCESS, REPEATED_ID, WRONG_SEQUENCE, answer_in, last_message, stream_info
 from eventjet.nats.client import Client
@@ -44,11 +43,7 @@ class PublicStream:
         last, _ = self._known
         blocks = [list(message.headers) for message in messages]
         blocks[0] += [(EXPECTED, str(last)), (EXPECTED_OF, f"{self.prefix}.>")]
-        if len(messages) > 1:
-            batch = uuid4().hex
-            for number, block in enumerate(blocks, 1):
-                block += [(BATCH_ID, batch), (BATCH_NUMBER, str(number))]
-            blocks[-1].append((BATCH_COMMIT, "1"))
+        mark_batch(blocks)
         *before, (subject, body, block) = [
             (message.subject, message.body, header_block(headers))
             for message, headers in zip(messages, blocks, strict=True)
