@@ -159,8 +159,9 @@ def _become(
     """In the new process: what an interpreter finds when it starts."""
     if start_new_session:
         os.setsid()
-    # A shell's background jobs ignore it, and so would all their processes.
+    # A shell's background jobs ignore the one, what `nohup` starts the other, and so would all their processes.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(folder)

@@ -98,7 +98,6 @@ async def test_ctrl_c_does_not_wait_for_a_silent_server(eventjet_database: str, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.usefixtures("hang_ups")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("place", ["java"] + EVERY * ["rebuild.part_begun", "task.begun"])
 async def test_a_signal_ends_spark_too(
