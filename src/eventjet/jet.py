@@ -15,7 +15,8 @@ from eventjet.domain.recorded import Recorded
 from eventjet.errors import OutcomeUnknown, UsageError
 from eventjet.nats.client import Client
 from eventjet.projections.app_ref import Application, Declared, projections_of
-from eventjet.reactions.following import begin, declarations_of
+from eventjet.reactions.beginning import begin
+from eventjet.reactions.following import declarations_of
 from eventjet.repository import Committed, Imported, ImportReport, Planned, Repository
 from eventjet.repository.decisions import position_in, transact
 from eventjet.repository.importing import Importer

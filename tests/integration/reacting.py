@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from eventjet import App, Jet, Reaction, Recorded, Retry, aggregate, event, reactor
 from eventjet.settings import Settings
@@ -87,12 +87,10 @@ class Town:
         return Counter(key for _, _, key, _ in self.heard)
 
 
-def app_of(
-    town: Town, *, retry: Retry | None = None, on_error: str = "quarantine", start: str = "new", revision: int = 1
-) -> App:
-    """A fresh app, whose stream nobody else has."""
+def app_of(town: Town, *, retry: Retry | None = None, name: str | None = None, **declared: Any) -> App:
+    """A fresh app, whose stream nobody else has, or the one of this name; `declared` is what `@reactor` takes."""
 
-    @reactor("echo", retry=retry or Retry(tries=2, first_s=0.01), on_error=on_error, start=start, revision=revision)  # type: ignore[arg-type]
+    @reactor("echo", retry=retry or Retry(tries=2, first_s=0.01), **declared)
     async def echo(event: Recorded[Rung], to: Reaction[Town]) -> None:
         await to.deps.gate.wait()
         to.deps.heard.append((event.aggregate_id, event.data.n, to.key, to.attempt))
@@ -104,7 +102,7 @@ def app_of(
     async def opened() -> AsyncGenerator[Town]:
         yield town
 
-    return App(fresh_name(), aggregates=[Bell, Tower], reactors=[echo], deps=opened)
+    return App(name or fresh_name(), aggregates=[Bell, Tower], reactors=[echo], deps=opened)
 
 
 @asynccontextmanager

@@ -17,7 +17,8 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import LogUnusable
 from eventjet.nats.api import create_stream
 from eventjet.reactions import verdicts
-from eventjet.reactions.following import cursor_at, declarations_of
+from eventjet.reactions.beginning import cursor_at
+from eventjet.reactions.following import declarations_of
 from eventjet.settings import Settings
 from eventjet.workers.status import status
 from tests.integration.reacting import eventually, until, working

@@ -20,7 +20,8 @@ from eventjet.examples.orders.orders import Order
 from eventjet.examples.orders.orders import Stage as OrderStage
 from eventjet.nats.api import stream_info
 from eventjet.reactions import verdicts
-from eventjet.reactions.following import cursor_at, declarations_of
+from eventjet.reactions.beginning import cursor_at
+from eventjet.reactions.following import declarations_of
 from eventjet.reactions.steps import ProcessRunner
 from eventjet.repository.repositories import open_repositories
 from eventjet.settings import Settings

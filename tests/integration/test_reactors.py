@@ -15,7 +15,8 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import CursorMissing, UsageError
 from eventjet.nats.api import stream_info
 from eventjet.reactions import verdicts
-from eventjet.reactions.following import cursor_at, declarations_of
+from eventjet.reactions.beginning import cursor_at
+from eventjet.reactions.following import declarations_of
 from eventjet.settings import Settings
 from eventjet.workers.status import WorkStatus, status
 from eventjet.workers.supervisor import run_workers

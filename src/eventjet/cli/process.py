@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,8 +122,8 @@ def set_(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> Answer:
     """Put a cursor at a position of the log: after a restore, or to have effects again, or to leave some out."""
-    declared = next(iter(at.work([name]).followers), None)
-    if declared is None:
+    declared = at.work([name]).followers
+    if not declared:
         raise UsageError(f"{name!r} is a projection, and has a checkpoint. Rebuild it instead.")
     before = asyncio.run(_set(at, declared, position, write=False))
     told = "it has no cursor yet"
@@ -134,36 +134,19 @@ def set_(
         note("Nothing was changed.")
         raise typer.Exit(ANSWER_IS_NO)
     asyncio.run(_set(at, declared, position, write=True))
-    if declared.kind == "process":
+    if declared[0].kind == "process":
         say(f"Run `eventjet process sync {name}`, too: it wakes the processes that are there.")
     return Answer({"name": name, "position": position, "before": before}, f"{name} goes on after position {position:,}")
 
 
-async def _set(at: AppTarget, declared: Declaration, position: int, *, write: bool) -> int | None:
-    from eventjet.cursors.kv import Cursors, HeldCursor
-    from eventjet.errors import CursorDamaged
-    from eventjet.reactions.following import cursor_at
-    from eventjet.reactions.verdicts import set_position
+async def _set(at: AppTarget, declared: Sequence[Declaration], position: int, *, write: bool) -> int | None:
+    from eventjet.cursors.kv import Cursors
+    from eventjet.reactions.beginning import cursor_at, put
     from eventjet.repository.repositories import open_repositories
 
     async with open_repositories(at.app(), at.settings) as (repositories, client):
-        cursors = Cursors(client, at.app().name)
-        name, wanted = declared.name, await cursor_at(repositories.store, client, declared, position)
-        try:
-            held = await cursors.find(name)
-        except CursorDamaged:
-            held = HeldCursor(wanted, await cursors.sequence(name))
-            if write:
-                await cursors.write(held, wanted)
-            return None
-        if held is None:
-            if write:
-                await cursors.write(HeldCursor(wanted, 0), wanted)
-            return None
-        before = held.cursor.position
-        if write:
-            await set_position(cursors, wanted)
-        return before
+        wanted = await cursor_at(repositories.store, client, declared[0], position)
+        return await put(Cursors(client, at.app().name), declared, wanted, write=write)
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from eventjet.cli.target import AppTarget
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
 
 T = TypeVar("T")
+_Decide: TypeAlias = "Callable[[Cursors, str, Sequence[int]], Coroutine[Any, Any, list[int]]]"
 
 
 class Quarantine(Protocol):
@@ -37,7 +38,9 @@ class Quarantine(Protocol):
 def quarantine_of(at: AppTarget, name: str) -> Quarantine:
     """The quarantine of what the app calls so; raises `UsageError` for a stranger."""
     chosen = at.work([name])
-    return _OfProjection(at, chosen.projections[0]) if chosen.projections else _OfCursor(at, name)
+    if chosen.projections:
+        return _OfProjection(at, chosen.projections[0])
+    return _OfCursors(at, [one.name for one in chosen.followers])
 
 
 class _OfProjection:
@@ -90,37 +93,68 @@ class _OfProjection:
             yield connection
 
 
-class _OfCursor:
+class _OfCursors:
+    """Of one cursor, or of all partitions of a reactor: an event is in one of them."""
+
     what_dropping_means = "What it leads to will not happen, and what waits behind it goes on."
 
-    def __init__(self, at: AppTarget, name: str) -> None:
+    def __init__(self, at: AppTarget, names: Sequence[str]) -> None:
         self._at = at
-        self._name = name
+        self._names = names
 
     def listed(self, *, resolved: bool) -> Sequence[Listed]:
         from eventjet.reactions import verdicts
 
-        return self._asked(lambda cursors: verdicts.listed(cursors, self._name, resolved=resolved))
+        found = self._of_each(lambda cursors, name: verdicts.listed(cursors, name, resolved=resolved))
+        return sorted((event for each in found for event in each), key=lambda event: event.position)
 
     def shown(self, position: int) -> Shown | None:
         from eventjet.reactions import verdicts
 
-        return self._asked(lambda cursors: verdicts.shown(cursors, self._name, position))
+        found = self._of_each(lambda cursors, name: verdicts.shown(cursors, name, position))
+        return next((one for one in found if one is not None), None)
 
     def retry(self, positions: Sequence[int] | None) -> list[int]:
         from eventjet.reactions import verdicts
 
-        return self._asked(lambda cursors: verdicts.retry(cursors, self._name, positions))
+        if positions is not None:
+            return self._where_they_are(positions, verdicts.retry)
+        found = self._of_each(lambda cursors, name: verdicts.retry(cursors, name, None))
+        return [position for each in found for position in each]
 
     def drop(self, positions: Sequence[int]) -> list[int]:
         from eventjet.reactions import verdicts
 
-        return self._asked(lambda cursors: verdicts.drop(cursors, self._name, positions))
+        return self._where_they_are(positions, verdicts.drop)
 
     def outcomes(self, positions: Sequence[int]) -> list[VerdictOutcome]:
         from eventjet.reactions import verdicts
 
-        return self._asked(lambda cursors: verdicts.outcomes(cursors, self._name, positions))
+        found = self._of_each(lambda cursors, name: verdicts.outcomes(cursors, name, positions))
+        return [outcome for each in found for outcome in each]
+
+    def _where_they_are(self, positions: Sequence[int], decide: _Decide) -> list[int]:
+        """Decide in the partition that has each; the last one says of what none has that it is not parked."""
+        from eventjet.reactions import verdicts
+
+        async def decided(cursors: Cursors) -> list[int]:
+            left, chosen = list(dict.fromkeys(positions)), dict[str, list[int]]()
+            for name in self._names[:-1]:
+                parked = {event.position for event in await verdicts.listed(cursors, name)}
+                chosen[name] = [position for position in left if position in parked]
+                left = [position for position in left if position not in parked]
+            done: list[int] = []
+            for name, own in [(self._names[-1], left), *chosen.items()]:
+                done += await decide(cursors, name, own) if own else []
+            return done
+
+        return self._asked(decided)
+
+    def _of_each(self, ask: Callable[[Cursors, str], Coroutine[Any, Any, T]]) -> list[T]:
+        async def each(cursors: Cursors) -> list[T]:
+            return [await ask(cursors, name) for name in self._names]
+
+        return self._asked(each)
 
     def _asked(self, ask: Callable[[Cursors], Coroutine[Any, Any, T]]) -> T:
         async def run() -> T:

@@ -1,22 +1,25 @@
 """Cursors on the server: the key-value stream `<app>_cursors`, a value a key, replaced by compare-and-set.
 
-`c.<name>` is a cursor; `q.<name>.<position>` is what is kept of an event that could not be taken. Both
-are in one stream, so that parking an event and passing over it are one atomic batch. What decides is read from the
-leader: a replica that lags might not know yet what was parked.
+`c.<name>` is a cursor; `q.<name>.<position>` is what is kept of an event that could not be taken; `w.<name>.<owner>`
+tells that a process works on what is divided, and goes with its time to live. All are in one stream, so that parking an
+event and passing over it are one atomic batch. What decides is read from the leader: a replica that lags might not know
+yet what was parked.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import orjson
 
 from eventjet.codec.envelope import EXPECTED, header_block, mark_batch
 from eventjet.codec.subjects import cursor_bucket
 from eventjet.cursors.cursor import Cursor
+from eventjet.domain.identity import encode_id
 from eventjet.domain.parked import BLOCKING, AggregateKey, Parked
 from eventjet.errors import ApiRefused, CursorDamaged, CursorFenced, CursorMissing, StreamMissing
 from eventjet.nats.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message, next_message
@@ -24,8 +27,11 @@ from eventjet.nats.client import Client
 
 CHANGES_MAX = 900
 """Parked events in one write: a batch holds 1,000 messages."""
-_GONE = ("KV-Operation", "DEL"), ("Nats-TTL", "1h")
+_DELETED, _TTL = ("KV-Operation", "DEL"), "Nats-TTL"
+_GONE = _DELETED, (_TTL, "1h")
 """A key that is gone leaves a marker (ADR-8), which need not stay (ADR-43)."""
+_Message: TypeAlias = tuple[str, bytes, list[tuple[str, str]]]
+"""(key, body, headers)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +111,10 @@ class Cursors:
             record = await self._client.ask(last_message(self._stream, f"{self._prefix}c.{name}"))
         except StreamMissing:
             return None
-        return None if record is None else HeldCursor(Cursor.decoded(record[4]), record[0])
+        return HeldCursor(Cursor.decoded(record[4]), record[0]) if record is not None and record[4] else None
 
     async def sequence(self, name: str) -> int:
-        """What the next write of a cursor has to expect, whatever is there."""
+        """What the next write of a cursor has to expect, whatever is there, or was."""
         record = await self._client.ask(last_message(self._stream, f"{self._prefix}c.{name}"))
         return 0 if record is None else record[0]
 
@@ -124,24 +130,59 @@ class Cursors:
         Raises `CursorFenced` when it is no longer the one that was read, and `StoreUnavailable` when no answer came:
         then it may have been written.
         """
-        messages: list[tuple[str, bytes, list[tuple[str, str]]]] = [
+        messages: list[_Message] = [
             (f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(held.sequence))]),
             *((_key(cursor.name, entry), entry.encoded(), []) for entry in kept),
             *((_key(cursor.name, entry), b"", list(_GONE)) for entry in gone),
         ]
+        last = await self._send(cursor.name, messages)
+        held.sequence = last - len(messages) + 1
+        held.cursor = cursor
+
+    async def divide(
+        self, had: Sequence[HeldCursor], cursors: Sequence[Cursor], moved: Sequence[tuple[str, str, ParkedEntry]]
+    ) -> None:
+        """Put these cursors in the place of those that were read, all of them or none; raises as `write`.
+
+        `moved` are parked events, with the names of the cursors that had them and that get them: `CHANGES_MAX` of
+        them and of the cursors together, at the most.
+        """
+        known = {held.cursor.name: held.sequence for held in had}
+        messages: list[_Message] = []
+        for cursor in cursors:
+            expected = known.pop(cursor.name) if cursor.name in known else await self.sequence(cursor.name)
+            messages.append((f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(expected))]))
+        messages += [(f"c.{name}", b"", [(EXPECTED, str(seen)), *_GONE]) for name, seen in known.items()]
+        for before, after, entry in moved:
+            messages.append((_key(after, entry), entry.encoded(), []))
+            messages.append((_key(before, entry), b"", list(_GONE)))
+        await self._send(cursors[0].name, messages)
+
+    async def beat(self, name: str, owner: str, partitions: int, ttl_s: float) -> int:
+        """Tell that a process works on what is divided into so many, for so long; how many do, this one included."""
+        body = str(partitions).encode()
+        ttl = f"{max(1, math.ceil(ttl_s))}s"
+        await self._send(name, [(f"w.{name}.{encode_id(owner)}", body, [(_TTL, ttl)])])
+        return (await self._from_leader(f"w.{name}.*")).count(body)
+
+    async def leave(self, name: str, owner: str) -> None:
+        """It does no longer."""
+        await self._send(name, [(f"w.{name}.{encode_id(owner)}", b"", [_DELETED, (_TTL, "1s")])])
+
+    async def _send(self, name: str, messages: Sequence[_Message]) -> int:
+        """The sequence of the last."""
         mark_batch([headers for _, _, headers in messages])
         *before, (key, body, block) = [
             (self._prefix + key, body, header_block(headers) if headers else b"") for key, body, headers in messages
         ]
         frame = await self._client.request(key, body, block, before=before)
         try:
-            answer = answer_in(frame, f"The cursor {cursor.name}")
+            answer = answer_in(frame, f"The cursor {name}")
         except ApiRefused as refusal:
             if refusal.err_code in (WRONG_SEQUENCE, IN_PROCESS):
-                raise CursorFenced(cursor.name) from None
+                raise CursorFenced(name) from None
             raise
-        held.sequence = int(answer["seq"]) - len(messages) + 1
-        held.cursor = cursor
+        return int(answer["seq"])
 
     async def parked(self, name: str, *, resolved: bool = False) -> list[ParkedEntry]:
         """What is parked or blocked, by position; with those that were retried or dropped, where asked for."""

@@ -9,11 +9,13 @@ import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeAlias
+from zlib import crc32
 
 from typing_extensions import TypeVar
 
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.committed import Committed
+from eventjet.domain.parked import AggregateKey
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.subscription import events_of, shown_name
 from eventjet.errors import DefinitionError
@@ -28,6 +30,8 @@ P = ParamSpec("P")
 
 Start: TypeAlias = Literal["new", "beginning"] | int
 """Where something begins to follow the log: after its end, with its first event, or after a position."""
+PARTITIONS_MAX = 64
+"""Each partition reads all of the reactor's events, and keeps its own."""
 _PARAMETERS = 2
 
 
@@ -105,6 +109,8 @@ class Reactor(Generic[E_contra, D_contra]):
     retry: Retry = field(default_factory=Retry)
     on_error: Literal["quarantine", "stop"] = "quarantine"
     revision: int = 1
+    partitions: int = 1
+    """Among how many cursors its aggregates are divided, each of which another worker may hold."""
 
     @property
     def events(self) -> tuple[type, ...]:
@@ -121,6 +127,8 @@ class Reactor(Generic[E_contra, D_contra]):
             faults.append(f"{shown_name(handle)} does not take (event, reaction)")
         if self.revision < 1:
             faults.append(f"its revision is {self.revision}; give 1 or more")
+        if not 1 <= self.partitions <= PARTITIONS_MAX:
+            faults.append(f"it has {self.partitions} partitions; give 1 to {PARTITIONS_MAX}")
         if isinstance(self.start, int) and self.start < 0:
             faults.append(f"it starts after position {self.start}; give 0 or more")
         if retry.tries < 1 or min(retry.first_s, retry.most_s, retry.timeout_s) <= 0:
@@ -134,6 +142,11 @@ class Reactor(Generic[E_contra, D_contra]):
         except DefinitionError as error:
             faults += error.faults
         return faults
+
+
+def partition_of(key: AggregateKey, partitions: int) -> int:
+    """Which partition an aggregate belongs to, from 0 on: the same in every process, for good."""
+    return crc32(f"{key[0]}.{key[1]}".encode("utf-8", "surrogatepass")) % partitions
 
 
 class Reacting(Protocol):
@@ -150,16 +163,17 @@ def reactor(
     retry: Retry | None = None,
     on_error: Literal["quarantine", "stop"] = "quarantine",
     revision: int = 1,
+    partitions: int = 1,
 ) -> Reacting:
     """Declare an async handler of one event, `(event, reaction)`; the event's annotation is its subscription.
 
     Each event is handled at least once, those of one aggregate one after the other, and never by a rebuild. One that
     raises is tried again, then parked, and later events of its aggregate wait behind it; `on_error="stop"` stops the
     reactor instead. `start` counts when `eventjet init` makes its cursor. Raise `revision` when older code must not
-    handle another event.
+    handle another event. `partitions` divides the aggregates among so many cursors, which the workers that run share.
     """
 
     def declare(handle: Any, /) -> Reactor[Any, Any]:
-        return Reactor(name, handle, start, retry or Retry(), on_error, revision)
+        return Reactor(name, handle, start, retry or Retry(), on_error, revision, partitions)
 
     return declare

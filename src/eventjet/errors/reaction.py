@@ -32,6 +32,19 @@ class CursorMissing(ReactionError, Unreachable):
         )
 
 
+class CursorsDivided(ReactionError, Unreachable):
+    """A reactor's cursors are of another number of partitions than it declares."""
+
+    def __init__(self, name: str, had: int, wanted: int) -> None:
+        self.name = name
+        Unreachable.__init__(
+            self,
+            f"The cursors of {name!r}",
+            f"they divide it into {had} partitions and the app says {wanted}",
+            "Run `eventjet init`, which divides them anew.",
+        )
+
+
 class CursorDamaged(ReactionError):
     """What is in the key-value stream of cursors is not what eventjet writes there."""
 

@@ -61,7 +61,7 @@ def look_at_cursors(connection: NatsConnection, app: Application) -> list[Cursor
     declared = declarations_of(app)
     looks: list[CursorLook] = []
     for cursor in cursors:
-        entries = [ParkedEntry.decoded(body) for body in _values(connection, app.name, f"q.{cursor.name}.*") if body]
+        entries = [ParkedEntry.decoded(body) for body in _values(connection, app.name, f"q.{cursor.name}.*")]
         own = declared.get(cursor.name)
         if own is not None and own.stream:
             looks.append(_inbox(connection, own, cursor, entries))
@@ -114,5 +114,6 @@ def _values(connection: NatsConnection, app: str, key: str) -> Iterator[bytes]:
             return
         if record is None:
             return
-        yield record[4]
+        if record[4]:  # else it was deleted
+            yield record[4]
         position = record[0] + 1

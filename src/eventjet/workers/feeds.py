@@ -14,7 +14,7 @@ from eventjet.nats.api import message_at, stream_info
 from eventjet.nats.client import Client
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.quarantine.fold import Offered, Offering, Reader
+from eventjet.quarantine.fold import Offered, Offering, Reader, aggregate_key_of
 from eventjet.reactions.following import Declaration, filters_of
 from eventjet.repository.repositories import Repositories
 from eventjet.store.earlier import EarlierRecords
@@ -68,7 +68,8 @@ class LogFeed:
         check_running(self._endpoint, self.stream, cursor, cursor.log)
 
     def reader(self, earlier: EarlierRecords) -> Reader:
-        return Offering(self._repositories.catalog, self._declaration.events, (), earlier)
+        whole = Offering(self._repositories.catalog, self._declaration.events, (), earlier)
+        return whole if self._declaration.partitions == 1 else _OfPartition(whole, self._declaration)
 
     def decode(self, record: RawRecord) -> Offered | None:
         return Offering(self._repositories.catalog, self._declaration.events)(record)
@@ -115,6 +116,24 @@ class ForeignFeed:
 
     async def at(self, position: int) -> RawRecord | None:
         return await self._client.ask(message_at(self.stream, position))
+
+
+class _OfPartition:
+    """Of all records those whose aggregates are of one partition; the others are not decoded."""
+
+    def __init__(self, whole: Offering, declaration: Declaration) -> None:
+        self._whole = whole
+        self._declaration = declaration
+
+    def __call__(self, record: RawRecord, /) -> Any:
+        return self._whole(record) if self._is_own(record) else None
+
+    def expect(self, records: Sequence[RawRecord]) -> None:
+        """Of those the own ones: nothing of the others is looked up."""
+        self._whole.expect([record for record in records if self._is_own(record)])
+
+    def _is_own(self, record: RawRecord) -> bool:
+        return self._declaration.has(aggregate_key_of(record[2]))
 
 
 class _Each:

@@ -32,6 +32,7 @@ from eventjet.repository.repositories import Repositories
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.followed import Followed
 from eventjet.workers.reader import EventReader, Source
+from eventjet.workers.shares import Share
 from eventjet.workers.term import Term
 from eventjet.workers.terms import Backoff, boot_clock, pause, run_terms
 
@@ -66,10 +67,13 @@ class FollowerContext:
 class EventFollower:
     """`on_ready` is called, perhaps often, once it works or waits for the cursor."""
 
-    def __init__(self, followed: Followed, context: FollowerContext, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, followed: Followed, context: FollowerContext, share: Share, on_ready: Callable[[], None]
+    ) -> None:
         self.name = followed.declaration.name
         self._followed = followed
         self._context = context
+        self._share = share
         self._on_ready = on_ready
         self._meter = context.meter(followed)
         self._pace = Backoff(context.options.backoff_s)
@@ -80,12 +84,44 @@ class EventFollower:
         await run_terms(self.name, self._term, stop, self._meter.terms, self._pace)
 
     async def _term(self, stop: asyncio.Event) -> None:
-        held = await self._take(stop)
-        if held is None:
-            return
-        failpoints.reach("cursor.taken")
+        """From the taking of the cursor, as soon as it is free, to its end."""
+        watch = OwnerWatch(self._context.options.lease_s, boot_clock)
+        while not stop.is_set():
+            free = await self._look_at(watch) if self._share.has_room() else None
+            if free is None or not self._share.has_room():
+                self._on_ready()
+                await pause(stop, self._context.options.poll_s)
+                continue
+            with self._share.holding() as let_go:
+                if await self._take(free):
+                    failpoints.reach("cursor.taken")
+                    await self._hold(free, stop, let_go)
+                    return
+
+    async def _look_at(self, watch: OwnerWatch) -> HeldCursor | None:
+        """The cursor, if it is free, or its owner silent."""
+        one, context = self._followed.declaration, self._context
+        held = await context.cursors.read(self.name)
+        silent = watch.saw(held.sequence)
+        is_free = held.cursor.is_free(
+            one.revision, one.partitions, context.owner, silent=silent, failed_at=self._failed_at
+        )
+        return held if is_free else None
+
+    async def _take(self, held: HeldCursor) -> bool:
+        """Whether it is ours now: another may have been quicker."""
+        context = self._context
         try:
-            await self._hold(held, stop)
+            await context.cursors.write(held, held.cursor.taken(context.owner, self._followed.declaration.revision))
+        except CursorFenced:
+            return False
+        _log.info("%s: took the cursor at position %d", self.name, held.cursor.position)
+        return True
+
+    async def _hold(self, held: HeldCursor, stop: asyncio.Event, let_go: asyncio.Event) -> None:
+        """Work on it until one of these is set; what stops it for good is written down."""
+        try:
+            await self._follow(held, stop, let_go)
             self._meter.terms["drained"] += 1
         except _STOPS as error:
             _log.error("%s is stopped: %s", self.name, error)
@@ -93,25 +129,7 @@ class EventFollower:
             self._failed_at = held.cursor.position
             self._meter.terms["failed"] += 1
 
-    async def _take(self, stop: asyncio.Event) -> HeldCursor | None:
-        """Wait until the cursor is free, or its owner silent, and take it; None when `stop` is set first."""
-        context, revision = self._context, self._followed.declaration.revision
-        watch = OwnerWatch(context.options.lease_s, boot_clock)
-        while not stop.is_set():
-            held = await context.cursors.read(self.name)
-            silent = watch.saw(held.sequence)
-            if held.cursor.is_free(revision, context.owner, silent=silent, failed_at=self._failed_at):
-                try:
-                    await context.cursors.write(held, held.cursor.taken(context.owner, revision))
-                except CursorFenced:
-                    continue  # another was quicker
-                _log.info("%s: took the cursor at position %d", self.name, held.cursor.position)
-                return held
-            self._on_ready()
-            await pause(stop, context.options.poll_s)
-        return None
-
-    async def _hold(self, held: HeldCursor, stop: asyncio.Event) -> None:
+    async def _follow(self, held: HeldCursor, *ends: asyncio.Event) -> None:
         context, cursor, feed = self._context, held.cursor, self._followed.feed
         await asyncio.to_thread(feed.check, cursor)
         source = Source(context.endpoint, feed.stream, self._followed.durable)
@@ -122,7 +140,7 @@ class EventFollower:
             term = Term(self._followed, context, held, lanes, parked, self._meter)
             reader.start()
             self._on_ready()
-            await self._until_stopped(term, reader, lanes, partial(self._look, held), stop)
+            await self._until_stopped(term, reader, lanes, partial(self._look, held), ends)
         finally:
             await lanes.close()
             await reader.close()
@@ -134,13 +152,13 @@ class EventFollower:
         reader: EventReader,
         lanes: Lanes,
         look: Callable[[], Coroutine[Any, Any, None]],
-        stop: asyncio.Event,
+        ends: Sequence[asyncio.Event],
     ) -> None:
         """Read, deal with, write; then finish what is in hand. Raises whatever ends the term."""
-        stopped = asyncio.ensure_future(stop.wait())
+        stopped = [asyncio.ensure_future(end.wait()) for end in ends]
         taking = asyncio.ensure_future(term.take(reader))
         keeping = [asyncio.ensure_future(one) for one in (term.keep(), look(), term.wake(), _raised(lanes))]
-        tasks: list[asyncio.Future[Any]] = [stopped, taking, *keeping]
+        tasks: list[asyncio.Future[Any]] = [*stopped, taking, *keeping]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             _raise_first([taking, *keeping])

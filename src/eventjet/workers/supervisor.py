@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from eventjet.cursors.kv import Cursors
-from eventjet.errors import UsageError
+from eventjet.errors import CursorsDivided, UsageError
 from eventjet.nats.client import Client
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
@@ -41,6 +41,7 @@ from eventjet.workers.lease import new_owner
 from eventjet.workers.notify import Notifier
 from eventjet.workers.projector import Projector
 from eventjet.workers.reader import state_of_log
+from eventjet.workers.shares import Share
 from eventjet.workers.status import StatusReader
 
 _log = logging.getLogger(__name__)
@@ -60,16 +61,16 @@ class Chosen:
 
 def chosen_of(app: Application, names: Sequence[str]) -> Chosen:
     """What these names mean, once each, or all that the app has when none is named; raises `UsageError`."""
-    declared = declarations_of(app)
-    known = [*app.projections, *declared]
+    declared = declarations_of(app).values()
+    known = list(dict.fromkeys([*app.projections, *(one.declared_as for one in declared)]))
     for name in names:
-        if name not in known:
+        if name not in known and not any(one.name == name for one in declared):
             raise UsageError(
                 f"The app {app.name!r} has no {name!r} to work on. It has {', '.join(known) or 'nothing'}."
             )
-    wanted = list(dict.fromkeys(names)) or known
-    own = [name for name in wanted if name in app.projections]
-    followers = [declared[name] for name in wanted if name in declared]
+    wanted = set(names) or set(known)
+    own = [name for name in app.projections if name in wanted]
+    followers = [one for one in declared if {one.name, one.declared_as} & wanted]
     return Chosen(projections_of(app, own) if own else [], followers)
 
 
@@ -138,15 +139,22 @@ class _Working:
         repositories, client = await ending.enter_async_context(open_repositories(app, self._settings))
         cursors = Cursors(client, app.name)
         for one in chosen:
-            await cursors.read(one.name)
+            had = (await cursors.read(one.name)).cursor.partitions
+            if had != one.partitions:
+                raise CursorsDivided(one.declared_as, had, one.partitions)
         handlers = {*app.reactors, *app.inboxes}
-        wanted = app.deps is not None and any(one.name in handlers for one in chosen)
+        wanted = app.deps is not None and any(one.declared_as in handlers for one in chosen)
         deps = await ending.enter_async_context(app.deps()) if app.deps is not None and wanted else None
         context = FollowerContext(repositories, cursors, self.endpoint, self.owner, self.options)
         self.meters.append(context.meters)
+        shares: dict[str, Share] = {}
         for one in chosen:
             followed = await self._followed(one, context, client, deps)
-            self._tasks[one.name] = EventFollower(followed, context, partial(self._ready, one.name)).run
+            share = shares.setdefault(one.declared_as, Share(one.partitions))
+            self._tasks[one.name] = EventFollower(followed, context, share, partial(self._ready, one.name)).run
+            if one.partitions > 1:
+                name = one.declared_as
+                self._tasks[f"{name} share"] = partial(share.keep, cursors, name, self.owner, self.options.lease_s)
 
     async def _followed(self, one: Declaration, context: FollowerContext, client: Client, deps: Any) -> Followed:
         """What it does about its events, over this connection."""
@@ -166,7 +174,7 @@ class _Working:
             await check_public_stream(client, publication.stream, one.name)
             public = PublicStream(client, publication.stream, one.name)
             return FollowedPublication(one, feed, publication, public)
-        return FollowedReactor(one, feed, app.reactors[one.name], repositories, deps)
+        return FollowedReactor(one, feed, app.reactors[one.declared_as], repositories, deps)
 
     async def run(self, stop: asyncio.Event) -> None:
         tasks = [asyncio.create_task(run(stop), name=name) for name, run in self._tasks.items()]

@@ -1,0 +1,255 @@
+"""A reactor divided among several cursors, on a real server: workers share them, and `init` divides them anew."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from eventjet import App, Jet
+from eventjet.cursors.kv import Cursors
+from eventjet.dev.nats import NatsServer
+from eventjet.domain.reactor import partition_of
+from eventjet.errors import CursorMissing, CursorsDivided, UsageError
+from eventjet.reactions import beginning, verdicts
+from eventjet.reactions.beginning import cursor_at, put
+from eventjet.reactions.following import declarations_of
+from eventjet.settings import Settings
+from eventjet.workers.status import status
+from eventjet.workers.supervisor import run_workers
+from tests.integration.reacting import QUICK, Bell, Town, app_of, counted, eventually, until, working
+
+PARTS = ["echo-0", "echo-1", "echo-2", "echo-3"]
+BELLS = [f"b{n}" for n in range(12)]
+
+
+@pytest.fixture
+def settings(eventjet_nats: NatsServer) -> Settings:
+    return Settings(servers=(eventjet_nats.url,))
+
+
+@pytest.fixture
+def town() -> Town:
+    return Town()
+
+
+@pytest.fixture
+def app(town: Town) -> App:
+    return app_of(town, partitions=4)
+
+
+@pytest.fixture
+async def jet(app: App, settings: Settings) -> AsyncGenerator[Jet]:
+    async with app.connect(settings) as jet:
+        made = await jet.init()
+        assert made.cursors == tuple((name, 0) for name in PARTS)
+        yield jet
+
+
+def cursors_of(jet: Jet) -> Cursors:
+    assert jet.client is not None
+    return Cursors(jet.client, jet.name)
+
+
+async def ring(jet: Jet, *numbers: int) -> None:
+    for n in numbers:
+        for bell in BELLS:
+            await jet.repository(Bell).execute(bell, Bell.ring, n)
+
+
+async def shares(jet: Jet) -> list[int]:
+    """How many partitions each worker has, the smallest first."""
+    held = [(await cursors_of(jet).read(name)).cursor.owner for name in PARTS]
+    return sorted(Counter(owner for owner in held if owner is not None).values())
+
+
+async def shared(jet: Jet, *wanted: int) -> None:
+    async def look() -> bool:
+        return await shares(jet) == list(wanted)
+
+    await eventually(look)
+
+
+@asynccontextmanager
+async def ringing(jet: Jet) -> AsyncGenerator[list[int]]:
+    """Within the block the bells ring; how often is what is yielded, as it grows."""
+    rung: list[int] = []
+    stop = asyncio.Event()
+
+    async def run() -> None:
+        for n in itertools.count():
+            if stop.is_set():
+                return
+            await ring(jet, n)
+            rung.append(n)
+
+    task = asyncio.ensure_future(run())
+    try:
+        yield rung
+    finally:
+        stop.set()
+        await task
+
+
+async def test_workers_share_the_partitions_and_hand_them_over_in_order(
+    app: App, jet: Jet, settings: Settings, town: Town
+) -> None:
+    async with ringing(jet) as rung:
+        async with working(app, settings):
+            await shared(jet, 4)
+            async with working(app, settings):
+                await shared(jet, 2, 2)
+                before = len(rung)
+                await until(lambda: len(rung) > before + 3)
+            await shared(jet, 4)
+        async with working(app, settings):
+            await shared(jet, 4)
+    async with working(app, settings):
+        await until(lambda: all(town.order(bell) == rung for bell in BELLS))
+    assert sorted(await counted(jet)) == sorted((bell, n) for bell in BELLS for n in rung)
+    assert {partition_of(("bell", bell), 4) for bell in BELLS} == {0, 1, 2, 3}
+
+
+async def test_a_worker_may_be_told_which_partitions_to_work_on(
+    app: App, jet: Jet, settings: Settings, town: Town
+) -> None:
+    stop = asyncio.Event()
+    working_on_one = asyncio.ensure_future(run_workers(app, settings, ["echo-1"], stop=stop, options=QUICK))
+    await ring(jet, 1)
+    own = {bell for bell in BELLS if partition_of(("bell", bell), 4) == 1}
+    await until(lambda: {bell for bell, *_ in town.heard} == own)
+    assert [one.name for one in await status(app, settings) if one.owner is not None] == ["echo-1"]
+    stop.set()
+    await working_on_one
+
+
+async def test_what_is_parked_is_of_its_partition(app: App, jet: Jet, settings: Settings, town: Town) -> None:
+    town.fails = lambda bell, n, attempt: ValueError("poison") if (bell, n) == ("b0", 1) else None
+    number = partition_of(("bell", "b0"), 4)
+    async with working(app, settings):
+        await ring(jet, 1, 2)
+
+        async def parked() -> list[int]:
+            found = [len(await cursors_of(jet).parked(name)) for name in PARTS]
+            return found if sum(found) == 2 else []
+
+        assert await eventually(parked) == [2 * (part == number) for part in range(4)]
+        await until(lambda: all(town.order(bell) == [1, 2] for bell in BELLS[1:]))
+        town.fails = lambda bell, n, attempt: None
+        await verdicts.retry(cursors_of(jet), PARTS[number], None)
+        await until(lambda: town.order("b0") == [1, 2])
+
+
+@pytest.mark.parametrize("after", [1, 2, 8])
+async def test_init_divides_them_anew_where_they_stand_at_one_position(
+    app: App, jet: Jet, settings: Settings, town: Town, after: int
+) -> None:
+    town.fails = lambda bell, n, attempt: ValueError("poison") if n == 2 and bell in ("b0", "b1", "b2") else None
+    async with working(app, settings):
+        await ring(jet, 1, 2, 3)
+        await until(lambda: all(town.order(bell) == [1, 2, 3] for bell in BELLS[3:]))
+
+        async def parked() -> bool:
+            return sum([len(await cursors_of(jet).parked(name)) for name in PARTS]) == 6
+
+        await eventually(parked)
+    await come_to_rest(app, jet, settings)
+    anew = app_of(town, partitions=after, name=app.name)
+    names = ["echo"] if after == 1 else [f"echo-{number}" for number in range(after)]
+    async with anew.connect(settings) as other:
+        assert [name for name, _ in (await other.init()).cursors] == names
+        assert (await other.init()).cursors == ()
+        cursors = cursors_of(other)
+        assert sorted(one.name for one in await status(anew, settings)) == names
+        moved = {name: [entry.key for entry in await cursors.parked(name)] for name in names}
+        assert sum(len(keys) for keys in moved.values()) == 6
+        declared = declarations_of(anew)
+        assert all(declared[name].has(key) for name, keys in moved.items() for key in keys)
+        town.fails = lambda bell, n, attempt: None
+        async with working(anew, settings):
+            await ring(other, 4)
+            await until(lambda: all(town.order(bell)[-1] == 4 for bell in BELLS[3:]))
+            for name in names:
+                await verdicts.retry(cursors, name, None)
+            await until(lambda: all(town.order(bell) == [1, 2, 3, 4] for bell in BELLS))
+        with pytest.raises(CursorMissing if after == 1 else CursorsDivided, match="eventjet init"):
+            await run_workers(app, settings, stop=asyncio.Event(), options=QUICK)
+    assert sorted(await counted(jet)) == sorted((bell, n) for bell in BELLS for n in (1, 2, 3, 4))
+
+
+async def come_to_rest(app: App, jet: Jet, settings: Settings) -> None:
+    """All at one position, and nobody there: a stop cuts off what takes long."""
+
+    async def rests() -> bool:
+        async with working(app, settings):
+            pass
+        held = [(await cursors_of(jet).read(name)).cursor for name in PARTS]
+        return len({one.position for one in held}) == 1 and not any(one.done or one.owner for one in held)
+
+    await eventually(rests)
+
+
+async def test_what_stands_apart_is_divided_only_where_somebody_says_where_to_go_on(
+    app: App, jet: Jet, settings: Settings, town: Town
+) -> None:
+    async with working(app, settings):
+        await ring(jet, 1, 2)
+        await until(lambda: all(town.order(bell) == [1, 2] for bell in BELLS))
+    await come_to_rest(app, jet, settings)
+    assert jet.client is not None
+    declared = declarations_of(app)
+    behind = await cursor_at(jet.store, jet.client, declared["echo-1"], 5)
+    await put(cursors_of(jet), [declared["echo-1"]], behind)
+    anew = app_of(town, partitions=2, name=app.name)
+    async with anew.connect(settings) as other:
+        assert other.client is not None
+        with pytest.raises(UsageError, match=r"divides 'echo' into 2 and it has 4 cursors. They stand at 5, 24,"):
+            await other.init()
+        parts = list(declarations_of(anew).values())
+        at = await cursor_at(other.store, other.client, parts[0], 5)
+        assert await put(cursors_of(other), parts, at, write=False) == 5
+        assert await put(cursors_of(other), parts, at) == 5
+        assert (await other.init()).cursors == ()
+        before = len(town.heard)
+        async with working(anew, settings):
+            await until(lambda: len({key for _, _, key, _ in town.heard[before:]}) == 19)
+    assert sorted(await counted(jet)) == sorted((bell, n) for bell in BELLS for n in (1, 2))
+
+
+async def test_nothing_is_divided_under_a_worker(
+    app: App, jet: Jet, settings: Settings, town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anew = app_of(town, partitions=2, name=app.name)
+    async with working(app, settings), anew.connect(settings) as other:
+        await shared(jet, 4)
+        with pytest.raises(UsageError, match="A worker is at it: stop those of the release before"):
+            await other.init()
+    # One that was killed has left its name.
+    monkeypatch.setattr(beginning, "_SILENT_S", 0.1)
+    cursors = cursors_of(jet)
+    held = await cursors.read("echo-1")
+    await cursors.write(held, held.cursor.taken("a dead process", 1))
+    await verdicts.pause(cursors, ["echo-3"])
+    async with anew.connect(settings) as other:
+        await other.init()
+        assert {one.state for one in await status(anew, settings)} == {"paused"}
+
+
+async def test_a_worker_of_the_release_before_stands_by(app: App, jet: Jet, settings: Settings, town: Town) -> None:
+    held = await cursors_of(jet).read("echo-0")
+    other = app_of(town, partitions=2, name=app.name)
+    async with working(app, settings):
+        await shared(jet, 4)
+        parts = list(declarations_of(other).values())
+        await cursors_of(jet).divide(
+            [await cursors_of(jet).read(name) for name in PARTS],
+            [held.cursor.divided(one.name, 2, paused=False) for one in parts],
+            (),
+        )
+        async with working(other, settings):
+            await ring(jet, 1)
+            await until(lambda: all(town.order(bell) == [1] for bell in BELLS))
