@@ -1,0 +1,20 @@
+"""The town whose log and publication each test here has read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from eventjet.dev.nats import NatsServer
+from eventjet.settings import Settings
+from tests.clients.bells import Town, app_of, prepare
+
+
+@pytest.fixture
+async def town(eventjet_nats: NatsServer) -> AsyncGenerator[Town]:
+    settings, app = Settings(servers=(eventjet_nats.url,)), app_of()
+    async with app.connect(settings) as jet:
+        made = Town(app, jet, settings)
+        await prepare(made)
+        yield made
