@@ -1,11 +1,11 @@
 """Markdown pages as something to run: their blocks in order, in a folder of their own.
 
-A block of Python is written to the file that a comment before it names (`<!-- file: bank.py -->`), else executed in
-that folder, in a module that all such blocks of the page share, unless it is a `part` of a file; `await` may stand
-at its top, and tests that it defines are called. Lines of shell blocks run one by one: `eventjet dev` in the
-background until the page is done, `export` and `. file` on the page's environment, `eventjet`, `python` and `pytest` to
-their end, which must be success. A block of text after a block that printed something must be in what that printed,
-apart from numbers.
+A block of Python or JavaScript is written to the file that a comment before it names (`<!-- file: bank.py -->`), else
+Python is executed in that folder, in a module that all such blocks of the page share, unless it is a `part` of a file;
+`await` may stand at its top, and tests that it defines are called. Lines of shell blocks run one by one: `eventjet dev`
+and `eventjet worker` in the background until the page is done, `export` and `. file` on the page's environment,
+`eventjet`, `python`, `pytest` and `node` to their end, which must be success. A block of text after a block that
+printed something must be in what that printed, apart from numbers.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from contextlib import chdir, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests import forked
+from tests import forked, javascript
 
 _BLOCK = re.compile(r"(?:<!-- (\w+): (\S+) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_RUN = frozenset({"eventjet", "python", "pytest"})
+_RUN = frozenset({"eventjet", "python", "pytest", "node"})
+_LEFT_RUNNING = (["eventjet", "dev"], ["eventjet", "worker"])
 _NOT_HERE = frozenset({"pip", "make", "git", "cd", "python3"})
 """What a reader does and a test has done already."""
 _LINE_S = 150.0
@@ -78,7 +79,7 @@ class Running:
         printed, self.printed = self.printed, None
         if block.note == "part":
             return
-        if block.language == "python" and block.note == "file":
+        if block.language in ("python", "js") and block.note == "file":
             (self.folder / str(block.path)).write_text(block.text, encoding="utf-8")
         elif block.language == "python":
             self._execute(block)
@@ -133,7 +134,7 @@ class Running:
         elif words[0] == ".":
             for exported in (self.folder / words[1]).read_text().splitlines():
                 self._shell(exported, block)
-        elif words[:2] == ["eventjet", "dev"]:
+        elif words[:2] in _LEFT_RUNNING:
             self._start(words)
         elif words[0] in _RUN:
             done = self._ended(words)
@@ -145,6 +146,8 @@ class Running:
     def _ended(self, words: list[str]) -> subprocess.CompletedProcess[str]:
         if words[0] == "eventjet":
             return forked.run("eventjet.cli", words[1:], folder=self.folder, environ=self.environ, timeout_s=_LINE_S)
+        if words[0] == "node":
+            return javascript.run(words[1:], folder=self.folder, environ=self.environ, timeout_s=_LINE_S)
         return subprocess.run(
             _command(words), cwd=self.folder, env=self.environ, capture_output=True, text=True, timeout=_LINE_S
         )
@@ -155,13 +158,16 @@ class Running:
             cwd=self.folder,
             env=self.environ,
             stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
         )
         self.background.append(process)
         assert process.stdout is not None
-        said = iter(process.stdout.readline, "")
-        assert any(line.startswith("ready") for line in said), "eventjet dev ended before it was ready"
+        said: list[str] = []
+        while not (said and said[-1].startswith("ready")):
+            said.append(process.stdout.readline())
+            assert said[-1], f"{shlex.join(words)} ended before it was ready\n{''.join(said)}"
 
 
 def _command(words: list[str]) -> list[str]:

@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ON_SPARK = {"README.md", "archive.md", "dataframes.md", "restore.md", "spark-cluster.md", "spark-source.md"}
 """Pages that start Spark."""
+READ_BY_OTHERS = {"nats-clients.md", "publications.md"}
+"""Pages whose readers are programs of other people's: FastStream, and node with what `make test-slow` installs."""
 
 
 @pytest.fixture
@@ -46,7 +48,11 @@ def _running(shown: Path, tmp_path: Path, nats: NatsServer) -> Iterator[Running]
 @pytest.mark.parametrize(
     "running",
     [
-        pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.slow] if page.name in ON_SPARK else [])
+        pytest.param(
+            page,
+            id=str(page.relative_to(ROOT)),
+            marks=[pytest.mark.slow] if page.name in ON_SPARK | READ_BY_OTHERS else [],
+        )
         for page in PAGES
     ],
     indirect=True,
