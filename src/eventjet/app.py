@@ -15,12 +15,12 @@ from eventjet.codec.catalog import Catalog, Upcaster
 from eventjet.codec.subjects import is_name
 from eventjet.domain.aggregate import AggregateInfo, AggregateType, aggregate_info, event_info
 from eventjet.domain.inbox import Inbox
-from eventjet.domain.process import ProcessInfo, ProcessType
+from eventjet.domain.process import ProcessInfo, ProcessType, is_process
 from eventjet.domain.publication import Publication
 from eventjet.domain.reactor import Reactor
 from eventjet.domain.served import Served
 from eventjet.domain.state import state_faults
-from eventjet.domain.subscription import folded_events
+from eventjet.domain.subscription import folded_events, shown_name
 from eventjet.errors import DefinitionError, UsageError
 from eventjet.jet import Jet, open_jet
 from eventjet.projections.app_ref import AppRef, Declared
@@ -95,6 +95,11 @@ class App:
         """Also the name of its stream and the first token of its subjects."""
         self.deps = deps
         """Opens what reactors need, as an async context manager."""
+        faults += [
+            f"{shown_name(one)} is a process: list it in App(processes=[…]), and not among the aggregates"
+            for one in aggregates
+            if is_process(one)
+        ]
         self.aggregates: Mapping[Any, AggregateInfo] = _aggregates([*aggregates, *processes], faults)
         self.catalog = _catalog(self.aggregates, upcasters, retired_events, faults)
         if not faults:

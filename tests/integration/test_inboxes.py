@@ -17,7 +17,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import LogUnusable
 from eventjet.nats.api import create_stream
 from eventjet.reactions import verdicts
-from eventjet.reactions.beginning import cursor_at
+from eventjet.reactions.beginning import cursor_at, put, records_of
 from eventjet.reactions.following import declarations_of
 from eventjet.settings import Settings
 from eventjet.workers.status import status
@@ -212,6 +212,37 @@ async def test_a_stream_made_again_is_refused(app: App, jet: Jet, settings: Sett
     async with working(app, settings):
         await eventually(has_failed)
     assert await paid(jet, "o") == 1
+
+
+async def test_what_was_parked_of_a_stream_that_is_gone_is_given_up_with_it(
+    app: App, jet: Jet, settings: Settings, desk: Desk
+) -> None:
+    """Other messages have its positions now."""
+    assert jet.client is not None
+    stream = app.inboxes["payments"].stream
+    cursors = Cursors(jet.client, jet.name)
+    async with working(app, settings):
+        await send(jet, app, "o1", b"no json")
+        await send(jet, app, "o2", {"order": "o2"})
+
+        async def both() -> bool:
+            return len(await cursors.parked("payments")) == 2
+
+        await eventually(both)
+        first, second = await cursors.parked("payments")
+        assert first.parked.reason == "it cannot be decoded: invalid literal, expected 'null': line 1 column 1 (char 0)"
+        assert second.parked.reason == "it cannot be decoded: cents: Field required"
+    await jet.client.api(f"STREAM.DELETE.{stream}")
+    await jet.client.ask(create_stream({"name": stream, "subjects": [f"{stream}.>"]}))
+    for order in ("o1", "o2", "o3"):
+        await send(jet, app, order, {"order": order, "cents": 4})
+    declared = declarations_of(app)["payments"]
+    at = await cursor_at(jet.store, jet.client, declared, 0)
+    assert await put(cursors, [declared], at, records_of(jet.store, jet.client, declared)) == [1, 2]
+    async with working(app, settings):
+        await until(lambda: sorted(desk.told()) == [1, 2, 3])
+    assert [await paid(jet, order) for order in ("o1", "o2", "o3")] == [4, 4, 4]
+    assert await cursors.parked("payments") == []
 
 
 async def test_a_stream_that_is_not_there_is_said(settings: Settings, desk: Desk) -> None:

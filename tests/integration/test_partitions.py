@@ -16,7 +16,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.domain.reactor import partition_of
 from eventjet.errors import CursorMissing, CursorsDivided, UsageError
 from eventjet.reactions import beginning, verdicts
-from eventjet.reactions.beginning import cursor_at, put
+from eventjet.reactions.beginning import cursor_at, put, where
 from eventjet.reactions.following import declarations_of
 from eventjet.settings import Settings
 from eventjet.workers.status import status
@@ -205,7 +205,7 @@ async def test_what_stands_apart_is_divided_only_where_somebody_says_where_to_go
     assert jet.client is not None
     declared = declarations_of(app)
     behind = await cursor_at(jet.store, jet.client, declared["echo-1"], 5)
-    await put(cursors_of(jet), [declared["echo-1"]], behind)
+    await put(cursors_of(jet), [declared["echo-1"]], behind, jet.store.at)
     anew = app_of(town, partitions=2, name=app.name)
     async with anew.connect(settings) as other:
         assert other.client is not None
@@ -213,8 +213,10 @@ async def test_what_stands_apart_is_divided_only_where_somebody_says_where_to_go
             await other.init()
         parts = list(declarations_of(anew).values())
         at = await cursor_at(other.store, other.client, parts[0], 5)
-        assert await put(cursors_of(other), parts, at, write=False) == 5
-        assert await put(cursors_of(other), parts, at) == 5
+        assert await where(cursors_of(other), parts) == 5
+        with pytest.raises(UsageError, match="Name 'echo' itself"):
+            await put(cursors_of(other), parts[:1], at, other.store.at)
+        assert await put(cursors_of(other), parts, at, other.store.at) == []
         assert (await other.init()).cursors == ()
         before = len(town.heard)
         async with working(anew, settings):

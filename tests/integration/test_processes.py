@@ -289,6 +289,8 @@ async def test_a_step_that_cannot_be_taken_is_parked_and_goes_on_once_it_can(
         await eventually(both)
         reasons = {entry.parked.aggregate_id: entry.parked.reason for entry in await cursors.parked("egg")}
         assert "recorded nothing of its own, so it would be done for ever" in reasons["a"]
+        tries = {entry.parked.aggregate_id: entry.tries for entry in await cursors.parked("egg")}
+        assert tries == {"a": 1, "b": 2}  # what eventjet says of the code is not tried again
         assert reasons["b"] == "PotBroken: hard"
         monkeypatch.setattr(Pot, "use", lambda self, egg: Used(egg=egg))
         (found,) = [one for one in await verdicts.listed(cursors, "egg") if one.aggregate_id == "b"]

@@ -15,7 +15,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import CursorMissing, UsageError
 from eventjet.nats.api import stream_info
 from eventjet.reactions import verdicts
-from eventjet.reactions.beginning import cursor_at
+from eventjet.reactions.beginning import cursor_at, put
 from eventjet.reactions.following import declarations_of
 from eventjet.settings import Settings
 from eventjet.workers.status import WorkStatus, status
@@ -311,9 +311,12 @@ async def test_the_log_made_again_is_refused_and_nothing_is_done_twice(
     app: App, jet: Jet, settings: Settings, town: Town
 ) -> None:
     assert jet.client is not None
+    town.fails = lambda bell, n, attempt: ValueError("poison") if (bell, n) == ("a", 1) else None
     async with working(app, settings):
         await ring(jet, "b", 1, 2)
+        await ring(jet, "a", 1)
         await until(lambda: town.order("b") == [1, 2])
+        await wait_parked(cursors_of(jet), 1)
     config = (await jet.client.ask(stream_info(app.name))).config
     await jet.client.api(f"STREAM.DELETE.{app.name}")
     await jet.client.api(
@@ -328,8 +331,9 @@ async def test_the_log_made_again_is_refused_and_nothing_is_done_twice(
         assert found.reason is not None
         assert "is another. It cannot go on: bring the right log back" in found.reason
         assert town.order("b") == [1, 2]
-        wanted = await cursor_at(again.store, again.client, declarations_of(app)["echo"], 1)
-        await verdicts.set_position(cursors_of(again), wanted)
+        declared = declarations_of(app)["echo"]
+        wanted = await cursor_at(again.store, again.client, declared, 1)
+        assert await put(cursors_of(again), [declared], wanted, again.store.at) == [3]
         async with working(app, settings):
             await until(lambda: town.order("b") == [1, 2, 8])
 

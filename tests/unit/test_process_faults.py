@@ -123,6 +123,18 @@ def test_the_faults_of_processes_are_told_at_once() -> None:
         assert part in text, part
 
 
+def test_a_process_among_the_aggregates_is_refused_since_nothing_would_run_it() -> None:
+    assert "Loan is a process: list it in App(processes=[…])" in told(aggregates=[Account, Loan])
+
+
+def test_a_listener_without_parentheses_is_refused_where_it_is_declared() -> None:
+    with pytest.raises(DefinitionError, match=r"Idle.heard: write `@listens\(\)`"):
+
+        class Idle:  # pyright: ignore[reportUnusedClass]
+            @listens  # type: ignore[arg-type]
+            def heard(self, event: Recorded[Deposited]) -> Asked | None: ...
+
+
 def test_a_listener_of_an_event_that_nobody_folds_is_refused() -> None:
     assert "Loan.heard_as_well hears Elsewhere, which no aggregate of the app folds" in told(processes=[Loan])
 
@@ -149,13 +161,18 @@ async def mails(event: Recorded[Deposited], to: Reaction) -> None: ...
 async def more_mails(event, to: Reaction) -> None: ...  # type: ignore[no-untyped-def]
 
 
+@reactor("typo", start="latest", on_error="skip", partitions=0)  # type: ignore[arg-type]
+async def typo(event: Deposited, to: Reaction) -> None:  # type: ignore[arg-type,misc]
+    """Not recorded, either."""
+
+
 @reactor("stream")
 async def streams(event: Recorded[Deposited], to: Reaction) -> AsyncIterator[int]:  # type: ignore[arg-type,misc]
     yield 1
 
 
 def test_the_faults_of_reactors_are_told_at_once() -> None:
-    text = told(reactors=[not_async, mails, more_mails, streams, "receipts"])
+    text = told(reactors=[not_async, mails, more_mails, streams, typo, reactor, "receipts"])
     for part in (
         "the reactor's name 'Bad Name' is not",
         "not_async is not an `async def`",
@@ -167,7 +184,12 @@ def test_the_faults_of_reactors_are_told_at_once() -> None:
         "two reactors are called 'mails'",
         "its parameter `event` has no annotation",
         "streams is not an `async def`",
-        "'receipts' is not a reactor",
+        "receipts is not a reactor",
+        'reactor is not a reactor: decorate it with `@reactor("name")`',
+        'it starts at \'latest\'; give "new", "beginning" or a position',
+        'its on_error is \'skip\'; give "quarantine" or "stop"',
+        "it has 0 partitions; give 1 to 64",
+        "typo is given a `Recorded`: write `event: Recorded[Deposited]`",
     ):
         assert part in text, part
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eventjet.cli.target import AppTarget, on_app
-from eventjet.cli.terminal import ANSWER_IS_NO, Answer, note, print_table, say
+from eventjet.cli.terminal import ANSWER_IS_NO, Answer, counted, note, print_table, say
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def set_(
     declared = at.work([name]).followers
     if not declared:
         raise UsageError(f"{name!r} is a projection, and has a checkpoint. Rebuild it instead.")
-    before = asyncio.run(_set(at, declared, position, write=False))
+    before, _ = asyncio.run(_set(at, declared, position, write=False))
     told = "it has no cursor yet"
     if before is not None:
         more = "be handled again" if position < before else "be left out"
@@ -133,20 +133,31 @@ def set_(
     if not yes and not typer.confirm(f"Put {name} at position {position:,}? Now {told}.", err=True):
         note("Nothing was changed.")
         raise typer.Exit(ANSWER_IS_NO)
-    asyncio.run(_set(at, declared, position, write=True))
+    _, lost = asyncio.run(_set(at, declared, position, write=True))
+    if lost:
+        say(f"{counted(len(lost), 'parked event')} of a log that is gone: given up (`quarantine list {name} --all`).")
     if declared[0].kind == "process":
         say(f"Run `eventjet process sync {name}`, too: it wakes the processes that are there.")
-    return Answer({"name": name, "position": position, "before": before}, f"{name} goes on after position {position:,}")
+    return Answer(
+        {"name": name, "position": position, "before": before, "dropped": lost},
+        f"{name} goes on after position {position:,}",
+    )
 
 
-async def _set(at: AppTarget, declared: Sequence[Declaration], position: int, *, write: bool) -> int | None:
+async def _set(
+    at: AppTarget, declared: Sequence[Declaration], position: int, *, write: bool
+) -> tuple[int | None, list[int]]:
+    """Where it stood, and what was parked of another log."""
     from eventjet.cursors.kv import Cursors
-    from eventjet.reactions.beginning import cursor_at, put
+    from eventjet.reactions.beginning import cursor_at, put, records_of, where
     from eventjet.repository.repositories import open_repositories
 
     async with open_repositories(at.app(), at.settings) as (repositories, client):
         wanted = await cursor_at(repositories.store, client, declared[0], position)
-        return await put(Cursors(client, at.app().name), declared, wanted, write=write)
+        cursors = Cursors(client, at.app().name)
+        before = await where(cursors, declared)
+        record_at = records_of(repositories.store, client, declared[0])
+        return before, await put(cursors, declared, wanted, record_at) if write else []
 
 
 @asynccontextmanager

@@ -12,12 +12,12 @@ from pydantic.errors import PydanticUserError
 
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.envelope import MSG_ID, RawRecord
-from eventjet.codec.json import BodyCodec
+from eventjet.codec.json import BodyCodec, fault_of
 from eventjet.domain.aggregate import event_info
 from eventjet.domain.identity import encode_id
 from eventjet.domain.inbox import Incoming
 from eventjet.domain.recorded import Recorded
-from eventjet.errors import DefinitionError, UndecodableEvent
+from eventjet.errors import DefinitionError, UndecodableMessage
 
 POSITION = "Ej-Position"
 """The position in the log of the event that a message tells of."""
@@ -75,7 +75,7 @@ class IncomingDecoder:
             self._read = BodyCodec(kind).decode
 
     def __call__(self, record: RawRecord) -> Incoming[Any]:
-        """Raises `UndecodableEvent` for a message that is not what the inbox takes."""
+        """Raises `UndecodableMessage` for a message that is not what the inbox takes."""
         position, time_ns, subject, _, body = record
         try:
             told: Any = orjson.loads(body)
@@ -89,4 +89,6 @@ class IncomingDecoder:
             at = datetime.fromtimestamp(time_ns // 1_000_000_000, UTC) + timedelta(microseconds=time_ns // 1000 % 10**6)
             return Incoming(self._read(data), name, source, subject.decode("utf-8", "replace"), position, at)
         except (ValueError, RecursionError) as error:
-            raise UndecodableEvent(subject.decode("utf-8", "replace"), position, body, str(error)[:300]) from None
+            raise UndecodableMessage(
+                subject.decode("utf-8", "replace"), position, body, fault_of(error)[:300]
+            ) from None

@@ -43,7 +43,7 @@ class BodyCodec:
             body = self._serializer.to_json(event)
             again = self._validator.validate_json(body)
         except (PydanticSerializationError, ValidationError, UnicodeEncodeError, ValueError, RecursionError) as error:
-            raise UnencodableEvent(event, _reason(error)) from None
+            raise UnencodableEvent(event, fault_of(error) or type(error).__name__) from None
         if again != event and not _equal(again, event):
             raise UnencodableEvent(event, f"it would be read back as {again!r}")
         return body, again
@@ -150,8 +150,9 @@ _LEAVES: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-def _reason(error: Exception) -> str:
+def fault_of(error: BaseException) -> str:
+    """What is wrong with a value, and with which of its fields, in one line: of the first fault, where it has many."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
-    return str(error) or type(error).__name__
+    return next(iter(str(error).splitlines()), "")

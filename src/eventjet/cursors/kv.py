@@ -43,6 +43,8 @@ class ParkedEntry:
     """Seconds since 1970."""
     tries: int = 0
     resolved_at: float | None = None
+    log: str = ""
+    """Which log it is of: at the same position of another one is another event."""
 
     @property
     def key(self) -> AggregateKey:
@@ -76,8 +78,8 @@ class ParkedEntry:
             raise CursorDamaged(body, str(error)) from None
 
 
-def parked_now(parked: Parked, tries: int = 0) -> ParkedEntry:
-    return ParkedEntry(parked, time.time(), tries)
+def parked_now(parked: Parked, tries: int, log: str) -> ParkedEntry:
+    return ParkedEntry(parked, time.time(), tries, log=log)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, Protocol
 
 from typing_extensions import TypeVar
 
-from eventjet.domain.reactor import Reaction, Retry, Start
+from eventjet.domain.reactor import Reaction, Retry, Start, retry_faults, start_faults
 from eventjet.domain.subscription import resolved_hint, shown_name
 from eventjet.errors import DefinitionError
 
@@ -65,15 +65,13 @@ class Inbox(Generic[T_contra, D_contra]):
 
     def faults(self) -> list[str]:
         """What is wrong with it."""
-        faults: list[str] = []
+        faults = [*start_faults(self.start), *retry_faults(self.retry, self.on_error)]
         if not inspect.iscoroutinefunction(self.handle):
             faults.append(f"{shown_name(self.handle)} is not an `async def`")
         if len(inspect.signature(self.handle).parameters) != _PARAMETERS:
             faults.append(f"{shown_name(self.handle)} does not take (message, reaction)")
         if not self.stream or not self.subject or any(char.isspace() for char in self.stream + self.subject):
             faults.append(f"it takes {self.subject!r} of the stream {self.stream!r}; name both without blanks")
-        if self.retry.tries < 1 or min(self.retry.first_s, self.retry.most_s, self.retry.timeout_s) <= 0:
-            faults.append(f"{self.retry} tries nothing; give a try at the least, and seconds above 0")
         try:
             _ = self.type
         except DefinitionError as error:

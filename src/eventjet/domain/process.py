@@ -14,6 +14,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from eventjet.domain.aggregate import AggregateType, aggregate
 from eventjet.domain.recorded import Recorded
+from eventjet.domain.subscription import shown_name
 from eventjet.errors import DefinitionError
 
 C = TypeVar("C")
@@ -201,6 +202,10 @@ def listens(by: Any = None, /) -> Any:
     the id of the aggregate whose event it is. The decision may return None: then nothing follows from that event.
     """
 
+    if by is not None and len(inspect.signature(by).parameters) != 1:
+        fault = "write `@listens()`, or `@listens(by)` with a function of the event that says whose it is"
+        raise DefinitionError([f"{shown_name(by)}: {fault}"])
+
     def mark(handler: Any, /) -> Any:
         setattr(handler, LISTENS, by or same_id)
         return handler
@@ -257,6 +262,11 @@ def process(name: str, /, *, snapshot_every: int | None = None, revision: int = 
         return made
 
     return declare
+
+
+def is_process(cls: Any) -> bool:
+    """Whether a class is declared as a process."""
+    return getattr(cls, PROCESS, None) is not None
 
 
 def listeners_of(cls: type) -> list[tuple[str, Callable[..., Any]]]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from eventjet.domain.aggregate import event_info
-from eventjet.domain.reactor import Start
+from eventjet.domain.reactor import Start, start_faults
 from eventjet.domain.recorded import Recorded
-from eventjet.domain.subscription import events_of, resolved_hint, shown_name, union_members
+from eventjet.domain.subscription import recorded_events_of, resolved_hint, shown_name, union_members
 from eventjet.errors import DefinitionError
 
 E = TypeVar("E")
@@ -41,7 +41,7 @@ class Publication(Generic[E_contra]):
     @property
     def events(self) -> tuple[type, ...]:
         """Its subscription; raises `DefinitionError` for a translation that does not say it."""
-        return events_of(self.translate, next(iter(inspect.signature(self.translate).parameters), "event"))
+        return recorded_events_of(self.translate)
 
     @property
     def public(self) -> tuple[type, ...]:
@@ -56,7 +56,7 @@ class Publication(Generic[E_contra]):
     def faults(self, is_known: Callable[[type], bool]) -> list[str]:
         """What is wrong with it in an app that folds the events that are known."""
         translate = self.translate
-        faults: list[str] = []
+        faults = start_faults(self.start)
         if inspect.iscoroutinefunction(translate) or inspect.isgeneratorfunction(translate):
             faults.append(f"{shown_name(translate)} is async or a generator; return the public events")
         if _STREAM.fullmatch(self.stream) is None:

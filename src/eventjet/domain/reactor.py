@@ -17,7 +17,7 @@ from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.committed import Committed
 from eventjet.domain.parked import AggregateKey
 from eventjet.domain.recorded import Recorded
-from eventjet.domain.subscription import events_of, shown_name
+from eventjet.domain.subscription import recorded_events_of, shown_name
 from eventjet.errors import DefinitionError
 
 S = TypeVar("S")
@@ -115,12 +115,12 @@ class Reactor(Generic[E_contra, D_contra]):
     @property
     def events(self) -> tuple[type, ...]:
         """Its subscription; raises `DefinitionError` for a handler that does not say it."""
-        return events_of(self.handle, next(iter(inspect.signature(self.handle).parameters), "event"))
+        return recorded_events_of(self.handle)
 
     def faults(self, is_known: Callable[[type], bool]) -> list[str]:
         """What is wrong with it in an app that folds the events that are known."""
-        handle, retry = self.handle, self.retry
-        faults: list[str] = []
+        handle = self.handle
+        faults = [*start_faults(self.start), *retry_faults(self.retry, self.on_error)]
         if not inspect.iscoroutinefunction(handle):
             faults.append(f"{shown_name(handle)} is not an `async def`")
         if len(inspect.signature(handle).parameters) != _PARAMETERS:
@@ -129,10 +129,6 @@ class Reactor(Generic[E_contra, D_contra]):
             faults.append(f"its revision is {self.revision}; give 1 or more")
         if not 1 <= self.partitions <= PARTITIONS_MAX:
             faults.append(f"it has {self.partitions} partitions; give 1 to {PARTITIONS_MAX}")
-        if isinstance(self.start, int) and self.start < 0:
-            faults.append(f"it starts after position {self.start}; give 0 or more")
-        if retry.tries < 1 or min(retry.first_s, retry.most_s, retry.timeout_s) <= 0:
-            faults.append(f"{retry} tries nothing; give a try at the least, and seconds above 0")
         try:
             faults += [
                 f"{shown_name(handle)} takes {shown_name(one)}, which no aggregate of the app folds"
@@ -142,6 +138,23 @@ class Reactor(Generic[E_contra, D_contra]):
         except DefinitionError as error:
             faults += error.faults
         return faults
+
+
+def start_faults(start: Any) -> list[str]:
+    """What is wrong with where something begins."""
+    if isinstance(start, int) and not isinstance(start, bool):
+        return [] if start >= 0 else [f"it starts after position {start}; give 0 or more"]
+    return [] if start in ("new", "beginning") else [f'it starts at {start!r}; give "new", "beginning" or a position']
+
+
+def retry_faults(retry: Retry, on_error: Any) -> list[str]:
+    """What is wrong with what becomes of an event that cannot be handled."""
+    faults: list[str] = []
+    if retry.tries < 1 or min(retry.first_s, retry.most_s, retry.timeout_s) <= 0:
+        faults.append(f"{retry} tries nothing; give a try at the least, and seconds above 0")
+    if on_error not in ("quarantine", "stop"):
+        faults.append(f'its on_error is {on_error!r}; give "quarantine" or "stop"')
+    return faults
 
 
 def partition_of(key: AggregateKey, partitions: int) -> int:

@@ -30,6 +30,16 @@ def events_of(function: Any, parameter: str = "event") -> tuple[type, ...]:
     return union_members(hint)
 
 
+def recorded_events_of(function: Any) -> tuple[type, ...]:
+    """As `events_of` of its first parameter, where that has to be a `Recorded`."""
+    parameter = next(iter(inspect.signature(function).parameters), "event")
+    events = events_of(function, parameter)
+    if typing.get_origin(resolved_hint(function, parameter)) is not Recorded:
+        names = " | ".join(shown_name(one) for one in events)
+        raise DefinitionError([f"{shown_name(function)} is given a `Recorded`: write `{parameter}: Recorded[{names}]`"])
+    return events
+
+
 def folded_events(aggregate: Any) -> tuple[type, ...]:
     """The event classes that an aggregate's `evolve` takes, whatever it calls them; raises `DefinitionError`."""
     names = list(inspect.signature(aggregate.evolve).parameters)

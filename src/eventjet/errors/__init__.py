@@ -61,5 +61,6 @@ from eventjet.errors.store import StoreUnavailable as StoreUnavailable
 from eventjet.errors.store import StreamMissing as StreamMissing
 from eventjet.errors.store import Unauthorized as Unauthorized
 from eventjet.errors.store import UndecodableEvent as UndecodableEvent
+from eventjet.errors.store import UndecodableMessage as UndecodableMessage
 from eventjet.errors.store import UnencodableEvent as UnencodableEvent
 from eventjet.errors.store import UnknownEvent as UnknownEvent

@@ -78,17 +78,20 @@ class CheckpointFenced(ProjectionError):
         )
 
 
+_FROM_THIS_LOG = (
+    "bring the right log back, or rebuild the projection from this one (`eventjet rebuild`; a cursor: `eventjet cursor "
+    "set`)"
+)
+
+
 class LogRolledBack(ProjectionError):
     """The log under a checkpoint is not the log it was made from."""
 
-    def __init__(self, projection: str, position: int, reason: str) -> None:
+    def __init__(self, projection: str, position: int, reason: str, way_out: str = _FROM_THIS_LOG) -> None:
         self.projection = projection
         self.position = position
         self.reason = reason
-        super().__init__(
-            f"{projection!r} stands at position {position}, but {reason}. It cannot go on: bring the right log back, "
-            "or rebuild the projection from this one (`eventjet rebuild`; a cursor: `eventjet cursor set`)."
-        )
+        super().__init__(f"{projection!r} stands at position {position}, but {reason}. It cannot go on: {way_out}.")
 
 
 class NotCaughtUp(ProjectionError):

@@ -255,6 +255,15 @@ class UndecodableEvent(CodecError):
         )
 
 
+class UndecodableMessage(UndecodableEvent):
+    """A message of another stream is not what the inbox takes."""
+
+    def __init__(self, subject: str, position: int, data: bytes, reason: str) -> None:
+        super().__init__(subject, position, data, reason)
+        told = f"The message at position {position} on {subject!r} ({len(data)} bytes) cannot be taken: {reason}. "
+        self.args = (f"{told}Have it sent as what the inbox takes, or go on without it (`eventjet quarantine drop`).",)
+
+
 class UnencodableEvent(CodecError):
     """This event would not be read back as it was given, so it is not sent."""
 

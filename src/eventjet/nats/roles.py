@@ -76,15 +76,13 @@ def roles_of(
     kept = (*theirs, *actors, *(f"{api}.CONSUMER.CREATE.{stream}.{name}.>" for name in (*durables, *followers)))
     cursors, timers = cursor_bucket(app), timer_stream(app)
     look_at_cursors = (f"{api}.STREAM.MSG.GET.KV_{cursors}", f"{api}.STREAM.MSG.GET.{timers}") if followers else ()
-    own = tuple(f"$KV.{cursors}.{key}" for name in followers for key in (f"c.{name}", f"q.{name}.*"))
-    divided = dict.fromkeys(name.partition("-")[0] for name in followers if "-" in name)
-    shared = tuple(f"$KV.{cursors}.w.{name}.*" for name in divided)
+    own = tuple(f"$KV.{cursors}.{key}" for key in _keys_of(followers))
     set_timers = (timer_subject(app, "*", "*"), f"{api}.STREAM.PURGE.{timers}") if followers else ()
     tell = tuple(f"{public}.{name}.*" for public, name in published)
     tell += tuple(f"{api}.CONSUMER.{verb}.{each}.{durable}" for each, durable in received for verb in verbs)
     others = [each for each, _ in (*published, *received)]
     look_at_public = tuple(f"{api}.STREAM.{verb}.{each}" for verb in ("INFO", "MSG.GET") for each in others)
-    acting = (*read, *look_at_cursors, *own, *shared, *set_timers, *actors, *tell, *look_at_public)
+    acting = (*read, *look_at_cursors, *own, *set_timers, *actors, *tell, *look_at_public)
     consume = tuple(f"{api}.CONSUMER.{verb}.{stream}.*" for verb in verbs)
     consume += (f"{api}.CONSUMER.CREATE.{stream}.*.{stream_subjects(stream)}",)
     voids = void_subject(app, "*")
@@ -101,8 +99,8 @@ def roles_of(
 
     streams = (stream, f"KV_{bucket}", *((f"KV_{cursors}", timers) if followers else ()))
     manage = tuple(f"{api}.STREAM.{verb}.{name}" for verb in ("CREATE", "INFO") for name in streams)
-    # All cursors: of what is divided anew, those of before are deleted.
-    all_cursors = tuple(f"$KV.{cursors}.{key}" for key in ("c.*", "q.*.*")) if followers else ()
+    # All cursors: those of before are deleted where something is divided anew.
+    all_cursors = (f"$KV.{cursors}.{key}" for key in ("c.*", "q.*.*") if followers)
     manage += (*look_at_cursors, *all_cursors, *set_timers, *look_at_public)
     manage += (f"{api}.STREAM.UPDATE.{stream}",)
     lists = (f"{api}.CONSUMER.LIST.{stream}",)
@@ -116,6 +114,13 @@ def roles_of(
         writer(WRITER, "*"),
         *(writer(f"{WRITER}_{name}", name) for name in aggregates),
     )
+
+
+def _keys_of(followers: Sequence[str]) -> list[str]:
+    """What their workers write among the cursors."""
+    divided = dict.fromkeys(name.partition("-")[0] for name in followers if "-" in name)
+    keys = [key for name in followers for key in (f"c.{name}", f"q.{name}.*")]
+    return [*keys, *(f"w.{name}.*" for name in divided)]
 
 
 def serving_roles(app: str, roles: Sequence[Role]) -> tuple[Role, ...]:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.chain import Earlier, chained
 from eventjet.codec.envelope import MSG_ID, TYPE, RawRecord, header
+from eventjet.codec.json import fault_of
 from eventjet.codec.subjects import entity_of
 from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, AggregateKey, Parked
 from eventjet.domain.recorded import Recorded
@@ -213,6 +214,11 @@ def parked_for(offer: Offered, error: Exception) -> Parked:
     return _kept(offer, PARKED, _reason(error), _plain(told)[-TRACEBACK_MAX:], offer.record[4])
 
 
+def is_of(parked: Parked, record: RawRecord | None) -> bool:
+    """Whether a record of its log is the event that was parked: after a restore another may have its position."""
+    return record is not None and blocked_by(Offered(record, None)).event_id == parked.event_id
+
+
 def is_newer(catalog: Catalog, error: UnknownEvent) -> bool:
     """Whether the event is known in an older schema, so that only a newer deploy can read it."""
     older = range(1, min(error.schema, _NEWER_MAX))
@@ -250,7 +256,7 @@ def _reason(error: Exception) -> str:
     """One line."""
     cause: Any = getattr(error, "orig", None) or error
     try:
-        text = str(cause)
+        text = fault_of(cause)
     except Exception:  # noqa: BLE001 - an error that cannot even be printed
         text = "it cannot be printed"
     if isinstance(error, UndecodableEvent):

@@ -7,15 +7,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from eventjet.codec.envelope import MSG_ID, header
+from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.cursors.cursor import PAUSED, Cursor
 from eventjet.cursors.kv import CHANGES_MAX, Cursors, HeldCursor, ParkedEntry
 from eventjet.domain.reactor import Start, partition_of
 from eventjet.errors import CursorDamaged, CursorFenced, LogUnusable, StreamMissing, UsageError
-from eventjet.nats.api import stream_info
+from eventjet.nats.api import message_at, stream_info
 from eventjet.nats.client import Client
 from eventjet.reactions.following import Declaration, cursor_name
-from eventjet.reactions.verdicts import set_position
+from eventjet.reactions.verdicts import RecordAt, give_up_lost, set_position
 from eventjet.store.store import EventStore
 
 _SILENT_S = 5.0
@@ -79,25 +79,48 @@ async def cursor_at(store: EventStore, client: Client, one: Declaration, start: 
     return Cursor(one.name, one.kind, log, position, event_id, partitions=one.partitions)
 
 
-async def put(cursors: Cursors, parts: Sequence[Declaration], at: Cursor, *, write: bool = True) -> int | None:
-    """Have all partitions of something go on there, whoever works on them; where the furthest behind of them stood.
+async def where(cursors: Cursors, parts: Sequence[Declaration]) -> int | None:
+    """Where the furthest behind of something's partitions stands; None where it has no cursor that can be read."""
+    try:
+        had = await _cursors_of(cursors, parts[0].declared_as)
+    except CursorDamaged:
+        return None
+    names = _names(parts) & _named(had) or _named(had)
+    return min((held.cursor.position for held in had if held.cursor.name in names), default=None)
 
-    None where one had no cursor, or one that cannot be read. Changes nothing without `write`. Raises `UsageError`
-    where the app divides it anew and a worker still has it.
+
+async def put(cursors: Cursors, parts: Sequence[Declaration], at: Cursor, record_at: RecordAt) -> list[int]:
+    """Have all partitions of something go on there, whoever works on them.
+
+    What is parked of events that `record_at` does not find is dropped: their log is another, or was restored; the
+    positions. Raises `UsageError` where the app divides it anew and a worker still has it.
     """
     name = parts[0].declared_as
     try:
         had = await _cursors_of(cursors, name)
     except CursorDamaged:
         had = []
-    if write and any(held.cursor.partitions != parts[0].partitions for held in had):
-        if len(parts) < parts[0].partitions:
-            raise UsageError(f"The app divides {name!r} anew. Name {name!r} itself, and not one of its partitions.")
-        await _divide_anew(cursors, name, had, parts, at)
-    elif write:
+    is_divided = any(held.cursor.partitions != parts[0].partitions for held in had)
+    if is_divided and len(parts) < parts[0].partitions:
+        raise UsageError(f"The app divides {name!r} anew. Name {name!r} itself, and not one of its partitions.")
+    lost: list[int] = []
+    for old in sorted(_named(had) if is_divided else _named(had) & _names(parts)):
+        lost += await give_up_lost(cursors, old, at.log, record_at)
+    if is_divided:
+        await _divide_anew(cursors, name, await _cursors_of(cursors, name), parts, at)
+    else:
         for one in parts:
             await _put_one(cursors, replace(at, name=one.name))
-    return min((held.cursor.position for held in had), default=None)
+    return lost
+
+
+def records_of(store: EventStore, client: Client, one: Declaration) -> RecordAt:
+    """What finds a record of the stream that something follows."""
+
+    async def record_at(position: int) -> RawRecord | None:
+        return await (client.ask(message_at(one.stream, position)) if one.stream else store.at(position))
+
+    return record_at
 
 
 async def _put_one(cursors: Cursors, at: Cursor) -> None:

@@ -13,7 +13,16 @@ from eventjet.codec.cloud_events import IncomingDecoder
 from eventjet.codec.subjects import is_name
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.inbox import Inbox
-from eventjet.domain.process import LISTENS, PROCESS, Deadline, Listener, ProcessInfo, Step, listeners_of, same_id
+from eventjet.domain.process import (
+    LISTENS,
+    Deadline,
+    Listener,
+    ProcessInfo,
+    Step,
+    is_process,
+    listeners_of,
+    same_id,
+)
 from eventjet.domain.publication import Publication
 from eventjet.domain.reactor import Reactor
 from eventjet.domain.served import Served
@@ -28,7 +37,7 @@ def resolved_processes(declared: Sequence[Any], catalog: Catalog, faults: list[s
     """By class; what is wrong goes to `faults`."""
     found: dict[Any, ProcessInfo] = {}
     for cls in declared:
-        if getattr(cls, PROCESS, None) is None:
+        if not is_process(cls):
             faults.append(f"{shown_name(cls)} is not a process: decorate it with @process(…)")
             continue
         try:
@@ -50,7 +59,7 @@ def checked_reactors(
     found: dict[str, Reactor[Any, Any]] = {}
     for one in declared:
         if not isinstance(one, Reactor):  # pyright: ignore[reportUnnecessaryIsInstance]  who has no checker
-            faults.append(f"{one!r} is not a reactor: decorate it with @reactor(…)")
+            faults.append(f'{shown_name(one)} is not a reactor: decorate it with `@reactor("name")`')
             continue
         if not is_name(one.name):
             faults.append(f"the reactor's name {one.name!r} is not [a-z][a-z0-9_]*")
@@ -87,7 +96,7 @@ def checked_publications(
     found: dict[str, Publication[Any]] = {}
     for one in declared:
         if not isinstance(one, Publication):  # pyright: ignore[reportUnnecessaryIsInstance]  who has no checker
-            faults.append(f"{one!r} is not a publication: decorate it with @publication(…)")
+            faults.append(f"{shown_name(one)} is not a publication: decorate it with `@publication(…)`")
             continue
         if not is_name(one.name):
             faults.append(f"the publication's name {one.name!r} is not [a-z][a-z0-9_]*")
@@ -105,7 +114,7 @@ def checked_served(declared: Sequence[Served], aggregates: Mapping[Any, Any], fa
     known: set[tuple[Any, str]] = set()
     for one in declared:
         if not isinstance(one, Served):  # pyright: ignore[reportUnnecessaryIsInstance]  who has no checker
-            faults.append(f"{one!r} is not served(…)")
+            faults.append(f"{shown_name(one)} is not `served(…)`")
             continue
         where = f"served {shown_name(one.decide)}"
         if one.aggregate not in aggregates:

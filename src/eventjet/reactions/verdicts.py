@@ -6,18 +6,22 @@ it: that one begins another term, and finds what was decided.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from eventjet.codec.envelope import RawRecord
 from eventjet.cursors.cursor import PAUSED, Cursor
 from eventjet.cursors.kv import CHANGES_MAX, Cursors, HeldCursor, ParkedEntry
 from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, RETRY
 from eventjet.errors import CursorFenced, UsageError
+from eventjet.quarantine.fold import is_of
 from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
 
 _TRIES = 50
 """Writes that its owner was quicker than: it writes some times a second."""
+RecordAt: TypeAlias = Callable[[int], Awaitable[RawRecord | None]]
+"""The record at a position; None for none."""
 _Change: TypeAlias = Callable[[Cursor], Cursor]
 
 
@@ -91,6 +95,25 @@ async def resume(cursors: Cursors, names: Sequence[str]) -> list[PausedCursor]:
         if cursor.state != PAUSED:
             raise UsageError(f"{cursor.kind} {name!r} is {cursor.state}, not paused. Nothing to resume.")
     return [await _changed(cursors, name, Cursor.resumed) for name in names]
+
+
+async def give_up_lost(cursors: Cursors, name: str, log: str, record_at: RecordAt) -> list[int]:
+    """Drop what is parked of events that this log does not have: it is another, or was restored. Their positions."""
+    for attempt in range(_TRIES):
+        held = await cursors.read(name)
+        lost = [
+            one
+            for one in await cursors.parked(name)
+            if one.log != log or not is_of(one.parked, await record_at(one.position))
+        ]
+        try:
+            await _write_all(cursors, held, [one.resolved(DROPPED) for one in lost])
+        except CursorFenced:
+            if attempt == _TRIES - 1:
+                raise
+        else:
+            return [one.position for one in lost]
+    raise AssertionError
 
 
 async def set_position(cursors: Cursors, cursor: Cursor) -> None:

@@ -8,6 +8,8 @@ from typing import Any, TypeVar, cast
 
 from eventjet.codec.subjects import snapshot_bucket
 from eventjet.domain.aggregate import AggregateType
+from eventjet.domain.process import is_process
+from eventjet.domain.subscription import shown_name
 from eventjet.errors import StoreError, Unreachable, UsageError
 from eventjet.nats.client import Client, connect
 from eventjet.projections.app_ref import Application
@@ -39,8 +41,9 @@ class Repositories:
         if aggregate not in self._made:
             info = self.app.aggregates.get(aggregate)
             if info is None:
+                where = "processes" if is_process(aggregate) else "aggregates"
                 raise UsageError(
-                    f"{aggregate!r} is not an aggregate of {self.app.name!r}. List it in App(aggregates=[…])."
+                    f"{shown_name(aggregate)} is not listed in the app {self.app.name!r}. List it in App({where}=[…])."
                 )
             snapshots: Snapshots[Any] | None = None
             if info.snapshot_every is not None and self._snapshots is not None:

@@ -93,10 +93,10 @@ class ForeignFeed:
             state = connection.ask(stream_info(self.stream))
         if state.created != cursor.log:
             reason = f"the stream {self.stream!r} was made at {state.created}, and it began in one of {cursor.log}"
-            raise LogRolledBack(cursor.name, cursor.position, reason)
+            raise LogRolledBack(cursor.name, cursor.position, reason, _in_this_one(cursor))
         if state.last < cursor.position:
             reason = f"the stream {self.stream!r} ends at {state.last}"
-            raise LogRolledBack(cursor.name, cursor.position, reason)
+            raise LogRolledBack(cursor.name, cursor.position, reason, _in_this_one(cursor))
 
     def look(self, cursor: Cursor) -> None:
         try:
@@ -116,6 +116,13 @@ class ForeignFeed:
 
     async def at(self, position: int) -> RawRecord | None:
         return await self._client.ask(message_at(self.stream, position))
+
+
+def _in_this_one(cursor: Cursor) -> str:
+    return (
+        "bring the right stream back, or say where it goes on in this one (`eventjet cursor set "
+        f"{cursor.name} POSITION`, 0 for its beginning)"
+    )
 
 
 class _OfPartition:

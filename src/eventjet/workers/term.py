@@ -17,13 +17,16 @@ from eventjet.domain.parked import BLOCKED, PARKED, RETRIED, AggregateKey, Parke
 from eventjet.errors import (
     CodecError,
     ConcurrencyConflict,
+    DefinitionError,
+    LogRolledBack,
     OutcomeUnknown,
     ReactionFailed,
     StoreUnavailable,
     Unreachable,
+    UsageError,
 )
 from eventjet.observability.metrics import FollowerMeter
-from eventjet.quarantine.fold import Offered, blocked_by, parked_for
+from eventjet.quarantine.fold import Offered, blocked_by, is_of, parked_for
 from eventjet.reactions.lanes import Lanes
 from eventjet.store.timers import Due
 from eventjet.workers.followed import Followed, Try
@@ -42,6 +45,8 @@ _DUE_S = 0.25
 """How often it is looked what has fired: the server itself looks as often."""
 _PASSING = (StoreUnavailable, OutcomeUnknown, ConcurrencyConflict, Unreachable)
 """What ends by itself where it comes from eventjet."""
+_HOPELESS = (UsageError, DefinitionError)
+"""What eventjet says of the code itself: it would say so again at once."""
 
 
 class Term:
@@ -62,9 +67,10 @@ class Term:
         self._lanes = lanes
         self._meter = meter
         self._before = held.cursor
-        self._known = {entry.position for entry in parked}
-        self._waiting: set[AggregateKey] = {entry.key for entry in parked}
-        self._parked = parked
+        own = [entry for entry in parked if entry.log == held.cursor.log]
+        self._known = {entry.position: entry for entry in own}
+        self._waiting: set[AggregateKey] = {entry.key for entry in own}
+        self._parked = own
         self._kept: list[ParkedEntry] = []
         self._gone: list[ParkedEntry] = []
         self._writing = asyncio.Lock()
@@ -132,7 +138,10 @@ class Term:
     def _add(self, offered: Offered) -> None:
         position, event_id = offered.position, offered.event_id
         imported = not self._followed.takes_imported and header(offered.record[3], IMPORTED) is not None
-        if imported or self._before.is_done(position) or position in self._known:
+        known = self._known.get(position)
+        if known is not None and not is_of(known.parked, offered.record):
+            raise LogRolledBack(self._followed.declaration.name, position, "the event parked there is another")
+        if imported or self._before.is_done(position) or known is not None:
             self._lanes.add(position, event_id, [])
             return
         if offered.event is None:
@@ -159,7 +168,7 @@ class Term:
         if ahead is not None:
             self._park(_of(blocked_by(offered), ahead))
             return
-        tries, error = await self._tried(attempt, offered.position)
+        tries, error = await self._tried(attempt, key, offered.position)
         if error is not None:
             await self._refuse(offered, key, error, tries)
         else:
@@ -169,7 +178,8 @@ class Term:
         if not self._followed.quarantines:
             if isinstance(error, CodecError):
                 raise error
-            raise ReactionFailed(self._followed.declaration.name, offered.position, key[1], reason_of(error)) from error
+            name, aggregate_id = self._followed.declaration.name, offered.aggregate_key[1]
+            raise ReactionFailed(name, offered.position, aggregate_id, reason_of(error)) from error
         if key in self._waiting:
             self._park(_of(blocked_by(offered), key))
             return
@@ -181,11 +191,11 @@ class Term:
         if parked.resolution == PARKED:
             self._meter.tries["parked"] += 1
             _log.warning("%s: the event at position %d is parked: %s", name, parked.position, parked.reason)
-        self._kept.append(parked_now(parked, tries))
+        self._kept.append(parked_now(parked, tries, self._before.log))
         self._lanes.changed.set()
 
-    async def _tried(self, attempt: Try, position: int) -> tuple[int, Exception | None]:
-        """How often it was tried, and what the last try raised; None when it is done."""
+    async def _tried(self, attempt: Try, key: AggregateKey, position: int) -> tuple[int, Exception | None]:
+        """How often it was tried, and what the last try raised; None when it is done. Position 0 is a deadline."""
         retry, number = self._followed.retry, 0
         while True:
             number += 1
@@ -197,14 +207,18 @@ class Term:
             except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again, then kept with its event
                 passing = isinstance(error, (*retry.passing, *_PASSING)) and not limit.expired()
                 self._meter.tries["passing" if passing else "failed"] += 1
-                if not passing and number >= retry.tries:
+                if not passing and (number >= retry.tries or isinstance(error, _HOPELESS)):
                     return number, error
-                name = self._followed.declaration.name
-                _log.info("%s: position %d, try %d: %s", name, position, number, reason_of(error))
+                self._say_failed(key, position, number, error)
                 await asyncio.sleep(retry.pause_s(number))
             else:
                 self._meter.tries["done"] += 1
                 return number, None
+
+    def _say_failed(self, key: AggregateKey, position: int, number: int, error: Exception) -> None:
+        name, what = self._followed.declaration.name, f"position {position}" if position else "its deadline"
+        whose = repr(key[1]) if key[0] == name else f"{key[0]} {key[1]!r}"
+        _log.info("%s: %s, %s, try %d: %s", name, whose, what, number, reason_of(error))
 
     async def _in_time(self) -> None:
         """Begin nothing while the lease may be over: a process that was stopped looks before it acts."""
@@ -218,7 +232,7 @@ class Term:
         async def come_due() -> None:
             if key in self._waiting:
                 return  # what is parked comes first; its retry wakes the process, which is due then
-            _, error = await self._tried(lambda _: self._followed.come_due(due), 0)
+            _, error = await self._tried(lambda _: self._followed.come_due(due), key, 0)
             if error is not None:
                 await self._due_failed(due, error)
 
@@ -261,8 +275,9 @@ class Term:
     async def _try_again(self, entry: ParkedEntry) -> Offered | None:
         """What could not be taken again; None when it was."""
         record = await self._followed.feed.at(entry.position)
-        if record is None:
-            raise ReactionFailed(self._followed.declaration.name, entry.position, entry.key[1], "the log has lost it")
+        if record is None or not is_of(entry.parked, record):
+            reason = "the parked event is no longer there" if record is None else "the event parked there is another"
+            raise LogRolledBack(self._followed.declaration.name, entry.position, reason)
         offered = self._followed.feed.decode(record)
         if offered is None:
             return None
@@ -271,7 +286,7 @@ class Term:
             work = self._followed.work(offered.event)
             if work is None:
                 return None
-            _, error = await self._tried(work[1], entry.position)
+            _, error = await self._tried(work[1], work[0], entry.position)
         return None if error is None else offered.failed(error)
 
 
