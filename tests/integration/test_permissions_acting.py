@@ -15,11 +15,12 @@ from eventjet.examples.transfer.app import transfers
 from eventjet.examples.transfer.transfers import Stage, Transfer
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.roles import accounts, roles_of, serving_roles
+from eventjet.reactions.following import declarations_of
 from eventjet.repository.repositories import open_repositories
 from eventjet.serving.service import Service
 from eventjet.settings import Settings
 from eventjet.workers.status import status
-from tests.integration.reacting import eventually, working
+from tests.integration.reacting import Bell, Town, app_of, eventually, until, working
 from tests.integration.test_permission_matrix import denied
 from tests.logs import fresh_name
 
@@ -30,6 +31,7 @@ _KV, _TIMERS = "KV_transfers_cursors", "EJ_transfers_timers"
 _VERBS = ("CREATE", "UPDATE", "INFO", "DELETE", "PURGE", "MSG.GET", "MSG.DELETE")
 PROBES = [
     *(f"$KV.{app}_cursors.c.{name}" for app in ("transfers", "other") for name in ("transfer", "alien")),
+    "$KV.transfers_cursors.w.transfer.x",
     *(f"$KV.{app}_cursors.q.transfer.7" for app in ("transfers", "other")),
     *(f"_EJ.{app}.{kind}.transfer.t" for app in ("transfers", "other") for kind in ("at", "due")),
     *(f"$JS.API.STREAM.{verb}.{name}" for verb in _VERBS for name in (_KV, _TIMERS, "KV_other_cursors", "transfers")),
@@ -52,6 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     | _LOOK
     | _SET
     | _CURSORS
+    | {"$KV.transfers_cursors.c.alien"}
     | _OWN
     | _ALIEN
     | {"transfers._void.a"}
@@ -108,6 +111,24 @@ async def test_with_its_roles_an_app_does_its_work(server: NatsServer) -> None:
         assert (await held.load("ada")).balance == 9
     found = await status(transfers, settings_of(server, "reader"))
     assert [(one.name, one.state) for one in found] == [("receipts", "active"), ("transfer", "active")]
+
+
+async def test_with_its_roles_the_partitions_of_a_reactor_are_shared() -> None:
+    town = Town()
+    app = app_of(town, partitions=2)
+    roles = roles_of(app.name, ("bell", "tower"), (), list(declarations_of(app)))
+    passwords = "".join(f"{one.variable}: {one.name}\n" for one in roles)
+    config = f"{passwords}SYS_PASSWORD: sys\n{accounts(app.name, roles)}"
+    with NatsServer(sync_interval="1m", config=config) as server:
+        before = app_of(town, partitions=4, name=app.name)
+        async with before.connect(settings_of(server, "admin")) as jet:
+            await jet.init()
+        async with app.connect(settings_of(server, "admin")) as jet:
+            assert [name for name, _ in (await jet.init()).cursors] == ["echo-0", "echo-1"]
+        async with app.connect(settings_of(server, "writer")) as jet, working(app, settings_of(server, "actor")):
+            for bell in "abcdef":
+                await jet.repository(Bell).execute(bell, Bell.ring, 1)
+            await until(lambda: {bell for bell, *_ in town.heard} == set("abcdef"))
 
 
 async def test_a_caller_asks_a_service_and_reaches_nothing_else() -> None:
