@@ -14,7 +14,7 @@ import pytest
 
 from eventjet.dev.nats import NatsServer
 from eventjet.settings import Settings
-from tests.faults.acting.bells import Bell, Counted, Egg, Tower, bells
+from tests.faults.acting.bells import Bell, Counted, Egg, Tower, bells, bells_of
 from tests.faults.acting.trial import insist
 from tests.faults.acting.troupe import Troupe
 
@@ -62,10 +62,15 @@ async def tended(troupe: Troupe, over: asyncio.Event) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300 + PATIENT_S)
-async def test_every_effect_is_had_in_order_under_one_key_and_its_command_once(tmp_path: Path, said: list[str]) -> None:
+@pytest.mark.parametrize("partitions", [1, 4])
+async def test_every_effect_is_had_in_order_under_one_key_and_its_command_once(
+    partitions: int, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Divided, the partitions go over to the other worker with each kill, and back with its successor."""
+    monkeypatch.setenv("BELLS_PARTITIONS", str(partitions))
     over = asyncio.Event()
     with NatsServer() as server:
-        async with bells.connect(Settings(servers=(server.url,))) as jet:
+        async with bells_of(partitions).connect(Settings(servers=(server.url,))) as jet:
             await jet.init()
             with Troupe(server.url, tmp_path, WORKERS, module=MODULE) as troupe:
                 trouble = asyncio.ensure_future(killed(troupe, server, KILLS, over))
@@ -99,7 +104,8 @@ async def test_every_effect_is_had_in_order_under_one_key_and_its_command_once(t
         keys[bell, int(n)][key] += 1
     calls = sum(count.total() for count in keys.values())
     said.append(
-        f"{EVENTS} events of {AGGREGATES} aggregates, {troupe.killed} killed: {len(keys)} effects in {calls} calls, "
+        f"{EVENTS} events of {AGGREGATES} aggregates in {partitions} partitions, {troupe.killed} killed: "
+        f"{len(keys)} effects in {calls} calls, "
         f"{sum(len(count) > 1 for count in keys.values())} under two keys; {sum(counted)} commands recorded"
     )
     assert len(keys) == EVENTS

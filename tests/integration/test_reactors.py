@@ -108,6 +108,12 @@ async def test_a_worker_without_a_cursor_says_what_to_do(town: Town, settings: S
     assert found.reason == "it has no cursor: run `eventjet init`"
 
 
+async def test_deps_that_nothing_can_open_are_said_to_be_so(app: App, jet: Jet, settings: Settings) -> None:
+    app.deps = Town  # type: ignore[assignment,return-value]
+    with pytest.raises(UsageError, match="gave a Town, which nothing can open and close"):
+        await run_workers(app, settings, stop=asyncio.Event(), options=QUICK)
+
+
 async def test_a_handler_that_fails_is_tried_again_under_the_same_key(
     app: App, jet: Jet, settings: Settings, town: Town
 ) -> None:

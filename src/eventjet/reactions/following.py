@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from eventjet.domain.parked import AggregateKey
 from eventjet.domain.process import ProcessInfo
 from eventjet.domain.reactor import Reactor, Start, partition_of
 from eventjet.domain.subscription import folded_events
+from eventjet.errors import UsageError
 from eventjet.projections.app_ref import Application
 
 REACTOR, PROCESS, PUBLICATION, INBOX = "reactor", "process", "publication", "inbox"
@@ -75,6 +77,25 @@ def _partitions(one: Reactor[Any, Any]) -> list[Declaration]:
         )
         for number in range(one.partitions)
     ]
+
+
+@asynccontextmanager
+async def opened_deps(app: Application) -> AsyncGenerator[Any]:
+    """Within the block what reactors need, as `App(deps=…)` opens it; None where the app names nothing.
+
+    Raises `UsageError` for what is no async context manager.
+    """
+    made: Any = None if app.deps is None else app.deps()
+    if made is None:
+        yield None
+    elif not isinstance(made, AbstractAsyncContextManager):
+        raise UsageError(
+            f"The deps of the app {app.name!r} gave a {type(made).__name__}, which nothing can open and close. "
+            "Decorate the function with @asynccontextmanager, and yield there what the reactors need."
+        )
+    else:
+        async with cast("AbstractAsyncContextManager[Any]", made) as opened:
+            yield opened
 
 
 def heard_by(info: ProcessInfo) -> tuple[type, ...]:

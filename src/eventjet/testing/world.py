@@ -14,6 +14,7 @@ from eventjet.domain.recorded import Recorded
 from eventjet.errors import UsageError
 from eventjet.jet import Jet
 from eventjet.projections.app_ref import Application
+from eventjet.reactions.following import opened_deps
 from eventjet.reactions.reaction import Cause, EventReaction
 from eventjet.reactions.steps import NextDeadline, ProcessRunner
 from eventjet.repository.repositories import Repositories
@@ -114,8 +115,8 @@ async def _heard(runner: ProcessRunner, info: ProcessInfo, event: Recorded[Any])
 @asynccontextmanager
 async def world(app: Application, *, now: datetime, deps: Any = None) -> AsyncGenerator[World]:
     """An app in memory at a time; `deps` stands in for what `App(deps=…)` opens, and without it that is opened."""
-    if deps is None and app.deps is not None:
-        async with app.deps() as opened:
+    if deps is None:
+        async with opened_deps(app) as opened:
             yield World(app, opened, now)
     else:
         yield World(app, deps, now)

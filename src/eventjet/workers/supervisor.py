@@ -18,7 +18,7 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.observability.metrics import FollowerMeter, Meter
 from eventjet.projections.app_ref import Application, projections_of
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.reactions.following import Declaration, declarations_of
+from eventjet.reactions.following import Declaration, declarations_of, opened_deps
 from eventjet.reactions.steps import ProcessRunner
 from eventjet.repository.repositories import open_repositories
 from eventjet.settings import Settings
@@ -143,8 +143,8 @@ class _Working:
             if had != one.partitions:
                 raise CursorsDivided(one.declared_as, had, one.partitions)
         handlers = {*app.reactors, *app.inboxes}
-        wanted = app.deps is not None and any(one.declared_as in handlers for one in chosen)
-        deps = await ending.enter_async_context(app.deps()) if app.deps is not None and wanted else None
+        wanted = any(one.declared_as in handlers for one in chosen)
+        deps = await ending.enter_async_context(opened_deps(app)) if wanted else None
         context = FollowerContext(repositories, cursors, self.endpoint, self.owner, self.options)
         self.meters.append(context.meters)
         shares: dict[str, Share] = {}

@@ -1,7 +1,7 @@
 """An app with a reactor that fails at random and a process that only waits, and a worker of it.
 
 `python -m tests.faults.acting.bells <nats> <outside> <lease_s>`; each call of the handler is a line of `outside`: bell,
-number and key.
+number and key. BELLS_PARTITIONS is into how many the reactor is divided.
 """
 
 from __future__ import annotations
@@ -117,7 +117,13 @@ async def outside() -> AsyncGenerator[Outside]:
     yield Outside(sys.argv[2])
 
 
-bells = App("bells", aggregates=[Bell, Tower], processes=[Egg], reactors=[echo], deps=outside)
+def bells_of(partitions: int) -> App:
+    """The app, with its reactor divided into so many."""
+    reactors = [replace(echo, partitions=partitions)]
+    return App("bells", aggregates=[Bell, Tower], processes=[Egg], reactors=reactors, deps=outside)
+
+
+bells = bells_of(int(os.environ.get("BELLS_PARTITIONS", "1")))
 
 
 async def main(server: str, lease_s: float) -> None:
