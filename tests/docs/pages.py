@@ -1,10 +1,11 @@
 """Markdown pages as something to run: their blocks in order, in a folder of their own.
 
-A block of Python or JavaScript is written to the file that a comment before it names (`<!-- file: bank.py -->`), else
+A block is written to the file that a comment before it names (`<!-- file: bank.py -->`), whatever its language; other
 Python is executed in that folder, in a module that all such blocks of the page share, unless it is a `part` of a file;
 `await` may stand at its top, and tests that it defines are called. Lines of shell blocks run one by one: `eventjet dev`
 and `eventjet worker` in the background until the page is done, `export` and `. file` on the page's environment,
-`eventjet`, `python`, `pytest` and `node` to their end, which must be success. A block of text after a block that
+`eventjet`, `python`, `pytest` and `node` to their end, which must be success; of `nats-server` only the configuration is
+tested, since each page is run beside a server. A block of text after a block that
 printed something must be in what that printed, apart from numbers.
 """
 
@@ -26,13 +27,14 @@ from contextlib import chdir, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from eventjet.dev.nats import nats_program
 from tests import forked, javascript
 
 _BLOCK = re.compile(r"(?:<!-- (\w+): (\S+) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _RUN = frozenset({"eventjet", "python", "pytest", "node"})
 _LEFT_RUNNING = (["eventjet", "dev"], ["eventjet", "worker"])
-_NOT_HERE = frozenset({"pip", "make", "git", "cd", "python3"})
-"""What a reader does and a test has done already."""
+_NOT_HERE = frozenset({"pip", "make", "git", "cd", "python3", "nats"})
+"""What a reader does and a test has done already, or, by the program `nats`, does in another way."""
 _LINE_S = 150.0
 _STOP_S = 30.0
 
@@ -79,7 +81,7 @@ class Running:
         printed, self.printed = self.printed, None
         if block.note == "part":
             return
-        if block.language in ("python", "js") and block.note == "file":
+        if block.note == "file":
             (self.folder / str(block.path)).write_text(block.text, encoding="utf-8")
         elif block.language == "python":
             self._execute(block)
@@ -136,7 +138,7 @@ class Running:
                 self._shell(exported, block)
         elif words[:2] in _LEFT_RUNNING:
             self._start(words)
-        elif words[0] in _RUN:
+        elif words[0] in _RUN or words[0] == "nats-server":
             done = self._ended(words)
             self.printed = (self.printed or "") + done.stdout
             assert done.returncode == 0, f"{self.page}:{block.line}: {line}\n{done.stdout}{done.stderr}"
@@ -172,6 +174,8 @@ class Running:
 
 def _command(words: list[str]) -> list[str]:
     """The same program of this environment, wherever that is."""
+    if words[0] == "nats-server":
+        return [str(nats_program()), *words[1:], "-t"]
     modules = {"eventjet": ["-P", "-m", "eventjet.cli"], "pytest": ["-P", "-m", "pytest", "-q"], "python": []}
     return [sys.executable, *modules[words[0]], *words[1:]]
 
