@@ -1,12 +1,12 @@
 """Markdown pages as something to run: their blocks in order, in a folder of their own.
 
-A block is written to the file that a comment before it names (`<!-- file: bank.py -->`), whatever its language; other
+A block is written to the file that a comment before it names (`<!-- file: bank.py -->`), whatever its language. Other
 Python is executed in that folder, in a module that all such blocks of the page share, unless it is a `part` of a file;
 `await` may stand at its top, and tests that it defines are called. Lines of shell blocks run one by one: `eventjet dev`
 and `eventjet worker` in the background until the page is done, `export` and `. file` on the page's environment,
-`eventjet`, `python`, `pytest` and `node` to their end, which must be success; of `nats-server` only the configuration is
-tested, since each page is run beside a server. A block of text after a block that
-printed something must be in what that printed, apart from numbers.
+`eventjet`, `python`, `pytest` and `node` to their end, which must be success. Of `nats-server` only the configuration
+is tested, since each page is run beside a server. A block of text after a block that printed something must be in what
+that printed, apart from numbers.
 """
 
 from __future__ import annotations
