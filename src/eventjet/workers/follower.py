@@ -87,7 +87,7 @@ class EventFollower:
         """From the taking of the cursor, as soon as it is free, to its end."""
         watch = OwnerWatch(self._context.options.lease_s, boot_clock)
         while not stop.is_set():
-            free = await self._look_at(watch) if self._share.has_room() else None
+            free = await self._look_at(watch)  # also where there is no room: how long its owner is silent is seen so
             if free is None or not self._share.has_room():
                 self._on_ready()
                 await pause(stop, self._context.options.poll_s)
