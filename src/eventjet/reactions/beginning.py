@@ -20,6 +20,7 @@ from eventjet.store.store import EventStore
 
 _SILENT_S = 5.0
 """A worker writes its cursors more often than this."""
+_AT_IT = " A worker is at it: stop those of the release before, then try again."
 _MOVES_MAX = CHANGES_MAX // 2 - 64
 """Parked events that fit into one write with the cursors: each is put in one place and taken from another."""
 
@@ -144,16 +145,9 @@ def _names(parts: Sequence[Declaration]) -> set[str]:
 
 async def _cursors_of(cursors: Cursors, name: str) -> list[HeldCursor]:
     """Those that something of this name has, however many it was divided among."""
-    whole, first = await cursors.find(name), await cursors.find(cursor_name(name, 0, 2))
-    found = (
-        [whole]
-        if first is None
-        else [
-            whole,
-            first,
-            *[await cursors.find(cursor_name(name, number, 2)) for number in range(1, first.cursor.partitions)],
-        ]
-    )
+    found = [await cursors.find(name), first := await cursors.find(cursor_name(name, 0, 2))]
+    partitions = 1 if first is None else first.cursor.partitions
+    found += [await cursors.find(cursor_name(name, number, partitions)) for number in range(1, partitions)]
     return [held for held in found if held is not None]
 
 
@@ -178,7 +172,10 @@ async def _divide_anew(
         )
     paused = any(held.cursor.state == PAUSED for held in had)
     fresh = [at.divided(one.name, one.partitions, paused=paused) for one in parts]
-    await cursors.divide(had, fresh, moved)
+    try:
+        await cursors.divide(had, fresh, moved)
+    except CursorFenced:
+        raise UsageError(told + _AT_IT) from None
     return fresh
 
 
@@ -189,7 +186,7 @@ async def _check_silent(cursors: Cursors, told: str, had: Sequence[HeldCursor]) 
     await asyncio.sleep(_SILENT_S)
     for held in had:
         if await cursors.sequence(held.cursor.name) != held.sequence:
-            raise UsageError(f"{told} A worker is at it: stop those of the release before, then try again.")
+            raise UsageError(told + _AT_IT)
 
 
 def _where_they_stand(told: str, name: str, before: Sequence[Cursor]) -> Cursor:
