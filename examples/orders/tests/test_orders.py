@@ -74,7 +74,7 @@ def test_an_order_that_is_not_paid_in_time_is_put_back() -> None:
     (
         story(Order)
         .given(PLACED, SetAside(shelf="shelf-5"))
-        .due(NOW + timedelta(minutes=30), last_event=NOW)
+        .due_after(timedelta(minutes=30))
         .then(GivenUp(reason="not paid in time"))
         .does(Stock, "nails", Stock.release, "o", 2)
         .done()

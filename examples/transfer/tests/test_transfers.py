@@ -8,6 +8,7 @@ from decimal import Decimal
 
 import pytest
 
+from eventjet import DefinitionError
 from eventjet.examples.transfer.accounts import Account, AccountClosed, AccountFrozen, Book, InsufficientFunds
 from eventjet.examples.transfer.app import receipts, transfers
 from eventjet.examples.transfer.transfers import (
@@ -104,6 +105,11 @@ def test_a_frozen_target_is_tried_again_until_it_is_too_late() -> None:
 
 
 def test_a_story_says_what_is_not_so() -> None:
+    waiting = story(Transfer).given(ASKED, Debited(), Postponed(reason="the target is frozen"))
+    with pytest.raises(AssertionError, match=r"give `last_event=…`, or take `due_after\(delay\)`"):
+        waiting.due(NOW)
+    with pytest.raises(DefinitionError, match="Account is not a process: test an aggregate with `scenario`"):
+        story(Account)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     asked = story(Transfer).given(ASKED)
     with pytest.raises(AssertionError, match=r"it asks Account 'ada': withdraw\(Decimal\('5'\), transfer='t'\)"):
         asked.does(Account, "ada", Account.withdraw, Decimal(6), transfer="t")

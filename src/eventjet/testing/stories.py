@@ -12,10 +12,10 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.aggregate import AggregateType, aggregate_info
-from eventjet.domain.process import Asked, Call, Deadline, Outcome, ProcessType, Step, deadlines_of
+from eventjet.domain.process import Asked, Call, Deadline, Outcome, ProcessType, Step, deadlines_of, is_process
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import state_faults
-from eventjet.domain.subscription import folded_events
+from eventjet.domain.subscription import folded_events, shown_name
 from eventjet.errors import DefinitionError
 from eventjet.repository.decisions import recorded_events
 from eventjet.testing.scenarios import folded
@@ -77,36 +77,45 @@ class Story(Generic[S, E]):
             raise AssertionError(f"it does not rest: it asks {step.asked}")
         return self
 
-    def waits_until(self, when: datetime, *, last_event: datetime = _EPOCH) -> Story[S, E]:
-        """Its earliest deadline is then, its last event having been recorded at `last_event`."""
-        due = [one.due_at(last_event) for one in self._deadlines()]
-        if not due or min(due) != when:
-            told = ", ".join(one.isoformat() for one in sorted(due)) or "none"
+    def waits_until(self, when: datetime, *, last_event: datetime | None = None) -> Story[S, E]:
+        """Its earliest deadline is then; `after` counts from `last_event`, when its last event was recorded."""
+        due = [at for at, _ in self._deadlines(last_event)]
+        if not due or due[0] != when:
+            told = ", ".join(one.isoformat() for one in due) or "none"
             raise AssertionError(f"its deadlines: {told}\nexpected the earliest at {when.isoformat()}")
         return self
 
     def waits_for(self, delay: timedelta) -> Story[S, E]:
         """Its earliest deadline is so long after its last event."""
-        return self.waits_until(_EPOCH + delay)
+        return self.waits_until(_EPOCH + delay, last_event=_EPOCH)
 
     def waits_for_nothing(self) -> Story[S, E]:
         """It has no deadline."""
-        if deadlines := self._deadlines():
+        if deadlines := deadlines_of(self.state):
             raise AssertionError(f"it waits: {deadlines!r}")
         return self
 
-    def due(self, at: datetime, *, last_event: datetime = _EPOCH) -> Happened[S, E]:
-        """Time passes: its earliest deadline is due, and decides."""
-        deadlines = sorted(self._deadlines(), key=lambda one: one.due_at(last_event))
-        if not deadlines or deadlines[0].due_at(last_event) > at:
-            raise AssertionError(f"nothing is due at {at.isoformat()}: {deadlines!r}")
-        return self._happened(deadlines[0].call.on(self.state))
+    def due(self, at: datetime, *, last_event: datetime | None = None) -> Happened[S, E]:
+        """Time passes: its earliest deadline is due, and decides. `last_event` is as in `waits_until`."""
+        deadlines = self._deadlines(last_event)
+        if not deadlines or deadlines[0][0] > at:
+            raise AssertionError(f"nothing is due at {at.isoformat()}: {[one for _, one in deadlines]!r}")
+        return self._happened(deadlines[0][1].call.on(self.state))
+
+    def due_after(self, delay: timedelta) -> Happened[S, E]:
+        """So much time passes after its last event: its earliest deadline is due, and decides."""
+        return self.due(_EPOCH + delay, last_event=_EPOCH)
 
     def _step(self) -> Step[Any, Any] | None:
         return cast("Any", self.state).step()
 
-    def _deadlines(self) -> tuple[Deadline[Any, Any], ...]:
-        return deadlines_of(self.state)
+    def _deadlines(self, last_event: datetime | None) -> list[tuple[datetime, Deadline[Any, Any]]]:
+        """When each is due, the earliest first."""
+        deadlines = deadlines_of(self.state)
+        if last_event is None and any(one.delay is not None for one in deadlines):
+            raise AssertionError("`after` counts from its last event: give `last_event=…`, or take `due_after(delay)`")
+        due = [(one.due_at(last_event or _EPOCH), one) for one in deadlines]
+        return sorted(due, key=lambda pair: pair[0])
 
     def _happened(self, result: Any) -> Happened[S, E]:
         return Happened(self, cast("tuple[E, ...]", recorded_events(result)))
@@ -161,6 +170,8 @@ def story(process: ProcessType[S, E], /) -> Story[S, E]:
     """
     cls = cast("Any", process)
     aggregate_info(cls)
+    if not is_process(cls):
+        raise DefinitionError([f"{shown_name(cls)} is not a process: test an aggregate with `scenario`"])
     if faults := state_faults(cls):
         raise DefinitionError(faults)
     return Story(cast("S", cls()), Catalog(folded_events(cls)))
