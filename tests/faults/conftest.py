@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,3 +16,13 @@ def stage(eventjet_nats: NatsServer, database: str, tmp_path: Path) -> Iterator[
     """A log that grows and its read models; what is said of it is printed at the end."""
     with scene(eventjet_nats.url, database, tmp_path) as found:
         yield found
+
+
+@pytest.fixture
+def said(record_property: Callable[[str, object], None]) -> Iterator[list[str]]:
+    """What a run has counted, for the report of `make faults`."""
+    lines: list[str] = []
+    yield lines
+    for line in lines:
+        print(line)  # noqa: T201
+        record_property("said", line)

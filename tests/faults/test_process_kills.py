@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -63,16 +63,6 @@ async def acted(
         assert found.is_right, said
         assert set(troupe.reached) == {point.rpartition(":")[0] for point in points}, troupe.reached
         return said
-
-
-@pytest.fixture
-def said(record_property: Callable[[str, object], None]) -> Iterator[list[str]]:
-    """What a run has counted, for the report of `make faults`."""
-    lines: list[str] = []
-    yield lines
-    for line in lines:
-        print(line)  # noqa: T201
-        record_property("said", line)
 
 
 async def killed_at_random(troupe: Troupe, chance: random.Random) -> None:

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,15 +33,6 @@ POINTS = [
         ("publication.before", "publication.told", "cursor.before_write"), ("kill", "stop"), (1, 7)
     )
 ]
-
-
-@pytest.fixture
-def said() -> Iterator[list[str]]:
-    """What a run has counted, for the report of `make faults`."""
-    lines: list[str] = []
-    yield lines
-    for line in lines:
-        print(line)  # noqa: T201
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -27,16 +26,6 @@ SEED = int(os.environ.get("EVENTJET_TEST_SEED", "1"))
 AT_ONCE = 32
 PATIENT_S = 900.0
 MODULE = "tests.faults.acting.bells"
-
-
-@pytest.fixture
-def said(record_property: Callable[[str, object], None]) -> Iterator[list[str]]:
-    """What a run has counted, for the report of `make faults`."""
-    lines: list[str] = []
-    yield lines
-    for line in lines:
-        print(line)  # noqa: T201
-        record_property("said", line)
 
 
 async def killed(troupe: Troupe, server: NatsServer, times: int, over: asyncio.Event) -> None:
