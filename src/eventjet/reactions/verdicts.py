@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from eventjet.codec.envelope import RawRecord
 from eventjet.cursors.cursor import PAUSED, Cursor
@@ -17,6 +17,8 @@ from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, RETRY
 from eventjet.errors import CursorFenced, UsageError
 from eventjet.quarantine.fold import is_of
 from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
+
+T = TypeVar("T")
 
 _TRIES = 50
 """Writes that its owner was quicker than: it writes some times a second."""
@@ -99,21 +101,18 @@ async def resume(cursors: Cursors, names: Sequence[str]) -> list[PausedCursor]:
 
 async def give_up_lost(cursors: Cursors, name: str, log: str, record_at: RecordAt) -> list[int]:
     """Drop what is parked of events that this log does not have: it is another, or was restored. Their positions."""
-    for attempt in range(_TRIES):
+
+    async def give_up() -> list[int]:
         held = await cursors.read(name)
         lost = [
             one
             for one in await cursors.parked(name)
             if one.log != log or not is_of(one.parked, await record_at(one.position))
         ]
-        try:
-            await _write_all(cursors, held, [one.resolved(DROPPED) for one in lost])
-        except CursorFenced:
-            if attempt == _TRIES - 1:
-                raise
-        else:
-            return [one.position for one in lost]
-    raise AssertionError
+        await _write_all(cursors, held, [one.resolved(DROPPED) for one in lost])
+        return [one.position for one in lost]
+
+    return await _unfenced(give_up)
 
 
 async def set_position(cursors: Cursors, cursor: Cursor) -> None:
@@ -128,30 +127,33 @@ async def _changed(cursors: Cursors, name: str, change: _Change) -> PausedCursor
 
 
 async def _written(cursors: Cursors, name: str, change: _Change) -> Cursor:
-    for attempt in range(_TRIES):
+    async def write() -> Cursor:
         held = await cursors.read(name)
-        try:
-            await cursors.write(held, change(held.cursor))
-        except CursorFenced:
-            if attempt == _TRIES - 1:
-                raise
-        else:
-            return held.cursor
-    raise AssertionError
+        await cursors.write(held, change(held.cursor))
+        return held.cursor
+
+    return await _unfenced(write)
 
 
 async def _decide(cursors: Cursors, name: str, positions: Sequence[int] | None, resolution: str) -> list[int]:
-    for attempt in range(_TRIES):
+    async def decide() -> list[int]:
         held = await cursors.read(name)
         heads = [one for one in await cursors.parked(name) if one.parked.resolution in (PARKED, RETRY)]
         chosen = _chosen(name, heads, positions)
+        await _write_all(cursors, held, [one.resolved(resolution) for one in chosen])
+        return [one.position for one in chosen]
+
+    return await _unfenced(decide)
+
+
+async def _unfenced(write: Callable[[], Awaitable[T]]) -> T:
+    """Read and write, again where its owner was quicker; raises `CursorFenced` where that does not end."""
+    for left in reversed(range(_TRIES)):
         try:
-            await _write_all(cursors, held, [one.resolved(resolution) for one in chosen])
+            return await write()
         except CursorFenced:
-            if attempt == _TRIES - 1:
+            if not left:
                 raise
-        else:
-            return [one.position for one in chosen]
     raise AssertionError
 
 
