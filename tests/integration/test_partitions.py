@@ -209,7 +209,7 @@ async def test_what_stands_apart_is_divided_only_where_somebody_says_where_to_go
     anew = app_of(town, partitions=2, name=app.name)
     async with anew.connect(settings) as other:
         assert other.client is not None
-        with pytest.raises(UsageError, match=r"divides 'echo' into 2 and it has 4 cursors. They stand at 5, 24,"):
+        with pytest.raises(UsageError, match=r"into 2 and it has 4 cursors. They stand at 5, \d+, and"):
             await other.init()
         parts = list(declarations_of(anew).values())
         at = await cursor_at(other.store, other.client, parts[0], 5)
@@ -220,7 +220,9 @@ async def test_what_stands_apart_is_divided_only_where_somebody_says_where_to_go
         assert (await other.init()).cursors == ()
         before = len(town.heard)
         async with working(anew, settings):
-            await until(lambda: len({key for _, _, key, _ in town.heard[before:]}) == 19)
+            rung = [event for bell in BELLS for event in await jet.repository(Bell).history(bell)]
+            after = sum(event.position > 5 for event in rung)
+            await until(lambda: len({key for _, _, key, _ in town.heard[before:]}) == after)
     assert sorted(await counted(jet)) == sorted((bell, n) for bell in BELLS for n in (1, 2))
 
 
