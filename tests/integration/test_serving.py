@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,9 +14,20 @@ from typing import Any
 
 import pytest
 
-from eventjet import App, DefinitionError, Jet, Metadata, StoreUnavailable, UsageError, aggregate, event, served
+from eventjet import (
+    App,
+    DefinitionError,
+    Jet,
+    Metadata,
+    StoreUnavailable,
+    Unreachable,
+    UsageError,
+    aggregate,
+    event,
+    served,
+)
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import CommandFailed
+from eventjet.errors import CommandFailed, CommandReused
 from eventjet.nats.client import connect
 from eventjet.nats.protocol import Frame
 from eventjet.repository.repositories import open_repositories
@@ -138,18 +150,29 @@ async def test_an_id_makes_it_idempotent_and_metadata_travels(remote: RemoteApp,
     (filled,) = await jet.repository(Purse).history("p")
     assert (filled.command_id, filled.metadata.correlation) == ("request-1", "c")
     assert filled.metadata.extra == {"tenant": "t"}
-    with pytest.raises(CommandFailed, match="Refused"):
+
+
+async def test_an_id_that_stands_for_another_request_is_told_as_itself(remote: RemoteApp) -> None:
+    once = remote.repository(Purse).command("request-2")
+    await once.execute("p", Purse.fill, Decimal(1))
+    with pytest.raises(CommandReused, match="'request-2' on .* was refused: at version 1") as caught:
         await once.execute("p", Purse.fill, Decimal(2))
+    assert (caught.value.command_id, caught.value.version) == ("request-2", 1)
+    assert caught.value.recorded != caught.value.asked
 
 
-async def test_errors_of_the_domain_come_back_as_themselves_and_of_others_nothing_is_told(remote: RemoteApp) -> None:
+async def test_errors_of_the_domain_come_back_as_themselves_and_of_others_nothing_is_told(
+    remote: RemoteApp, caplog: pytest.LogCaptureFixture
+) -> None:
     purse = remote.repository(Purse)
     with pytest.raises(Overdrawn, match="there is 0"):
         await purse.execute("p", Purse.take, Decimal(1))
-    with pytest.raises(CommandFailed) as caught:
-        await purse.execute("p", Purse.break_)
+    with caplog.at_level(logging.WARNING), pytest.raises(CommandFailed) as caught:
+        await purse.command("break-1").execute("p/1", Purse.break_)
     assert (caught.value.status, caught.value.kind) == (500, "Internal")
     assert "secret" not in str(caught.value)
+    assert str(caught.value).count("log says") == 1
+    assert "purse-break of 'p/1' (command break-1) failed: a secret of ours" in caplog.text
 
 
 async def test_what_is_not_served_or_does_not_fit_is_refused_before_it_is_sent(remote: RemoteApp) -> None:
@@ -250,8 +273,27 @@ async def test_an_open_connection_serves_as_well_and_goes_on_afterwards(
 
 async def test_nobody_serves(purses: App, jet: Jet, settings: Settings) -> None:
     async with purses.client(settings) as remote:
-        with pytest.raises(StoreUnavailable, match="nobody"):
+        with pytest.raises(
+            Unreachable, match=f"nobody serves purse.fill of {purses.name}. Start `eventjet serve`"
+        ) as it:
             await remote.repository(Purse).command("c").execute("p", Purse.fill, Decimal(1))
+    assert isinstance(it.value, StoreUnavailable)
+    assert "JetStream" not in str(it.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "ending"),
+    [
+        (400, "Change what is asked for: as it is, it is refused each time."),
+        (409, "Send it again."),
+        (503, "Send it again under the same command id."),
+        (504, "Send it again under the same command id."),
+        (500, "Look there before you send it again."),
+    ],
+)
+def test_what_to_do_about_an_answer_goes_by_its_status(status: int, ending: str) -> None:
+    told = str(CommandFailed("Kind", status, "Something."))
+    assert told == f"The service answered Kind ({status}): Something. {ending}"
 
 
 async def test_what_is_in_hand_is_finished_when_a_service_closes(purses: App, jet: Jet, settings: Settings) -> None:

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from eventjet.errors.base import EventjetError, Unreachable
+from eventjet.errors.store import NoResponders
 
 _SHOWN_MAX = 60
+_WITH_ITS_ID = "Send it again under the same command id."
+_REMEDIES = {
+    400: "Change what is asked for: as it is, it is refused each time.",
+    409: "Send it again.",
+    422: "Decide what follows; a caller that knows this error, in `served(…)`, gets it as itself.",
+    500: "Look there before you send it again.",
+    503: _WITH_ITS_ID,
+    504: _WITH_ITS_ID,
+}
+"""What a caller does about a status."""
+_NO_REMEDY = "See what the service's log says."
 
 
 class ReactionError(EventjetError):
@@ -64,9 +76,21 @@ class CommandFailed(EventjetError):
         self.status = status
         self.detail = detail
         told = detail.rstrip(".")
-        super().__init__(
-            f"The service answered {kind} ({status}): {told}. Its log says more. Try 409, 503 and 504 again, the last "
-            "two with the same id."
+        remedy = _REMEDIES.get(status, _NO_REMEDY)
+        super().__init__(f"The service answered {kind} ({status}): {told}. {remedy}")
+
+
+class NobodyServes(NoResponders, Unreachable):
+    """No service listens for a command."""
+
+    def __init__(self, subject: str, app: str, command: str) -> None:
+        self.subject = subject
+        self.what = self.command = command
+        Unreachable.__init__(
+            self,
+            f"The command {command}",
+            f"nobody serves {command} of {app}",
+            f"Start `eventjet serve` for the app {app!r}, or see why it cannot be reached.",
         )
 
 

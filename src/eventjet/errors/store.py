@@ -82,6 +82,8 @@ class CommandReused(Refused):
 
     def __init__(self, command_id: str, where: str, version: int, recorded: str, asked: str) -> None:
         self.command_id = command_id
+        self.where = where
+        """The aggregate that it recorded them on."""
         self.version = version
         """Of the first event that the id recorded."""
         self.recorded = recorded

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from eventjet.errors import (
+    CommandReused,
     ConcurrencyConflict,
     OutcomeUnknown,
     Refused,
@@ -16,6 +18,9 @@ from eventjet.errors import (
 _DETAIL_MAX = 500
 DOMAIN, INVALID, CONFLICT, UNAVAILABLE, UNKNOWN, INTERNAL = 422, 400, 409, 503, 504, 500
 
+REUSED = ("command_id", "where", "version", "recorded", "asked")
+"""What a `CommandReused` says, and is made of again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -24,6 +29,8 @@ class Problem:
     status: int
     type: str
     detail: str
+    more: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Its facts, by name: members beside these (RFC 9457, section 3.2)."""
 
 
 def problem(error: BaseException, errors: Sequence[type[Exception]] = ()) -> Problem:
@@ -34,6 +41,9 @@ def problem(error: BaseException, errors: Sequence[type[Exception]] = ()) -> Pro
     kind = next((kind for kind in errors if isinstance(error, kind)), None)
     if kind is not None:
         return Problem(DOMAIN, kind.__name__, str(error)[:_DETAIL_MAX])
+    if isinstance(error, CommandReused):
+        facts = {name: getattr(error, name) for name in REUSED}
+        return Problem(INVALID, CommandReused.__name__, str(error)[:_DETAIL_MAX], facts)
     if isinstance(error, Refused | UsageError):
         return Problem(INVALID, "Refused", str(error)[:_DETAIL_MAX])
     if isinstance(error, OutcomeUnknown):

@@ -16,10 +16,10 @@ from eventjet.domain.aggregate import AggregateType, aggregate_info
 from eventjet.domain.identity import encode_id
 from eventjet.domain.recorded import NO_METADATA, Metadata, current_metadata, merge
 from eventjet.domain.served import Served
-from eventjet.errors import CommandFailed, StoreUnavailable, UsageError
+from eventjet.errors import CommandFailed, CommandReused, NobodyServes, NoResponders, StoreUnavailable, UsageError
 from eventjet.nats.client import Client
 from eventjet.nats.endpoint import Endpoint
-from eventjet.serving.problems import DOMAIN, UNAVAILABLE, UNKNOWN
+from eventjet.serving.problems import DOMAIN, REUSED, UNAVAILABLE, UNKNOWN
 from eventjet.serving.service import ERROR, ERROR_CODE, command_subject
 from eventjet.settings import Settings
 
@@ -70,9 +70,9 @@ class Remote(Generic[S, E]):
     ) -> Done:
         """As `Repository.execute`, somewhere else.
 
-        Raises the domain's own errors that the decision is served with; `CommandFailed` for any other answer;
-        `StoreUnavailable` when no service answers, after which only a command with an id may be asked again;
-        `UsageError` for a decision that is not served, or arguments that do not fit.
+        Raises the domain's own errors that the decision is served with; `CommandReused` for an id that stands for
+        another request; `CommandFailed` for any other answer; `NobodyServes` when no service listens, and
+        `StoreUnavailable` when none answers, after which only a command with an id may be asked again; `UsageError` for a decision that is not served, or arguments that do not fit.
         """
         one = next((one for one in self._served if (one.aggregate, one.decide) == (self._aggregate, decide)), None)
         if one is None:
@@ -83,13 +83,18 @@ class Remote(Generic[S, E]):
             raise UsageError(f"{one.name} cannot be asked for so: {error}") from None
         name = aggregate_info(one.aggregate).name
         subject = command_subject(self._app, name, one.name, encode_id(aggregate_id))
-        status, kind, answer = await self._asked(subject, body)
+        try:
+            status, kind, answer = await self._asked(subject, body)
+        except NoResponders:
+            raise NobodyServes(subject, self._app, f"{name}.{one.name}") from None
         if not status:
             return Done(answer["position"], answer["version"], answer["token"], answer["events"])
         detail = str(answer.get("detail", ""))
         known = next((error for error in one.errors if status == DOMAIN and error.__name__ == kind), None)
         if known is not None:
             raise known(detail)
+        if kind == CommandReused.__name__ and answer.keys() >= set(REUSED):
+            raise CommandReused(**{fact: answer[fact] for fact in REUSED})
         raise CommandFailed(kind, status, detail)
 
     async def _asked(self, subject: str, body: bytes) -> tuple[int, str, dict[str, Any]]:

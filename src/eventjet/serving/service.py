@@ -161,7 +161,8 @@ class Service:
         except Exception as error:  # noqa: BLE001 - a caller is told what it may know, whatever it is
             told = problem(error, endpoint.served.errors)
             if told.status == INTERNAL:
-                _log.warning("%s failed", endpoint.name, exc_info=not isinstance(error, EventjetError))
+                whose = f"{endpoint.name} of {aggregate_id!r} (command {command_id or 'without an id'})"
+                _log.warning("%s failed: %s", whose, error, exc_info=not isinstance(error, EventjetError))
             return told
         return {"position": done.position, "version": done.version, "token": done.token, "events": len(done.events)}
 
@@ -170,7 +171,7 @@ class Service:
             return  # nobody waits for it
         if isinstance(answer, Problem):
             headers = header_block([(ERROR, answer.type), (ERROR_CODE, str(answer.status))])
-            body = orjson.dumps({"type": answer.type, "detail": answer.detail})
+            body = orjson.dumps({**answer.more, "type": answer.type, "detail": answer.detail})
         else:
             headers, body = b"", orjson.dumps(answer)
         self._client.publish(frame[2].decode(), body, headers)
