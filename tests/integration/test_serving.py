@@ -155,7 +155,7 @@ async def test_an_id_makes_it_idempotent_and_metadata_travels(remote: RemoteApp,
 async def test_an_id_that_stands_for_another_request_is_told_as_itself(remote: RemoteApp) -> None:
     once = remote.repository(Purse).command("request-2")
     await once.execute("p", Purse.fill, Decimal(1))
-    with pytest.raises(CommandReused, match="'request-2' on .* was refused: at version 1") as caught:
+    with pytest.raises(CommandReused, match=r"'request-2' on .* was refused: at version 1") as caught:
         await once.execute("p", Purse.fill, Decimal(2))
     assert (caught.value.command_id, caught.value.version) == ("request-2", 1)
     assert caught.value.recorded != caught.value.asked

@@ -72,7 +72,8 @@ class Remote(Generic[S, E]):
 
         Raises the domain's own errors that the decision is served with; `CommandReused` for an id that stands for
         another request; `CommandFailed` for any other answer; `NobodyServes` when no service listens, and
-        `StoreUnavailable` when none answers, after which only a command with an id may be asked again; `UsageError` for a decision that is not served, or arguments that do not fit.
+        `StoreUnavailable` when none answers, after which only a command with an id may be asked again; `UsageError` for
+        a decision that is not served, or arguments that do not fit.
         """
         one = next((one for one in self._served if (one.aggregate, one.decide) == (self._aggregate, decide)), None)
         if one is None:
