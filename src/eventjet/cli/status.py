@@ -50,7 +50,7 @@ def status(
         asyncio.run(_watch(at, interval, as_json=json))
     else:
         statuses = asyncio.run(read_status(at.app(), at.settings, pause_s=1.0))
-        Answer(statuses, lambda: _print(statuses)).give(as_json=json)
+        Answer(statuses, lambda: _print(at.app().name, statuses)).give(as_json=json)
 
 
 async def _watch(at: AppTarget, interval_s: float, *, as_json: bool) -> None:
@@ -119,11 +119,14 @@ def _line(values: dict[str, Any]) -> str:
     return " ".join(pairs)
 
 
-def _print(statuses: Sequence[WorkStatus]) -> None:
+def _print(app: str, statuses: Sequence[WorkStatus]) -> None:
     from rich.console import Console
 
     if not statuses:
-        say("The app declares no projections, reactors or processes.")
+        say(
+            f"The app {app!r} declares nothing that could be looked at: no projections, reactors, processes, "
+            "publications or inboxes. List them in its App."
+        )
         return
     console = Console(highlight=False)
     console.print(table_of(statuses, console.width))
@@ -148,7 +151,8 @@ def remarks_on(statuses: Sequence[WorkStatus]) -> list[str]:
         if one.location:
             remarks.append(f"{name}: its rows are aside, {where(one.location)}, and not what readers see")
         if not one.declared:
-            remarks.append(f"{name}: the app does not declare it, so only workers with other code advance it")
+            away = "" if one.kind == PROJECTION else f"; `eventjet cursor drop {one.name}` removes it"
+            remarks.append(f"{name}: the app does not declare it, so only workers with other code advance it{away}")
     return remarks
 
 

@@ -134,6 +134,11 @@ def stream_info(stream: str) -> Request[StreamState]:
     return _call(f"STREAM.INFO.{stream}", None, StreamState.of)
 
 
+def server_time(stream: str) -> Request[float]:
+    """Seconds since 1970 by the clock of the server that leads the stream, when it answers; raises `StreamMissing`."""
+    return _call(f"STREAM.INFO.{stream}", None, lambda info: nanoseconds(str(info["ts"]).encode()) / 1e9)
+
+
 def deleted_positions(stream: str) -> Request[list[int]]:
     """The positions of deleted messages."""
     return _call(f"STREAM.INFO.{stream}", {"deleted_details": True}, lambda info: info["state"].get("deleted") or [])

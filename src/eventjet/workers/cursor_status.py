@@ -6,23 +6,43 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from eventjet.codec.envelope import RawRecord
 from eventjet.codec.subjects import cursor_bucket
 from eventjet.cursors.cursor import Cursor
 from eventjet.cursors.kv import ParkedEntry
 from eventjet.domain.parked import PARKED, RETRY
 from eventjet.errors import LogIncomplete, LogRolledBack, StreamMissing
-from eventjet.nats.api import StreamState, next_message, stream_info
+from eventjet.nats.api import StreamState, next_message, server_time, stream_info
 from eventjet.nats.connection import NatsConnection
 from eventjet.projections.app_ref import Application
 from eventjet.reactions.following import INBOX, Declaration, declarations_of, filters_of
+from eventjet.workers.context import WorkerOptions
 from eventjet.workers.reader import log_fault, state_of_log
+
+_CLOCK_S = 1.0
+"""How far the clocks of two servers of a cluster may be apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class CursorSeen:
+    """One cursor as it is stored."""
+
+    cursor: Cursor
+    sequence: int
+    silent_s: float
+    """How long ago it was written, by the server's clock."""
+
+    @property
+    def has_lost_owner(self) -> bool:
+        """Whether a worker has it that has ended without letting go: a live one writes it three times a lease."""
+        return self.cursor.owner is not None and self.silent_s > 2 * WorkerOptions().lease_s + _CLOCK_S
 
 
 @dataclass(frozen=True, slots=True)
 class CursorLook:
     """One cursor, and what waits for it."""
 
-    cursor: Cursor
+    seen: CursorSeen
     lag_events: int
     """Positions of the log after it, where one of them concerns it; else 0."""
     lag_s: float | None
@@ -32,13 +52,30 @@ class CursorLook:
     """Why it cannot go on over this log."""
 
     @property
+    def cursor(self) -> Cursor:
+        return self.seen.cursor
+
+    @property
     def name(self) -> str:
         return self.cursor.name
 
 
 def cursors_of(connection: NatsConnection, app: Application) -> list[Cursor]:
     """All cursors of an app; none where `init` has not made their bucket."""
-    return [Cursor.decoded(body) for body in _values(connection, app.name, "c.*")]
+    return [Cursor.decoded(record[4]) for record in _values(connection, app.name, "c.*")]
+
+
+def cursors_seen(connection: NatsConnection, app: Application) -> list[CursorSeen]:
+    """As `cursors_of`, with how long each has not been written. No clock of this machine is asked.
+
+    The log's leader tells the time, and the newest cursor where that is ahead of it.
+    """
+    now = connection.ask(server_time(app.name))
+    records = list(_values(connection, app.name, "c.*"))
+    now = max([now, *(record[1] / 1e9 for record in records)])
+    return [
+        CursorSeen(Cursor.decoded(body), sequence, now - time_ns / 1e9) for sequence, time_ns, _, _, body in records
+    ]
 
 
 def cursor_fault(
@@ -57,32 +94,35 @@ def look_at_cursors(connection: NatsConnection, app: Application) -> list[Cursor
     """All cursors of an app; none where `init` has not made their bucket."""
     identity, state = state_of_log(connection, app.name)
     last = state.last
-    cursors = cursors_of(connection, app)
     declared = declarations_of(app)
     looks: list[CursorLook] = []
-    for cursor in cursors:
-        entries = [ParkedEntry.decoded(body) for body in _values(connection, app.name, f"q.{cursor.name}.*")]
+    for seen in cursors_seen(connection, app):
+        cursor = seen.cursor
+        entries = [ParkedEntry.decoded(record[4]) for record in _values(connection, app.name, f"q.{cursor.name}.*")]
         own = declared.get(cursor.name)
         if own is not None and own.stream:
-            looks.append(_inbox(connection, own, cursor, entries))
+            looks.append(_inbox(connection, own, seen, entries))
             continue
         filters = [] if own is None else filters_of(app, own.events)
         lag, age_s = _lag(connection, app.name, cursor, filters, last)
         parked = sum(entry.parked.resolution in (PARKED, RETRY) for entry in entries)
         fault = cursor_fault(connection, identity, state, cursor)
-        looks.append(CursorLook(cursor, lag, age_s, parked, "" if fault is None else str(fault)))
+        looks.append(CursorLook(seen, lag, age_s, parked, "" if fault is None else str(fault)))
     return looks
 
 
-def _inbox(connection: NatsConnection, own: Declaration, cursor: Cursor, entries: Sequence[ParkedEntry]) -> CursorLook:
+def _inbox(
+    connection: NatsConnection, own: Declaration, seen: CursorSeen, entries: Sequence[ParkedEntry]
+) -> CursorLook:
     """One that follows another stream than the log."""
+    cursor = seen.cursor
     parked = sum(entry.parked.resolution in (PARKED, RETRY) for entry in entries)
     try:
         state = connection.ask(stream_info(own.stream))
     except StreamMissing:
-        return CursorLook(cursor, 0, None, parked, f"the stream {own.stream!r} does not exist")
+        return CursorLook(seen, 0, None, parked, f"the stream {own.stream!r} does not exist")
     fault = "" if state.created == cursor.log else f"the stream {own.stream!r} is not the one that it began in"
-    return CursorLook(cursor, *_lag(connection, own.stream, cursor, [own.subject], state.last), parked, fault)
+    return CursorLook(seen, *_lag(connection, own.stream, cursor, [own.subject], state.last), parked, fault)
 
 
 def _lag(
@@ -104,7 +144,8 @@ def _lag(
     return last - cursor.position, max(0.0, time.time() - min(waiting)[1] / 1e9)
 
 
-def _values(connection: NatsConnection, app: str, key: str) -> Iterator[bytes]:
+def _values(connection: NatsConnection, app: str, key: str) -> Iterator[RawRecord]:
+    """The records of all keys that match, but for those that were deleted."""
     bucket = cursor_bucket(app)
     position = 1
     while True:
@@ -114,6 +155,6 @@ def _values(connection: NatsConnection, app: str, key: str) -> Iterator[bytes]:
             return
         if record is None:
             return
-        if record[4]:  # else it was deleted
-            yield record[4]
+        if record[4]:
+            yield record
         position = record[0] + 1

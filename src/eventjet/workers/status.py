@@ -160,7 +160,7 @@ class StatusReader:
     async def read(self) -> StatusSnapshot:
         """Every projection that is declared or has a checkpoint, by name and revision. Raises `Unreachable`."""
         try:
-            checkpoints, parked = await self._checkpoints() if self._declared or not self._followers else ([], {})
+            checkpoints, parked = await self._checkpoints() if self._declared else ([], {})
             at = time.monotonic()
             for name, revision in self._declared - {(held.name, held.revision) for held, _ in checkpoints}:
                 checkpoints.append((Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, NEW, None), 0.0))
@@ -216,7 +216,9 @@ class StatusReader:
             log_position=last,
             lag_events=look.lag_events,
             lag_s=look.lag_s,
-            owner=cursor.owner,
+            owner=None if look.seen.has_lost_owner else cursor.owner,
+            lost_owner=cursor.owner if look.seen.has_lost_owner else None,
+            lost_s=look.seen.silent_s if look.seen.has_lost_owner else None,
             generation=1,
             reason=look.fault or cursor.reason,
             declared=declared is not None,
