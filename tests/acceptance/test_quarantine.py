@@ -125,9 +125,12 @@ def test_without_a_worker_it_is_said_who_will_do_it(bank: Program, books: Books)
     with books.working(last):
         pass
     waiting = bank("quarantine", "retry", "balances", "2", "--timeout", "0.3")
-    assert waiting.status == 0
+    assert waiting.status == 1
     assert "2: to be tried again" in waiting.out
-    assert "No worker has carried it out yet" in " ".join(waiting.out.split())
+    assert "Not over within 0.3 s: a worker may still be at its tries" in " ".join(waiting.out.split())
+    unwaited = bank("quarantine", "retry", "balances", "2", "--timeout", "0")
+    assert (unwaited.status, "No worker has carried it out yet" in " ".join(unwaited.out.split())) == (0, True)
+    assert "to be tried again; it failed with" in " ".join(bank("quarantine", "list").out.split())
     books.mend()
     with books.working(last):
         done = bank("quarantine", "retry", "balances", "--all", *PATIENTLY)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eventjet.cli.quarantines import quarantine_of
+from eventjet.cli.quarantines import StoredEvent, quarantine_of
 from eventjet.cli.target import AppTarget, on_app
 from eventjet.cli.terminal import ANSWER_IS_NO, Answer, note, print_table, printable, say, stored_json
 from eventjet.errors import UsageError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
 
 _POLL_S = 0.2
+_RESOLUTIONS = {"retry": "to be tried again"}
 
 commands = typer.Typer(help="Show, retry and drop events that could not be taken.", no_args_is_help=True)
 
@@ -47,15 +48,22 @@ def list_(
 @on_app()
 def show(at: AppTarget, name: NameArgument, position: Annotated[int, typer.Argument(help="Of the event.")]) -> Answer:
     """Show one event of the quarantine: its reason, the traceback, and what is stored of it."""
-    found = quarantine_of(at, name).shown(position)
+    quarantine = quarantine_of(at, name)
+    found = quarantine.shown(position)
     if found is None:
         raise UsageError(
             f"The event at position {position} is not in the quarantine of {name!r}. "
             f"Look at `eventjet quarantine list {name} --all`."
         )
-    payload = None if found.payload is None else stored_json(found.payload)
-    whole = {"traceback": found.traceback, "payload": payload, "blocked_by": found.blocked_by}
-    return Answer(_as_json(found.event) | whole, lambda: print("\n".join(_lines(found))))
+    stored = quarantine.stored(found)
+    whole = {
+        "event_type": stored.type,
+        "traceback": found.traceback,
+        "payload": None if stored.body is None else stored_json(stored.body),
+        "missing": stored.missing or None,
+        "blocked_by": found.blocked_by,
+    }
+    return Answer(_as_json(found.event) | whole, lambda: print("\n".join(_lines(found, stored))))
 
 
 @commands.command()
@@ -67,11 +75,14 @@ def retry(
     everything: Annotated[bool, typer.Option("--all", help="All parked events.")] = False,
     timeout_s: TimeoutOption = 10.0,
 ) -> Answer:
-    """Have a worker try parked events again, and those they block; exit status 1 when one fails again."""
+    """Have a worker try parked events again, and those they block.
+
+    Exit status 1 when one fails again, or when that is not known in time; with --timeout 0 nothing is waited for.
+    """
     if bool(positions) == everything:
         raise UsageError("Name the positions of the events to try again, or give --all for every parked one.")
     chosen = quarantine_of(at, name).retry(None if everything else positions)
-    return _outcome_of(at, name, chosen, timeout_s)
+    return _outcome_of(at, name, chosen, timeout_s, waited=timeout_s > 0)
 
 
 @commands.command()
@@ -91,11 +102,14 @@ def drop(
         if not typer.confirm(question, err=True):
             note("Nothing was dropped.")
             raise typer.Exit(ANSWER_IS_NO)
-    return _outcome_of(at, name, quarantine.drop(positions), timeout_s)
+    return _outcome_of(at, name, quarantine.drop(positions), timeout_s, waited=False)
 
 
-def _outcome_of(at: AppTarget, name: str, chosen: Sequence[int], timeout_s: float) -> Answer:
-    """What became of the verdicts, as soon as no worker has anything to do about them."""
+def _outcome_of(at: AppTarget, name: str, chosen: Sequence[int], timeout_s: float, *, waited: bool) -> Answer:
+    """What became of the verdicts, as soon as no worker has anything to do about them.
+
+    Where that was `waited` for, and is not known in time, the answer is no.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         found = quarantine_of(at, name).outcomes(chosen)
@@ -104,12 +118,19 @@ def _outcome_of(at: AppTarget, name: str, chosen: Sequence[int], timeout_s: floa
             break
         time.sleep(min(_POLL_S, left_s))
     lines = [_told(outcome) for outcome in found] or ["Nothing is parked."]
-    if any(outcome.is_open for outcome in found):
+    is_open = any(outcome.is_open for outcome in found)
+    if is_open and timeout_s > 0:
+        lines.append(
+            f"Not over within {timeout_s:g} s: a worker may still be at its tries; see `eventjet quarantine list "
+            f"{name}`. Where none runs, or it is paused, the next one that works on it carries it out."
+        )
+    elif is_open:
         lines.append(
             f"No worker has carried it out yet. One of {name} will: as soon as it runs, or gets to it, and not "
             "while it is paused."
         )
-    return Answer(found, "\n".join(lines), ok=all(outcome.next_resolution != "parked" for outcome in found))
+    failed = any(outcome.next_resolution == "parked" for outcome in found)
+    return Answer(found, "\n".join(lines), ok=not failed and not (is_open and waited))
 
 
 def _told(one: VerdictOutcome) -> str:
@@ -139,18 +160,20 @@ def _print(events: Sequence[Listed], declared: Mapping[str, int], everything: bo
 def _row(one: Listed, declared: int, everything: bool) -> tuple[object, ...]:
     whose = f"{one.aggregate} {one.aggregate_id}"
     name = one.projection if one.revision == declared else f"{one.projection}:{one.revision}"
-    row = (name, one.position, whose, one.event_type or "?", one.blocked, one.reason)
+    reason = f"to be tried again; it failed with {one.reason}" if one.resolution == "retry" else one.reason
+    row = (name, one.position, whose, one.event_type or "?", one.blocked, reason)
     return (*row, one.resolution) if everything else row
 
 
-def _lines(found: Shown) -> list[str]:
+def _lines(found: Shown, stored: StoredEvent) -> list[str]:
     event = found.event
     resolved = "" if event.resolved_at is None else f", resolved {_time(event.resolved_at)}"
+    resolution = _RESOLUTIONS.get(event.resolution, event.resolution)
     lines = [
         f"position    {event.position} of {event.projection} revision {event.revision}",
-        f"event       {event.event_type or '?'} {event.event_id}".rstrip(),
+        f"event       {stored.type or '?'} {event.event_id}".rstrip(),
         f"aggregate   {event.aggregate} {event.aggregate_id}",
-        f"resolution  {event.resolution}, parked {_time(event.parked_at)}{resolved}",
+        f"resolution  {resolution}, parked {_time(event.parked_at)}{resolved}",
     ]
     if found.blocked_by is not None:
         lines.append(f"blocked by  the parked event at position {found.blocked_by}")
@@ -158,8 +181,10 @@ def _lines(found: Shown) -> list[str]:
         lines.append(f"blocks      {event.blocked}")
     if event.reason:
         lines.append(f"reason      {event.reason}")
-    if found.payload is not None:
-        body = stored_json(found.payload)
+    if stored.missing:
+        lines.append(f"missing     {stored.missing}")
+    if stored.body is not None:
+        body = stored_json(stored.body)
         lines += ["", body if isinstance(body, str) else jsonlib.dumps(body, ensure_ascii=False)]
     if found.traceback:
         lines += ["", *found.traceback.rstrip().splitlines()]

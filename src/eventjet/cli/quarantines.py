@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 from eventjet.cli.target import AppTarget
+from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
+    from eventjet.codec.envelope import RawRecord
     from eventjet.cursors.kv import Cursors
     from eventjet.projections.sql_projection import AnyResolved
     from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
 
 T = TypeVar("T")
+_EVENT_ID_MAX = 200
+"""Characters that a quarantine keeps of an id."""
 _Decide: TypeAlias = "Callable[[Cursors, str, Sequence[int]], Coroutine[Any, Any, list[int]]]"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """What is stored of an event of the quarantine."""
+
+    body: bytes | None
+    type: str
+    """Its wire name, a CloudEvent's type, or `message` of an inbox; empty where nothing says it."""
+    missing: str = ""
+    """Why there is no body where one should be."""
 
 
 class Quarantine(Protocol):
@@ -27,6 +44,8 @@ class Quarantine(Protocol):
     def listed(self, *, resolved: bool) -> Sequence[Listed]: ...
 
     def shown(self, position: int) -> Shown | None: ...
+
+    def stored(self, found: Shown) -> StoredEvent: ...
 
     def retry(self, positions: Sequence[int] | None) -> list[int]: ...
 
@@ -61,6 +80,9 @@ class _OfProjection:
 
         with self._connected(read_only=True) as connection:
             return shown(connection, *self._of, position)
+
+    def stored(self, found: Shown) -> StoredEvent:
+        return StoredEvent(found.payload, found.event.event_type)
 
     def retry(self, positions: Sequence[int] | None) -> list[int]:
         from eventjet.quarantine.rows import retry
@@ -101,18 +123,51 @@ class _OfCursors:
     def __init__(self, at: AppTarget, names: Sequence[str]) -> None:
         self._at = at
         self._names = names
+        self._inbox = at.app().inboxes.get(names[0])
+        self._kind = "message" if self._inbox is not None else ""
 
     def listed(self, *, resolved: bool) -> Sequence[Listed]:
         from eventjet.reactions import verdicts
 
         found = self._of_each(lambda cursors, name: verdicts.listed(cursors, name, resolved=resolved))
-        return sorted((event for each in found for event in each), key=lambda event: event.position)
+        events = [replace(one, event_type=one.event_type or self._kind) for each in found for one in each]
+        return sorted(events, key=lambda event: event.position)
 
     def shown(self, position: int) -> Shown | None:
         from eventjet.reactions import verdicts
 
         found = self._of_each(lambda cursors, name: verdicts.shown(cursors, name, position))
         return next((one for one in found if one is not None), None)
+
+    def stored(self, found: Shown) -> StoredEvent:
+        """Read from the log, or the stream of the inbox, where it is the event that was parked."""
+        from eventjet.cursors.kv import Cursors
+        from eventjet.errors import Forbidden, StreamMissing
+        from eventjet.nats.api import message_at, stream_info
+
+        event, inbox = found.event, self._inbox
+        stream = self._at.app().name if inbox is None else inbox.stream
+        where = "the log" if inbox is None else f"the stream {stream!r}"
+
+        async def read() -> StoredEvent:
+            async with self._at.client() as client:
+                record = await client.ask(message_at(stream, event.position))
+                is_same = record is not None and _event_id(record) == event.event_id
+                if is_same and inbox is not None:
+                    held = await Cursors(client, self._at.app().name).read(event.projection)
+                    is_same = (await client.ask(stream_info(stream))).created == held.cursor.log
+            if record is not None and is_same:
+                return StoredEvent(record[4], event.event_type or _cloud_type(record[4]) or self._kind)
+            there = "nothing is there" if record is None else "another one is there"
+            missing = f"{where} no longer has this event at position {event.position}: {there}"
+            return StoredEvent(None, event.event_type, missing)
+
+        try:
+            return asyncio.run(read())
+        except StreamMissing:
+            return StoredEvent(None, event.event_type, f"{where} does not exist")
+        except Forbidden as error:
+            return StoredEvent(None, event.event_type, str(error))
 
     def retry(self, positions: Sequence[int] | None) -> list[int]:
         from eventjet.reactions import verdicts
@@ -138,6 +193,7 @@ class _OfCursors:
         from eventjet.reactions import verdicts
 
         async def decided(cursors: Cursors) -> list[int]:
+            await self._check(cursors, positions)
             left, chosen = list(dict.fromkeys(positions)), dict[str, list[int]]()
             for name in self._names[:-1]:
                 parked = {event.position for event in await verdicts.listed(cursors, name)}
@@ -149,6 +205,28 @@ class _OfCursors:
             return done
 
         return self._asked(decided)
+
+    async def _check(self, cursors: Cursors, positions: Sequence[int]) -> None:
+        """Say of an event why nothing can be decided about it; raises `UsageError`."""
+        from eventjet.domain.parked import BLOCKED, PARKED, RETRY
+
+        each = [entry for name in self._names for entry in await cursors.parked(name, resolved=True)]
+        known = {entry.position: entry for entry in each}
+        for position in positions:
+            entry = known.get(position)
+            if entry is None:
+                reason = "is not in the quarantine"
+            elif entry.parked.resolution in (PARKED, RETRY):
+                continue
+            elif entry.parked.resolution == BLOCKED:
+                reason = "waits behind a parked one of the same; give your verdict on that one"
+            else:
+                reason = f"was {entry.parked.resolution} already, and is not parked any more"
+            name = self._names[0].partition("-")[0]
+            raise UsageError(
+                f"The event at position {position} of {name!r} {reason}. "
+                f"Look at `eventjet quarantine list {name} --all`."
+            )
 
     def _of_each(self, ask: Callable[[Cursors, str], Coroutine[Any, Any, T]]) -> list[T]:
         async def each(cursors: Cursors) -> list[T]:
@@ -162,3 +240,20 @@ class _OfCursors:
                 return await ask(cursors)
 
         return asyncio.run(run())
+
+
+def _event_id(record: RawRecord) -> str:
+    """As the quarantine keeps it."""
+    from eventjet.codec.envelope import MSG_ID, header
+
+    return (header(record[3], MSG_ID) or "")[:_EVENT_ID_MAX]
+
+
+def _cloud_type(body: bytes) -> str:
+    """Of a CloudEvent in structured mode; empty for any other message."""
+    try:
+        told: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        return ""
+    kind = cast("dict[str, Any]", told).get("type") if isinstance(told, dict) and "specversion" in told else None
+    return kind if isinstance(kind, str) else ""

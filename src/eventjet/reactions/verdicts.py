@@ -68,7 +68,7 @@ async def drop(cursors: Cursors, name: str, positions: Sequence[int]) -> list[in
 
 
 async def outcomes(cursors: Cursors, name: str, positions: Sequence[int]) -> list[VerdictOutcome]:
-    """What has become of verdicts."""
+    """What has become of verdicts, and what blocks the aggregate of each now: one that failed again does itself."""
     entries = await cursors.parked(name, resolved=True)
     by_position = {entry.position: entry for entry in entries}
     found: list[VerdictOutcome] = []
@@ -76,13 +76,19 @@ async def outcomes(cursors: Cursors, name: str, positions: Sequence[int]) -> lis
         entry = by_position.get(position)
         if entry is None:
             continue
-        after = next((one for one in entries if one.key == entry.key and one.is_open and one is not entry), None)
         told = (None, None, "")
-        if after is not None:
-            resolution = after.parked.resolution
-            told = (after.position, RETRY if resolution == BLOCKED else resolution, after.parked.reason)
+        if (head := _blocking(entry, entries)) is not None:
+            resolution = head.parked.resolution
+            # With nothing parked before it, a worker is to try what was blocked.
+            told = (head.position, RETRY if resolution == BLOCKED else resolution, head.parked.reason)
         found.append(VerdictOutcome(position, entry.parked.resolution, entry.parked.reason, *told))
     return found
+
+
+def _blocking(entry: ParkedEntry, entries: Sequence[ParkedEntry]) -> ParkedEntry | None:
+    """What the others of its aggregate wait for now, which may be the entry itself; None where nothing waits."""
+    same = [one for one in entries if one.key == entry.key and one.is_open]
+    return next((one for one in same if one.parked.resolution != BLOCKED), same[0] if same else None)
 
 
 async def pause(cursors: Cursors, names: Sequence[str]) -> list[PausedCursor]:
