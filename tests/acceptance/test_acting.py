@@ -126,9 +126,15 @@ def test_processes_and_reactors_are_watched_paused_and_set(
     ended_processes(worker)
     acting.ask("t-1", "ada", "bob", 3_600)
     waiting = acting.eventually(lambda: acting.json("deadlines", "list"))
-    assert [(one["process"], one["id"]) for one in waiting] == [("transfer", "t-1")]
-    found = acting.json("process", "show", "transfer", "t-1")
-    assert found["process"] == "transfer t-1"
+    assert {(one["process"], one["id"]) for one in waiting} == {("transfer", "t-1")}
+
+    def shown() -> Any:
+        one = acting.json("process", "show", "transfer", "t-1")
+        return one if one["state"]["stage"] == "waiting" else None
+
+    found = acting.eventually(shown)
+    assert (found["process"], found["id"], found["step"]) == ("transfer", "t-1", None)
+    assert [one["decision"] for one in found["deadlines"]] == ["try_again", "gave_up"]
     assert found["version"] >= 3
     assert acting("process", "show", "transfer", "nobody").status == 1
     paused = acting.json("pause", "transfer", "receipts")
@@ -144,7 +150,7 @@ def test_processes_and_reactors_are_watched_paused_and_set(
     acting.decide("bob", Account.thaw)
     acting.eventually(lambda: "transfer.completed" in acting("history", "transfer", "t-1").out)
     synced = acting.json("process", "sync", "transfer")
-    assert synced == {"woken": 1, "steps": 0}
+    assert synced == {"woken": 1, "steps": 0, "failed": 0, "examples": []}
     refused = acting("cursor", "set", "receipts", "100000", "--yes")
     assert refused.status == 2
     assert "the log ends at" in refused.said()

@@ -18,10 +18,11 @@ import typer
 from eventjet import errors
 from eventjet.cli.archive import archive, restore
 from eventjet.cli.audit import audit
+from eventjet.cli.cursor import cursor
 from eventjet.cli.db import db, init
 from eventjet.cli.history import history, tail
 from eventjet.cli.nats_config import nats_config
-from eventjet.cli.process import cursor, deadlines, process
+from eventjet.cli.process import deadlines, process
 from eventjet.cli.quarantine import commands as quarantine
 from eventjet.cli.rebuild import rebuild, snapshots, verify
 from eventjet.cli.serve import serve

@@ -1,29 +1,68 @@
-"""`eventjet process`, `deadlines` and `cursor`: what processes wait for, and how far those that follow the log are."""
+"""`eventjet process` and `deadlines`: what processes are, do next and wait for, and how to wake them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import json
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 
 from eventjet.cli.target import AppTarget, on_app
-from eventjet.cli.terminal import ANSWER_IS_NO, Answer, counted, note, print_table, say
-from eventjet.errors import UsageError
+from eventjet.cli.terminal import Answer, note, print_table
+from eventjet.errors import EventjetError, Forbidden, StoreUnavailable, Unreachable, UsageError
 
 if TYPE_CHECKING:
-    from eventjet.reactions.following import Declaration
+    from eventjet.cursors.kv import Cursors
+    from eventjet.domain.process import Call, Step
     from eventjet.reactions.steps import ProcessRunner
     from eventjet.store.timers import JetStreamTimers
 
+T = TypeVar("T")
+
+EXAMPLES_MAX = 20
+"""Processes that are named of those that could not be woken."""
+
 process = typer.Typer(help="What a process waits for; wake processes.", no_args_is_help=True)
 deadlines = typer.Typer(help="The timers that will wake processes.", no_args_is_help=True)
-cursor = typer.Typer(help="How far reactors and processes have come.", no_args_is_help=True)
 
 ProcessArgument = Annotated[str, typer.Argument(metavar="PROCESS", help="The name of the process type.")]
+
+
+@dataclass(slots=True)
+class ProcessShown:
+    """One process, as far as its own functions tell."""
+
+    process: str
+    id: str
+    version: int = 0
+    """0 where it has no events."""
+    state: Any = None
+    step: str | None = None
+    """What it does next."""
+    deadlines: Sequence[dict[str, str]] = ()
+    """`at` and `decision` of each, the earliest first."""
+    parked: dict[str, Any] | None = None
+    """`position` and `reason` of what its next waking waits for."""
+    paused: bool = False
+    """Whether nothing of its type goes on."""
+    faults: Sequence[str] = ()
+    """What its own functions raised."""
+
+
+@dataclass(slots=True)
+class Woken:
+    """What came of waking processes."""
+
+    woken: int
+    steps: int
+    failed: int
+    examples: Sequence[dict[str, str]]
+    """`id` and `reason` of the first that failed."""
 
 
 @process.command()
@@ -32,25 +71,73 @@ def show(
     at: AppTarget, name: ProcessArgument, process_id: Annotated[str, typer.Argument(metavar="ID", help="Which one.")]
 ) -> Answer:
     """Show what a process is, what it does next, and until when it waits; exit status 1 when it has no events."""
-    value = asyncio.run(_show(at, name, process_id))
-    lines = [f"{key:<9} {'–' if each is None else each}" for key, each in value.items()]
-    return Answer(value, "\n".join(lines), ok=bool(value["version"]))
+    found = asyncio.run(_show(at, name, process_id))
+    if not found.version:
+        return Answer(found, lambda: note(f"There are no events of {name} {process_id}."), ok=False)
+    return Answer(found, "\n".join(_lines(found)), ok=not found.faults)
 
 
-async def _show(at: AppTarget, name: str, process_id: str) -> dict[str, Any]:
-    async with _running(at, name) as (runner, _):
-        held = await runner.state(process_id)
-        step = held.state.step()
-        found = await runner.next_deadline(process_id, held)
-        return {
-            "process": f"{name} {process_id}",
-            "version": held.version,
-            "position": held.position,
-            "state": repr(held.state),
-            "next": None if step is None else str(step.asked),
-            "deadline": None if found is None else str(found.deadline.call),
-            "until": None if found is None else _time(found.at),
-        }
+async def _show(at: AppTarget, name: str, process_id: str) -> ProcessShown:
+    from eventjet.codec.envelope import VERSION, number_of, recorded_at
+    from eventjet.cursors.cursor import PAUSED
+    from eventjet.domain.parked import BLOCKED
+    from eventjet.domain.process import deadlines_of
+
+    found, faults = ProcessShown(name, process_id), list[str]()
+    async with _running(at, name) as running:
+        runner = running.runner
+        last = await runner.store.tail(name, process_id)
+        if last is None:
+            return found
+        found.version = number_of(last[3], VERSION) or 0
+        held = await running.cursors.find(name)
+        found.paused = held is not None and held.cursor.state == PAUSED
+        waiting = [entry.parked for entry in await running.cursors.parked(name) if entry.key == (name, process_id)]
+        head = next((one for one in waiting if one.resolution != BLOCKED), None)
+        found.parked = None if head is None else {"position": head.position, "reason": head.reason}
+        try:
+            state = (await runner.state(process_id)).state
+        except EventjetError:
+            raise
+        except Exception as error:  # noqa: BLE001 - of the application's `evolve`
+            found.faults = [f"its state: {_reason(error)}"]
+            return found
+    found.state = _plain(state)
+    step = _asked("step", state.step, faults)
+    found.step = None if step is None else _step_shown(step)
+    due = _asked(
+        "deadline", lambda: [(one.due_at(recorded_at(last)), one.call.name) for one in deadlines_of(state)], faults
+    )
+    found.deadlines = [{"at": _time(when), "decision": decision} for when, decision in sorted(due or [])]
+    found.faults = faults
+    return found
+
+
+def _asked(what: str, ask: Callable[[], T], faults: list[str]) -> T | None:
+    """What a function of the application's says; what it raises is noted."""
+    try:
+        return ask()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the application's
+        faults.append(f"its {what}: {_reason(error)}")
+        return None
+
+
+def _lines(found: ProcessShown) -> list[str]:
+    whose = f"{found.process} {found.id}"
+    lines = [f"process   {whose}", f"version   {found.version}"]
+    state: Any = found.state
+    fields = cast("dict[str, Any]", state) if isinstance(state, dict) else {"value": state}
+    told = [f"{key}: {_text(value)}" for key, value in fields.items()]
+    lines += [f"{'state' if n == 0 else '':<9} {line}" for n, line in enumerate(told)]
+    lines.append(f"next      {found.step or '–'}")
+    lines += [f"deadline  {one['at']}  {one['decision']}" for one in found.deadlines] or ["deadline  –"]
+    if found.parked is not None:
+        position, reason = found.parked["position"], found.parked["reason"]
+        see = f"eventjet quarantine show {found.process} {position}"
+        lines.append(f"parked    at position {position}: {reason}; see `{see}`")
+    if found.paused:
+        lines.append(f"paused    nothing of {found.process} goes on until `eventjet resume {found.process}`")
+    return [*lines, *(f"fault     {whose!r}, {fault}" for fault in found.faults)]
 
 
 @process.command()
@@ -65,104 +152,103 @@ def sync(
     """Wake processes: have them take the steps they should have taken, and set their timers.
 
     Safe at any time, beside workers too: what a process does follows from its state. For after a restore, and for lost
-    timers.
+    timers. Those that cannot be woken are named, the others are; then the exit status is 1.
     """
-    woken = asyncio.run(_sync(at, name, ids or []))
-    steps = sum(woken.values())
-    return Answer({"woken": len(woken), "steps": steps}, f"woke {len(woken):,}, which took {steps:,} steps")
+    done = asyncio.run(_sync(at, name, ids or []))
+    woke = f"woke {done.woken:,}, which took {done.steps:,} steps"
+    lines = [f"{woke}; {done.failed:,} could not be woken" if done.failed else woke]
+    lines += [f"{name} {one['id']!r}: {one['reason']}" for one in done.examples]
+    if done.failed > len(done.examples):
+        lines.append(f"and {done.failed - len(done.examples):,} more")
+    return Answer(done, "\n".join(lines), ok=not done.failed)
 
 
-async def _sync(at: AppTarget, name: str, ids: list[str]) -> dict[str, int]:
-    from eventjet.codec.subjects import entity_shown
+async def _sync(at: AppTarget, name: str, ids: list[str]) -> Woken:
     from eventjet.workers.followed import wake
 
-    async with _running(at, name) as (runner, timers):
-        wanted = list(dict.fromkeys(ids))
-        if not wanted:
-            subjects = {record[2] async for record in runner.store.records()}
-            found = {process_id for aggregate, process_id in map(entity_shown, subjects) if aggregate == name}
-            wanted = sorted(process_id for process_id in found if process_id is not None)
-        woken: dict[str, int] = {}
+    async with _running(at, name) as running:
+        runner = running.runner
+        wanted = list(dict.fromkeys(ids)) or await _all_of(runner)
+        done, examples = Woken(0, 0, 0, ()), list[dict[str, str]]()
         for process_id in wanted:
-            before = runner.steps
-            await wake(runner, timers, process_id)
-            woken[process_id] = runner.steps - before
-        return woken
+            reason = ""
+            try:
+                if ids and await runner.store.tail(name, process_id) is None:
+                    reason = "there are no events of it"
+                else:
+                    await wake(runner, running.timers, process_id)
+            except (StoreUnavailable, Unreachable, Forbidden):
+                raise  # no other would fare better
+            except Exception as error:  # noqa: BLE001 - of this one alone, and mostly the application's
+                reason = _reason(error)
+            done.woken += not reason
+            done.failed += bool(reason)
+            if reason and len(examples) < EXAMPLES_MAX:
+                examples.append({"id": process_id, "reason": reason})
+        done.steps, done.examples = runner.steps, examples
+        return done
+
+
+async def _all_of(runner: ProcessRunner) -> list[str]:
+    from eventjet.codec.subjects import entity_shown
+
+    subjects = {record[2] async for record in runner.store.records()}
+    found = {process_id for aggregate, process_id in map(entity_shown, subjects) if aggregate == runner.name}
+    return sorted(process_id for process_id in found if process_id is not None)
 
 
 @deadlines.command("list")
 @on_app(database=False)
 def list_(at: AppTarget, name: Annotated[str | None, typer.Argument(metavar="[PROCESS]")] = None) -> Answer:
-    """List the timers that are set, the earliest first."""
-    from eventjet.store.timers import timers_set
+    """List the timers that are set, the earliest first, and those that are due and wait for a worker."""
+    from eventjet.store.timers import TimerSet, timers_due, timers_set
 
     names = [info.name for info in at.app().processes.values() if info.has_deadlines]
     if name is not None and name not in names:
         raise UsageError(f"{name!r} is not a process with deadlines. There are: {', '.join(names) or 'none'}.")
 
-    async def read() -> list[dict[str, Any]]:
+    async def read() -> list[tuple[str, TimerSet]]:
         async with at.client() as client:
-            wanted = names if name is None else [name]
-            timers = [(each, timer) for each in wanted for timer in await timers_set(client, at.app().name, each)]
-        rows = [{"process": each, "id": timer.process_id, "until": _time(timer.at)} for each, timer in timers]
-        return sorted(rows, key=lambda row: str(row["until"]))
+            found: list[tuple[str, TimerSet]] = []
+            for each in names if name is None else [name]:
+                # What fires between the two is in both, rather than in none.
+                still_set = await timers_set(client, at.app().name, each)
+                due = await timers_due(client, at.app().name, each)
+                fired = {(one.process_id, one.at) for one in due}
+                found += [(each, one) for one in still_set if (one.process_id, one.at) not in fired]
+                found += [(each, one) for one in due]
+        return sorted(found, key=lambda one: (one[1].at, one[0], one[1].process_id))
 
-    rows = asyncio.run(read())
+    found = asyncio.run(read())
+    rows = [
+        {"process": each, "id": timer.process_id, "until": _time(timer.at), "due": timer.due} for each, timer in found
+    ]
     if not rows:
         return Answer([], "No process waits for a deadline.")
-    return Answer(rows, lambda: print_table(("process", "id", "until"), [tuple(row.values()) for row in rows]))
+    return Answer(rows, lambda: _print_deadlines(rows))
 
 
-@cursor.command("set")
-@on_app(database=False)
-def set_(
-    at: AppTarget,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of a reactor or a process.")],
-    position: Annotated[int, typer.Argument(metavar="POSITION", min=0, help="The last that counts as done.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-) -> Answer:
-    """Put a cursor at a position of the log: after a restore, or to have effects again, or to leave some out."""
-    declared = at.work([name]).followers
-    if not declared:
-        raise UsageError(f"{name!r} is a projection, and has a checkpoint. Rebuild it instead.")
-    before, _ = asyncio.run(_set(at, declared, position, write=False))
-    told = "it has no cursor yet"
-    if before is not None:
-        more = "be handled again" if position < before else "be left out"
-        told = f"it stands at {before:,}, so what lies between will {more}"
-    if not yes and not typer.confirm(f"Put {name} at position {position:,}? Now {told}.", err=True):
-        note("Nothing was changed.")
-        raise typer.Exit(ANSWER_IS_NO)
-    _, lost = asyncio.run(_set(at, declared, position, write=True))
-    if lost:
-        say(f"{counted(len(lost), 'parked event')} of a log that is gone: given up (`quarantine list {name} --all`).")
-    if declared[0].kind == "process":
-        say(f"Run `eventjet process sync {name}`, too: it wakes the processes that are there.")
-    return Answer(
-        {"name": name, "position": position, "before": before, "dropped": lost},
-        f"{name} goes on after position {position:,}",
+def _print_deadlines(rows: Sequence[dict[str, Any]]) -> None:
+    late = "due since {}, no worker has dealt with it"
+    print_table(
+        ("process", "id", "until"),
+        [(row["process"], row["id"], late.format(row["until"]) if row["due"] else row["until"]) for row in rows],
     )
 
 
-async def _set(
-    at: AppTarget, declared: Sequence[Declaration], position: int, *, write: bool
-) -> tuple[int | None, list[int]]:
-    """Where it stood, and what was parked of another log."""
-    from eventjet.cursors.kv import Cursors
-    from eventjet.reactions.beginning import cursor_at, put, records_of, where
-    from eventjet.repository.repositories import open_repositories
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """What runs the processes of a name, over a connection of its own."""
 
-    async with open_repositories(at.app(), at.settings) as (repositories, client):
-        wanted = await cursor_at(repositories.store, client, declared[0], position)
-        cursors = Cursors(client, at.app().name)
-        before = await where(cursors, declared)
-        record_at = records_of(repositories.store, client, declared[0])
-        return before, await put(cursors, declared, wanted, record_at) if write else []
+    runner: ProcessRunner
+    timers: JetStreamTimers
+    cursors: Cursors
 
 
 @asynccontextmanager
-async def _running(at: AppTarget, name: str) -> AsyncGenerator[tuple[ProcessRunner, JetStreamTimers]]:
-    """What runs the processes of a name, over a connection of its own; raises `UsageError` for a stranger."""
+async def _running(at: AppTarget, name: str) -> AsyncGenerator[_Running]:
+    """Raises `UsageError` for a stranger."""
+    from eventjet.cursors.kv import Cursors
     from eventjet.reactions.steps import ProcessRunner
     from eventjet.repository.repositories import open_repositories
     from eventjet.store.timers import JetStreamTimers
@@ -174,7 +260,41 @@ async def _running(at: AppTarget, name: str) -> AsyncGenerator[tuple[ProcessRunn
         raise UsageError(f"The app {app.name!r} has no process {name!r}. It has {known}.")
     async with open_repositories(app, at.settings) as (repositories, client):
         repositories.catalog.voids.update(await repositories.store.voids())
-        yield ProcessRunner(repositories, *found), JetStreamTimers(client, app.name)
+        runner = ProcessRunner(repositories, *found)
+        yield _Running(runner, JetStreamTimers(client, app.name), Cursors(client, app.name))
+
+
+def _step_shown(step: Step[Any, Any]) -> str:
+    """`account ada: withdraw("4", transfer="t-1")`."""
+    from eventjet.domain.aggregate import aggregate_info
+
+    asked = step.asked
+    return f"{aggregate_info(asked.aggregate).name} {asked.aggregate_id}: {_call_shown(asked.call)}"
+
+
+def _call_shown(call: Call) -> str:
+    told = [*map(_text, call.args), *(f"{name}={_text(value)}" for name, value in call.kwargs)]
+    return f"{call.name}({', '.join(told)})"
+
+
+def _text(value: Any) -> str:
+    return json.dumps(_plain(value), ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: times and decimals as text; a state is an object."""
+    from pydantic_core import to_json
+
+    try:
+        return json.loads(to_json(value, fallback=str, inf_nan_mode="strings", bytes_mode="base64"))
+    except (ValueError, RecursionError):
+        return str(value)
+
+
+def _reason(error: Exception) -> str:
+    from eventjet.writers.batch import reason_of
+
+    return reason_of(error)
 
 
 def _time(at: datetime) -> str:

@@ -164,20 +164,31 @@ class JetStreamTimers:
 
 @dataclass(frozen=True, slots=True)
 class TimerSet:
-    """A timer that has not fired."""
+    """A timer."""
 
     process_id: str
     at: datetime
+    due: bool = False
+    """Whether it has fired, and nobody has dealt with that yet."""
 
 
 async def timers_set(client: Client, app: str, process: str) -> list[TimerSet]:
-    """The timers of a process type; none where `init` has made no stream for them."""
+    """The timers of a process type that have not fired; none where `init` has made no stream for them."""
+    return await _timers(client, app, timer_subject(app, process, "*"), due=False)
+
+
+async def timers_due(client: Client, app: str, process: str) -> list[TimerSet]:
+    """Those that have fired and wait for a worker; no workers, and all that are overdue are here."""
+    return await _timers(client, app, due_subject(app, process, "*"), due=True)
+
+
+async def _timers(client: Client, app: str, subject: str, *, due: bool) -> list[TimerSet]:
     found: list[TimerSet] = []
-    position, subject = 1, timer_subject(app, process, "*")
+    position = 1
     try:
         while (record := await client.ask(next_message(timer_stream(app), position, subject))) is not None:
             at = datetime.fromisoformat(header(record[3], _AT) or "1970-01-01T00:00:00Z")
-            found.append(TimerSet(decode_id(record[2].decode().rpartition(".")[2]), at))
+            found.append(TimerSet(decode_id(record[2].decode().rpartition(".")[2]), at, due))
             position = record[0] + 1
     except StreamMissing:
         return []
