@@ -1,21 +1,38 @@
-"""`eventjet cursor`: put what follows the log at another position."""
+"""`eventjet cursor`: put what follows the log at another position, and remove what the app no longer declares."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from eventjet.cli.target import AppTarget, on_app
 from eventjet.cli.terminal import ANSWER_IS_NO, Answer, counted, note, say
-from eventjet.errors import UsageError
+from eventjet.errors import CursorFenced, EventjetError, UsageError
 
 if TYPE_CHECKING:
     from eventjet.reactions.following import Declaration
+    from eventjet.workers.cursor_status import CursorSeen
 
 cursor = typer.Typer(help="How far reactors and processes have come.", no_args_is_help=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Undeclared:
+    """Cursors of a name that the app does not declare."""
+
+    name: str
+    position: int
+    """Where the one that is furthest behind stands."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} is no longer declared and stands at {self.position}: `eventjet cursor set NEW "
+            f"{self.position}` lets another go on there, `eventjet cursor drop {self.name}` removes it"
+        )
 
 
 @cursor.command("set")
@@ -63,3 +80,103 @@ async def _set(
         before = await where(cursors, declared)
         record_at = records_of(repositories.store, client, declared[0])
         return before, await put(cursors, declared, wanted, record_at) if write else []
+
+
+@cursor.command()
+@on_app(database=False)
+def drop(
+    at: AppTarget,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of what the app no longer declares.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> Answer:
+    """Remove the cursor of what the app no longer declares, and what is parked there; nothing leads on from it.
+
+    Refused for what is declared, and while a worker of another release is at it.
+    """
+    if _is_declared(at, name):
+        raise UsageError(f"The app declares {name!r}. Take it out of the App, end its workers, then drop its cursor.")
+    found = [one for one in _seen(at) if name in (one.cursor.name, _declared_as(one))]
+    if not found:
+        left = ", ".join(one.name for one in undeclared_cursors(at)) or "none"
+        raise UsageError(f"There is no cursor {name!r}. Those that the app no longer declares: {left}.")
+    for one in found:
+        if one.cursor.owner is not None and not one.has_lost_owner:
+            raise UsageError(
+                f"The worker {one.cursor.owner} is at {one.cursor.name!r}, and was seen {one.silent_s:.0f} s ago. End "
+                "it, then try again."
+            )
+    stands = min(one.cursor.position for one in found)
+    if not yes and not typer.confirm(
+        f"Remove the cursor of {name}, which stands at position {stands:,}, and what is parked there?", err=True
+    ):
+        note("Nothing was removed.")
+        raise typer.Exit(ANSWER_IS_NO)
+    parked = asyncio.run(_drop(at, found))
+    _forget_durables(at, found)
+    told = f"removed the cursor of {name}, which stood at position {stands:,}, and {counted(parked, 'parked event')}"
+    return Answer({"name": name, "position": stands, "parked": parked}, told)
+
+
+def undeclared_cursors(at: AppTarget) -> list[Undeclared]:
+    """What has a cursor and is declared no more, by name."""
+    stands: dict[str, int] = {}
+    for one in _seen(at):
+        name = _declared_as(one)
+        if not _is_declared(at, name):
+            stands[name] = min(one.cursor.position, stands.get(name, one.cursor.position))
+    return [Undeclared(name, position) for name, position in sorted(stands.items())]
+
+
+async def _drop(at: AppTarget, found: Sequence[CursorSeen]) -> int:
+    """How many parked or blocked events went with them; raises `UsageError` where somebody was quicker."""
+    from eventjet.cursors.kv import HeldCursor
+
+    parked = 0
+    async with at.cursors() as cursors:
+        for one in found:
+            entries = await cursors.parked(one.cursor.name, resolved=True)
+            try:
+                await cursors.drop(HeldCursor(one.cursor, one.sequence), entries)
+            except CursorFenced:
+                raise UsageError(
+                    f"Somebody wrote the cursor {one.cursor.name!r} just now. Look, and try again."
+                ) from None
+            parked += sum(entry.is_open for entry in entries)
+    return parked
+
+
+def _forget_durables(at: AppTarget, found: Sequence[CursorSeen]) -> None:
+    """Delete their consumers of the log; that of an inbox is in a stream that nothing names any more."""
+    from eventjet.nats.api import delete_consumer
+    from eventjet.nats.connection import NatsConnection
+    from eventjet.nats.endpoint import Endpoint
+    from eventjet.reactions.following import INBOX
+
+    names = [one.cursor.name for one in found if one.cursor.kind != INBOX]
+    try:
+        with NatsConnection.open(Endpoint.of(at.settings).with_name("eventjet cursor")) as link:
+            for name in names:
+                link.ask(delete_consumer(at.app().name, name))
+    except (EventjetError, OSError) as error:
+        note(f"The durable {', '.join(names)} may stay on the server, where it costs next to nothing: {error}")
+
+
+def _seen(at: AppTarget) -> list[CursorSeen]:
+    from eventjet.nats.connection import NatsConnection
+    from eventjet.nats.endpoint import Endpoint
+    from eventjet.workers.cursor_status import cursors_seen
+
+    with NatsConnection.open(Endpoint.of(at.settings).with_name("eventjet cursor")) as link:
+        return cursors_seen(link, at.app())
+
+
+def _declared_as(one: CursorSeen) -> str:
+    """The name that an app gave it: partitions have numbers."""
+    return one.cursor.name.partition("-")[0]
+
+
+def _is_declared(at: AppTarget, name: str) -> bool:
+    from eventjet.reactions.following import declarations_of
+
+    base = name.partition("-")[0]
+    return any(one.declared_as == base for one in declarations_of(at.app()).values())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from eventjet.cli.cursor import undeclared_cursors
 from eventjet.cli.target import AppTarget, DatabaseOption, JsonOption, on_app, safe_settings
 from eventjet.cli.terminal import Answer, note, print_table, say
 from eventjet.errors import EventjetError, UsageError
@@ -64,6 +65,8 @@ def init(
     ready = "is not ready" if wrong else "is ready"
     where = f", {at.settings.shown()['database']}" if at.app().projections else ""
     lines.append(f"{app} {ready}: log {topology.identity}{where}")
+    left = undeclared_cursors(at)
+    lines += [f"unused   {one}" for one in left]
     lines += [f"wrong    {fault}" for fault in wrong]
     lines += [f"differs  {drift}" for drift in drifts]
     if drifts:
@@ -76,6 +79,7 @@ def init(
         "drifts": drifts,
         "faults": wrong,
         "repaired": healed,
+        "undeclared": left,
     }
     return Answer(value, "\n".join(lines), ok=not drifts and not wrong)
 

@@ -160,6 +160,19 @@ class Cursors:
             messages.append((_key(before, entry), b"", list(_GONE)))
         await self._send(cursors[0].name, messages)
 
+    async def drop(self, held: HeldCursor, entries: Sequence[ParkedEntry]) -> None:
+        """Remove a cursor with what is in its quarantine; raises as `write`.
+
+        Of more than `CHANGES_MAX` the first go before it: who is interrupted begins again.
+        """
+        while len(entries) > CHANGES_MAX:
+            await self.write(held, held.cursor.released(), gone=entries[:CHANGES_MAX])
+            entries = entries[CHANGES_MAX:]
+        name = held.cursor.name
+        messages: list[_Message] = [(f"c.{name}", b"", [(EXPECTED, str(held.sequence)), *_GONE])]
+        messages += [(_key(name, entry), b"", list(_GONE)) for entry in entries]
+        await self._send(name, messages)
+
     async def beat(self, name: str, owner: str, partitions: int, ttl_s: float) -> int:
         """Tell that a process works on what is divided into so many, for so long; how many do, this one included."""
         body = str(partitions).encode()

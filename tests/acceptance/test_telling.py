@@ -1,0 +1,247 @@
+"""What the command line tells of an app that acts, where something failed, waits, ended or is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from eventjet.dev.nats import NatsServer
+from eventjet.nats.client import connect
+from eventjet.settings import Settings
+from tests.acceptance.conftest import Program, clean_environ
+from tests.acceptance.office import Office
+from tests.logs import fresh_name
+
+PATIENTLY = ("--timeout", "100")
+
+
+@pytest.fixture
+def office(tmp_path: Path, eventjet_nats: NatsServer) -> Office:
+    module = fresh_name("office")
+    environ = {
+        **clean_environ(),
+        "EVENTJET_APP": f"{module}:app",
+        "EVENTJET_SERVERS": eventjet_nats.url,
+        "EVENTJET_DATABASE": f"sqlite:///{tmp_path / 'read.db'}",
+    }
+    return Office(Program(tmp_path, environ), module, fresh_name("office"), eventjet_nats.url)
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_a_retry_that_fails_again_ends_at_once_though_others_wait_behind(office: Office) -> None:
+    office.declare("reactors=[letters]")
+    office.breaks()
+    office("init")
+    with office.working():
+        first = office.has("Box", "b", "fill", 1)
+        second = office.has("Box", "b", "fill", 2)
+        office.eventually(lambda: [one for one in office.json("quarantine", "list") if one["blocked"] == 1])
+        # It would take all of the bound if it waited for what is blocked.
+        again = office("quarantine", "retry", "letters", str(first), "--timeout", "3000")
+        assert (again.status, again.out) == (1, f"{first}: failed again: ValueError: no stamp\n")
+        blocked = office("quarantine", "retry", "letters", str(second))
+        assert (blocked.status, "waits behind a parked one of the same" in blocked.said()) == (2, True)
+        dropped = office("quarantine", "drop", "letters", str(first), "--yes", *PATIENTLY)
+        assert (dropped.status, "position 2, which it blocked, failed" in dropped.out) == (1, True)
+    gone = office("quarantine", "retry", "letters", str(first))
+    assert gone.status == 2
+    assert f"position {first} of 'letters' was dropped already" in gone.said()
+    assert "is not in the quarantine" in office("quarantine", "drop", "letters", "99", "--yes").said()
+
+
+def test_a_retry_that_is_not_over_in_time_says_so_and_is_listed_as_to_be_tried(office: Office) -> None:
+    office.declare("reactors=[letters]")
+    office.breaks()
+    office("init")
+    with office.working():
+        office.has("Box", "b", "fill", 1)
+        office.parked("letters", 1)
+    waiting = office("quarantine", "retry", "letters", "1", "--timeout", "0.3")
+    assert waiting.status == 1
+    assert "1: to be tried again" in waiting.out
+    assert "Not over within 0.3 s: a worker may still be at its tries" in flat(waiting.out)
+    assert "see `eventjet quarantine list letters`" in flat(waiting.out)
+    assert office("quarantine", "retry", "letters", "1", "--timeout", "0").status == 0
+    assert "to be tried again; it failed with" in flat(office("quarantine", "list").out)
+    assert "resolution  to be tried again, parked" in office("quarantine", "show", "letters", "1").out
+    office.mends()
+    with office.working():
+        done = office("quarantine", "retry", "letters", "--all", *PATIENTLY)
+    assert done.status == 0
+
+
+def test_an_event_of_the_quarantine_is_shown_as_it_is_stored(office: Office) -> None:
+    stream = f"{office.name}_post"
+
+    async def ask(subject: str, body: object) -> None:
+        client = await connect(Settings(servers=(office.url,)))
+        try:
+            await client.request(subject, b"" if body is None else json.dumps(body).encode())
+        finally:
+            await client.close()
+
+    def says(subject: str, body: object) -> None:
+        asyncio.run(ask(subject, body))
+
+    office.declare("reactors=[letters, post]")
+    office.breaks()
+    says(f"$JS.API.STREAM.CREATE.{stream}", {"name": stream, "subjects": [f"{stream}.>"]})
+    office("init")
+    cloud = {"specversion": "1.0", "id": "m-1", "source": "s", "type": "door.rung", "data": {"n": 1}}
+    with office.working():
+        position = office.has("Box", "b", "fill", 7)
+        says(f"{stream}.a", cloud)
+        office.parked("letters", 1)
+        (rung,) = office.parked("post", 1)
+    assert (rung["event_type"], rung["position"]) == ("message", 1)
+    shown = office.json("quarantine", "show", "letters", str(position))
+    assert (shown["payload"], shown["event_type"], shown["missing"]) == ({"n": 7}, "box.filled", None)
+    assert '{"n": 7}' in office("quarantine", "show", "letters", str(position)).out
+    told = office.json("quarantine", "show", "post", "1")
+    assert (told["payload"], told["event_type"]) == (cloud, "door.rung")
+    says(f"$JS.API.STREAM.MSG.DELETE.{stream}", {"seq": 1})
+    gone = flat(office("quarantine", "show", "post", "1").out)
+    assert f"the stream '{stream}' no longer has this event at position 1: nothing is there" in gone
+    says(f"$JS.API.STREAM.DELETE.{stream}", None)
+    assert office.json("quarantine", "show", "post", "1")["missing"] == f"the stream '{stream}' does not exist"
+    says(f"$JS.API.STREAM.CREATE.{stream}", {"name": stream, "subjects": [f"{stream}.>"]})
+    says(f"{stream}.a", cloud)
+    another = office.json("quarantine", "show", "post", "1")
+    assert (another["payload"], "another one is there" in another["missing"]) == (None, True)
+
+
+def test_processes_that_cannot_be_woken_are_named_and_the_others_are(office: Office) -> None:
+    office.declare("processes=[Trip]")
+    office("init")
+    for name in ("a", "raise", "step", "unfolded"):
+        office.has("Trip", name, "begin", name)
+    office.breaks()
+    done = office("process", "sync", "trip")
+    assert done.status == 1
+    assert done.out.splitlines() == [
+        "woke 1, which took 0 steps; 3 could not be woken",
+        "trip 'raise': KeyError: 'oops'",
+        "trip 'step': LookupError: no box",
+        "trip 'unfolded': KeyError: 'never'",
+    ]
+    nobody = office.json("process", "sync", "trip", "a", "nobody", status=1)
+    assert (nobody["woken"], nobody["steps"], nobody["failed"]) == (1, 0, 1)
+    assert nobody["examples"] == [{"id": "nobody", "reason": "there are no events of it"}]
+
+
+def test_a_process_is_shown_in_plain_words(office: Office) -> None:
+    office.declare("processes=[Trip]")
+    office("init")
+    for name in ("a", "raise", "step", "unfolded"):
+        office.has("Trip", name, "begin", name)
+    office.breaks()
+    shown = office.json("process", "show", "trip", "a")
+    assert {key: shown[key] for key in ("process", "id", "version", "step", "parked")} == {
+        "process": "trip",
+        "id": "a",
+        "version": 1,
+        "step": None,
+        "parked": None,
+    }
+    assert shown["state"] == {"name": "a", "at": "2030-01-01T00:00:00Z", "weight": "2.50"}
+    assert shown["deadlines"] == [
+        {"at": "2080-01-01T00:00:00Z", "decision": "end"},
+        {"at": "2090-01-01T00:00:00Z", "decision": "give_up"},
+    ]
+    lines = office("process", "show", "trip", "a").out
+    assert 'state     name: "a"' in lines
+    assert "deadline  2090-01-01T00:00:00Z  give_up" in lines
+    raised = office("process", "show", "trip", "raise")
+    assert (raised.status, "fault     'trip raise', its step: KeyError: 'oops'" in raised.out) == (1, True)
+    assert "its state: KeyError: 'never'" in office("process", "show", "trip", "unfolded").out
+    nobody = office("process", "show", "trip", "nobody")
+    assert (nobody.status, nobody.out, nobody.err) == (1, "", "There are no events of trip nobody.\n")
+
+
+def test_a_process_that_is_parked_or_paused_says_so(office: Office) -> None:
+    office.declare("processes=[Trip]")
+    office("init")
+    office.breaks()
+    source = office.program.folder / f"{office.module}.py"
+    text = source.read_text(encoding="utf-8")
+    fewer = "from eventjet.workers import followed\nfollowed.Retry = lambda: Retry(tries=1)\n\napp = App("
+    source.write_text(text.replace("\napp = App(", f"\n{fewer}"), encoding="utf-8")
+    with office.working():
+        position = office.has("Trip", "step", "begin", "step")
+        office.parked("trip", 1)
+        office("pause", "trip")
+    shown = office.json("process", "show", "trip", "step")
+    assert shown["step"] == 'box b: take("2.50")'
+    assert shown["parked"] == {"position": position, "reason": "LookupError: no box"}
+    lines = flat(office("process", "show", "trip", "step").out)
+    assert (
+        f"parked at position {position}: LookupError: no box; see `eventjet quarantine show trip {position}`" in lines
+    )
+    assert "paused nothing of trip goes on until `eventjet resume trip`" in lines
+
+
+def test_deadlines_that_are_overdue_are_listed(office: Office) -> None:
+    office.declare("processes=[Trip]")
+    office("init")
+    office.has("Trip", "far", "begin", "far")
+    office.has("Trip", "soon", "begin", "soon")
+    assert office.json("process", "sync", "trip")["woken"] == 2
+    late = office.eventually(lambda: [one for one in office.json("deadlines", "list") if one["due"]])
+    assert [one["id"] for one in late] == ["soon"]
+    assert [(one["id"], one["due"]) for one in office.json("deadlines", "list")] == [("soon", True), ("far", False)]
+    assert f"due since {late[0]['until']}, no worker has dealt with it" in flat(office("deadlines", "list").out)
+
+
+def test_a_worker_that_was_killed_is_not_called_the_owner(office: Office) -> None:
+    office.declare("reactors=[letters], processes=[Trip]")
+    office("init")
+
+    def owners(key: str) -> list[str]:
+        return [one[key] for one in office.json("status") if one[key] is not None]
+
+    with office.working():
+        (owner,) = set(office.eventually(lambda: found if len(found := owners("owner")) == 2 else []))
+    assert office.eventually(lambda: found if len(found := owners("lost_owner")) == 2 else []) == [owner] * 2
+    assert owners("owner") == []
+    assert f"letters: its worker {owner} has not been seen for" in flat(office("status").out)
+
+
+def test_an_app_that_declares_nothing_is_told_so(office: Office) -> None:
+    office.declare("")
+    assert office("init").status == 0
+    done = office("status")
+    assert done.status == 0
+    assert "declares nothing that could be looked at" in flat(done.out)
+    assert office.json("status") == []
+
+
+def test_a_cursor_that_is_no_longer_declared_is_told_of_and_dropped(office: Office) -> None:
+    office.declare("reactors=[letters], processes=[Trip]")
+    office.breaks()
+    office("init")
+    declared = office("cursor", "drop", "letters", "--yes")
+    assert (declared.status, "The app declares 'letters'" in declared.said()) == (2, True)
+    with office.working():
+        office.has("Box", "b", "fill", 1)
+        office.parked("letters", 1)
+        office.declare("processes=[Trip]")
+        held = office("cursor", "drop", "letters", "--yes")
+        assert (held.status, "is at 'letters', and was seen" in held.said()) == (2, True)
+    told = office.json("init")
+    assert told["undeclared"] == [{"name": "letters", "position": 1}]
+    said = flat(office("init").out)
+    assert "letters is no longer declared and stands at 1: `eventjet cursor set NEW 1` lets another go on there" in said
+    office.eventually(lambda: [one for one in office.json("status") if one["lost_owner"] and one["name"] == "letters"])
+    assert office("cursor", "drop", "letters").status in (1, 130)
+    assert office.json("cursor", "drop", "letters", "--yes") == {"name": "letters", "position": 1, "parked": 1}
+    assert office.json("init")["undeclared"] == []
+    assert office("cursor", "drop", "letters", "--yes").status == 2
+    office.declare("reactors=[letters], processes=[Trip]")
+    assert office.json("init")["cursors"] == {"letters": 1}
+    assert office.json("quarantine", "list", "letters", "--all") == []
