@@ -158,7 +158,7 @@ def test_a_process_is_shown_in_plain_words(office: Office) -> None:
     assert 'state     name: "a"' in lines
     assert "deadline  2090-01-01T00:00:00Z  give_up" in lines
     raised = office("process", "show", "trip", "raise")
-    assert (raised.status, "fault     'trip raise', its step: KeyError: 'oops'" in raised.out) == (1, True)
+    assert (raised.status, "fault     trip 'raise', its step: KeyError: 'oops'" in raised.out) == (1, True)
     assert "its state: KeyError: 'never'" in office("process", "show", "trip", "unfolded").out
     nobody = office("process", "show", "trip", "nobody")
     assert (nobody.status, nobody.out, nobody.err) == (1, "", "There are no events of trip nobody.\n")

@@ -137,7 +137,7 @@ def _lines(found: ProcessShown) -> list[str]:
         lines.append(f"parked    at position {position}: {reason}; see `{see}`")
     if found.paused:
         lines.append(f"paused    nothing of {found.process} goes on until `eventjet resume {found.process}`")
-    return [*lines, *(f"fault     {whose!r}, {fault}" for fault in found.faults)]
+    return [*lines, *(f"fault     {found.process} {found.id!r}, {fault}" for fault in found.faults)]
 
 
 @process.command()

@@ -59,7 +59,9 @@ def worker(
     chosen = at.work(names or []).names
     if not chosen:
         raise UsageError("The app declares nothing to work on. List a projection or a reactor in its App.")
-    asyncio.run(run_until_stopped(at, chosen, lambda: note(f"ready: {', '.join(chosen)}"), http=address))
+    asyncio.run(
+        run_until_stopped(at, chosen, lambda: note(f"ready: {', '.join(chosen)}; working or standing by"), http=address)
+    )
 
 
 @on_app()

@@ -10,7 +10,7 @@ _WITH_ITS_ID = "Send it again under the same command id."
 _REMEDIES = {
     400: "Change what is asked for: as it is, it is refused each time.",
     409: "Send it again.",
-    422: "Decide what follows; a caller that knows this error, in `served(…)`, gets it as itself.",
+    422: "It is an error of the domain: one that the caller's `served(…)` names comes back as itself.",
     500: "Look there before you send it again.",
     503: _WITH_ITS_ID,
     504: _WITH_ITS_ID,

@@ -178,7 +178,7 @@ async def timers_set(client: Client, app: str, process: str) -> list[TimerSet]:
 
 
 async def timers_due(client: Client, app: str, process: str) -> list[TimerSet]:
-    """Those that have fired and wait for a worker; no workers, and all that are overdue are here."""
+    """Those that have fired, which no worker has dealt with."""
     return await _timers(client, app, due_subject(app, process, "*"), due=True)
 
 
