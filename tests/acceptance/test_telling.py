@@ -10,8 +10,9 @@ import pytest
 
 from eventjet.dev.nats import NatsServer
 from eventjet.nats.client import connect
+from eventjet.nats.roles import ADMIN, READER, roles_of, user_lines
 from eventjet.settings import Settings
-from tests.acceptance.conftest import Program, clean_environ
+from tests.acceptance.conftest import Ended, Program, clean_environ
 from tests.acceptance.office import Office
 from tests.logs import fresh_name
 
@@ -193,7 +194,7 @@ def test_deadlines_that_are_overdue_are_listed(office: Office) -> None:
     office.has("Trip", "soon", "begin", "soon")
     assert office.json("process", "sync", "trip")["woken"] == 2
     late = office.eventually(lambda: [one for one in office.json("deadlines", "list") if one["due"]])
-    assert [one["id"] for one in late] == ["soon"]
+    assert [(one["id"], one["until"] > "2026") for one in late] == [("soon", True)]
     assert [(one["id"], one["due"]) for one in office.json("deadlines", "list")] == [("soon", True), ("far", False)]
     assert f"due since {late[0]['until']}, no worker has dealt with it" in flat(office("deadlines", "list").out)
 
@@ -219,6 +220,22 @@ def test_an_app_that_declares_nothing_is_told_so(office: Office) -> None:
     assert done.status == 0
     assert "declares nothing that could be looked at" in flat(done.out)
     assert office.json("status") == []
+
+
+def test_an_app_without_cursors_is_made_by_its_own_admin(office: Office) -> None:
+    """The roles of such an app may look at no cursors."""
+    office.declare("")
+    roles = [role for role in roles_of(office.name, ("box",), ()) if role.name in (ADMIN, READER)]
+    users = "\n".join(map(user_lines, roles))
+    secrets = "".join(f"{role.variable}: {role.name}\n" for role in roles)
+    with NatsServer(config=f"{secrets}authorization {{ timeout: 30, users: [\n{users}\n] }}") as server:
+
+        def by(role: str, command: str) -> Ended:
+            user = {"EVENTJET_USER": role, "EVENTJET_PASSWORD": role, "EVENTJET_INBOX_PREFIX": f"_INBOX_{role}"}
+            return office.program(command, EVENTJET_SERVERS=server.url, **user)
+
+        assert (by(ADMIN, "init").status, by(ADMIN, "init").status) == (0, 0)
+        assert "declares nothing" in by(READER, "status").out
 
 
 def test_a_cursor_that_is_no_longer_declared_is_told_of_and_dropped(office: Office) -> None:

@@ -146,13 +146,20 @@ async def _drop(at: AppTarget, found: Sequence[CursorSeen]) -> int:
 
 
 def _forget_durables(at: AppTarget, found: Sequence[CursorSeen]) -> None:
-    """Delete their consumers of the log; that of an inbox is in a stream that nothing names any more."""
+    """Delete their consumers of the log; nothing names the stream any more that an inbox followed."""
     from eventjet.nats.api import delete_consumer
     from eventjet.nats.connection import NatsConnection
     from eventjet.nats.endpoint import Endpoint
     from eventjet.reactions.following import INBOX
 
+    for one in found:
+        if one.cursor.kind == INBOX:
+            note(
+                f"Its durable {at.app().name}-{one.cursor.name} stays in the stream that it followed; delete it there."
+            )
     names = [one.cursor.name for one in found if one.cursor.kind != INBOX]
+    if not names:
+        return
     try:
         with NatsConnection.open(Endpoint.of(at.settings).with_name("eventjet cursor")) as link:
             for name in names:
