@@ -325,6 +325,6 @@ def test_the_faults_of_what_is_served_are_told_at_once() -> None:
         "purse serves two commands called 'fill'",
         "its name 'Bad Name' is not",
         "is not an aggregate of the app",
-        "'take' is not served(…)",
+        "take is not `served(…)`",
     ):
         assert part in str(caught.value), part
