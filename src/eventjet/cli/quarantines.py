@@ -13,14 +13,11 @@ from eventjet.cli.target import AppTarget
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
-    from eventjet.codec.envelope import RawRecord
     from eventjet.cursors.kv import Cursors
     from eventjet.projections.sql_projection import AnyResolved
     from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
 
 T = TypeVar("T")
-_EVENT_ID_MAX = 200
-"""Characters that a quarantine keeps of an id."""
 _Decide: TypeAlias = "Callable[[Cursors, str, Sequence[int]], Coroutine[Any, Any, list[int]]]"
 
 
@@ -144,6 +141,7 @@ class _OfCursors:
         from eventjet.cursors.kv import Cursors
         from eventjet.errors import Forbidden, StreamMissing
         from eventjet.nats.api import message_at, stream_info
+        from eventjet.quarantine.fold import is_of
 
         event, inbox = found.event, self._inbox
         stream = self._at.app().name if inbox is None else inbox.stream
@@ -152,7 +150,7 @@ class _OfCursors:
         async def read() -> StoredEvent:
             async with self._at.client() as client:
                 record = await client.ask(message_at(stream, event.position))
-                is_same = record is not None and _event_id(record) == event.event_id
+                is_same = is_of(event.event_id, record)
                 if is_same and inbox is not None:
                     held = await Cursors(client, self._at.app().name).read(event.projection)
                     is_same = (await client.ask(stream_info(stream))).created == held.cursor.log
@@ -240,13 +238,6 @@ class _OfCursors:
                 return await ask(cursors)
 
         return asyncio.run(run())
-
-
-def _event_id(record: RawRecord) -> str:
-    """As the quarantine keeps it."""
-    from eventjet.codec.envelope import MSG_ID, header
-
-    return (header(record[3], MSG_ID) or "")[:_EVENT_ID_MAX]
 
 
 def _cloud_type(body: bytes) -> str:

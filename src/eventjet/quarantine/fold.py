@@ -214,9 +214,9 @@ def parked_for(offer: Offered, error: Exception) -> Parked:
     return _kept(offer, PARKED, _reason(error), _plain(told)[-TRACEBACK_MAX:], offer.record[4])
 
 
-def is_of(parked: Parked, record: RawRecord | None) -> bool:
-    """Whether a record of its log is the event that was parked: after a restore another may have its position."""
-    return record is not None and blocked_by(Offered(record, None)).event_id == parked.event_id
+def is_of(event_id: str, record: RawRecord | None) -> bool:
+    """Whether a record is the event that was parked with this id: after a restore another may have its position."""
+    return record is not None and blocked_by(Offered(record, None)).event_id == event_id
 
 
 def is_newer(catalog: Catalog, error: UnknownEvent) -> bool:

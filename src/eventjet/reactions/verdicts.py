@@ -113,7 +113,7 @@ async def give_up_lost(cursors: Cursors, name: str, log: str, record_at: RecordA
         lost = [
             one
             for one in await cursors.parked(name)
-            if one.log != log or not is_of(one.parked, await record_at(one.position))
+            if one.log != log or not is_of(one.parked.event_id, await record_at(one.position))
         ]
         await _write_all(cursors, held, [one.resolved(DROPPED) for one in lost])
         return [one.position for one in lost]

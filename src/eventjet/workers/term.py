@@ -139,7 +139,7 @@ class Term:
         position, event_id = offered.position, offered.event_id
         imported = not self._followed.takes_imported and header(offered.record[3], IMPORTED) is not None
         known = self._known.get(position)
-        if known is not None and not is_of(known.parked, offered.record):
+        if known is not None and not is_of(known.parked.event_id, offered.record):
             raise LogRolledBack(self._followed.declaration.name, position, "the event parked there is another")
         if imported or self._before.is_done(position) or known is not None:
             self._lanes.add(position, event_id, [])
@@ -275,7 +275,7 @@ class Term:
     async def _try_again(self, entry: ParkedEntry) -> Offered | None:
         """What could not be taken again; None when it was."""
         record = await self._followed.feed.at(entry.position)
-        if record is None or not is_of(entry.parked, record):
+        if record is None or not is_of(entry.parked.event_id, record):
             reason = "the parked event is no longer there" if record is None else "the event parked there is another"
             raise LogRolledBack(self._followed.declaration.name, entry.position, reason)
         offered = self._followed.feed.decode(record)
