@@ -238,11 +238,39 @@ async def test_what_was_parked_of_a_stream_that_is_gone_is_given_up_with_it(
         await send(jet, app, order, {"order": order, "cents": 4})
     declared = declarations_of(app)["payments"]
     at = await cursor_at(jet.store, jet.client, declared, 0)
-    assert await put(cursors, [declared], at, records_of(jet.store, jet.client, declared)) == [1, 2]
+    assert await put(cursors, jet.client, [declared], at, records_of(jet.store, jet.client, declared)) == [1, 2]
     async with working(app, settings):
         await until(lambda: sorted(desk.told()) == [1, 2, 3])
     assert [await paid(jet, order) for order in ("o1", "o2", "o3")] == [4, 4, 4]
     assert await cursors.parked("payments") == []
+
+
+async def test_a_stream_made_again_is_followed_by_the_worker_that_saw_it_fail(
+    app: App, jet: Jet, settings: Settings, desk: Desk
+) -> None:
+    """A message without an id is named by its stream: by the one that it is in."""
+    assert jet.client is not None
+    stream, declared = app.inboxes["payments"].stream, declarations_of(app)["payments"]
+    cursors = Cursors(jet.client, jet.name)
+    async with working(app, settings):
+        await send(jet, app, "o", {"order": "o", "cents": 1})
+        await until(lambda: list(desk.told()) == [1])
+        await jet.client.api(f"STREAM.DELETE.{stream}")
+        await jet.client.ask(create_stream({"name": stream, "subjects": [f"{stream}.>"]}))
+
+        async def has_failed() -> bool:
+            (found,) = await status(app, settings)
+            return found.state == "failed"
+
+        await eventually(has_failed)
+        await send(jet, app, "o", {"order": "o", "cents": 5})
+        at = await cursor_at(jet.store, jet.client, declared, 0)
+        await put(cursors, jet.client, [declared], at, records_of(jet.store, jet.client, declared))
+
+        async def is_paid() -> bool:
+            return await paid(jet, "o") == 6
+
+        await eventually(is_paid)
 
 
 async def test_a_stream_that_is_not_there_is_said(settings: Settings, desk: Desk) -> None:

@@ -290,7 +290,7 @@ async def test_a_state_is_loaded_as_it_was(jet: Jet) -> None:
 
 
 async def test_a_stranger_has_no_repository(jet: Jet) -> None:
-    with pytest.raises(UsageError, match="is not an aggregate"):
+    with pytest.raises(UsageError, match="is not listed in the app"):
         jet.repository(Opened)  # pyright: ignore[reportArgumentType]
 
 

@@ -7,14 +7,16 @@ import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from eventjet import App, Jet
+from eventjet.codec.subjects import cursor_bucket
 from eventjet.cursors.kv import Cursors
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.reactor import partition_of
-from eventjet.errors import CursorMissing, CursorsDivided, UsageError
+from eventjet.errors import CursorFenced, CursorMissing, UsageError
 from eventjet.reactions import beginning, verdicts
 from eventjet.reactions.beginning import cursor_at, put, where
 from eventjet.reactions.following import declarations_of
@@ -23,7 +25,7 @@ from eventjet.workers.status import status
 from eventjet.workers.supervisor import run_workers
 from tests.integration.reacting import QUICK, Bell, Town, app_of, counted, eventually, until, working
 
-PARTS = ["echo-0", "echo-1", "echo-2", "echo-3"]
+PARTS = [f"echo-{number}-of-4" for number in (1, 2, 3, 4)]
 BELLS = [f"b{n}" for n in range(12)]
 
 
@@ -120,11 +122,11 @@ async def test_a_worker_may_be_told_which_partitions_to_work_on(
     app: App, jet: Jet, settings: Settings, town: Town
 ) -> None:
     stop = asyncio.Event()
-    working_on_one = asyncio.ensure_future(run_workers(app, settings, ["echo-1"], stop=stop, options=QUICK))
+    working_on_one = asyncio.ensure_future(run_workers(app, settings, [PARTS[1]], stop=stop, options=QUICK))
     await ring(jet, 1)
     own = {bell for bell in BELLS if partition_of(("bell", bell), 4) == 1}
     await until(lambda: {bell for bell, *_ in town.heard} == own)
-    assert [one.name for one in await status(app, settings) if one.owner is not None] == ["echo-1"]
+    assert [one.name for one in await status(app, settings) if one.owner is not None] == [PARTS[1]]
     stop.set()
     await working_on_one
 
@@ -161,7 +163,7 @@ async def test_init_divides_them_anew_where_they_stand_at_one_position(
         await eventually(parked)
     await come_to_rest(app, jet, settings)
     anew = app_of(town, partitions=after, name=app.name)
-    names = ["echo"] if after == 1 else [f"echo-{number}" for number in range(after)]
+    names = ["echo"] if after == 1 else [f"echo-{number}-of-{after}" for number in range(1, after + 1)]
     async with anew.connect(settings) as other:
         assert [name for name, _ in (await other.init()).cursors] == names
         assert (await other.init()).cursors == ()
@@ -178,7 +180,7 @@ async def test_init_divides_them_anew_where_they_stand_at_one_position(
             for name in names:
                 await verdicts.retry(cursors, name, None)
             await until(lambda: all(town.order(bell) == [1, 2, 3, 4] for bell in BELLS))
-        with pytest.raises(CursorMissing if after == 1 else CursorsDivided, match="eventjet init"):
+        with pytest.raises(CursorMissing, match="End a worker of an earlier release instead"):
             await run_workers(app, settings, stop=asyncio.Event(), options=QUICK)
     assert sorted(await counted(jet)) == sorted((bell, n) for bell in BELLS for n in (1, 2, 3, 4))
 
@@ -204,8 +206,8 @@ async def test_what_stands_apart_is_divided_only_where_somebody_says_where_to_go
     await come_to_rest(app, jet, settings)
     assert jet.client is not None
     declared = declarations_of(app)
-    behind = await cursor_at(jet.store, jet.client, declared["echo-1"], 5)
-    await put(cursors_of(jet), [declared["echo-1"]], behind, jet.store.at)
+    behind = await cursor_at(jet.store, jet.client, declared[PARTS[1]], 5)
+    await put(cursors_of(jet), jet.client, [declared[PARTS[1]]], behind, jet.store.at)
     anew = app_of(town, partitions=2, name=app.name)
     async with anew.connect(settings) as other:
         assert other.client is not None
@@ -213,10 +215,12 @@ async def test_what_stands_apart_is_divided_only_where_somebody_says_where_to_go
             await other.init()
         parts = list(declarations_of(anew).values())
         at = await cursor_at(other.store, other.client, parts[0], 5)
-        assert await where(cursors_of(other), parts) == 5
-        with pytest.raises(UsageError, match="Name 'echo' itself"):
-            await put(cursors_of(other), parts[:1], at, other.store.at)
-        assert await put(cursors_of(other), parts, at, other.store.at) == []
+        stood = await where(cursors_of(other), parts)
+        assert stood is not None
+        assert stood[0] == 5 < stood[1]
+        with pytest.raises(UsageError, match="or put all of them somewhere"):
+            await put(cursors_of(other), other.client, parts[:1], at, other.store.at)
+        assert await put(cursors_of(other), other.client, parts, at, other.store.at) == []
         assert (await other.init()).cursors == ()
         before = len(town.heard)
         async with working(anew, settings):
@@ -237,25 +241,91 @@ async def test_nothing_is_divided_under_a_worker(
     # One that was killed has left its name.
     monkeypatch.setattr(beginning, "_SILENT_S", 0.1)
     cursors = cursors_of(jet)
-    held = await cursors.read("echo-1")
+    held = await cursors.read(PARTS[1])
     await cursors.write(held, held.cursor.taken("a dead process", 1))
-    await verdicts.pause(cursors, ["echo-3"])
+    await verdicts.pause(cursors, [PARTS[3]])
     async with anew.connect(settings) as other:
         await other.init()
         assert {one.state for one in await status(anew, settings)} == {"paused"}
 
 
 async def test_a_worker_of_the_release_before_stands_by(app: App, jet: Jet, settings: Settings, town: Town) -> None:
-    held = await cursors_of(jet).read("echo-0")
+    held = await cursors_of(jet).read(PARTS[0])
     other = app_of(town, partitions=2, name=app.name)
     async with working(app, settings):
         await shared(jet, 4)
         parts = list(declarations_of(other).values())
         await cursors_of(jet).divide(
-            [await cursors_of(jet).read(name) for name in PARTS],
-            [held.cursor.divided(one.name, 2, paused=False) for one in parts],
+            await cursors_of(jet).of("echo"),
+            [held.cursor.divided(one.name, 1, paused=False) for one in parts],
             (),
         )
         async with working(other, settings):
             await ring(jet, 1)
             await until(lambda: all(town.order(bell) == [1] for bell in BELLS))
+
+
+async def test_what_another_worker_may_not_take_is_not_left_lying(
+    app: App, jet: Jet, settings: Settings, town: Town
+) -> None:
+    """One that works on a partition alone counts as a worker: another takes more than its share."""
+    stop = asyncio.Event()
+    alone = asyncio.ensure_future(run_workers(app, settings, PARTS[:1], stop=stop, options=QUICK))
+    others = asyncio.ensure_future(run_workers(app, settings, PARTS[1:], stop=stop, options=QUICK))
+    await shared(jet, 1, 3)
+    await ring(jet, 1)
+    await until(lambda: all(town.order(bell) == [1] for bell in BELLS))
+    stop.set()
+    await asyncio.gather(alone, others)
+
+
+async def test_a_handler_is_not_cut_off_where_its_partition_is_only_handed_over(
+    app: App, jet: Jet, settings: Settings, town: Town, caplog: pytest.LogCaptureFixture
+) -> None:
+    town.gate.clear()
+    async with working(app, settings):
+        await shared(jet, 4)
+        await ring(jet, 1, 2)
+        async with working(app, settings):
+            for _ in range(5):  # it has nothing to let go of before its handlers are done
+                await asyncio.sleep(0.1)
+                assert await shares(jet) == [4]
+            town.gate.set()
+            await shared(jet, 2, 2)
+            await until(lambda: all(town.order(bell) == [1, 2] for bell in BELLS))
+    assert "cut off" not in caplog.text
+
+
+async def test_another_init_is_not_overwritten(app: App, jet: Jet, settings: Settings, town: Town) -> None:
+    """Between the look of one and its write another makes the cursors, and an event comes."""
+    cursors = cursors_of(jet)
+    at = await cursor_at(jet.store, jet.client, declarations_of(app)[PARTS[0]], 0)  # type: ignore[arg-type]
+    with pytest.raises(CursorFenced):
+        await cursors.divide((), [replace(at, name=name, position=1) for name in PARTS], ())
+    assert [(await cursors.read(name)).cursor.position for name in PARTS] == [0, 0, 0, 0]
+
+
+async def test_a_damaged_cursor_is_put_anywhere_with_the_others(
+    app: App, jet: Jet, settings: Settings, town: Town
+) -> None:
+    assert jet.client is not None
+    await ring(jet, 1)
+    await jet.client.request(f"$KV.{cursor_bucket(app.name)}.c.{PARTS[0]}", b"no cursor")
+    cursors, parts = cursors_of(jet), list(declarations_of(app).values())
+    at = await cursor_at(jet.store, jet.client, parts[0], 0)
+    with pytest.raises(UsageError, match="are not there, or cannot be read"):
+        await put(cursors, jet.client, parts[:1], at, jet.store.at)
+    assert await put(cursors, jet.client, parts, at, jet.store.at) == []
+    async with working(app, settings):
+        await until(lambda: all(town.order(bell) == [1] for bell in BELLS))
+
+
+async def test_partitions_are_paused_and_resumed_together_or_by_themselves(
+    app: App, jet: Jet, settings: Settings
+) -> None:
+    cursors = cursors_of(jet)
+    await verdicts.pause(cursors, PARTS)
+    await verdicts.resume(cursors, PARTS[:1])
+    assert [one.changed for one in await verdicts.resume(cursors, PARTS)] == [False, True, True, True]
+    with pytest.raises(UsageError, match="Nothing to resume"):
+        await verdicts.resume(cursors, PARTS)

@@ -124,7 +124,7 @@ async def test_with_its_roles_the_partitions_of_a_reactor_are_shared() -> None:
         async with before.connect(settings_of(server, "admin")) as jet:
             await jet.init()
         async with app.connect(settings_of(server, "admin")) as jet:
-            assert [name for name, _ in (await jet.init()).cursors] == ["echo-0", "echo-1"]
+            assert [name for name, _ in (await jet.init()).cursors] == ["echo-1-of-2", "echo-2-of-2"]
         async with app.connect(settings_of(server, "writer")) as jet, working(app, settings_of(server, "actor")):
             for bell in "abcdef":
                 await jet.repository(Bell).execute(bell, Bell.ring, 1)

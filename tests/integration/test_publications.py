@@ -236,6 +236,6 @@ def test_the_faults_of_publications_are_told_at_once() -> None:
         "its source is empty",
         "takes Changed, which no aggregate folds",
         "int is not an event",
-        "'lights' is not a publication",
+        "lights is not a publication",
     ):
         assert part in str(caught.value), part

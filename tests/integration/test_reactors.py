@@ -339,7 +339,7 @@ async def test_the_log_made_again_is_refused_and_nothing_is_done_twice(
         assert town.order("b") == [1, 2]
         declared = declarations_of(app)["echo"]
         wanted = await cursor_at(again.store, again.client, declared, 1)
-        assert await put(cursors_of(again), [declared], wanted, again.store.at) == [parked.position]
+        assert await put(cursors_of(again), again.client, [declared], wanted, again.store.at) == [parked.position]
         async with working(app, settings):
             await until(lambda: town.order("b") == [1, 2, 8])
 

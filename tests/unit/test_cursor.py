@@ -23,7 +23,7 @@ TRANSITIONS: dict[str, Callable[[Cursor], Cursor]] = {
     "resume": Cursor.resumed,
     "decide": Cursor.decided,
     "set": lambda one: one.set_to("log", 3, "e3"),
-    "divide": lambda one: one.divided("receipts-1", 4, paused=one.state == PAUSED),
+    "divide": lambda one: one.divided("receipts-1-of-4", 1, paused=one.state == PAUSED),
 }
 OWNERS_ALONE = {"take", "move", "release", "fail"}
 """Those check nothing: whoever has no cursor is refused by the sequence that it expects."""
@@ -83,16 +83,15 @@ def test_an_owner_moves_releases_and_fails_what_it_took() -> None:
     ],
 )
 def test_who_may_take_it(found: Cursor, silent: bool, free: bool) -> None:
-    assert found.is_free(1, 1, "me", silent=silent, failed_at=-1) is free
+    assert found.is_free(1, "me", silent=silent, failed_at=-1) is free
 
 
 def test_older_code_and_whoever_failed_there_stand_by() -> None:
     newer = cursor(owner=None).taken("other", 3).released()
-    assert not newer.is_free(2, 1, "me", silent=True, failed_at=-1)
-    assert newer.is_free(3, 1, "me", silent=True, failed_at=-1)
-    assert not cursor(FAILED, None).is_free(1, 1, "me", silent=False, failed_at=7)
-    assert cursor(FAILED, None).is_free(1, 1, "me", silent=False, failed_at=6)
-    assert not cursor(owner=None).is_free(1, 4, "me", silent=True, failed_at=-1)
+    assert not newer.is_free(2, "me", silent=True, failed_at=-1)
+    assert newer.is_free(3, "me", silent=True, failed_at=-1)
+    assert not cursor(FAILED, None).is_free(1, "me", silent=False, failed_at=7)
+    assert cursor(FAILED, None).is_free(1, "me", silent=False, failed_at=6)
 
 
 def test_what_is_done_beyond_the_floor_is_known() -> None:
@@ -112,7 +111,6 @@ def test_what_is_done_beyond_the_floor_is_known() -> None:
         revision=st.integers(1, 99),
         state=st.sampled_from(STATES),
         reason=st.none() | st.text(max_size=20),
-        partitions=st.integers(1, 64),
     )
 )
 def test_a_cursor_comes_back_as_it_was_written(one: Cursor) -> None:

@@ -13,6 +13,36 @@ from hypothesis import strategies as st
 from eventjet.reactions.lanes import Lanes, Work
 
 
+async def idle(lanes: Lanes) -> None:
+    """Until no work is left."""
+    while lanes._tasks:
+        await asyncio.sleep(0)
+
+
+async def test_drained_lanes_finish_what_has_begun_and_begin_nothing_more() -> None:
+    lanes, gate, begun = Lanes(2, 1_000), asyncio.Event(), list[int]()
+
+    def work(position: int) -> Work:
+        async def run() -> None:
+            begun.append(position)
+            await gate.wait()
+
+        return run
+
+    for position in range(1, 7):
+        lanes.add(position, "", [(position % 3, work(position))])
+    while len(begun) < 2:
+        await asyncio.sleep(0)
+    draining = asyncio.ensure_future(lanes.drained())
+    await asyncio.sleep(0)
+    assert not draining.done()
+    gate.set()
+    await draining
+    assert begun == [1, 2]
+    assert (lanes.position, lanes.done_beyond()) == (2, ())
+    await lanes.close()
+
+
 async def test_work_of_one_key_is_done_in_order_and_never_two_at_once() -> None:
     lanes = Lanes(8, 1_000)
     begun: defaultdict[int, list[int]] = defaultdict(list)
@@ -33,7 +63,7 @@ async def test_work_of_one_key_is_done_in_order_and_never_two_at_once() -> None:
 
     for position in range(1, 201):
         lanes.add(position, f"e{position}", [(position % 7, work(position % 7, position))])
-    await lanes.idle()
+    await idle(lanes)
     assert (lanes.position, lanes.event_id, lanes.done_beyond()) == (200, "e200", ())
     assert all(positions == sorted(positions) for positions in begun.values())
     assert 1 < most <= 7
@@ -53,7 +83,7 @@ async def test_no_more_than_its_width_is_under_way() -> None:
 
     for position in range(1, 51):
         lanes.add(position, "", [(position, run)])
-    await lanes.idle()
+    await idle(lanes)
     assert most == 4
     await lanes.close()
 
@@ -78,7 +108,7 @@ async def test_the_floor_stops_below_what_is_not_done() -> None:
         await asyncio.sleep(0)
     assert (lanes.position, lanes.event_id) == (11, "e11")
     gate.set()
-    await lanes.idle()
+    await idle(lanes)
     assert (lanes.position, lanes.done_beyond()) == (20, ())
     await lanes.close()
 
@@ -101,7 +131,7 @@ async def test_reading_waits_for_room_and_what_is_due_does_not() -> None:
     assert not room.done()
     gate.set()
     await room
-    await lanes.idle()
+    await idle(lanes)
     await lanes.close()
 
 
@@ -155,7 +185,7 @@ def test_whatever_the_order_of_things_the_floor_and_what_is_beyond_are_what_was_
             told = {one for one in added if one <= lanes.position}
             told |= {one for one in added if any(first <= one <= last for first, last in lanes.done_beyond())}
             assert told <= done
-        await lanes.idle()
+        await idle(lanes)
         assert lanes.position == added[-1]
         assert lanes.done_beyond() == ()
         await lanes.close()

@@ -48,10 +48,7 @@ def set_(
     if not declared:
         raise UsageError(f"{name!r} is a projection, and has a checkpoint. Rebuild it instead.")
     before, _ = asyncio.run(_set(at, declared, position, write=False))
-    told = "it has no cursor yet"
-    if before is not None:
-        more = "be handled again" if position < before else "be left out"
-        told = f"it stands at {before:,}, so what lies between will {more}"
+    told = _what_that_means(before, position)
     if not yes and not typer.confirm(f"Put {name} at position {position:,}? Now {told}.", err=True):
         note("Nothing was changed.")
         raise typer.Exit(ANSWER_IS_NO)
@@ -61,15 +58,15 @@ def set_(
     if declared[0].kind == "process":
         say(f"Run `eventjet process sync {name}`, too: it wakes the processes that are there.")
     return Answer(
-        {"name": name, "position": position, "before": before, "dropped": lost},
+        {"name": name, "position": position, "before": before and before[0], "dropped": lost},
         f"{name} goes on after position {position:,}",
     )
 
 
 async def _set(
     at: AppTarget, declared: Sequence[Declaration], position: int, *, write: bool
-) -> tuple[int | None, list[int]]:
-    """Where it stood, and what was parked of another log."""
+) -> tuple[tuple[int, int] | None, list[int]]:
+    """Between where its partitions stood, and what was parked of another log."""
     from eventjet.cursors.kv import Cursors
     from eventjet.reactions.beginning import cursor_at, put, records_of, where
     from eventjet.repository.repositories import open_repositories
@@ -79,7 +76,17 @@ async def _set(
         cursors = Cursors(client, at.app().name)
         before = await where(cursors, declared)
         record_at = records_of(repositories.store, client, declared[0])
-        return before, await put(cursors, declared, wanted, record_at) if write else []
+        return before, await put(cursors, client, declared, wanted, record_at) if write else []
+
+
+def _what_that_means(before: tuple[int, int] | None, position: int) -> str:
+    if before is None:
+        return "it has no cursor yet"
+    behind, ahead = before
+    stands = f"at {behind:,}" if behind == ahead else f"between {behind:,} and {ahead:,}"
+    means = ["what was handled after it is handled again"] if position < ahead else []
+    means += ["what was not handled before it is left out"] if position > behind else []
+    return f"it stands {stands}; {' and '.join(means) or 'nothing changes'}"
 
 
 @cursor.command()

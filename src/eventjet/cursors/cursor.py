@@ -15,7 +15,7 @@ Each cell says what the state becomes: `=` stays, `-` is refused and changes not
 | resume     | -      | active | -      | anybody's |
 | decide     | =      | =      | active | anybody's: a verdict on a parked event; the owner is fenced |
 | set        | active | =      | active | anybody's: another position; the owner is fenced |
-| divide     | =      | =      | active | `init`'s, where nobody works on it: into another number of partitions |
+| divide     | =      | =      | active | `init`'s, `cursor set`'s: into another number of partitions |
 """
 
 from __future__ import annotations
@@ -54,8 +54,6 @@ class Cursor:
     state: str = ACTIVE
     reason: str | None = None
     """Why it failed."""
-    partitions: int = 1
-    """How many cursors share what it follows."""
 
     def encoded(self) -> bytes:
         return orjson.dumps(asdict(self))
@@ -73,14 +71,12 @@ class Cursor:
     def is_done(self, position: int) -> bool:
         return position <= self.position or any(first <= position <= last for first, last in self.done)
 
-    def is_free(self, revision: int, partitions: int, owner: str, *, silent: bool, failed_at: int) -> bool:
+    def is_free(self, revision: int, owner: str, *, silent: bool, failed_at: int) -> bool:
         """Whether a process may take it: nobody has it, or its owner has gone silent.
 
         What failed elsewhere is tried once here as well, but not where it `failed_at` this position in this process.
         """
-        if self.state == PAUSED or (self.state == FAILED and self.position == failed_at):
-            return False
-        if self.revision > revision or self.partitions != partitions:
+        if self.state == PAUSED or self.revision > revision or (self.state == FAILED and self.position == failed_at):
             return False
         return self.owner in (None, owner) or silent
 
@@ -114,10 +110,10 @@ class Cursor:
         moved = replace(self, log=log, position=position, event_id=event_id, done=())
         return replace(moved, owner=None, state=state, reason=None)
 
-    def divided(self, name: str, partitions: int, *, paused: bool) -> Cursor:
-        """One of so many, at this position, where nobody has it."""
+    def divided(self, name: str, revision: int, *, paused: bool) -> Cursor:
+        """One of another number of partitions, at this position, where nobody has it."""
         state = PAUSED if paused else ACTIVE
-        return replace(self, name=name, partitions=partitions, owner=None, done=(), state=state, reason=None)
+        return replace(self, name=name, revision=revision, owner=None, done=(), state=state, reason=None)
 
 
 class OwnerWatch:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias, cast
 
 import orjson
 
-from eventjet.codec.envelope import EXPECTED, header_block, mark_batch
+from eventjet.codec.envelope import EXPECTED, RawRecord, header_block, mark_batch
 from eventjet.codec.subjects import cursor_bucket
 from eventjet.cursors.cursor import Cursor
 from eventjet.domain.identity import encode_id
@@ -90,13 +91,23 @@ class HeldCursor:
     sequence: int
 
 
+@dataclass(frozen=True, slots=True)
+class FoundCursor:
+    """A cursor as it is stored under its name."""
+
+    name: str
+    sequence: int
+    cursor: Cursor | None
+    """None for a value that cannot be read."""
+
+
 class Cursors:
     """The cursors of one app, for any number of tasks of one loop."""
 
     def __init__(self, client: Client, app: str) -> None:
         bucket = cursor_bucket(app)
+        self.app = app
         self._client = client
-        self._app = app
         self._stream = f"KV_{bucket}"
         self._prefix = f"$KV.{bucket}."
 
@@ -104,7 +115,7 @@ class Cursors:
         """The cursor of a name, from the leader; raises `CursorMissing` where `init` has not made it."""
         found = await self.find(name)
         if found is None:
-            raise CursorMissing(self._app, name)
+            raise CursorMissing(self.app, name)
         return found
 
     async def find(self, name: str) -> HeldCursor | None:
@@ -141,24 +152,44 @@ class Cursors:
         held.sequence = last - len(messages) + 1
         held.cursor = cursor
 
-    async def divide(
-        self, had: Sequence[HeldCursor], cursors: Sequence[Cursor], moved: Sequence[tuple[str, str, ParkedEntry]]
-    ) -> None:
-        """Put these cursors in the place of those that were read, all of them or none; raises as `write`.
+    async def of(self, name: str) -> list[FoundCursor]:
+        """All that something of this name has, however many it was divided among."""
+        found: list[FoundCursor] = []
+        for sequence, _, subject, _, body in await self._from_leader("c.*"):
+            own = subject.decode().removeprefix(f"{self._prefix}c.")
+            if own.partition("-")[0] == name:
+                with suppress(CursorDamaged):
+                    found.append(FoundCursor(own, sequence, Cursor.decoded(body)))
+                    continue
+                found.append(FoundCursor(own, sequence, None))
+        return found
 
-        `moved` are parked events, with the names of the cursors that had them and that get them: `CHANGES_MAX` of
-        them and of the cursors together, at the most.
+    async def divide(
+        self, had: Sequence[FoundCursor], cursors: Sequence[Cursor], moved: Sequence[tuple[str, str, ParkedEntry]]
+    ) -> None:
+        """Put these cursors in the place of those that were found, all of them or none; raises as `write`.
+
+        `moved` are parked events, with the names of the cursors that had them and that get them: with the cursors
+        `CHANGES_MAX` messages at the most, two for each that gets another name.
         """
-        known = {held.cursor.name: held.sequence for held in had}
+        known = {found.name: found.sequence for found in had}
         messages: list[_Message] = []
         for cursor in cursors:
-            expected = known.pop(cursor.name) if cursor.name in known else await self.sequence(cursor.name)
+            expected = known.pop(cursor.name) if cursor.name in known else await self._vacant(cursor.name)
             messages.append((f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(expected))]))
         messages += [(f"c.{name}", b"", [(EXPECTED, str(seen)), *_GONE]) for name, seen in known.items()]
         for before, after, entry in moved:
             messages.append((_key(after, entry), entry.encoded(), []))
-            messages.append((_key(before, entry), b"", list(_GONE)))
+            if before != after:
+                messages.append((_key(before, entry), b"", list(_GONE)))
         await self._send(cursors[0].name, messages)
+
+    async def _vacant(self, name: str) -> int:
+        """What is to be expected where there is no cursor; raises `CursorFenced` where somebody has made one."""
+        record = await self._client.ask(last_message(self._stream, f"{self._prefix}c.{name}"))
+        if record is not None and record[4]:
+            raise CursorFenced(name)
+        return 0 if record is None else record[0]
 
     async def drop(self, held: HeldCursor, entries: Sequence[ParkedEntry]) -> None:
         """Remove a cursor with what is in its quarantine; raises as `write`.
@@ -178,7 +209,7 @@ class Cursors:
         body = str(partitions).encode()
         ttl = f"{max(1, math.ceil(ttl_s))}s"
         await self._send(name, [(f"w.{name}.{encode_id(owner)}", body, [(_TTL, ttl)])])
-        return (await self._from_leader(f"w.{name}.*")).count(body)
+        return sum(record[4] == body for record in await self._from_leader(f"w.{name}.*"))
 
     async def leave(self, name: str, owner: str) -> None:
         """It does no longer."""
@@ -201,20 +232,21 @@ class Cursors:
 
     async def parked(self, name: str, *, resolved: bool = False) -> list[ParkedEntry]:
         """What is parked or blocked, by position; with those that were retried or dropped, where asked for."""
-        entries = [ParkedEntry.decoded(body) for body in await self._from_leader(f"q.{name}.*") if body]
+        entries = [ParkedEntry.decoded(record[4]) for record in await self._from_leader(f"q.{name}.*")]
         return sorted((one for one in entries if resolved or one.is_open), key=lambda one: one.position)
 
-    async def _from_leader(self, key: str) -> list[bytes]:
-        """The values of all keys that match, one request each."""
-        values: list[bytes] = []
+    async def _from_leader(self, key: str) -> list[RawRecord]:
+        """The records of all keys that match, one request each; none of those that were deleted."""
+        records: list[RawRecord] = []
         subject, position = self._prefix + key, 1
         try:
             while (record := await self._client.ask(next_message(self._stream, position, subject))) is not None:
-                values.append(record[4])
+                if record[4]:
+                    records.append(record)
                 position = record[0] + 1
         except StreamMissing:
             return []
-        return values
+        return records
 
 
 def _key(name: str, entry: ParkedEntry) -> str:

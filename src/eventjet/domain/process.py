@@ -202,7 +202,7 @@ def listens(by: Any = None, /) -> Any:
     the id of the aggregate whose event it is. The decision may return None: then nothing follows from that event.
     """
 
-    if by is not None and len(inspect.signature(by).parameters) != 1:
+    if by is not None and not _takes_an_event_alone(by):
         fault = "write `@listens()`, or `@listens(by)` with a function of the event that says whose it is"
         raise DefinitionError([f"{shown_name(by)}: {fault}"])
 
@@ -211,6 +211,17 @@ def listens(by: Any = None, /) -> Any:
         return handler
 
     return mark
+
+
+def _takes_an_event_alone(by: Any) -> bool:
+    """Whether it may name a process, and is no listener whose decorator was left without parentheses."""
+    if not callable(by):
+        return False
+    try:
+        parameters = inspect.signature(by).parameters.values()
+    except (TypeError, ValueError):  # a builtin
+        return True
+    return len([one for one in parameters if one.default is one.empty]) == 1
 
 
 def same_id(event: Recorded[Any]) -> str:

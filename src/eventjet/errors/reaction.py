@@ -39,21 +39,12 @@ class CursorMissing(ReactionError, Unreachable):
 
     def __init__(self, app: str, name: str) -> None:
         self.name = name
-        Unreachable.__init__(
-            self, f"The cursor of {name!r}", f"the app {app!r} has none on this server", "Run `eventjet init` once."
-        )
-
-
-class CursorsDivided(ReactionError, Unreachable):
-    """A reactor's cursors are of another number of partitions than it declares."""
-
-    def __init__(self, name: str, had: int, wanted: int) -> None:
-        self.name = name
+        older = " End a worker of an earlier release instead." if "-" in name else ""
         Unreachable.__init__(
             self,
-            f"The cursors of {name!r}",
-            f"they divide it into {had} partitions and the app says {wanted}",
-            "Run `eventjet init`, which divides them anew.",
+            f"The cursor of {name!r}",
+            f"the app {app!r} has none on this server",
+            f"Run `eventjet init` once.{older}",
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ class Declaration:
     """What follows the log by one cursor, as far as it can be told without a connection."""
 
     name: str
-    """Of its cursor: as it is declared, and `-` and a number where it is one of several partitions."""
+    """Of its cursor: as it is declared, or as `receipts-1-of-4` where it is one of several partitions."""
     kind: str
     revision: int
     start: Start
@@ -60,8 +60,11 @@ def declarations_of(app: Application) -> dict[str, Declaration]:
 
 
 def cursor_name(name: str, partition: int, partitions: int) -> str:
-    """What the cursor of a partition is called; names that are declared have no `-`."""
-    return name if partitions == 1 else f"{name}-{partition}"
+    """What the cursor of a partition is called, from 0 on; names that are declared have no `-`.
+
+    With the number of partitions in it, no release takes the cursors of another for its own.
+    """
+    return name if partitions == 1 else f"{name}-{partition + 1}-of-{partitions}"
 
 
 def _partitions(one: Reactor[Any, Any]) -> list[Declaration]:
@@ -85,10 +88,8 @@ async def opened_deps(app: Application) -> AsyncGenerator[Any]:
 
     Raises `UsageError` for what is no async context manager.
     """
-    made: Any = None if app.deps is None else app.deps()
-    if made is None:
-        yield None
-    elif not isinstance(made, AbstractAsyncContextManager):
+    made: Any = nullcontext() if app.deps is None else app.deps()
+    if not isinstance(made, AbstractAsyncContextManager):
         raise UsageError(
             f"The deps of the app {app.name!r} gave a {type(made).__name__}, which nothing can open and close. "
             "Decorate the function with @asynccontextmanager, and yield there what the reactors need."

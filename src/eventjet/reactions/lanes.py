@@ -23,8 +23,7 @@ class Lanes:
         self._room = asyncio.Event()
         self._room.set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._draining = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """What the first piece of work that failed has raised."""
         self.position = position
@@ -64,9 +63,11 @@ class Lanes:
             joined = left == 0
         return tuple(ranges)
 
-    async def idle(self) -> None:
-        """Wait until no work is left."""
-        await self._idle.wait()
+    async def drained(self) -> None:
+        """Begin nothing more, and wait until what has begun is done."""
+        self._draining = True
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
 
     async def close(self) -> None:
         """Cancel what is under way, and wait for its end."""
@@ -83,7 +84,6 @@ class Lanes:
             queue.append((position, work))
             return
         self._queues[key] = deque([(position, work)])
-        self._idle.clear()
         task = asyncio.ensure_future(self._run(key))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -94,6 +94,8 @@ class Lanes:
             position, work = queue[0]
             try:
                 async with self._width if position else self._urgent:
+                    if self._draining:
+                        return
                     await work()
             except Exception as error:  # noqa: BLE001 - whoever waits for `failed` raises it
                 if not self.failed.done():
@@ -105,8 +107,6 @@ class Lanes:
                 self._open[position] = (left - 1, event_id)
                 self._advance()
         del self._queues[key]
-        if not self._queues:
-            self._idle.set()
 
     def _advance(self) -> None:
         while self._open:

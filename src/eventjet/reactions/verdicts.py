@@ -97,10 +97,11 @@ async def pause(cursors: Cursors, names: Sequence[str]) -> list[PausedCursor]:
 
 
 async def resume(cursors: Cursors, names: Sequence[str]) -> list[PausedCursor]:
-    """Let them go on; raises `UsageError` for one that is not paused."""
-    for name in names:
-        cursor = (await cursors.read(name)).cursor
-        if cursor.state != PAUSED:
+    """Let them go on; raises `UsageError` for one that is not paused, where no other partition of it is, either."""
+    held = {name: (await cursors.read(name)).cursor for name in names}
+    paused = {name.partition("-")[0] for name, cursor in held.items() if cursor.state == PAUSED}
+    for name, cursor in held.items():
+        if name.partition("-")[0] not in paused:
             raise UsageError(f"{cursor.kind} {name!r} is {cursor.state}, not paused. Nothing to resume.")
     return [await _changed(cursors, name, Cursor.resumed) for name in names]
 

@@ -114,6 +114,8 @@ class Service:
         for verb in _VERBS:
             for subject in (f"$SRV.{verb}", f"$SRV.{verb}.{self._app}", f"$SRV.{verb}.{self._app}.{self._id}"):
                 await self._serve(subject, lambda frame, verb=verb: self._tell(verb, frame))
+        # The server has taken all of that once it answers what came after it.
+        await self._repositories.store.state()
 
     async def close(self) -> None:
         """Take nothing more, and finish what is in hand, for ten seconds at the most."""

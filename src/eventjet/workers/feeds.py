@@ -26,6 +26,8 @@ class Feed(Protocol):
 
     stream: str
     filters: Sequence[str]
+    forgets: bool
+    """Whether old records may go without anybody having done wrong."""
 
     def check(self, cursor: Cursor) -> None:
         """Raise when a cursor cannot go on over it."""
@@ -50,6 +52,8 @@ class Feed(Protocol):
 
 class LogFeed:
     """The app's own log, its events of some aggregates."""
+
+    forgets = False
 
     def __init__(self, repositories: Repositories, endpoint: Endpoint, declaration: Declaration) -> None:
         self.stream = repositories.app.name
@@ -81,14 +85,22 @@ class LogFeed:
 class ForeignFeed:
     """Another stream: it is known by its time of creation, and may drop what is old."""
 
-    def __init__(self, inbox: Inbox[Any, Any], client: Client, endpoint: Endpoint, created: str) -> None:
+    forgets = True
+
+    def __init__(self, inbox: Inbox[Any, Any], client: Client, endpoint: Endpoint) -> None:
         self.stream = inbox.stream
         self.filters: Sequence[str] = (inbox.subject,)
         self._client = client
         self._endpoint = endpoint
-        self._decoder = IncomingDecoder(inbox.type, created)
+        self._type = inbox.type
+        self._decoder = IncomingDecoder(inbox.type, "")
 
     def check(self, cursor: Cursor) -> None:
+        self._check(cursor)
+        # A message without an id is named by its stream, which may have been made again since the last term.
+        self._decoder = IncomingDecoder(self._type, cursor.log)
+
+    def _check(self, cursor: Cursor) -> None:
         with NatsConnection.open(self._endpoint) as connection:
             state = connection.ask(stream_info(self.stream))
         if state.created != cursor.log:
@@ -100,7 +112,7 @@ class ForeignFeed:
 
     def look(self, cursor: Cursor) -> None:
         try:
-            self.check(cursor)
+            self._check(cursor)
         except (StoreError, Unreachable, OSError):
             return
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from eventjet import failpoints
@@ -43,6 +42,8 @@ LANES = 32
 AHEAD_MAX = 1_000
 """Positions taken from the log and not yet below the floor."""
 _BATCH_MAX = 500
+_LEFT = 2
+"""Leases that a free cursor is left to those who are to have it."""
 _LOOK_S = 2.0
 """How often it looks whether the log is the one it began with, and whole."""
 _STOPS = (CodecError, LogIncomplete, LogRolledBack, CursorDamaged, ReactionFailed)
@@ -85,10 +86,11 @@ class EventFollower:
 
     async def _term(self, stop: asyncio.Event) -> None:
         """From the taking of the cursor, as soon as it is free, to its end."""
-        watch = OwnerWatch(self._context.options.lease_s, boot_clock)
+        lease_s = self._context.options.lease_s
+        watch, left = OwnerWatch(lease_s, boot_clock), OwnerWatch(_LEFT * lease_s, boot_clock)
         while not stop.is_set():
-            free = await self._look_at(watch)  # also where there is no room: how long its owner is silent is seen so
-            if free is None or not self._share.has_room():
+            free = await self._look_at(watch)  # also where there is no room: how long nobody writes it is seen so
+            if free is None or not (self._share.has_room() or left.saw(free.sequence)):
                 self._on_ready()
                 await pause(stop, self._context.options.poll_s)
                 continue
@@ -103,9 +105,7 @@ class EventFollower:
         one, context = self._followed.declaration, self._context
         held = await context.cursors.read(self.name)
         silent = watch.saw(held.sequence)
-        is_free = held.cursor.is_free(
-            one.revision, one.partitions, context.owner, silent=silent, failed_at=self._failed_at
-        )
+        is_free = held.cursor.is_free(one.revision, context.owner, silent=silent, failed_at=self._failed_at)
         return held if is_free else None
 
     async def _take(self, held: HeldCursor) -> bool:
@@ -129,7 +129,7 @@ class EventFollower:
             self._failed_at = held.cursor.position
             self._meter.terms["failed"] += 1
 
-    async def _follow(self, held: HeldCursor, *ends: asyncio.Event) -> None:
+    async def _follow(self, held: HeldCursor, stop: asyncio.Event, let_go: asyncio.Event) -> None:
         context, cursor, feed = self._context, held.cursor, self._followed.feed
         await asyncio.to_thread(feed.check, cursor)
         source = Source(context.endpoint, feed.stream, self._followed.durable)
@@ -140,35 +140,39 @@ class EventFollower:
             term = Term(self._followed, context, held, lanes, parked, self._meter)
             reader.start()
             self._on_ready()
-            await self._until_stopped(term, reader, lanes, partial(self._look, held), ends)
+            keeping = (term.keep(), self._look(held), term.wake(), _raised(lanes))
+            tasks = [asyncio.ensure_future(one) for one in (term.take(reader), *keeping)]
+            await self._until_ended(term, lanes, tasks, stop, let_go)
         finally:
             await lanes.close()
             await reader.close()
         self._pace.progressed()
 
-    async def _until_stopped(
+    async def _until_ended(
         self,
         term: Term,
-        reader: EventReader,
         lanes: Lanes,
-        look: Callable[[], Coroutine[Any, Any, None]],
-        ends: Sequence[asyncio.Event],
+        working: Sequence[asyncio.Future[Any]],
+        stop: asyncio.Event,
+        let_go: asyncio.Event,
     ) -> None:
-        """Read, deal with, write; then finish what is in hand. Raises whatever ends the term."""
-        stopped = [asyncio.ensure_future(end.wait()) for end in ends]
-        taking = asyncio.ensure_future(term.take(reader))
-        keeping = [asyncio.ensure_future(one) for one in (term.keep(), look(), term.wake(), _raised(lanes))]
-        tasks: list[asyncio.Future[Any]] = [*stopped, taking, *keeping]
+        """Read, deal with, write; then finish what has begun, and let go. Raises whatever ends the term."""
+        stopped, going = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(let_go.wait())
+        taking, *keeping = working
+        tasks: list[asyncio.Future[Any]] = [stopped, going, *working]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            _raise_first([taking, *keeping])
+            await _first_of(tasks)
+            _raise_first(working)
             taking.cancel()
-            idle = asyncio.ensure_future(lanes.idle())
-            tasks.append(idle)
-            await asyncio.wait(
-                [idle, *keeping], timeout=self._context.options.drain_s / 2, return_when=asyncio.FIRST_COMPLETED
-            )
+            drained = asyncio.ensure_future(lanes.drained())
+            tasks.append(drained)
+            # Whoever is to have it next can wait for a handler; whoever stops this process cannot for long.
+            await _first_of([stopped, drained, *keeping], self._followed.retry.timeout_s)
+            await _first_of([drained, *keeping], self._context.options.drain_s / 2 if stop.is_set() else 0.0)
             _raise_first(keeping)
+            if not drained.done():
+                _log.warning("%s: what was being handled is cut off; its next worker does it again", self.name)
+            await lanes.close()
             await term.release()
         finally:
             for task in tasks:
@@ -181,6 +185,10 @@ class EventFollower:
             await asyncio.sleep(_LOOK_S)
             await asyncio.to_thread(self._followed.feed.look, held.cursor)
             self._pace.progressed()
+
+
+async def _first_of(tasks: Sequence[asyncio.Future[Any]], timeout_s: float | None = None) -> None:
+    await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def _raised(lanes: Lanes) -> None:

@@ -1,7 +1,8 @@
-"""`Share`: how many of a reactor's partitions one process works on, so that all that run have some.
+"""`Share`: how many of a reactor's partitions one process works on, so that the work is divided among all that run.
 
-Each process tells the others that it is there, and takes at most ⌈partitions / processes⌉. That is only how work is
-divided: who may move a cursor is decided by its compare-and-set, so a wrong count costs time and nothing else.
+Each process tells the others that it is there, and takes at most ⌈partitions / processes⌉, and more only of what
+nobody takes: others may work on some partitions alone, be of an older revision, or have failed there. That is only how
+work is divided: who may move a cursor is decided by its compare-and-set, so a wrong count costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Share:
     def __init__(self, partitions: int) -> None:
         self._partitions = partitions
         self._allowed = 1 if partitions == 1 else 0
+        self._processes = 0
         self._held: list[asyncio.Event] = []
 
     def has_room(self) -> bool:
@@ -42,7 +44,10 @@ class Share:
             self._held.remove(let_go)
 
     def divide(self, processes: int) -> None:
-        """Among so many, this one included; lets go of what is too much, the newest first."""
+        """Among so many, this one included: where that is another number, what is too much is let go, newest first."""
+        if processes == self._processes:
+            return
+        self._processes = processes
         self._allowed = math.ceil(self._partitions / max(1, processes))
         for let_go in self._held[self._allowed :]:
             let_go.set()

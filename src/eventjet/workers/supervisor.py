@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from eventjet.cursors.kv import Cursors
-from eventjet.errors import CursorsDivided, UsageError
+from eventjet.errors import UsageError
 from eventjet.nats.client import Client
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
@@ -139,9 +139,7 @@ class _Working:
         repositories, client = await ending.enter_async_context(open_repositories(app, self._settings))
         cursors = Cursors(client, app.name)
         for one in chosen:
-            had = (await cursors.read(one.name)).cursor.partitions
-            if had != one.partitions:
-                raise CursorsDivided(one.declared_as, had, one.partitions)
+            await cursors.read(one.name)
         handlers = {*app.reactors, *app.inboxes}
         wanted = any(one.declared_as in handlers for one in chosen)
         deps = await ending.enter_async_context(opened_deps(app)) if wanted else None
@@ -161,8 +159,7 @@ class _Working:
         app, repositories = self._app, context.repositories
         if one.name in app.inboxes:
             inbox = app.inboxes[one.name]
-            created = (await context.cursors.read(one.name)).cursor.log
-            foreign = ForeignFeed(inbox, client, self.endpoint, created)
+            foreign = ForeignFeed(inbox, client, self.endpoint)
             return FollowedInbox(one, foreign, inbox, repositories, deps)
         feed = LogFeed(repositories, self.endpoint, one)
         for cls, info in app.processes.items():

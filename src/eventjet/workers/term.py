@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from eventjet import failpoints
-from eventjet.codec.envelope import IMPORTED, header
+from eventjet.codec.envelope import IMPORTED, RawRecord, header
 from eventjet.cursors.kv import CHANGES_MAX, HeldCursor, ParkedEntry, parked_now
-from eventjet.domain.parked import BLOCKED, PARKED, RETRIED, AggregateKey, Parked
+from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, RETRIED, AggregateKey, Parked
 from eventjet.errors import (
     CodecError,
     ConcurrencyConflict,
@@ -258,8 +258,12 @@ class Term:
     def _again(self, key: AggregateKey, entries: Sequence[ParkedEntry]) -> Any:
         async def again() -> None:
             for entry in entries:
-                error = await self._try_again(entry)
-                if isinstance(error, Offered):
+                record = await self._followed.feed.at(entry.position)
+                if record is None and self._followed.feed.forgets:
+                    self._forget(entry)
+                    continue
+                error = await self._try_again(entry, record)
+                if error is not None:
                     assert error.error is not None
                     self._park(_of(parked_for(error, error.error), key), self._followed.retry.tries)
                     return
@@ -272,9 +276,14 @@ class Term:
 
         return again
 
-    async def _try_again(self, entry: ParkedEntry) -> Offered | None:
+    def _forget(self, entry: ParkedEntry) -> None:
+        name, stream = self._followed.declaration.name, self._followed.feed.stream
+        _log.warning("%s: position %d is dropped: the stream %s no longer has it", name, entry.position, stream)
+        self._kept.append(entry.resolved(DROPPED))
+        self._lanes.changed.set()
+
+    async def _try_again(self, entry: ParkedEntry, record: RawRecord | None) -> Offered | None:
         """What could not be taken again; None when it was."""
-        record = await self._followed.feed.at(entry.position)
         if record is None or not is_of(entry.parked.event_id, record):
             reason = "the parked event is no longer there" if record is None else "the event parked there is another"
             raise LogRolledBack(self._followed.declaration.name, entry.position, reason)
