@@ -11,7 +11,7 @@ import pytest
 
 from eventjet import App, Imported, Jet
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import NotCaughtUp, Refused
+from eventjet.errors import IdentityLost, LogUnusable, NotCaughtUp, Refused
 from eventjet.examples.bank.account import Account, Deposited, InsufficientFunds, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.examples.bank.read_models import balances
@@ -137,3 +137,22 @@ async def test_an_import_does_not_go_on_in_another_log(
     with pytest.raises(Refused, match=r"it began in the log .*Run it again"):
         await jet.append_many(events(), source="till")
     assert (await jet.log()).last == 2
+
+
+async def test_a_stream_that_comes_back_with_its_events_is_not_taken_for_a_new_log(app: App) -> None:
+    """The server takes files that lie in its folder for the stream's own; here its configuration was lost."""
+    with NatsServer() as server:
+        settings = Settings(servers=(server.url,))
+        async with app.connect(settings) as jet:
+            await jet.init()
+            await jet.repository(Account).execute("a", Account.open, "ada")
+        server.stop()
+        (folder,) = server.directory.glob(f"data/jetstream/*/streams/{app.name}")
+        for name in ("meta.inf", "meta.sum"):
+            (folder / name).unlink()
+        server.start()
+        async with app.connect(settings) as jet:
+            with pytest.raises(LogUnusable, match="the server made it with events up to position 1 in it"):
+                await jet.init()
+            with pytest.raises(IdentityLost):
+                await jet.init()

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX, cursor_bucket, snapshot_bucket, stream_subjects
 from eventjet.errors import ApiRefused, IdentityLost, LogUnusable, StreamMissing
-from eventjet.nats.api import NAME_IN_USE, StreamState, create_stream, stream_info
+from eventjet.nats.api import NAME_IN_USE, StreamState, create_stream, stream_info, update_stream
 from eventjet.nats.client import Client
 from eventjet.store.timers import timer_config
 from eventjet.store.wholeness import FIRST
@@ -123,6 +123,8 @@ async def declare(client: Client, app: str, replicas: int, *, cursors: bool = Fa
         if found is None:
             fresh = {**config, "metadata": {IDENTITY: str(uuid4()), FIRST: "1"}} if name == app else config
             found = await _create(client, fresh)
+            if name == app and found.last and identity_of(found) == fresh["metadata"][IDENTITY]:
+                raise await _not_new(client, config, found)
             created.append(name)
         else:
             drifts += compare(config, found.config)
@@ -169,6 +171,21 @@ async def _create(client: Client, config: Mapping[str, Any]) -> StreamState:
         if found is not None:
             return found  # another `init` was quicker
         raise not_created(name, refusal) from None
+
+
+async def _not_new(client: Client, config: Mapping[str, Any], found: StreamState) -> LogUnusable:
+    """The error for a stream that had events when it was made, which gets no identity: it is not known whose they are.
+
+    The server takes files that it finds in its folder for the stream's own: of one that was deleted a moment ago, or
+    whose configuration was lost.
+    """
+    await client.ask(update_stream(config))
+    return LogUnusable(
+        f"The stream {found.name!r}",
+        f"it was not there, and the server made it with events up to position {found.last} in it",
+        "If they are the app's, its configuration was lost: run `eventjet init --repair`. If it was deleted a moment "
+        "ago, delete it again, wait until its folder is gone from the server's store, and run `eventjet init`.",
+    )
 
 
 def not_created(stream: str, refusal: ApiRefused) -> LogUnusable:
