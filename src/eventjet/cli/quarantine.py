@@ -39,7 +39,9 @@ def list_(
 ) -> Answer:
     """List parked events, with the number of events that each blocks."""
     chosen = at.work([name] if name else [])
-    events = [event for each in chosen.names for event in quarantine_of(at, each).listed(resolved=everything)]
+    every = [*(one.name for one in chosen.projections), *(one.declared_as for one in chosen.followers)]
+    asked = [name] if name else dict.fromkeys(every)
+    events = [event for each in asked for event in quarantine_of(at, each).listed(resolved=everything)]
     declared = {one.name: one.revision for one in (*chosen.projections, *chosen.followers)}
     return Answer([_as_json(event) for event in events], lambda: _print(events, declared, everything))
 
