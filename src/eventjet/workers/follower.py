@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from eventjet import failpoints
 from eventjet.cursors.cursor import OwnerWatch
@@ -27,13 +27,15 @@ from eventjet.errors import (
 )
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability.metrics import FollowerMeter
+from eventjet.quarantine.fold import Reader
 from eventjet.reactions.lanes import Lanes
 from eventjet.repository.repositories import Repositories
+from eventjet.store.earlier import EarlierRecords
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.followed import Followed
 from eventjet.workers.reader import EventReader, Source
 from eventjet.workers.shares import Share
-from eventjet.workers.term import Term
+from eventjet.workers.term import Reading, Term
 from eventjet.workers.terms import Backoff, boot_clock, pause, run_terms
 
 _log = logging.getLogger(__name__)
@@ -47,6 +49,11 @@ _LOOK_S = 2.0
 """How often it looks whether the log is the one it began with, and whole."""
 _STOPS = (CodecError, LogIncomplete, LogRolledBack, CursorDamaged, ReactionFailed)
 
+OpenReader: TypeAlias = Callable[
+    [Source, int, Callable[[EarlierRecords], Reader], int, Sequence[str]], Awaitable[Reading]
+]
+"""As `EventReader.open`."""
+
 
 @dataclass(frozen=True, slots=True)
 class FollowerContext:
@@ -58,6 +65,9 @@ class FollowerContext:
     owner: str
     options: WorkerOptions
     meters: dict[str, FollowerMeter] = field(default_factory=dict[str, FollowerMeter])
+    clock: Callable[[], float] = boot_clock
+    """Of leases, in seconds."""
+    open_reader: OpenReader = EventReader.open
 
     def meter(self, followed: Followed) -> FollowerMeter:
         one = followed.declaration
@@ -85,7 +95,7 @@ class EventFollower:
 
     async def _term(self, stop: asyncio.Event) -> None:
         """From the taking of the cursor, as soon as it is free, to its end."""
-        watch = OwnerWatch(self._context.options.lease_s, boot_clock)
+        watch = OwnerWatch(self._context.options.lease_s, self._context.clock)
         while not stop.is_set():
             free = await self._look_at(watch) if self._share.has_room() else None
             if free is None or not self._share.has_room():
@@ -133,7 +143,7 @@ class EventFollower:
         context, cursor, feed = self._context, held.cursor, self._followed.feed
         await asyncio.to_thread(feed.check, cursor)
         source = Source(context.endpoint, feed.stream, self._followed.durable)
-        reader = await EventReader.open(source, cursor.position, feed.reader, _BATCH_MAX, feed.filters)
+        reader = await context.open_reader(source, cursor.position, feed.reader, _BATCH_MAX, feed.filters)
         lanes = Lanes(LANES, AHEAD_MAX, cursor.position, cursor.event_id)
         try:
             parked = await context.cursors.parked(self.name)
@@ -149,7 +159,7 @@ class EventFollower:
     async def _until_stopped(
         self,
         term: Term,
-        reader: EventReader,
+        reader: Reading,
         lanes: Lanes,
         look: Callable[[], Coroutine[Any, Any, None]],
         ends: Sequence[asyncio.Event],

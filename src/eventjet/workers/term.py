@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from eventjet import failpoints
 from eventjet.codec.envelope import IMPORTED, header
@@ -30,9 +30,7 @@ from eventjet.quarantine.fold import Offered, blocked_by, is_of, parked_for
 from eventjet.reactions.lanes import Lanes
 from eventjet.store.timers import Due
 from eventjet.workers.followed import Followed, Try
-from eventjet.workers.reader import EventReader
-from eventjet.workers.terms import boot_clock
-from eventjet.writers.batch import reason_of
+from eventjet.writers.batch import Batch, reason_of
 
 if TYPE_CHECKING:
     from eventjet.workers.follower import FollowerContext
@@ -47,6 +45,16 @@ _PASSING = (StoreUnavailable, OutcomeUnknown, ConcurrencyConflict, Unreachable)
 """What ends by itself where it comes from eventjet."""
 _HOPELESS = (UsageError, DefinitionError)
 """What eventjet says of the code itself: it would say so again at once."""
+
+
+class Reading(Protocol):
+    """What `EventReader` is to a term."""
+
+    def start(self) -> None: ...
+
+    async def take(self, timeout_s: float) -> Batch | None: ...
+
+    async def close(self) -> None: ...
 
 
 class Term:
@@ -74,9 +82,9 @@ class Term:
         self._kept: list[ParkedEntry] = []
         self._gone: list[ParkedEntry] = []
         self._writing = asyncio.Lock()
-        self._written_at = boot_clock()
+        self._written_at = context.clock()
 
-    async def take(self, reader: EventReader) -> None:
+    async def take(self, reader: Reading) -> None:
         """Hand every event to its lane; first those that are to be tried again. Ends with what ends the reading."""
         self._retry_parked()
         while True:
@@ -122,7 +130,7 @@ class Term:
         async with self._writing:
             lanes = self._lanes
             lanes.changed.clear()
-            began = boot_clock()
+            began = self._context.clock()
             cursor = self._held.cursor.moved(lanes.position, lanes.event_id, lanes.done_beyond())
             failpoints.reach("cursor.before_write")
             while len(self._kept) + len(self._gone) > CHANGES_MAX:
@@ -222,7 +230,7 @@ class Term:
 
     async def _in_time(self) -> None:
         """Begin nothing while the lease may be over: a process that was stopped looks before it acts."""
-        while boot_clock() - self._written_at > self._context.options.lease_s:
+        while self._context.clock() - self._written_at > self._context.options.lease_s:
             await self.write()
 
     def _coming_due(self, due: Due) -> Any:
