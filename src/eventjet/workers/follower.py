@@ -144,7 +144,7 @@ class EventFollower:
         await asyncio.to_thread(feed.check, cursor)
         source = Source(context.endpoint, feed.stream, self._followed.durable)
         reader = await context.open_reader(source, cursor.position, feed.reader, _BATCH_MAX, feed.filters)
-        lanes = Lanes(LANES, AHEAD_MAX, cursor.position, cursor.event_id)
+        lanes = Lanes(LANES, AHEAD_MAX, cursor.position, cursor.event_id, cursor.done)
         try:
             parked = await context.cursors.parked(self.name)
             term = Term(self._followed, context, held, lanes, parked, self._meter)
