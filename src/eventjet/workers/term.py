@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from eventjet import failpoints
 from eventjet.codec.envelope import IMPORTED, header
+from eventjet.cursors.cursor import Cursor
 from eventjet.cursors.kv import CHANGES_MAX, HeldCursor, ParkedEntry, parked_now
 from eventjet.domain.parked import BLOCKED, PARKED, RETRIED, AggregateKey, Parked
 from eventjet.errors import (
@@ -135,13 +136,17 @@ class Term:
             failpoints.reach("cursor.before_write")
             while len(self._kept) + len(self._gone) > CHANGES_MAX:
                 # Parked before it is passed over: whoever comes next finds both.
-                kept, self._kept = self._kept[:CHANGES_MAX], self._kept[CHANGES_MAX:]
-                gone, self._gone = self._gone[: CHANGES_MAX - len(kept)], self._gone[CHANGES_MAX - len(kept) :]
-                await self._context.cursors.write(self._held, self._held.cursor, kept, gone)
-            kept, self._kept, gone, self._gone = self._kept, [], self._gone, []
-            await self._context.cursors.write(self._held, cursor if owned else cursor.released(), kept, gone)
+                await self._write_with_changes(self._held.cursor)
+            await self._write_with_changes(cursor if owned else cursor.released())
             failpoints.reach("cursor.written")
             self._written_at = began
+
+    async def _write_with_changes(self, cursor: Cursor) -> None:
+        """What changes in the quarantine stays to be written until it is: another write may follow one that fails."""
+        kept = self._kept[:CHANGES_MAX]
+        gone = self._gone[: CHANGES_MAX - len(kept)]
+        await self._context.cursors.write(self._held, cursor, kept, gone)
+        del self._kept[: len(kept)], self._gone[: len(gone)]
 
     def _add(self, offered: Offered) -> None:
         position, event_id = offered.position, offered.event_id

@@ -1,0 +1,93 @@
+"""A term whose writes fail: what it has parked is not lost, whoever writes next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from eventjet.cursors.cursor import Cursor
+from eventjet.cursors.kv import HeldCursor, ParkedEntry
+from eventjet.domain.parked import BLOCKED, PARKED
+from eventjet.domain.reactor import Retry
+from eventjet.errors import StoreUnavailable
+from eventjet.observability.metrics import FollowerMeter
+from eventjet.quarantine.fold import Offered
+from eventjet.reactions.following import Declaration
+from eventjet.reactions.lanes import Lanes
+from eventjet.workers.context import WorkerOptions
+from eventjet.workers.followed import Followed
+from eventjet.workers.follower import FollowerContext
+from eventjet.workers.term import Term
+from eventjet.writers.batch import Batch
+
+
+class Written:
+    """Cursors that keep what they are given, once they answer."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.failures = failures
+        self.writes: list[tuple[int, list[tuple[int, str]]]] = []
+
+    async def write(
+        self,
+        held: HeldCursor,
+        cursor: Cursor,
+        kept: Sequence[ParkedEntry] = (),
+        gone: Sequence[ParkedEntry] = (),
+    ) -> None:
+        await asyncio.sleep(0)
+        if self.failures:
+            self.failures -= 1
+            raise StoreUnavailable("The cursor", "no answer")
+        self.writes.append((cursor.position, [(one.position, one.parked.resolution) for one in kept]))
+
+
+class Records:
+    """Reads some records that cannot be decoded, then nothing."""
+
+    def __init__(self, positions: Sequence[int]) -> None:
+        self._positions = list(positions)
+
+    def start(self) -> None:
+        pass
+
+    async def take(self, timeout_s: float) -> Batch | None:
+        if not self._positions:
+            await asyncio.sleep(3600)
+        offers: list[Any] = [
+            Offered((position, 0, b"app.thing.one", b"", b""), None, ValueError("no")) for position in self._positions
+        ]
+        self._positions.clear()
+        return Batch(0, offers[-1].position, f"e{offers[-1].position}", offers)
+
+    async def close(self) -> None:
+        pass
+
+
+def term_of(cursors: Written, lanes: Lanes, parked: Sequence[ParkedEntry] = ()) -> Term:
+    declaration = Declaration("echo", "reactor", 1, "new", ())
+    followed = Followed(declaration, None, Retry(), quarantines=True)  # type: ignore[arg-type]
+    anything: Any = None
+    kept: Any = cursors
+    context = FollowerContext(anything, kept, anything, "me", WorkerOptions())
+    held = HeldCursor(Cursor("echo", "reactor", "log"), 1)
+    return Term(followed, context, held, lanes, parked, FollowerMeter("", ""))
+
+
+async def test_what_was_parked_is_written_with_the_next_write_when_one_had_no_answer() -> None:
+    cursors, lanes = Written(failures=1), Lanes(4, 100)
+    term = term_of(cursors, lanes)
+    taking = asyncio.ensure_future(term.take(Records([1, 2])))
+    while lanes.position < 2:
+        await asyncio.sleep(0)
+    with pytest.raises(StoreUnavailable):
+        await term.write()
+    await term.write()
+    assert cursors.writes == [(2, [(1, PARKED), (2, BLOCKED)])]
+    await term.write()
+    assert cursors.writes[1:] == [(2, [])]
+    taking.cancel()
+    await lanes.close()
