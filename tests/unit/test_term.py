@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from eventjet.codec.envelope import RawRecord
 from eventjet.cursors.cursor import Cursor
 from eventjet.cursors.kv import HeldCursor, ParkedEntry
-from eventjet.domain.parked import BLOCKED, PARKED
+from eventjet.domain.parked import BLOCKED, PARKED, RETRIED, RETRY, Parked
 from eventjet.domain.reactor import Retry
 from eventjet.errors import StoreUnavailable
 from eventjet.observability.metrics import FollowerMeter
@@ -57,9 +58,7 @@ class Records:
     async def take(self, timeout_s: float) -> Batch | None:
         if not self._positions:
             await asyncio.sleep(3600)
-        offers: list[Any] = [
-            Offered((position, 0, b"app.thing.one", b"", b""), None, ValueError("no")) for position in self._positions
-        ]
+        offers: list[Any] = [Offered(record_at(position), None, ValueError("no")) for position in self._positions]
         self._positions.clear()
         return Batch(0, offers[-1].position, f"e{offers[-1].position}", offers)
 
@@ -67,10 +66,29 @@ class Records:
         pass
 
 
+class Unread:
+    """A feed whose records need nothing to be done."""
+
+    async def at(self, position: int) -> RawRecord:
+        return record_at(position)
+
+    def decode(self, record: RawRecord) -> None:
+        return None
+
+
+def record_at(position: int) -> RawRecord:
+    return position, 0, b"app.thing.one", b"", b""
+
+
+def parked_at(position: int, resolution: str) -> ParkedEntry:
+    return ParkedEntry(Parked(position, "thing", "one", "", "", resolution), log="log")
+
+
 def term_of(cursors: Written, lanes: Lanes, parked: Sequence[ParkedEntry] = ()) -> Term:
     declaration = Declaration("echo", "reactor", 1, "new", ())
-    followed = Followed(declaration, None, Retry(), quarantines=True)  # type: ignore[arg-type]
     anything: Any = None
+    feed: Any = Unread()
+    followed = Followed(declaration, feed, Retry(), quarantines=True)
     kept: Any = cursors
     context = FollowerContext(anything, kept, anything, "me", WorkerOptions())
     held = HeldCursor(Cursor("echo", "reactor", "log"), 1)
@@ -89,5 +107,29 @@ async def test_what_was_parked_is_written_with_the_next_write_when_one_had_no_an
     assert cursors.writes == [(2, [(1, PARKED), (2, BLOCKED)])]
     await term.write()
     assert cursors.writes[1:] == [(2, [])]
+    taking.cancel()
+    await lanes.close()
+
+
+async def test_what_comes_again_waits_for_nothing_that_is_parked_after_it() -> None:
+    cursors, lanes = Written(), Lanes(4, 100)
+    term = term_of(cursors, lanes, [parked_at(5, PARKED)])
+    taking = asyncio.ensure_future(term.take(Records([3, 4, 5, 6])))
+    while lanes.position < 6:
+        await asyncio.sleep(0)
+    await term.write()
+    assert cursors.writes == [(6, [(3, PARKED), (4, BLOCKED), (6, BLOCKED)])]
+    taking.cancel()
+    await lanes.close()
+
+
+async def test_a_retry_stops_before_what_is_parked_itself() -> None:
+    cursors, lanes = Written(), Lanes(4, 100)
+    term = term_of(cursors, lanes, [parked_at(3, RETRY), parked_at(4, BLOCKED), parked_at(5, PARKED)])
+    taking = asyncio.ensure_future(term.take(Records([3, 4, 5, 6])))
+    while lanes.position < 6:
+        await asyncio.sleep(0)
+    await term.write()
+    assert cursors.writes == [(6, [(3, RETRIED), (6, BLOCKED)])]
     taking.cancel()
     await lanes.close()

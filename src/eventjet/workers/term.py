@@ -78,7 +78,7 @@ class Term:
         self._before = held.cursor
         own = [entry for entry in parked if entry.log == held.cursor.log]
         self._known = {entry.position: entry for entry in own}
-        self._waiting: set[AggregateKey] = {entry.key for entry in own}
+        self._waiting: dict[AggregateKey, int] = {entry.key: entry.position for entry in reversed(own)}
         self._parked = own
         self._kept: list[ParkedEntry] = []
         self._gone: list[ParkedEntry] = []
@@ -177,7 +177,7 @@ class Term:
 
     async def _deal_with(self, offered: Offered, key: AggregateKey, attempt: Try) -> None:
         """Try until it is done, or park it: what waits behind an earlier one of its aggregate, without a try."""
-        ahead = next((one for one in (offered.aggregate_key, key) if one in self._waiting), None)
+        ahead = next((one for one in (offered.aggregate_key, key) if self._is_behind(offered, one)), None)
         if ahead is not None:
             self._park(_of(blocked_by(offered), ahead))
             return
@@ -193,11 +193,15 @@ class Term:
                 raise error
             name, aggregate_id = self._followed.declaration.name, offered.aggregate_key[1]
             raise ReactionFailed(name, offered.position, aggregate_id, reason_of(error)) from error
-        if key in self._waiting:
+        if self._is_behind(offered, key):
             self._park(_of(blocked_by(offered), key))
             return
-        self._waiting.add(key)
+        self._waiting[key] = offered.position
         self._park(_of(parked_for(offered, error), key), tries)
+
+    def _is_behind(self, offered: Offered, key: AggregateKey) -> bool:
+        """Whether an earlier event waits: where a cursor was set back, a later one may."""
+        return self._waiting.get(key, offered.position) < offered.position
 
     def _park(self, parked: Parked, tries: int = 0) -> None:
         name = self._followed.declaration.name
@@ -271,9 +275,13 @@ class Term:
     def _again(self, key: AggregateKey, entries: Sequence[ParkedEntry]) -> Any:
         async def again() -> None:
             for entry in entries:
+                if entry.parked.resolution == PARKED:
+                    self._waiting[key] = entry.position
+                    return
                 error = await self._try_again(entry)
                 if isinstance(error, Offered):
                     assert error.error is not None
+                    self._waiting[key] = entry.position
                     self._park(_of(parked_for(error, error.error), key), self._followed.retry.tries)
                     return
                 if entry.parked.resolution == BLOCKED:
@@ -281,7 +289,7 @@ class Term:
                 else:
                     self._kept.append(entry.resolved(RETRIED))
                 self._lanes.changed.set()
-            self._waiting.discard(key)
+            del self._waiting[key]
 
         return again
 
