@@ -1,17 +1,17 @@
-"""A term whose writes fail: what it has parked is not lost, whoever writes next."""
+"""What a term has parked is not lost when a write fails, waits for what is before it, and begins with a look."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from eventjet.codec.envelope import RawRecord
 from eventjet.cursors.cursor import Cursor
 from eventjet.cursors.kv import HeldCursor, ParkedEntry
-from eventjet.domain.parked import BLOCKED, PARKED, RETRIED, RETRY, Parked
+from eventjet.domain.parked import BLOCKED, PARKED, RETRIED, RETRY, AggregateKey, Parked
 from eventjet.domain.reactor import Retry
 from eventjet.errors import StoreUnavailable
 from eventjet.observability.metrics import FollowerMeter
@@ -19,10 +19,12 @@ from eventjet.quarantine.fold import Offered
 from eventjet.reactions.following import Declaration
 from eventjet.reactions.lanes import Lanes
 from eventjet.workers.context import WorkerOptions
-from eventjet.workers.followed import Followed
+from eventjet.workers.followed import Followed, Try
 from eventjet.workers.follower import FollowerContext
 from eventjet.workers.term import Term
 from eventjet.writers.batch import Batch
+
+NOW = 1_000.0
 
 
 class Written:
@@ -46,11 +48,28 @@ class Written:
         self.writes.append((cursor.position, [(one.position, one.parked.resolution) for one in kept]))
 
 
-class Records:
-    """Reads some records that cannot be decoded, then nothing."""
+class Handled(Followed):
+    """What notes how many writes came before each event that it handles."""
 
-    def __init__(self, positions: Sequence[int]) -> None:
+    def __init__(self, cursors: Written) -> None:
+        feed: Any = Unread()
+        super().__init__(Declaration("echo", "reactor", 1, "new", ()), feed, Retry(), quarantines=True)
+        self.cursors = cursors
+        self.handled: list[tuple[int, int]] = []
+
+    def work(self, event: Any) -> tuple[AggregateKey, Try]:
+        async def handle(attempt: int) -> None:
+            self.handled.append((event, len(self.cursors.writes)))
+
+        return ("thing", "one"), handle
+
+
+class Records:
+    """Reads some records, which cannot be decoded unless said so, then nothing."""
+
+    def __init__(self, positions: Sequence[int], *, decoded: bool = False) -> None:
         self._positions = list(positions)
+        self._decoded = decoded
 
     def start(self) -> None:
         pass
@@ -58,7 +77,12 @@ class Records:
     async def take(self, timeout_s: float) -> Batch | None:
         if not self._positions:
             await asyncio.sleep(3600)
-        offers: list[Any] = [Offered(record_at(position), None, ValueError("no")) for position in self._positions]
+        offers: list[Any] = [
+            Offered(record_at(position), None, ValueError("no"))
+            if not self._decoded
+            else Offered(record_at(position), cast("Any", position))
+            for position in self._positions
+        ]
         self._positions.clear()
         return Batch(0, offers[-1].position, f"e{offers[-1].position}", offers)
 
@@ -84,15 +108,18 @@ def parked_at(position: int, resolution: str) -> ParkedEntry:
     return ParkedEntry(Parked(position, "thing", "one", "", "", resolution), log="log")
 
 
-def term_of(cursors: Written, lanes: Lanes, parked: Sequence[ParkedEntry] = ()) -> Term:
-    declaration = Declaration("echo", "reactor", 1, "new", ())
+def term_of(
+    cursors: Written,
+    lanes: Lanes,
+    parked: Sequence[ParkedEntry] = (),
+    followed: Handled | None = None,
+    written_at: float = NOW,
+) -> Term:
     anything: Any = None
-    feed: Any = Unread()
-    followed = Followed(declaration, feed, Retry(), quarantines=True)
     kept: Any = cursors
-    context = FollowerContext(anything, kept, anything, "me", WorkerOptions())
-    held = HeldCursor(Cursor("echo", "reactor", "log"), 1)
-    return Term(followed, context, held, lanes, parked, FollowerMeter("", ""))
+    context = FollowerContext(anything, kept, anything, "me", WorkerOptions(), clock=lambda: NOW)
+    held = HeldCursor(Cursor("echo", "reactor", "log"), 1, written_at)
+    return Term(followed or Handled(cursors), context, held, lanes, parked, FollowerMeter("", ""))
 
 
 async def test_what_was_parked_is_written_with_the_next_write_when_one_had_no_answer() -> None:
@@ -131,5 +158,18 @@ async def test_a_retry_stops_before_what_is_parked_itself() -> None:
         await asyncio.sleep(0)
     await term.write()
     assert cursors.writes == [(6, [(3, RETRIED), (6, BLOCKED)])]
+    taking.cancel()
+    await lanes.close()
+
+
+@pytest.mark.parametrize(("seconds", "before"), [(3.0, 0), (4.0, 1)])
+async def test_one_that_took_its_cursor_longer_ago_than_a_lease_looks_first(seconds: float, before: int) -> None:
+    cursors, lanes = Written(), Lanes(4, 100)
+    followed = Handled(cursors)
+    term = term_of(cursors, lanes, followed=followed, written_at=NOW - seconds)
+    taking = asyncio.ensure_future(term.take(Records([1], decoded=True)))
+    while lanes.position < 1:
+        await asyncio.sleep(0)
+    assert followed.handled == [(1, before)]
     taking.cancel()
     await lanes.close()

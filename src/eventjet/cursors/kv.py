@@ -88,6 +88,8 @@ class HeldCursor:
 
     cursor: Cursor
     sequence: int
+    written_at: float = 0.0
+    """When the last write of it that was answered began, by the clock of its owner."""
 
 
 class Cursors:

@@ -121,10 +121,12 @@ class EventFollower:
     async def _take(self, held: HeldCursor) -> bool:
         """Whether it is ours now: another may have been quicker."""
         context = self._context
+        began = context.clock()
         try:
             await context.cursors.write(held, held.cursor.taken(context.owner, self._followed.declaration.revision))
         except CursorFenced:
             return False
+        held.written_at = began
         _log.info("%s: took the cursor at position %d", self.name, held.cursor.position)
         return True
 

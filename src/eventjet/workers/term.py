@@ -83,7 +83,6 @@ class Term:
         self._kept: list[ParkedEntry] = []
         self._gone: list[ParkedEntry] = []
         self._writing = asyncio.Lock()
-        self._written_at = context.clock()
 
     async def take(self, reader: Reading) -> None:
         """Hand every event to its lane; first those that are to be tried again. Ends with what ends the reading."""
@@ -139,7 +138,7 @@ class Term:
                 await self._write_with_changes(self._held.cursor)
             await self._write_with_changes(cursor if owned else cursor.released())
             failpoints.reach("cursor.written")
-            self._written_at = began
+            self._held.written_at = began
 
     async def _write_with_changes(self, cursor: Cursor) -> None:
         """What changes in the quarantine stays to be written until it is: another write may follow one that fails."""
@@ -239,7 +238,7 @@ class Term:
 
     async def _in_time(self) -> None:
         """Begin nothing while the lease may be over: a process that was stopped looks before it acts."""
-        while self._context.clock() - self._written_at > self._context.options.lease_s:
+        while self._context.clock() - self._held.written_at > self._context.options.lease_s:
             await self.write()
 
     def _coming_due(self, due: Due) -> Any:
