@@ -1,4 +1,4 @@
-"""The log of a schedule, `MemoryStore` by the server's clock, as one process reaches it; and the reader of a follower."""
+"""The log of a schedule, a `MemoryStore` by the server's clock, as one process reaches it; and a follower's reader."""
 
 from __future__ import annotations
 

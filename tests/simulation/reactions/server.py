@@ -1,4 +1,4 @@
-"""The simulated server behind the protocol's own words, and one process's way to it over a network that is unreliable."""
+"""The simulated server behind the protocol's own words, and one process's way to it over an unreliable network."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import asyncio
 import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from eventjet.cursors.cursor import PAUSED
@@ -151,7 +152,7 @@ class Transferring:
             wanted[one, asked.target if story.endswith("c") else asked.source, "Deposited"] = 1
         if {key: times for key, times in moved.items() if key[0] == one} != wanted:
             raise Broken(f"the transfer {one} went {story} and moved {moved}")
-        for before, event in zip(history, history[1:], strict=False):
+        for before, event in pairwise(history):
             if not isinstance(before.data, Postponed):
                 continue
             after = event.recorded_at - before.recorded_at

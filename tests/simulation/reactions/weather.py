@@ -19,6 +19,8 @@ class Weather:
     """The longest usual delay, in seconds."""
     stale: float = 0.0
     """The chance that a replica that is asked lags."""
+    pounce: float = 0.0
+    """The chance that a worker is killed or stopped right after a write of a cursor."""
     counts: dict[str, int] = field(default_factory=dict[str, int])
 
     def delays(self, now: float, random: Callable[[], float]) -> tuple[float | None, float | None]:
@@ -61,4 +63,5 @@ def drawn(random: Callable[[], float]) -> Weather:
         outages=tuple(outages),
         slow=(0.005, 0.03, 0.2)[int(random() * 3)],
         stale=(0.0, 0.2)[int(random() * 2)],
+        pounce=(0.0, 0.02, 0.1)[int(random() * 3)],
     )

@@ -165,15 +165,9 @@ class ReactionWorld:
         one = living[int(self.random() * len(living))]
         draw = self.random()
         if draw < 0.35:
-            self.count("killed")
-            self.note("dies", one.name)
-            one.die()
-            self.loop.after(0.5 + self.random() * 4.0, self.hire)
+            self._kill(one)
         elif draw < 0.7:
-            self.count("stopped")
-            self.note("stops", one.name)
-            one.process.is_stopped = True
-            self.loop.after(0.1 + self.random() * self.random() * 12.0, self._wake, one)
+            self._stop(one)
         elif draw < 0.85:
             self.count("asked to leave")
             self.note("leaves", one.name)
@@ -184,6 +178,25 @@ class ReactionWorld:
             self.count("connection lost")
             self.note("loses its connection", one.name)
             one.link.lose()
+
+    def _harm_writer(self, name: str) -> None:
+        """Before it knows that its cursor was written."""
+        one = next((one for one in self.workers if one.name == name), None)
+        if one is not None and not one.is_over and self.loop.now < self.weather.calm_at:
+            self.count("killed or stopped after a write")
+            (self._kill if self.random() < 0.4 else self._stop)(one)
+
+    def _kill(self, one: Worker) -> None:
+        self.count("killed")
+        self.note("dies", one.name)
+        one.die()
+        self.loop.after(0.5 + self.random() * 4.0, self.hire)
+
+    def _stop(self, one: Worker) -> None:
+        self.count("stopped")
+        self.note("stops", one.name)
+        one.process.is_stopped = True
+        self.loop.after(0.1 + self.random() * self.random() * 12.0, self._wake, one)
 
     def _wake(self, one: Worker) -> None:
         if not one.is_dead:
@@ -241,6 +254,8 @@ class ReactionWorld:
             self.books.written(stored, network.sender, network.sent_at)
         except Broken as error:
             self.broke(error)
+        if self.random() < self.weather.pounce:
+            self._harm_writer(network.sender)
         for one in stored:
             if self._trace is not None:
                 self.note("stored by", network.sender, one.subject, one.sequence, shown(one.body))
