@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Protocol
 
-from eventjet import App, Reaction, Recorded, Retry, aggregate, event, reactor
+from eventjet import App, Reaction, Recorded, Retry, Step, aggregate, do, event, listens, process, reactor
 from eventjet.examples.transfer.accounts import Account
 from eventjet.examples.transfer.transfers import Transfer
 
@@ -51,6 +51,53 @@ class Ledger:
         return replace(self, count=self.count + 1)
 
 
+@event("tally.counted")
+class Counted:
+    number: int
+
+
+@event("tally.told")
+class Told:
+    pass
+
+
+POISON = 1_000
+"""From here on, a number cannot be counted."""
+
+
+def tally_of(event: Recorded[Happened]) -> str | None:
+    """Every seventh is for nobody."""
+    return f"y{event.data.number % 3}" if event.data.number % 7 else None
+
+
+@process("tally")
+class Tally:
+    """Counts what happens, and has each noted."""
+
+    counted: int = 0
+    told: int = 0
+    number: int = 0
+
+    @listens(tally_of)
+    def count(self, event: Recorded[Happened]) -> Counted:
+        if event.data.number >= POISON:
+            raise ValueError("poison")
+        return Counted(number=event.data.number)
+
+    def tell(self) -> Told:
+        return Told()
+
+    def step(self) -> Step[Tally, Counted | Told] | None:
+        if self.told == self.counted:
+            return None
+        return do(Ledger, f"l{self.number % 2}", Ledger.note, self.number, 0).then(Tally.tell)
+
+    def evolve(self, event: Counted | Told) -> Tally:
+        if isinstance(event, Counted):
+            return replace(self, counted=self.counted + 1, number=event.number)
+        return replace(self, told=self.told + 1)
+
+
 class Outside(Protocol):
     """What reactors meet beyond the log: one schedule."""
 
@@ -72,3 +119,9 @@ def reacting(partitions: int) -> App:
 def transferring() -> App:
     """With a process that has deadlines."""
     return App("transfers", aggregates=[Account], processes=[Transfer])
+
+
+@lru_cache
+def hearing() -> App:
+    """With a process that listens."""
+    return App("tallies", aggregates=[Thing, Ledger], processes=[Tally])

@@ -77,7 +77,7 @@ class Operator:
         log = world.truth.all
         now = world.books.by_name[name].cursor.position
         position = now + int(world.random() * (len(log) - now + 1)) if forwards else int(world.random() * (now + 1))
-        if not world.work.may_be_set:
+        if forwards and not world.work.may_be_skipped:
             return
         event_id = (header(log[position - 1][3], MSG_ID) or "") if position else ""
         cursor = Cursor(name, "", world.truth.identity, position, event_id)

@@ -42,7 +42,8 @@ class Plan:
 class Reacting:
     """The app, its users, and what its reactor meets beyond the log."""
 
-    may_be_set = True
+    may_be_skipped = True
+    """Whether a cursor may be set beyond what was not done."""
 
     def __init__(self, world: ReactionWorld) -> None:
         self.partitions = 1 if world.random() < 0.5 else 2 + int(world.random() * 3)

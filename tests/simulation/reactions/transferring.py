@@ -44,7 +44,8 @@ _START = Decimal(100)
 class Transferring:
     """The app and its users."""
 
-    may_be_set = False
+    may_be_skipped = False
+    """Whether a cursor may be set beyond what was not done."""
 
     def __init__(self, world: ReactionWorld) -> None:
         self.app = transferring()

@@ -20,6 +20,7 @@ from eventjet.errors import EventjetError
 from eventjet.reactions.beginning import begin
 from eventjet.reactions.following import declarations_of
 from tests.simulation.reactions.books import OPERATOR, Books, Broken
+from tests.simulation.reactions.hearing import Hearing
 from tests.simulation.reactions.log import Durables, Truth
 from tests.simulation.reactions.loop import VirtualLoop
 from tests.simulation.reactions.operators import Operator
@@ -67,6 +68,7 @@ class ReactionWorld:
         self.failure: Broken | None = None
         self._trace = trace
         self._made = 0
+        self._woken_at = 0.0
 
     def run(self) -> None:
         """Until all is settled; raises `Broken` when a promise was."""
@@ -109,9 +111,10 @@ class ReactionWorld:
     def _build(self) -> None:
         random, rules, loop = self.random, self.rules, self.loop
         self.network = Network(loop, random, self.weather, rules.clocks)
-        is_reacting = random() < 0.6
-        self.work: Reacting | Transferring = Reacting(self) if is_reacting else Transferring(self)
-        self.count("reactor" if is_reacting else "process")
+        draw = random()
+        kind = Reacting if draw < 0.5 else Transferring if draw < 0.75 else Hearing
+        self.work: Reacting | Transferring | Hearing = kind(self)
+        self.count(kind.__name__)
         app = self.app = self.work.app
         self.books = Books(f"$KV.{app.name}_cursors.", OPTIONS.lease_s)
         self.books.counts = self.counts
@@ -201,6 +204,7 @@ class ReactionWorld:
     def _wake(self, one: Worker) -> None:
         if not one.is_dead:
             self.note("wakes", one.name)
+            self._woken_at = self.loop.now
             self.loop.wake(one.process)
 
     async def _settle(self) -> None:
@@ -221,6 +225,8 @@ class ReactionWorld:
             return "no worker is there"
         if any(one.process.is_stopped for one in living) or any(one.is_leaving for one in living):
             return "a worker stands still"
+        if self.loop.now < self._woken_at + OPTIONS.lease_s:
+            return "a worker has just gone on"
         return self.work.unsettled({one.name for one in living})
 
     async def _end(self) -> None:
