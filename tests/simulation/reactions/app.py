@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Protocol
+from typing import Any
 
 from eventjet import App, Reaction, Recorded, Retry, Step, aggregate, do, event, listens, process, reactor
 from eventjet.examples.transfer.accounts import Account
@@ -98,18 +98,12 @@ class Tally:
         return replace(self, told=self.told + 1)
 
 
-class Outside(Protocol):
-    """What reactors meet beyond the log: one schedule."""
-
-    async def handle(self, event: Recorded[Happened], to: Reaction[Outside]) -> None: ...
-
-
 @lru_cache
 def reacting(partitions: int) -> App:
     """With a reactor that is divided so."""
 
     @reactor("echo", start="beginning", retry=RETRY, partitions=partitions)
-    async def echo(event: Recorded[Happened], to: Reaction[Outside]) -> None:
+    async def echo(event: Recorded[Happened], to: Reaction[Any]) -> None:
         await to.deps.handle(event, to)
 
     return App("things", aggregates=[Thing, Ledger], reactors=[echo])

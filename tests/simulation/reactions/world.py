@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random as random_module
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -254,7 +254,7 @@ class ReactionWorld:
             self.note("BROKEN", error)
             self.failure = error
 
-    def _stored(self, stored: list[Stored]) -> None:
+    def _stored(self, stored: Sequence[Stored]) -> None:
         network = self.network
         try:
             self.books.written(stored, network.sender, network.sent_at)
@@ -269,8 +269,8 @@ class ReactionWorld:
 
 def shown(body: bytes) -> str:
     """A cursor or an entry without what differs from run to run."""
-    told = orjson.loads(body or b"{}")
-    if not isinstance(told, dict):
+    told: Any = orjson.loads(body or b"{}")
+    if isinstance(told, int):
         return str(told)
     if "parked" in told:
         return f"{told['parked']['resolution']} {told['parked']['aggregate_id']}"
