@@ -45,6 +45,8 @@ class ParkedEntry:
     resolved_at: float | None = None
     log: str = ""
     """Which log it is of: at the same position of another one is another event."""
+    sequence: int = 0
+    """Of its key when it was read; no part of its value."""
 
     @property
     def key(self) -> AggregateKey:
@@ -65,15 +67,15 @@ class ParkedEntry:
 
     def encoded(self) -> bytes:
         value = asdict(self)
-        del value["parked"]["payload"]  # it stays in the log
+        del value["parked"]["payload"], value["sequence"]  # the one stays in the log, the other is the server's
         return orjson.dumps(value)
 
     @classmethod
-    def decoded(cls, body: bytes) -> ParkedEntry:
+    def decoded(cls, body: bytes, sequence: int = 0) -> ParkedEntry:
         """The entry in a value; raises `CursorDamaged` for what is none."""
         try:
             told = cast("dict[str, Any]", orjson.loads(body))
-            return cls(Parked(**told.pop("parked")), **told)
+            return cls(Parked(**told.pop("parked")), **told, sequence=sequence)
         except (ValueError, TypeError, KeyError) as error:
             raise CursorDamaged(body, str(error)) from None
 
@@ -139,6 +141,20 @@ class Cursors:
             *((_key(cursor.name, entry), entry.encoded(), []) for entry in kept),
             *((_key(cursor.name, entry), b"", list(_GONE)) for entry in gone),
         ]
+        await self._replace(held, cursor, messages)
+
+    async def decide(self, held: HeldCursor, cursor: Cursor, entries: Sequence[ParkedEntry]) -> None:
+        """As `write`, of entries that may have been read before the cursor was: as long as nobody has changed them."""
+        await self._replace(
+            held,
+            cursor,
+            [
+                (f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(held.sequence))]),
+                *((_key(cursor.name, one), one.encoded(), [(EXPECTED, str(one.sequence))]) for one in entries),
+            ],
+        )
+
+    async def _replace(self, held: HeldCursor, cursor: Cursor, messages: Sequence[_Message]) -> None:
         last = await self._send(cursor.name, messages)
         held.sequence = last - len(messages) + 1
         held.cursor = cursor
@@ -167,7 +183,7 @@ class Cursors:
         body = str(partitions).encode()
         ttl = f"{max(1, math.ceil(ttl_s))}s"
         await self._send(name, [(f"w.{name}.{encode_id(owner)}", body, [(_TTL, ttl)])])
-        return (await self._from_leader(f"w.{name}.*")).count(body)
+        return [value for _, value in await self._from_leader(f"w.{name}.*")].count(body)
 
     async def leave(self, name: str, owner: str) -> None:
         """It does no longer."""
@@ -190,16 +206,17 @@ class Cursors:
 
     async def parked(self, name: str, *, resolved: bool = False) -> list[ParkedEntry]:
         """What is parked or blocked, by position; with those that were retried or dropped, where asked for."""
-        entries = [ParkedEntry.decoded(body) for body in await self._from_leader(f"q.{name}.*") if body]
+        found = await self._from_leader(f"q.{name}.*")
+        entries = [ParkedEntry.decoded(body, sequence) for sequence, body in found if body]
         return sorted((one for one in entries if resolved or one.is_open), key=lambda one: one.position)
 
-    async def _from_leader(self, key: str) -> list[bytes]:
-        """The values of all keys that match, one request each."""
-        values: list[bytes] = []
+    async def _from_leader(self, key: str) -> list[tuple[int, bytes]]:
+        """Sequences and values of all keys that match, one request each."""
+        values: list[tuple[int, bytes]] = []
         subject, position = self._prefix + key, 1
         try:
             while (record := await self._client.ask(next_message(self._stream, position, subject))) is not None:
-                values.append(record[4])
+                values.append((record[0], record[4]))
                 position = record[0] + 1
         except StreamMissing:
             return []
