@@ -68,6 +68,9 @@ def test_a_trace_is_the_same_in_every_process() -> None:
         (Rules(on_time=False), "was tried again after|was given up"),
         (Rules(once=False), "was noted 2 times"),
         (Rules(clocks=False), "is tried again below the cursor"),
+        (Rules(waits=False), "has not ended"),
+        (Rules(clears_last=False), "has not ended"),
+        (Rules(orders=False), "was handled before|was handled, and"),
     ],
     ids=[
         "a cursor is written whatever is there",
@@ -76,6 +79,9 @@ def test_a_trace_is_the_same_in_every_process() -> None:
         "a timer fires early and says it is time",
         "a handler's commands have no ids",
         "one worker's second is another's three",
+        "a process rests on a state without what woke it",
+        "a timer is cleared before it is dealt with",
+        "the events of an aggregate are handled at once",
     ],
 )
 def test_a_broken_rule_is_caught(rules: Rules, says: str) -> None:

@@ -18,7 +18,7 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
 from eventjet.settings import Settings
 from tests.simulation.reactions.loop import VirtualLoop
-from tests.simulation.reactions.streams import NOT_FOUND, Message, Refused, SimulatedStream, Stored
+from tests.simulation.reactions.streams import NOT_FOUND, Message, Refused, Rules, SimulatedStream, Stored
 from tests.simulation.reactions.weather import Weather
 
 T = TypeVar("T")
@@ -83,8 +83,7 @@ class Network:
     loop: VirtualLoop
     random: Callable[[], float]
     weather: Weather
-    clocks_agree: bool = True
-    """Whether one second is as long for each process."""
+    rules: Rules
     sender: str = ""
     """Whose request a server is carrying out."""
     sent_at: float = 0.0

@@ -39,6 +39,12 @@ class Rules:
     """A handler's commands have ids."""
     clocks: bool = True
     """The clocks of all workers are equally fast."""
+    waits: bool = True
+    """A process rests on no state that does not contain what woke it."""
+    clears_last: bool = True
+    """A timer that has fired is cleared once it was dealt with."""
+    orders: bool = True
+    """The events of an aggregate are handled one after the other."""
 
 
 class Message(NamedTuple):

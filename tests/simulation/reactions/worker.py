@@ -11,15 +11,13 @@ from eventjet.app import App
 from eventjet.cursors.kv import Cursors
 from eventjet.quarantine.fold import Reader
 from eventjet.reactions.following import declarations_of
-from eventjet.reactions.steps import ProcessRunner
 from eventjet.repository.repositories import Repositories
 from eventjet.store.earlier import EarlierRecords
-from eventjet.store.timers import JetStreamTimers
 from eventjet.workers.context import WorkerOptions
-from eventjet.workers.followed import Followed, FollowedProcess, FollowedReactor
 from eventjet.workers.follower import EventFollower, FollowerContext
 from eventjet.workers.reader import Source
 from eventjet.workers.shares import Share
+from tests.simulation.reactions.followed import followed_of
 from tests.simulation.reactions.log import Durables, SimulatedFeed, SimulatedLog, SimulatedReader, Truth
 from tests.simulation.reactions.loop import Process
 from tests.simulation.reactions.server import Link, Network, Server, SimulatedClient, endpoint
@@ -47,7 +45,7 @@ class Worker:
         self._client = SimulatedClient(server, self.link)
         self._stop = asyncio.Event()
         self._booted = network.random() * 1e6
-        self._speed = 1.0 if network.clocks_agree else 0.3 + network.random()
+        self._speed = 1.0 if network.rules.clocks else 0.3 + network.random()
         self._begin()
 
     @property
@@ -83,17 +81,10 @@ class Worker:
             share = shares.setdefault(one.declared_as, Share(one.partitions))
             feed = SimulatedFeed(repositories, endpoint(), one)
             feed.truth = self._truth
-            follower = EventFollower(self._followed(one, feed, repositories), context, share, _ready)
-            self._run(follower.run)
+            followed = followed_of(self._app, one, feed, repositories, self._client, self._deps, self._network.rules)
+            self._run(EventFollower(followed, context, share, _ready).run)
             if one.partitions > 1 and one.partition == 0:
                 self._run(partial(share.keep, cursors, one.declared_as, self.name, OPTIONS.lease_s))
-
-    def _followed(self, one: Any, feed: SimulatedFeed, repositories: Repositories) -> Followed:
-        for cls, info in self._app.processes.items():
-            if info.name == one.name:
-                runner = ProcessRunner(repositories, cls, info)
-                return FollowedProcess(one, feed, runner, JetStreamTimers(self._client, self._app.name))
-        return FollowedReactor(one, feed, self._app.reactors[one.declared_as], repositories, self._deps)
 
     def _run(self, run: Callable[[asyncio.Event], Any]) -> None:
         self.tasks.append(self._network.loop.create_task(run(self._stop), context=self.process.context.copy()))

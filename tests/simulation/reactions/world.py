@@ -110,7 +110,7 @@ class ReactionWorld:
 
     def _build(self) -> None:
         random, rules, loop = self.random, self.rules, self.loop
-        self.network = Network(loop, random, self.weather, rules.clocks)
+        self.network = Network(loop, random, self.weather, rules)
         draw = random()
         kind = Reacting if draw < 0.5 else Transferring if draw < 0.75 else Hearing
         self.work: Reacting | Transferring | Hearing = kind(self)
@@ -135,7 +135,7 @@ class ReactionWorld:
         self.operator = Operator(self)
 
     async def _begin(self) -> None:
-        client = SimulatedClient(self.server, Link(Network(self.loop, self.random, _CALM), OPERATOR))
+        client = SimulatedClient(self.server, Link(Network(self.loop, self.random, _CALM, self.rules), OPERATOR))
         declared = list(declarations_of(self.app).values())
         await begin(Cursors(client, self.app.name), self.truth, client, declared)
         for _ in range(1 + int(self.random() * 3)):
