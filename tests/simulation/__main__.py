@@ -69,7 +69,10 @@ def _run(kind: Kind, first_seed: int, schedules: int) -> bool:
         if now - told >= 5.0:
             told = now
             rate = report.schedules / (now - started)
-            sys.stdout.write(f"{report.schedules:,} of {schedules:,} schedules of {kind.name}, {rate:,.0f}/s\n")
+            sys.stdout.write(
+                f"{report.schedules:,} of {schedules:,} schedules of {kind.name}, {rate:,.0f}/s, "
+                f"{len(report.broken)} broken\n"
+            )
             sys.stdout.flush()
 
     report = kind.run(first_seed, schedules, progress)

@@ -16,6 +16,7 @@ from eventjet.errors import (
     LogRolledBack,
     OutcomeUnknown,
     StoreUnavailable,
+    Unreachable,
 )
 from eventjet.quarantine.fold import Reader
 from eventjet.store.earlier import EarlierRecords
@@ -72,6 +73,19 @@ class SimulatedLog(MemoryStore):
         self._truth = truth
         self._link = link
         self._identity = truth.identity
+
+    @property
+    def is_certain(self) -> bool:
+        return self._link.is_certain
+
+    async def confirm(self) -> bool:
+        if not self._link.is_certain:
+            try:
+                await self.state()
+            except StoreUnavailable:
+                return False
+            self._link.is_certain = True
+        return True
 
     async def append(self, writes: Sequence[Append]) -> int:
         check_save(self.app, writes)
@@ -132,8 +146,11 @@ class SimulatedFeed(LogFeed):
     """Looks at the log itself, at once."""
 
     truth: Truth
+    link: Link
 
     def check(self, cursor: Cursor) -> None:
+        if self.link.network.weather.is_out(self.link.network.loop.now):
+            raise Unreachable("The server", "it is away", "Wait.")
         self.look(cursor)
         if not cursor.position:
             return

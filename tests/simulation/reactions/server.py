@@ -96,6 +96,8 @@ class Link:
         self.network = network
         self.name = name
         self.is_closed = False
+        self.is_certain = True
+        """Whether no connection was lost since the log was looked at."""
         self._open: dict[asyncio.Future[Any], None] = {}
 
     async def exchange(self, what: str, apply: Callable[[], T], timeout_s: float = REQUEST_S) -> T:
@@ -118,6 +120,7 @@ class Link:
 
     def lose(self) -> None:
         """The connection breaks: nobody answers what is under way."""
+        self.is_certain = False
         for future in self._open:
             if not future.done():
                 future.set_exception(ConnectionLost("the server", "the connection broke"))

@@ -29,7 +29,7 @@ class Weather:
         back = 0.0005 + self.slow * random() * random()
         if now >= self.calm_at:
             return there, back
-        if any(start <= now < end for start, end in self.outages):
+        if self.is_out(now):
             self.count("request in an outage")
             return None, None
         draw, mishap = random(), self.mishap
@@ -46,6 +46,9 @@ class Weather:
             return min(there + random() * 12.0, self.calm_at - now + there), back
         self.count("answer late")
         return there, back + random() * 5.0
+
+    def is_out(self, now: float) -> bool:
+        return any(start <= now < end for start, end in self.outages)
 
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
