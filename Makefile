@@ -24,7 +24,7 @@ PEER_PYTHON ?= $(shell for each in python3.13 python3.14 python3 $${PYENV_ROOT:-
 PROCESSES ?= 3
 SLOW_PROCESSES ?= 2
 
-# What `make simulate` runs: seeds 0 to this.
+# What `make simulate` runs: seeds 0 to this of saves, and a 20th of it of reactors and processes.
 SCHEDULES ?= 1000000
 
 # How many of each kind `make faults` tries; the tests' own figures are for every day.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
+from typing import Protocol, TypeAlias
 
 from tests.simulation.client import Rules
 from tests.simulation.world import PRODUCT, World
@@ -33,11 +34,30 @@ class Report:
         self.broken += other.broken
 
 
+class Schedule(Protocol):
+    """One schedule, made of its seed."""
+
+    @property
+    def counts(self) -> dict[str, int]: ...
+
+    def run(self) -> None:
+        """Raises `AssertionError` when a promise was broken."""
+        ...
+
+
+Trace: TypeAlias = list[tuple[object, ...]]
+
+
 def run(first_seed: int, count: int, rules: Rules = PRODUCT) -> Report:
+    """Some schedules of saves in this process."""
+    return run_each(lambda seed: World(seed, rules), first_seed, count)
+
+
+def run_each(make: Callable[[int], Schedule], first_seed: int, count: int) -> Report:
     """Some schedules in this process."""
     report = Report()
     for seed in range(first_seed, first_seed + count):
-        world = World(seed, rules)
+        world = make(seed)
         try:
             world.run()
         except AssertionError as error:
@@ -48,33 +68,38 @@ def run(first_seed: int, count: int, rules: Rules = PRODUCT) -> Report:
 
 
 def run_on_all_processors(
-    first_seed: int, count: int, progress: Callable[[Report], object] = lambda report: None
+    first_seed: int,
+    count: int,
+    progress: Callable[[Report], object] = lambda report: None,
+    run_some: Callable[[int, int], Report] = run,
+    chunk: int = CHUNK,
 ) -> Report:
-    """Some schedules, spread over the processors; `progress` is told the sum so far, after each chunk."""
+    """Some schedules, spread over the processors; `progress` is told the sum so far, after each chunk.
+
+    `run_some` is found by its name in the other processes, so it is one of a module.
+    """
     total = Report()
     # Spawned, not forked: the parent may have threads.
     with ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("spawn")) as pool:
-        for report in pool.map(_run_chunk, _chunks(first_seed, count)):
+        firsts = range(first_seed, first_seed + count, chunk)
+        counts = [min(chunk, first_seed + count - first) for first in firsts]
+        for report in pool.map(run_some, firsts, counts):
             total.add(report)
             progress(total)
     return total
 
 
 def traced(seed: int, rules: Rules = PRODUCT) -> tuple[list[str], str | None]:
+    """The trace of one schedule of saves, and what did not hold."""
+    trace: Trace = []
+    return traced_of(World(seed, rules, trace), trace)
+
+
+def traced_of(world: Schedule, trace: Trace) -> tuple[list[str], str | None]:
     """The trace of one schedule, and what did not hold."""
-    trace: list[tuple[object, ...]] = []
     broken: str | None = None
     try:
-        World(seed, rules, trace).run()
+        world.run()
     except AssertionError as error:
         broken = str(error)
     return [f"{entry[0]:10.6f}  " + "  ".join(map(str, entry[1:])) for entry in trace], broken
-
-
-def _chunks(first_seed: int, count: int) -> Iterator[tuple[int, int]]:
-    for start in range(first_seed, first_seed + count, CHUNK):
-        yield start, min(CHUNK, first_seed + count - start)
-
-
-def _run_chunk(chunk: tuple[int, int]) -> Report:
-    return run(*chunk)

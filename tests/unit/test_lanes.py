@@ -113,6 +113,26 @@ async def test_the_floor_stops_below_what_is_not_done() -> None:
     await lanes.close()
 
 
+async def test_what_was_done_beyond_the_floor_is_done_until_it_is_come_to() -> None:
+    lanes = Lanes(8, 1_000, position=10, event_id="e10", done=((12, 14), (17, 20)))
+    gate = asyncio.Event()
+
+    async def wait() -> None:
+        await gate.wait()
+
+    assert lanes.done_beyond() == ((12, 14), (17, 20))
+    lanes.add(11, "e11", [("a", wait)])
+    lanes.add(13, "e13", [])
+    assert lanes.done_beyond() == ((13, 13), (14, 14), (17, 20))
+    lanes.add(18, "e18", [])
+    assert lanes.done_beyond() == ((13, 18), (19, 20))
+    gate.set()
+    await idle(lanes)
+    lanes.add(21, "e21", [])
+    assert (lanes.position, lanes.done_beyond()) == (21, ())
+    await lanes.close()
+
+
 async def test_reading_waits_for_room_and_what_is_due_does_not() -> None:
     lanes = Lanes(1, 3)
     gate, due = asyncio.Event(), asyncio.Event()

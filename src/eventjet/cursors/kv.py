@@ -46,6 +46,8 @@ class ParkedEntry:
     resolved_at: float | None = None
     log: str = ""
     """Which log it is of: at the same position of another one is another event."""
+    sequence: int = 0
+    """Of its key when it was read; no part of its value."""
 
     @property
     def key(self) -> AggregateKey:
@@ -66,15 +68,15 @@ class ParkedEntry:
 
     def encoded(self) -> bytes:
         value = asdict(self)
-        del value["parked"]["payload"]  # it stays in the log
+        del value["parked"]["payload"], value["sequence"]  # the one stays in the log, the other is the server's
         return orjson.dumps(value)
 
     @classmethod
-    def decoded(cls, body: bytes) -> ParkedEntry:
+    def decoded(cls, body: bytes, sequence: int = 0) -> ParkedEntry:
         """The entry in a value; raises `CursorDamaged` for what is none."""
         try:
             told = cast("dict[str, Any]", orjson.loads(body))
-            return cls(Parked(**told.pop("parked")), **told)
+            return cls(Parked(**told.pop("parked")), **told, sequence=sequence)
         except (ValueError, TypeError, KeyError) as error:
             raise CursorDamaged(body, str(error)) from None
 
@@ -89,6 +91,8 @@ class HeldCursor:
 
     cursor: Cursor
     sequence: int
+    written_at: float = 0.0
+    """When the last write of it that was answered began, by the clock of its owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,20 @@ class Cursors:
             *((_key(cursor.name, entry), entry.encoded(), []) for entry in kept),
             *((_key(cursor.name, entry), b"", list(_GONE)) for entry in gone),
         ]
+        await self._replace(held, cursor, messages)
+
+    async def decide(self, held: HeldCursor, cursor: Cursor, entries: Sequence[ParkedEntry]) -> None:
+        """As `write`, of entries that may have been read before the cursor was: as long as nobody has changed them."""
+        await self._replace(
+            held,
+            cursor,
+            [
+                (f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(held.sequence))]),
+                *((_key(cursor.name, one), one.encoded(), [(EXPECTED, str(one.sequence))]) for one in entries),
+            ],
+        )
+
+    async def _replace(self, held: HeldCursor, cursor: Cursor, messages: Sequence[_Message]) -> None:
         last = await self._send(cursor.name, messages)
         held.sequence = last - len(messages) + 1
         held.cursor = cursor
@@ -232,7 +250,7 @@ class Cursors:
 
     async def parked(self, name: str, *, resolved: bool = False) -> list[ParkedEntry]:
         """What is parked or blocked, by position; with those that were retried or dropped, where asked for."""
-        entries = [ParkedEntry.decoded(record[4]) for record in await self._from_leader(f"q.{name}.*")]
+        entries = [ParkedEntry.decoded(record[4], record[0]) for record in await self._from_leader(f"q.{name}.*")]
         return sorted((one for one in entries if resolved or one.is_open), key=lambda one: one.position)
 
     async def _from_leader(self, key: str) -> list[RawRecord]:

@@ -13,11 +13,20 @@ Work: TypeAlias = Callable[[], Awaitable[None]]
 class Lanes:
     """Made within the loop that uses it. What work raises ends the lane and is the result of `failed`."""
 
-    def __init__(self, width: int, ahead_max: int, position: int = 0, event_id: str = "") -> None:
-        """So many lanes at once, and so many positions open; all is done up to `position`."""
+    def __init__(
+        self,
+        width: int,
+        ahead_max: int,
+        position: int = 0,
+        event_id: str = "",
+        done: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """So many lanes at once, and so many positions open; all is done up to `position`, and in the ranges `done`."""
         self._width = asyncio.Semaphore(width)
         self._urgent = asyncio.Semaphore(max(1, width // 4))
         self._ahead_max = ahead_max
+        self._done = done
+        self._added = position
         self._queues: dict[Hashable, deque[tuple[int, Work]]] = {}
         self._open: OrderedDict[int, tuple[int, str]] = OrderedDict()
         self._room = asyncio.Event()
@@ -40,6 +49,7 @@ class Lanes:
     def add(self, position: int, event_id: str, works: Sequence[tuple[Hashable, Work]]) -> None:
         """Work of one position, above all before it, perhaps for several keys; none passes it over."""
         self._open[position] = (len(works), event_id)
+        self._added = position
         for key, work in works:
             self._queue(key, position, work)
         if not works:
@@ -52,7 +62,10 @@ class Lanes:
         self._queue(key, 0, work)
 
     def done_beyond(self) -> tuple[tuple[int, int], ...]:
-        """Ranges of what is done beyond the floor; neighbours among what was added are one range."""
+        """Ranges of what is done beyond the floor; neighbours among what was added are one range.
+
+        What was done before and was not added yet is still done.
+        """
         ranges: list[tuple[int, int]] = []
         joined = False
         for position, (left, _) in self._open.items():
@@ -61,6 +74,7 @@ class Lanes:
             elif left == 0:
                 ranges.append((position, position))
             joined = left == 0
+        ranges += [(max(first, self._added + 1), last) for first, last in self._done if last > self._added]
         return tuple(ranges)
 
     async def drained(self) -> None:

@@ -12,7 +12,7 @@ from typing import TypeAlias, TypeVar
 
 from eventjet.codec.envelope import RawRecord
 from eventjet.cursors.cursor import PAUSED, Cursor
-from eventjet.cursors.kv import CHANGES_MAX, Cursors, HeldCursor, ParkedEntry
+from eventjet.cursors.kv import CHANGES_MAX, Cursors, ParkedEntry
 from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, RETRY
 from eventjet.errors import CursorFenced, UsageError
 from eventjet.quarantine.fold import is_of
@@ -110,13 +110,12 @@ async def give_up_lost(cursors: Cursors, name: str, log: str, record_at: RecordA
     """Drop what is parked of events that this log does not have: it is another, or was restored. Their positions."""
 
     async def give_up() -> list[int]:
-        held = await cursors.read(name)
         lost = [
             one
             for one in await cursors.parked(name)
             if one.log != log or not is_of(one.parked.event_id, await record_at(one.position))
         ]
-        await _write_all(cursors, held, [one.resolved(DROPPED) for one in lost])
+        await _decided(cursors, name, [one.resolved(DROPPED) for one in lost])
         return [one.position for one in lost]
 
     return await _unfenced(give_up)
@@ -143,11 +142,12 @@ async def _written(cursors: Cursors, name: str, change: _Change) -> Cursor:
 
 
 async def _decide(cursors: Cursors, name: str, positions: Sequence[int] | None, resolution: str) -> list[int]:
+    await cursors.read(name)  # which is not there where `init` has not made it
+
     async def decide() -> list[int]:
-        held = await cursors.read(name)
         heads = [one for one in await cursors.parked(name) if one.parked.resolution in (PARKED, RETRY)]
         chosen = _chosen(name, heads, positions)
-        await _write_all(cursors, held, [one.resolved(resolution) for one in chosen])
+        await _decided(cursors, name, [one.resolved(resolution) for one in chosen])
         return [one.position for one in chosen]
 
     return await _unfenced(decide)
@@ -164,9 +164,16 @@ async def _unfenced(write: Callable[[], Awaitable[T]]) -> T:
     raise AssertionError
 
 
-async def _write_all(cursors: Cursors, held: HeldCursor, entries: Sequence[ParkedEntry]) -> None:
+async def _decided(cursors: Cursors, name: str, entries: Sequence[ParkedEntry]) -> None:
+    """Write them, on the cursor as it is now: between its reading and its writing its owner must not have moved it.
+
+    So it is not read before many entries are, which takes longer than its owner leaves it alone.
+    """
+    if not entries:
+        return
+    held = await cursors.read(name)
     for start in range(0, len(entries), CHANGES_MAX):
-        await cursors.write(held, held.cursor.decided(), entries[start : start + CHANGES_MAX])
+        await cursors.decide(held, held.cursor.decided(), entries[start : start + CHANGES_MAX])
 
 
 def _chosen(name: str, heads: Sequence[ParkedEntry], positions: Sequence[int] | None) -> list[ParkedEntry]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from eventjet import failpoints
 from eventjet.cursors.cursor import OwnerWatch
@@ -26,13 +26,15 @@ from eventjet.errors import (
 )
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability.metrics import FollowerMeter
+from eventjet.quarantine.fold import Reader
 from eventjet.reactions.lanes import Lanes
 from eventjet.repository.repositories import Repositories
+from eventjet.store.earlier import EarlierRecords
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.followed import Followed
 from eventjet.workers.reader import EventReader, Source
 from eventjet.workers.shares import Share
-from eventjet.workers.term import Term
+from eventjet.workers.term import Reading, Term
 from eventjet.workers.terms import Backoff, boot_clock, pause, run_terms
 
 _log = logging.getLogger(__name__)
@@ -48,6 +50,11 @@ _LOOK_S = 2.0
 """How often it looks whether the log is the one it began with, and whole."""
 _STOPS = (CodecError, LogIncomplete, LogRolledBack, CursorDamaged, ReactionFailed)
 
+OpenReader: TypeAlias = Callable[
+    [Source, int, Callable[[EarlierRecords], Reader], int, Sequence[str]], Awaitable[Reading]
+]
+"""As `EventReader.open`."""
+
 
 @dataclass(frozen=True, slots=True)
 class FollowerContext:
@@ -59,6 +66,9 @@ class FollowerContext:
     owner: str
     options: WorkerOptions
     meters: dict[str, FollowerMeter] = field(default_factory=dict[str, FollowerMeter])
+    clock: Callable[[], float] = boot_clock
+    """Of leases, in seconds."""
+    open_reader: OpenReader = EventReader.open
 
     def meter(self, followed: Followed) -> FollowerMeter:
         one = followed.declaration
@@ -86,8 +96,8 @@ class EventFollower:
 
     async def _term(self, stop: asyncio.Event) -> None:
         """From the taking of the cursor, as soon as it is free, to its end."""
-        lease_s = self._context.options.lease_s
-        watch, left = OwnerWatch(lease_s, boot_clock), OwnerWatch(_LEFT * lease_s, boot_clock)
+        lease_s, clock = self._context.options.lease_s, self._context.clock
+        watch, left = OwnerWatch(lease_s, clock), OwnerWatch(_LEFT * lease_s, clock)
         while not stop.is_set():
             free = await self._look_at(watch)  # also where there is no room: how long nobody writes it is seen so
             if free is None or not (self._share.has_room() or left.saw(free.sequence)):
@@ -111,10 +121,12 @@ class EventFollower:
     async def _take(self, held: HeldCursor) -> bool:
         """Whether it is ours now: another may have been quicker."""
         context = self._context
+        began = context.clock()
         try:
             await context.cursors.write(held, held.cursor.taken(context.owner, self._followed.declaration.revision))
         except CursorFenced:
             return False
+        held.written_at = began
         _log.info("%s: took the cursor at position %d", self.name, held.cursor.position)
         return True
 
@@ -133,8 +145,8 @@ class EventFollower:
         context, cursor, feed = self._context, held.cursor, self._followed.feed
         await asyncio.to_thread(feed.check, cursor)
         source = Source(context.endpoint, feed.stream, self._followed.durable)
-        reader = await EventReader.open(source, cursor.position, feed.reader, _BATCH_MAX, feed.filters)
-        lanes = Lanes(LANES, AHEAD_MAX, cursor.position, cursor.event_id)
+        reader = await context.open_reader(source, cursor.position, feed.reader, _BATCH_MAX, feed.filters)
+        lanes = Lanes(LANES, AHEAD_MAX, cursor.position, cursor.event_id, cursor.done)
         try:
             parked = await context.cursors.parked(self.name)
             term = Term(self._followed, context, held, lanes, parked, self._meter)

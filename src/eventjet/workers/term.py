@@ -8,10 +8,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from eventjet import failpoints
 from eventjet.codec.envelope import IMPORTED, RawRecord, header
+from eventjet.cursors.cursor import Cursor
 from eventjet.cursors.kv import CHANGES_MAX, HeldCursor, ParkedEntry, parked_now
 from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, RETRIED, AggregateKey, Parked
 from eventjet.errors import (
@@ -30,9 +31,7 @@ from eventjet.quarantine.fold import Offered, blocked_by, is_of, parked_for
 from eventjet.reactions.lanes import Lanes
 from eventjet.store.timers import Due
 from eventjet.workers.followed import Followed, Try
-from eventjet.workers.reader import EventReader
-from eventjet.workers.terms import boot_clock
-from eventjet.writers.batch import reason_of
+from eventjet.writers.batch import Batch, reason_of
 
 if TYPE_CHECKING:
     from eventjet.workers.follower import FollowerContext
@@ -47,6 +46,16 @@ _PASSING = (StoreUnavailable, OutcomeUnknown, ConcurrencyConflict, Unreachable)
 """What ends by itself where it comes from eventjet."""
 _HOPELESS = (UsageError, DefinitionError)
 """What eventjet says of the code itself: it would say so again at once."""
+
+
+class Reading(Protocol):
+    """What `EventReader` is to a term."""
+
+    def start(self) -> None: ...
+
+    async def take(self, timeout_s: float) -> Batch | None: ...
+
+    async def close(self) -> None: ...
 
 
 class Term:
@@ -69,14 +78,13 @@ class Term:
         self._before = held.cursor
         own = [entry for entry in parked if entry.log == held.cursor.log]
         self._known = {entry.position: entry for entry in own}
-        self._waiting: set[AggregateKey] = {entry.key for entry in own}
+        self._waiting: dict[AggregateKey, int] = {entry.key: entry.position for entry in reversed(own)}
         self._parked = own
         self._kept: list[ParkedEntry] = []
         self._gone: list[ParkedEntry] = []
         self._writing = asyncio.Lock()
-        self._written_at = boot_clock()
 
-    async def take(self, reader: EventReader) -> None:
+    async def take(self, reader: Reading) -> None:
         """Hand every event to its lane; first those that are to be tried again. Ends with what ends the reading."""
         self._retry_parked()
         while True:
@@ -122,18 +130,22 @@ class Term:
         async with self._writing:
             lanes = self._lanes
             lanes.changed.clear()
-            began = boot_clock()
+            began = self._context.clock()
             cursor = self._held.cursor.moved(lanes.position, lanes.event_id, lanes.done_beyond())
             failpoints.reach("cursor.before_write")
             while len(self._kept) + len(self._gone) > CHANGES_MAX:
                 # Parked before it is passed over: whoever comes next finds both.
-                kept, self._kept = self._kept[:CHANGES_MAX], self._kept[CHANGES_MAX:]
-                gone, self._gone = self._gone[: CHANGES_MAX - len(kept)], self._gone[CHANGES_MAX - len(kept) :]
-                await self._context.cursors.write(self._held, self._held.cursor, kept, gone)
-            kept, self._kept, gone, self._gone = self._kept, [], self._gone, []
-            await self._context.cursors.write(self._held, cursor if owned else cursor.released(), kept, gone)
+                await self._write_with_changes(self._held.cursor)
+            await self._write_with_changes(cursor if owned else cursor.released())
             failpoints.reach("cursor.written")
-            self._written_at = began
+            self._held.written_at = began
+
+    async def _write_with_changes(self, cursor: Cursor) -> None:
+        """What changes in the quarantine stays to be written until it is: another write may follow one that fails."""
+        kept = self._kept[:CHANGES_MAX]
+        gone = self._gone[: CHANGES_MAX - len(kept)]
+        await self._context.cursors.write(self._held, cursor, kept, gone)
+        del self._kept[: len(kept)], self._gone[: len(gone)]
 
     def _add(self, offered: Offered) -> None:
         position, event_id = offered.position, offered.event_id
@@ -164,7 +176,7 @@ class Term:
 
     async def _deal_with(self, offered: Offered, key: AggregateKey, attempt: Try) -> None:
         """Try until it is done, or park it: what waits behind an earlier one of its aggregate, without a try."""
-        ahead = next((one for one in (offered.aggregate_key, key) if one in self._waiting), None)
+        ahead = next((one for one in (offered.aggregate_key, key) if self._is_behind(offered, one)), None)
         if ahead is not None:
             self._park(_of(blocked_by(offered), ahead))
             return
@@ -180,11 +192,15 @@ class Term:
                 raise error
             name, aggregate_id = self._followed.declaration.name, offered.aggregate_key[1]
             raise ReactionFailed(name, offered.position, aggregate_id, reason_of(error)) from error
-        if key in self._waiting:
+        if self._is_behind(offered, key):
             self._park(_of(blocked_by(offered), key))
             return
-        self._waiting.add(key)
+        self._waiting[key] = offered.position
         self._park(_of(parked_for(offered, error), key), tries)
+
+    def _is_behind(self, offered: Offered, key: AggregateKey) -> bool:
+        """Whether an earlier event waits: where a cursor was set back, a later one may."""
+        return self._waiting.get(key, offered.position) < offered.position
 
     def _park(self, parked: Parked, tries: int = 0) -> None:
         name = self._followed.declaration.name
@@ -222,7 +238,7 @@ class Term:
 
     async def _in_time(self) -> None:
         """Begin nothing while the lease may be over: a process that was stopped looks before it acts."""
-        while boot_clock() - self._written_at > self._context.options.lease_s:
+        while self._context.clock() - self._held.written_at > self._context.options.lease_s:
             await self.write()
 
     def _coming_due(self, due: Due) -> Any:
@@ -258,6 +274,9 @@ class Term:
     def _again(self, key: AggregateKey, entries: Sequence[ParkedEntry]) -> Any:
         async def again() -> None:
             for entry in entries:
+                if entry.parked.resolution == PARKED:
+                    self._waiting[key] = entry.position
+                    return
                 record = await self._followed.feed.at(entry.position)
                 if record is None and self._followed.feed.forgets:
                     self._forget(entry)
@@ -265,6 +284,7 @@ class Term:
                 error = await self._try_again(entry, record)
                 if error is not None:
                     assert error.error is not None
+                    self._waiting[key] = entry.position
                     self._park(_of(parked_for(error, error.error), key), self._followed.retry.tries)
                     return
                 if entry.parked.resolution == BLOCKED:
@@ -272,7 +292,7 @@ class Term:
                 else:
                     self._kept.append(entry.resolved(RETRIED))
                 self._lanes.changed.set()
-            self._waiting.discard(key)
+            del self._waiting[key]
 
         return again
 

@@ -1,0 +1,54 @@
+"""What followers do about events: the product's, or with one of its rules broken on purpose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eventjet.app import App
+from eventjet.domain.parked import AggregateKey
+from eventjet.domain.recorded import Recorded
+from eventjet.nats.client import Client
+from eventjet.reactions.following import Declaration
+from eventjet.reactions.steps import ProcessRunner
+from eventjet.repository.repositories import Repositories
+from eventjet.store.timers import Due, JetStreamTimers
+from eventjet.workers.feeds import Feed
+from eventjet.workers.followed import Followed, FollowedProcess, FollowedReactor, Try
+from tests.simulation.reactions.streams import Rules
+
+
+def followed_of(
+    app: App, one: Declaration, feed: Feed, repositories: Repositories, client: Client, deps: Any, rules: Rules
+) -> Followed:
+    """As the supervisor makes it of a declaration."""
+    for cls, info in app.processes.items():
+        if info.name == one.name:
+            runner, timers = ProcessRunner(repositories, cls, info), JetStreamTimers(client, app.name)
+            if not rules.waits:
+                return RestsTooSoon(one, feed, runner, timers)
+            return (FollowedProcess if rules.clears_last else ClearsFirst)(one, feed, runner, timers)
+    kind = FollowedReactor if rules.orders else HasNoOrder
+    return kind(one, feed, app.reactors[one.declared_as], repositories, deps)
+
+
+class RestsTooSoon(FollowedProcess):
+    """Believes a replica that does not know of what woke it."""
+
+    async def wake(self, process_id: str, position: int = 0, fired: int = 0) -> None:
+        await super().wake(process_id, 0, fired)
+
+
+class ClearsFirst(FollowedProcess):
+    """Forgets a timer before it is dealt with."""
+
+    async def come_due(self, due: Due) -> None:
+        await self._timers.clear(self.declaration.name, due)
+        await super().come_due(due)
+
+
+class HasNoOrder(FollowedReactor):
+    """Handles the events of an aggregate at once."""
+
+    def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try]:
+        (aggregate, aggregate_id), handle = super().work(event)
+        return (aggregate, f"{aggregate_id}/{event.position}"), handle

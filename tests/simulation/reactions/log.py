@@ -1,0 +1,288 @@
+"""The log of a schedule, a `MemoryStore` by the server's clock, as one process reaches it; and a follower's reader."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from eventjet.codec.envelope import MSG_ID, RawRecord, header
+from eventjet.cursors.cursor import Cursor
+from eventjet.errors import (
+    ConcurrencyConflict,
+    ConnectionLost,
+    Evicted,
+    LogRolledBack,
+    OutcomeUnknown,
+    StoreUnavailable,
+    Unreachable,
+)
+from eventjet.quarantine.fold import Reader
+from eventjet.store.earlier import EarlierRecords
+from eventjet.store.memory import MemoryStore
+from eventjet.store.store import Append, LogState, check_save
+from eventjet.workers.feeds import LogFeed
+from eventjet.workers.reader import Source
+from eventjet.writers.batch import Batch
+from tests.simulation.reactions.server import Link
+
+T = TypeVar("T")
+SAVE_S = 6.0
+_CHUNK_MAX = 40
+
+
+def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine gives that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as ended:
+        return ended.value
+    raise AssertionError("it waits")
+
+
+class Truth(MemoryStore):
+    """The log itself. `on_grown` is called after each save; where it does not compare, rivals overwrite each other."""
+
+    def __init__(self, app: str, clock: Callable[[], int], *, compares: bool = True) -> None:
+        super().__init__(app, clock)
+        self.on_grown: list[Callable[[], None]] = []
+        self._compares = compares
+
+    @property
+    def all(self) -> list[RawRecord]:
+        return self._records
+
+    async def append(self, writes: Sequence[Append]) -> int:
+        if not self._compares:
+            for write in writes:
+                before = await self.history(write.aggregate, write.aggregate_id)
+                object.__setattr__(write, "expected", before[-1][0] if before else 0)
+                object.__setattr__(write, "version", len(before))
+        position = await super().append(writes)
+        for grown in list(self.on_grown):
+            grown()
+        return position
+
+
+class SimulatedLog(MemoryStore):
+    """The log over a link: late, lost, and where a replica is asked, of a while ago."""
+
+    def __init__(self, truth: Truth, link: Link) -> None:
+        super().__init__(truth.app)
+        self._truth = truth
+        self._link = link
+        self._identity = truth.identity
+
+    @property
+    def is_certain(self) -> bool:
+        return self._link.is_certain
+
+    async def confirm(self) -> bool:
+        if not self._link.is_certain:
+            try:
+                await self.state()
+            except StoreUnavailable:
+                return False
+            self._link.is_certain = True
+        return True
+
+    async def append(self, writes: Sequence[Append]) -> int:
+        check_save(self.app, writes)
+
+        def save() -> int | ConcurrencyConflict:
+            try:
+                return at_once(self._truth.append(writes))
+            except ConcurrencyConflict as conflict:
+                return conflict
+
+        try:
+            saved = await self._link.exchange("A save", save, SAVE_S)
+        except StoreUnavailable as error:
+            ids = [new.event_id for write in writes for new in write.events]
+            raise OutcomeUnknown([], ids, str(error), writes) from None
+        if isinstance(saved, ConcurrencyConflict):
+            raise saved
+        return saved
+
+    async def at(self, position: int) -> RawRecord | None:
+        return await self._leader(lambda: self._truth.at(position))
+
+    async def history(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> list[RawRecord]:
+        found = await self._leader(lambda: self._truth.history(aggregate, aggregate_id, after=after))
+        until = self._known()
+        return [record for record in found if record[0] <= until]
+
+    async def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
+        yield await self.history(aggregate, aggregate_id, after=after)
+
+    async def last(self, aggregate: str, aggregate_id: str) -> int:
+        return await self._leader(lambda: self._truth.last(aggregate, aggregate_id))
+
+    async def tail(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
+        return await self._leader(lambda: self._truth.tail(aggregate, aggregate_id))
+
+    async def newest(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
+        found = await self.history(aggregate, aggregate_id)
+        return found[-1] if found else None
+
+    async def state(self) -> LogState:
+        return await self._leader(self._truth.state)
+
+    async def _leader(self, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return await self._link.exchange("The log", lambda: at_once(read()))
+
+    def _known(self) -> int:
+        """Up to where the replica that is asked knows the log."""
+        network = self._link.network
+        length = len(self._truth.all)
+        if network.loop.now < network.weather.calm_at and network.random() < network.weather.stale:
+            network.weather.count("stale read")
+            return length - int(network.random() * 6)
+        return length
+
+
+class SimulatedFeed(LogFeed):
+    """Looks at the log itself, at once."""
+
+    truth: Truth
+    link: Link
+
+    def check(self, cursor: Cursor) -> None:
+        if self.link.network.weather.is_out(self.link.network.loop.now):
+            raise Unreachable("The server", "it is away", "Wait.")
+        self.look(cursor)
+        if not cursor.position:
+            return
+        record = at_once(self.truth.at(cursor.position))
+        if record is None or header(record[3], MSG_ID) != cursor.event_id:
+            raise LogRolledBack(cursor.name, cursor.position, "the event there is another")
+
+    def look(self, cursor: Cursor) -> None:
+        if cursor.log != self.truth.identity:
+            raise LogRolledBack(cursor.name, cursor.position, "it is another log")
+
+
+class SimulatedReader:
+    """A durable's records from a position on, in pieces, until another reader has taken the durable over."""
+
+    def __init__(self, truth: Truth, link: Link, position: int, filters: Sequence[str], decode: Reader) -> None:
+        self._truth = truth
+        self._link = link
+        self._position = position
+        self._read = position
+        self._prefixes = tuple(one.removesuffix("*").encode() for one in filters)
+        self._decode = decode
+        self._batches: deque[Batch] = deque()
+        self._arrived = asyncio.Event()
+        self._failure: Exception | None = None
+        self._is_coming = False
+
+    def start(self) -> None:
+        self._truth.on_grown.append(self.grown)
+        self.grown()
+
+    def grown(self) -> None:
+        """The log has more: it comes after a while."""
+        if not self._is_coming and self._failure is None and self._read < len(self._truth.all):
+            self._is_coming = True
+            self._link.network.loop.after(self._delay(), self._come)
+
+    def evict(self) -> None:
+        """Another has the durable: this one is told soon."""
+        self._link.network.loop.after(self._delay(), self.fail, Evicted("the durable", "another has it"))
+
+    def fail(self, error: Exception) -> None:
+        if self._failure is None:
+            self._failure = error
+            self._arrived.set()
+
+    async def take(self, timeout_s: float) -> Batch | None:
+        if not self._batches and self._failure is None:
+            self._arrived.clear()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._arrived.wait()
+            except TimeoutError:
+                return None
+        if self._batches:
+            return self._batches.popleft()
+        if self._failure is not None:
+            raise self._failure
+        return None
+
+    async def close(self) -> None:
+        self.fail(ConnectionLost("the durable", "it is closed"))
+        if self.grown in self._truth.on_grown:
+            self._truth.on_grown.remove(self.grown)
+
+    def _delay(self) -> float:
+        network = self._link.network
+        there_s, back_s = network.weather.delays(network.loop.now, network.random)
+        if there_s is not None and back_s is not None:
+            return there_s + back_s
+        return 0.5 + network.random() * 2.0  # a heartbeat is missed, and what was lost is asked for again
+
+    def _come(self) -> None:
+        self._is_coming = False
+        if self._failure is not None:
+            return
+        network, records = self._link.network, self._truth.all
+        if network.loop.now < network.weather.calm_at and network.random() < network.weather.mishap:
+            network.weather.count("link lost")
+            self.fail(ConnectionLost("the durable", "the link broke"))
+            return
+        until = self._read + 1 + int(network.random() * _CHUNK_MAX)
+        taken = [one for one in records[self._read : until] if one[2].startswith(self._prefixes)]
+        self._read = min(until, len(records))
+        if taken:
+            self._decode.expect(taken)
+            events = [event for event in map(self._decode, taken) if event is not None]
+            last = taken[-1]
+            self._batches.append(Batch(self._position, last[0], header(last[3], MSG_ID) or "", events))
+            self._position = last[0]
+            self._arrived.set()
+        self.grown()
+
+
+class EarlierTruth(EarlierRecords):
+    """Looks at the log itself, at once."""
+
+    def __init__(self, truth: Truth, source: Source) -> None:
+        super().__init__(source.endpoint, source.stream)
+        self._truth = truth
+
+    def at(self, positions: Sequence[int]) -> list[RawRecord | None]:
+        return [at_once(self._truth.at(position)) for position in positions]
+
+    def before(self, subject: bytes, position: int) -> RawRecord | None:
+        found = [record for record in self._truth.all[: position - 1] if record[2] == subject]
+        return found[-1] if found else None
+
+
+class Durables:
+    """Who has which durable."""
+
+    def __init__(self, truth: Truth) -> None:
+        self._truth = truth
+        self._readers: dict[str, SimulatedReader] = {}
+
+    async def open(
+        self,
+        link: Link,
+        source: Source,
+        position: int,
+        decoder: Callable[[EarlierRecords], Reader],
+        filters: Sequence[str],
+    ) -> SimulatedReader:
+        """As `EventReader.open`."""
+        reader = SimulatedReader(self._truth, link, position, filters, decoder(EarlierTruth(self._truth, source)))
+
+        def made() -> None:
+            before = self._readers.get(source.durable)
+            if before is not None:
+                before.evict()
+            self._readers[source.durable] = reader
+
+        await link.exchange(f"The durable {source.durable}", made)
+        return reader

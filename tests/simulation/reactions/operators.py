@@ -1,0 +1,85 @@
+"""Whoever pauses, resumes, decides about what is parked, and sets cursors, at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING
+
+from eventjet.codec.envelope import MSG_ID, header
+from eventjet.cursors.cursor import PAUSED, Cursor
+from eventjet.cursors.kv import Cursors
+from eventjet.errors import EventjetError
+from eventjet.reactions import verdicts
+from tests.simulation.reactions.books import OPERATOR
+from tests.simulation.reactions.server import Link, SimulatedClient
+
+if TYPE_CHECKING:
+    from tests.simulation.reactions.world import ReactionWorld
+
+
+class Operator:
+    """Over a connection like any other."""
+
+    def __init__(self, world: ReactionWorld) -> None:
+        self._world = world
+        self._cursors = Cursors(SimulatedClient(world.server, Link(world.network, OPERATOR)), world.app.name)
+
+    async def act(self) -> None:
+        """One thing; what cannot be done is not."""
+        world = self._world
+        names = list(world.books.by_name)
+        name = names[int(world.random() * len(names))]
+        draw = world.random()
+        if draw < 0.25:
+            await self._pause(name)
+        elif draw < 0.6:
+            await self._try("retried", name, verdicts.retry(self._cursors, name, None))
+        elif draw < 0.75:
+            await self._drop(name)
+        else:
+            await self._set(name, forwards=draw > 0.95)
+
+    async def calm(self) -> None:
+        """What is paused goes on, and sometimes all that is parked is tried again."""
+        world = self._world
+        for name, known in world.books.by_name.items():
+            while known.cursor.state == PAUSED:
+                await self._try("resumed at last", name, verdicts.resume(self._cursors, [name]))
+            if world.random() < 0.5:
+                await self._try("retried at last", name, verdicts.retry(self._cursors, name, None))
+
+    async def _try(self, what: str, name: str, done: Awaitable[object]) -> None:
+        world = self._world
+        world.note("operator", what, name)
+        try:
+            await done
+            world.count(f"operator {what}")
+        except EventjetError as error:
+            world.note("operator", type(error).__name__)
+            world.count(f"operator had {type(error).__name__}")
+
+    async def _pause(self, name: str) -> None:
+        world = self._world
+        await self._try("paused", name, verdicts.pause(self._cursors, [name]))
+        world.loop.after(world.random() * 4.0, lambda: world.loop.create_task(self._resume(name)))
+
+    async def _resume(self, name: str) -> None:
+        await self._try("resumed", name, verdicts.resume(self._cursors, [name]))
+
+    async def _drop(self, name: str) -> None:
+        known = self._world.books.by_name[name]
+        parked = [position for position, one in known.entries.items() if one.parked.resolution == "parked"]
+        if parked:
+            await self._try("dropped", name, verdicts.drop(self._cursors, name, parked[:1]))
+
+    async def _set(self, name: str, *, forwards: bool) -> None:
+        world = self._world
+        log = world.truth.all
+        now = world.books.by_name[name].cursor.position
+        position = now + int(world.random() * (len(log) - now + 1)) if forwards else int(world.random() * (now + 1))
+        if forwards and not world.work.may_be_skipped:
+            return
+        event_id = (header(log[position - 1][3], MSG_ID) or "") if position else ""
+        cursor = Cursor(name, "", world.truth.identity, position, event_id)
+        what = "set forwards" if forwards else "set back"
+        await self._try(what, name, verdicts.set_position(self._cursors, cursor))

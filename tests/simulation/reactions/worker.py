@@ -1,0 +1,107 @@
+"""One worker of a schedule: the product's followers in a process of their own, until it is stopped, or dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from eventjet.app import App
+from eventjet.cursors.kv import Cursors
+from eventjet.quarantine.fold import Reader
+from eventjet.reactions.following import declarations_of
+from eventjet.repository.repositories import Repositories
+from eventjet.store.earlier import EarlierRecords
+from eventjet.workers.context import WorkerOptions
+from eventjet.workers.follower import EventFollower, FollowerContext
+from eventjet.workers.reader import Source
+from eventjet.workers.shares import Share
+from tests.simulation.reactions.followed import followed_of
+from tests.simulation.reactions.log import Durables, SimulatedFeed, SimulatedLog, SimulatedReader, Truth
+from tests.simulation.reactions.loop import Process
+from tests.simulation.reactions.server import Link, Network, Server, SimulatedClient, endpoint
+
+OPTIONS = WorkerOptions(drain_s=4.0)
+
+
+class Worker:
+    """Begins to work when it is made."""
+
+    def __init__(
+        self, name: str, app: App, network: Network, server: Server, truth: Truth, durables: Durables, deps: Any
+    ) -> None:
+        self.name = name
+        self.process = Process(name)
+        self.link = Link(network, name)
+        self.is_dead = False
+        self.is_leaving = False
+        self.tasks: list[asyncio.Task[None]] = []
+        self._app = app
+        self._network = network
+        self._durables = durables
+        self._truth = truth
+        self._deps = deps
+        self._client = SimulatedClient(server, self.link)
+        self._stop = asyncio.Event()
+        self._booted = network.random() * 1e6
+        self._speed = 1.0 if network.rules.clocks else 0.3 + network.random()
+        self._begin()
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_dead or all(task.done() for task in self.tasks)
+
+    def leave(self) -> None:
+        """It is asked to end."""
+        self.is_leaving = True
+        self._stop.set()
+
+    def die(self) -> None:
+        """Nothing of it goes on; what it sent may arrive yet."""
+        self.is_dead = True
+        self.process.is_stopped = True
+
+    async def bury(self) -> None:
+        """At the end of a schedule: end what is left of it, without any effect."""
+        self.link.close()
+        self._network.loop.wake(self.process)
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    def _begin(self) -> None:
+        repositories = Repositories(self._app, SimulatedLog(self._truth, self.link))
+        cursors = Cursors(self._client, self._app.name)
+        context = FollowerContext(
+            repositories, cursors, endpoint(), self.name, OPTIONS, clock=self._clock, open_reader=self._open_reader
+        )
+        shares: dict[str, Share] = {}
+        for one in declarations_of(self._app).values():
+            share = shares.setdefault(one.declared_as, Share(one.partitions))
+            feed = SimulatedFeed(repositories, endpoint(), one)
+            feed.truth, feed.link = self._truth, self.link
+            followed = followed_of(self._app, one, feed, repositories, self._client, self._deps, self._network.rules)
+            self._run(EventFollower(followed, context, share, _ready).run)
+            if one.partitions > 1 and one.partition == 0:
+                self._run(partial(share.keep, cursors, one.declared_as, self.name, OPTIONS.lease_s))
+
+    def _run(self, run: Callable[[asyncio.Event], Any]) -> None:
+        self.tasks.append(self._network.loop.create_task(run(self._stop), context=self.process.context.copy()))
+
+    def _clock(self) -> float:
+        return self._booted + self._network.loop.now * self._speed
+
+    async def _open_reader(
+        self,
+        source: Source,
+        position: int,
+        decoder: Callable[[EarlierRecords], Reader],
+        batch_max: int,
+        filters: Sequence[str] = (),
+    ) -> SimulatedReader:
+        return await self._durables.open(self.link, source, position, decoder, filters)
+
+
+def _ready() -> None:
+    """Nobody waits for it."""

@@ -1,0 +1,277 @@
+"""One schedule: workers over a log and cursors, what goes wrong meanwhile, and what must hold at its end.
+
+Everything is drawn from one seed, so the same seed gives the same trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random as random_module
+import traceback
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import orjson
+
+from eventjet.cursors.kv import Cursors
+from eventjet.errors import EventjetError
+from eventjet.reactions.beginning import begin
+from eventjet.reactions.following import declarations_of
+from tests.simulation.reactions.books import OPERATOR, Books, Broken
+from tests.simulation.reactions.hearing import Hearing
+from tests.simulation.reactions.log import Durables, Truth
+from tests.simulation.reactions.loop import VirtualLoop
+from tests.simulation.reactions.operators import Operator
+from tests.simulation.reactions.reacting import Reacting
+from tests.simulation.reactions.server import REQUEST_S, Link, Network, Server, SimulatedClient
+from tests.simulation.reactions.streams import Rules, SimulatedStream, Stored
+from tests.simulation.reactions.transferring import Transferring
+from tests.simulation.reactions.weather import Weather, drawn
+from tests.simulation.reactions.worker import OPTIONS, Worker
+
+PRODUCT = Rules()
+SETTLED_S = 120.0
+"""After the trouble is over, all is done within this."""
+_LOOK_S = 0.25
+_CALM = Weather(0.0, 0.0, (), 0.001)
+
+
+class Unforeseen(logging.Handler):
+    """Keeps what followers log with a traceback: what they did not foresee."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self.found.append(f"{record.getMessage()} {traceback.format_exception(*record.exc_info)[-3:]}")
+
+
+UNFORESEEN = Unforeseen()
+logging.getLogger("eventjet").addHandler(UNFORESEEN)
+
+
+class ReactionWorld:
+    """Everything of one schedule."""
+
+    def __init__(self, seed: int, rules: Rules = PRODUCT, trace: list[Any] | None = None) -> None:
+        self.random: Callable[[], float] = Random(seed).random
+        self.rules = rules
+        self.seed = seed
+        self.loop = VirtualLoop()
+        self.weather = drawn(self.random)
+        self.counts: dict[str, int] = self.weather.counts
+        self.workers: list[Worker] = []
+        self.failure: Broken | None = None
+        self._trace = trace
+        self._made = 0
+        self._woken_at = 0.0
+
+    def run(self) -> None:
+        """Until all is settled; raises `Broken` when a promise was."""
+        random_module.seed(self.seed)  # the product's own pauses are drawn from it
+        UNFORESEEN.found.clear()
+        try:
+            self.loop.run(self._main())
+        except EventjetError as error:
+            raise Broken(f"{type(error).__name__}: {error}") from error
+        if UNFORESEEN.found:
+            raise Broken(UNFORESEEN.found[0])
+        for fault in self.loop.faults:
+            if not isinstance(fault.get("exception"), Broken):
+                raise Broken(f"nobody caught {fault}")
+
+    def note(self, *what: Any) -> None:
+        """Put it into the trace."""
+        if self._trace is not None:
+            self._trace.append((round(self.loop.now, 6), *map(str, what)))
+
+    def count(self, what: str, number: int = 1) -> None:
+        self.counts[what] = self.counts.get(what, 0) + number
+
+    async def _main(self) -> None:
+        self._build()
+        try:
+            await self._begin()
+            tasks = [self.loop.create_task(one) for one in (self.work.use(), self._trouble())]
+            await asyncio.sleep(self.weather.calm_at)
+            await asyncio.gather(*tasks)
+            await asyncio.sleep(REQUEST_S)  # what was lost is missed by then
+            await self.operator.calm()
+            await self._settle()
+            await self._end()
+        finally:
+            for worker in self.workers:
+                await worker.bury()
+        self.work.check_end()
+
+    def _build(self) -> None:
+        random, rules, loop = self.random, self.rules, self.loop
+        self.network = Network(loop, random, self.weather, rules)
+        draw = random()
+        kind = Reacting if draw < 0.5 else Transferring if draw < 0.75 else Hearing
+        self.work: Reacting | Transferring | Hearing = kind(self)
+        self.count(kind.__name__)
+        app = self.app = self.work.app
+        self.books = Books(f"$KV.{app.name}_cursors.", OPTIONS.lease_s)
+        self.books.counts = self.counts
+        replicas = 3 if random() < 0.5 else 1
+        self.cursors = SimulatedStream(loop, random, rules, one_each=True, replicas=replicas)
+        self.cursors.on_stored = self._stored
+        log_rules = Rules(on_time=rules.on_time)
+        self.timers = SimulatedStream(loop, random, log_rules, one_each=False, replicas=replicas)
+        self.server = Server(
+            {
+                f"KV_{app.name}_cursors": (f"$KV.{app.name}_cursors.", self.cursors),
+                f"EJ_{app.name}_timers": (f"_EJ.{app.name}.", self.timers),
+            }
+        )
+        self.truth = Truth(app.name, self.timers.now_ns, compares=rules.log_compares)
+        self.truth.on_grown.append(self.work.grown)
+        self.durables = Durables(self.truth)
+        self.operator = Operator(self)
+
+    async def _begin(self) -> None:
+        client = SimulatedClient(self.server, Link(Network(self.loop, self.random, _CALM, self.rules), OPERATOR))
+        declared = list(declarations_of(self.app).values())
+        await begin(Cursors(client, self.app.name), self.truth, client, declared)
+        for _ in range(1 + int(self.random() * 3)):
+            self.hire()
+
+    def hire(self) -> None:
+        """One more worker."""
+        self._made += 1
+        deps = self.work
+        one = Worker(f"w{self._made}", self.app, self.network, self.server, self.truth, self.durables, deps)
+        self.workers.append(one)
+        self.note("starts", one.name)
+
+    async def _trouble(self) -> None:
+        """Workers die, stop for a while, leave; connections break; somebody pauses, decides, sets."""
+        often = (0.6, 1.5, 4.0)[int(self.random() * 3)]
+        while True:
+            await asyncio.sleep(self.random() * 2.0 * often)
+            if self.loop.now >= self.weather.calm_at:
+                return
+            if self.random() < 0.35:
+                await self.operator.act()
+            else:
+                self._harm()
+
+    def _harm(self) -> None:
+        living = [one for one in self.workers if not one.is_over and not one.process.is_stopped]
+        if not living:
+            return
+        one = living[int(self.random() * len(living))]
+        draw = self.random()
+        if draw < 0.35:
+            self._kill(one)
+        elif draw < 0.7:
+            self._stop(one)
+        elif draw < 0.85:
+            self.count("asked to leave")
+            self.note("leaves", one.name)
+            one.leave()
+            self.loop.after(0.5 + self.random() * 4.0, self.hire)
+            self.loop.after(OPTIONS.drain_s, one.die)
+        else:
+            self.count("connection lost")
+            self.note("loses its connection", one.name)
+            one.link.lose()
+
+    def _harm_writer(self, name: str) -> None:
+        """Before it knows that its cursor was written."""
+        one = next((one for one in self.workers if one.name == name), None)
+        if one is not None and not one.is_over and self.loop.now < self.weather.calm_at:
+            self.count("killed or stopped after a write")
+            (self._kill if self.random() < 0.4 else self._stop)(one)
+
+    def _kill(self, one: Worker) -> None:
+        self.count("killed")
+        self.note("dies", one.name)
+        one.die()
+        self.loop.after(0.5 + self.random() * 4.0, self.hire)
+
+    def _stop(self, one: Worker) -> None:
+        self.count("stopped")
+        self.note("stops", one.name)
+        one.process.is_stopped = True
+        self.loop.after(0.1 + self.random() * self.random() * 12.0, self._wake, one)
+
+    def _wake(self, one: Worker) -> None:
+        if not one.is_dead:
+            self.note("wakes", one.name)
+            self._woken_at = self.loop.now
+            self.loop.wake(one.process)
+
+    async def _settle(self) -> None:
+        until = self.loop.now + SETTLED_S
+        why = "nothing"
+        while self.loop.now < until:
+            self._raise_failure()
+            why = self._unsettled()
+            if not why:
+                self.count("virtual seconds", int(self.loop.now))
+                return
+            await asyncio.sleep(_LOOK_S)
+        raise Broken(f"{SETTLED_S:g} s after the trouble {why}")
+
+    def _unsettled(self) -> str:
+        living = [one for one in self.workers if not one.is_over]
+        if not living:
+            return "no worker is there"
+        if any(one.process.is_stopped for one in living) or any(one.is_leaving for one in living):
+            return "a worker stands still"
+        if self.loop.now < self._woken_at + OPTIONS.lease_s:
+            return "a worker has just gone on"
+        return self.work.unsettled({one.name for one in living})
+
+    async def _end(self) -> None:
+        """They are asked to leave: each lets its cursors go."""
+        living = [one for one in self.workers if not one.is_over]
+        for one in living:
+            one.leave()
+        until = self.loop.now + OPTIONS.drain_s
+        while not all(one.is_over for one in living):
+            if self.loop.now > until:
+                raise Broken("a worker that was asked to leave is still there")
+            await asyncio.sleep(_LOOK_S)
+        self._raise_failure()
+        for name, known in self.books.by_name.items():
+            if known.cursor.owner is not None:
+                raise Broken(f"{name} is still {known.cursor.owner}'s, and all have left")
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def broke(self, error: Broken) -> None:
+        """A promise was broken while the schedule runs: it ends soon."""
+        if self.failure is None:
+            self.note("BROKEN", error)
+            self.failure = error
+
+    def _stored(self, stored: Sequence[Stored]) -> None:
+        network = self.network
+        try:
+            self.books.written(stored, network.sender, network.sent_at)
+        except Broken as error:
+            self.broke(error)
+        if self.random() < self.weather.pounce:
+            self._harm_writer(network.sender)
+        for one in stored:
+            if self._trace is not None:
+                self.note("stored by", network.sender, one.subject, one.sequence, shown(one.body))
+
+
+def shown(body: bytes) -> str:
+    """A cursor or an entry without what differs from run to run."""
+    told: Any = orjson.loads(body or b"{}")
+    if isinstance(told, int):
+        return str(told)
+    if "parked" in told:
+        return f"{told['parked']['resolution']} {told['parked']['aggregate_id']}"
+    return " ".join(f"{told.get(name)}" for name in ("position", "done", "owner", "state"))

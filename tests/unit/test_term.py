@@ -1,0 +1,175 @@
+"""What a term has parked is not lost when a write fails, waits for what is before it, and begins with a look."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from eventjet.codec.envelope import RawRecord
+from eventjet.cursors.cursor import Cursor
+from eventjet.cursors.kv import HeldCursor, ParkedEntry
+from eventjet.domain.parked import BLOCKED, PARKED, RETRIED, RETRY, AggregateKey, Parked
+from eventjet.domain.reactor import Retry
+from eventjet.errors import StoreUnavailable
+from eventjet.observability.metrics import FollowerMeter
+from eventjet.quarantine.fold import Offered
+from eventjet.reactions.following import Declaration
+from eventjet.reactions.lanes import Lanes
+from eventjet.workers.context import WorkerOptions
+from eventjet.workers.followed import Followed, Try
+from eventjet.workers.follower import FollowerContext
+from eventjet.workers.term import Term
+from eventjet.writers.batch import Batch
+
+NOW = 1_000.0
+
+
+class Written:
+    """Cursors that keep what they are given, once they answer."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.failures = failures
+        self.writes: list[tuple[int, list[tuple[int, str]]]] = []
+
+    async def write(
+        self,
+        held: HeldCursor,
+        cursor: Cursor,
+        kept: Sequence[ParkedEntry] = (),
+        gone: Sequence[ParkedEntry] = (),
+    ) -> None:
+        await asyncio.sleep(0)
+        if self.failures:
+            self.failures -= 1
+            raise StoreUnavailable("The cursor", "no answer")
+        self.writes.append((cursor.position, [(one.position, one.parked.resolution) for one in kept]))
+
+
+class Handled(Followed):
+    """What notes how many writes came before each event that it handles."""
+
+    def __init__(self, cursors: Written) -> None:
+        feed: Any = Unread()
+        super().__init__(Declaration("echo", "reactor", 1, "new", ()), feed, Retry(), quarantines=True)
+        self.cursors = cursors
+        self.handled: list[tuple[int, int]] = []
+
+    def work(self, event: Any) -> tuple[AggregateKey, Try]:
+        async def handle(attempt: int) -> None:
+            self.handled.append((event, len(self.cursors.writes)))
+
+        return ("thing", "one"), handle
+
+
+class Records:
+    """Reads some records, which cannot be decoded unless said so, then nothing."""
+
+    def __init__(self, positions: Sequence[int], *, decoded: bool = False) -> None:
+        self._positions = list(positions)
+        self._decoded = decoded
+
+    def start(self) -> None:
+        pass
+
+    async def take(self, timeout_s: float) -> Batch | None:
+        if not self._positions:
+            await asyncio.sleep(3600)
+        offers: list[Any] = [
+            Offered(record_at(position), None, ValueError("no"))
+            if not self._decoded
+            else Offered(record_at(position), cast("Any", position))
+            for position in self._positions
+        ]
+        self._positions.clear()
+        return Batch(0, offers[-1].position, f"e{offers[-1].position}", offers)
+
+    async def close(self) -> None:
+        pass
+
+
+class Unread:
+    """A feed whose records need nothing to be done."""
+
+    async def at(self, position: int) -> RawRecord:
+        return record_at(position)
+
+    def decode(self, record: RawRecord) -> None:
+        return None
+
+
+def record_at(position: int) -> RawRecord:
+    return position, 0, b"app.thing.one", b"", b""
+
+
+def parked_at(position: int, resolution: str) -> ParkedEntry:
+    return ParkedEntry(Parked(position, "thing", "one", "", "", resolution), log="log")
+
+
+def term_of(
+    cursors: Written,
+    lanes: Lanes,
+    parked: Sequence[ParkedEntry] = (),
+    followed: Handled | None = None,
+    written_at: float = NOW,
+) -> Term:
+    anything: Any = None
+    kept: Any = cursors
+    context = FollowerContext(anything, kept, anything, "me", WorkerOptions(), clock=lambda: NOW)
+    held = HeldCursor(Cursor("echo", "reactor", "log"), 1, written_at)
+    return Term(followed or Handled(cursors), context, held, lanes, parked, FollowerMeter("", ""))
+
+
+async def test_what_was_parked_is_written_with_the_next_write_when_one_had_no_answer() -> None:
+    cursors, lanes = Written(failures=1), Lanes(4, 100)
+    term = term_of(cursors, lanes)
+    taking = asyncio.ensure_future(term.take(Records([1, 2])))
+    while lanes.position < 2:
+        await asyncio.sleep(0)
+    with pytest.raises(StoreUnavailable):
+        await term.write()
+    await term.write()
+    assert cursors.writes == [(2, [(1, PARKED), (2, BLOCKED)])]
+    await term.write()
+    assert cursors.writes[1:] == [(2, [])]
+    taking.cancel()
+    await lanes.close()
+
+
+async def test_what_comes_again_waits_for_nothing_that_is_parked_after_it() -> None:
+    cursors, lanes = Written(), Lanes(4, 100)
+    term = term_of(cursors, lanes, [parked_at(5, PARKED)])
+    taking = asyncio.ensure_future(term.take(Records([3, 4, 5, 6])))
+    while lanes.position < 6:
+        await asyncio.sleep(0)
+    await term.write()
+    assert cursors.writes == [(6, [(3, PARKED), (4, BLOCKED), (6, BLOCKED)])]
+    taking.cancel()
+    await lanes.close()
+
+
+async def test_a_retry_stops_before_what_is_parked_itself() -> None:
+    cursors, lanes = Written(), Lanes(4, 100)
+    term = term_of(cursors, lanes, [parked_at(3, RETRY), parked_at(4, BLOCKED), parked_at(5, PARKED)])
+    taking = asyncio.ensure_future(term.take(Records([3, 4, 5, 6])))
+    while lanes.position < 6:
+        await asyncio.sleep(0)
+    await term.write()
+    assert cursors.writes == [(6, [(3, RETRIED), (6, BLOCKED)])]
+    taking.cancel()
+    await lanes.close()
+
+
+@pytest.mark.parametrize(("seconds", "before"), [(3.0, 0), (4.0, 1)])
+async def test_one_that_took_its_cursor_longer_ago_than_a_lease_looks_first(seconds: float, before: int) -> None:
+    cursors, lanes = Written(), Lanes(4, 100)
+    followed = Handled(cursors)
+    term = term_of(cursors, lanes, followed=followed, written_at=NOW - seconds)
+    taking = asyncio.ensure_future(term.take(Records([1], decoded=True)))
+    while lanes.position < 1:
+        await asyncio.sleep(0)
+    assert followed.handled == [(1, before)]
+    taking.cancel()
+    await lanes.close()
