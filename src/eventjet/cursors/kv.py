@@ -254,17 +254,19 @@ class Cursors:
         return sorted((one for one in entries if resolved or one.is_open), key=lambda one: one.position)
 
     async def _from_leader(self, key: str) -> list[RawRecord]:
-        """The records of all keys that match, one request each; none of those that were deleted."""
-        records: list[RawRecord] = []
+        """The records of all keys that match, one request each; none of those that were deleted.
+
+        Of a key that is written while they are read it is the newer one.
+        """
+        found: dict[bytes, RawRecord] = {}
         subject, position = self._prefix + key, 1
         try:
             while (record := await self._client.ask(next_message(self._stream, position, subject))) is not None:
-                if record[4]:
-                    records.append(record)
+                found[record[2]] = record
                 position = record[0] + 1
         except StreamMissing:
             return []
-        return records
+        return [record for record in found.values() if record[4]]
 
 
 def _key(name: str, entry: ParkedEntry) -> str:
