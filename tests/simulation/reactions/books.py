@@ -27,6 +27,8 @@ class Ledgers:
     writer: str = OPERATOR
     sent: dict[str, float] = field(default_factory=dict[str, float])
     """When each process sent the last write that was stored."""
+    written_at: float = 0.0
+    """When the last one was sent."""
     entries: dict[int, ParkedEntry] = field(default_factory=dict[int, ParkedEntry])
 
 
@@ -62,7 +64,7 @@ class Books:
                 continue
             self._moved(known, cursor, sender)
             known.cursor, known.writer = cursor, sender
-            known.sent[sender] = sent_at
+            known.sent[sender] = known.written_at = sent_at
 
     def begins(self, name: str, process: str, position: int, now: float) -> None:
         """A handler is called; raises `Broken` where it must not be."""
