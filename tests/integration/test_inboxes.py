@@ -116,6 +116,13 @@ async def paid(jet: Jet, order: str) -> int:
     return (await jet.repository(Order).load(order)).cents
 
 
+async def is_paid(jet: Jet, cents: int) -> None:
+    async def look() -> bool:
+        return await paid(jet, "o") == cents
+
+    await eventually(look)
+
+
 async def test_messages_become_commands_once_though_they_come_again(
     app: App, jet: Jet, settings: Settings, desk: Desk
 ) -> None:
@@ -254,7 +261,7 @@ async def test_a_stream_made_again_is_followed_by_the_worker_that_saw_it_fail(
     cursors = Cursors(jet.client, jet.name)
     async with working(app, settings):
         await send(jet, app, "o", {"order": "o", "cents": 1})
-        await until(lambda: list(desk.told()) == [1])
+        await is_paid(jet, 1)
         await jet.client.api(f"STREAM.DELETE.{stream}")
         await jet.client.ask(create_stream({"name": stream, "subjects": [f"{stream}.>"]}))
 
@@ -266,11 +273,7 @@ async def test_a_stream_made_again_is_followed_by_the_worker_that_saw_it_fail(
         await send(jet, app, "o", {"order": "o", "cents": 5})
         at = await cursor_at(jet.store, jet.client, declared, 0)
         await put(cursors, jet.client, [declared], at, records_of(jet.store, jet.client, declared))
-
-        async def is_paid() -> bool:
-            return await paid(jet, "o") == 6
-
-        await eventually(is_paid)
+        await is_paid(jet, 6)
 
 
 async def test_a_stream_that_is_not_there_is_said(settings: Settings, desk: Desk) -> None:
