@@ -92,7 +92,7 @@ def _blocking(entry: ParkedEntry, entries: Sequence[ParkedEntry]) -> ParkedEntry
 
 
 async def pause(cursors: Cursors, names: Sequence[str]) -> list[PausedCursor]:
-    """Let them stand still until `resume`; their workers stop before they begin another event."""
+    """Let them stand still until `resume`; their workers stop when they write their cursors next, within a lease."""
     return [await _changed(cursors, name, Cursor.paused) for name in names]
 
 
