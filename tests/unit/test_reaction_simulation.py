@@ -69,7 +69,6 @@ def test_a_trace_is_the_same_in_every_process() -> None:
         (Rules(once=False), "was noted 2 times"),
         (Rules(clocks=False), "is tried again below the cursor"),
         (Rules(waits=False), "has not ended"),
-        (Rules(clears_last=False), "has not ended"),
         (Rules(orders=False), "was handled before|was handled, and"),
     ],
     ids=[
@@ -80,13 +79,21 @@ def test_a_trace_is_the_same_in_every_process() -> None:
         "a handler's commands have no ids",
         "one worker's second is another's three",
         "a process rests on a state without what woke it",
-        "a timer is cleared before it is dealt with",
         "the events of an aggregate are handled at once",
     ],
 )
 def test_a_broken_rule_is_caught(rules: Rules, says: str) -> None:
-    for first in range(0, SEEDS_TO_CATCH, 20):
-        for _, broken in run_reactions(first, 20, rules).broken:
-            if re.search(says, broken):
-                return
-    pytest.fail(f"no schedule of {SEEDS_TO_CATCH} showed it")
+    assert is_caught(rules, says, SEEDS_TO_CATCH)
+
+
+@pytest.mark.slow
+def test_a_timer_that_is_cleared_before_it_is_dealt_with_is_caught() -> None:
+    """It takes a crash between the two, on a process that nothing else wakes: about one schedule of 800."""
+    assert is_caught(Rules(clears_last=False), "has not ended", 10 * SEEDS_TO_CATCH)
+
+
+def is_caught(rules: Rules, says: str, seeds: int) -> bool:
+    """Whether one of so many schedules shows it."""
+    return any(
+        re.search(says, broken) for first in range(0, seeds, 20) for _, broken in run_reactions(first, 20, rules).broken
+    )
