@@ -167,6 +167,7 @@ def read_some(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
+@pytest.mark.slow
 def test_a_transfer_that_cannot_go_on_is_parked_and_dropped(
     acting: Acting, ended_processes: Callable[[subprocess.Popen[str]], None]
 ) -> None:

@@ -199,6 +199,7 @@ def test_deadlines_that_are_overdue_are_listed(office: Office) -> None:
     assert f"due since {late[0]['until']}, no worker has dealt with it" in flat(office("deadlines", "list").out)
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_killed_is_not_called_the_owner(office: Office) -> None:
     office.declare("reactors=[letters], processes=[Trip]")
     office("init")
@@ -238,6 +239,7 @@ def test_an_app_without_cursors_is_made_by_its_own_admin(office: Office) -> None
         assert "declares nothing" in by(READER, "status").out
 
 
+@pytest.mark.slow
 def test_a_cursor_that_is_no_longer_declared_is_told_of_and_dropped(office: Office) -> None:
     office.declare("reactors=[letters], processes=[Trip]")
     office.breaks()

@@ -82,6 +82,7 @@ def test_a_trace_is_the_same_in_every_process() -> None:
         "the events of an aggregate are handled at once",
     ],
 )
+@pytest.mark.slow
 def test_a_broken_rule_is_caught(rules: Rules, says: str) -> None:
     assert is_caught(rules, says, SEEDS_TO_CATCH)
 
