@@ -74,6 +74,8 @@ class Town:
     """(bell, n, key, attempt)"""
     fails: Callable[[str, int, int], Exception | None] = lambda bell, n, attempt: None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
+    begun: set[str] = field(default_factory=set[str])
+    """Bells of which a handler has begun, and waits for the gate perhaps."""
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -92,6 +94,7 @@ def app_of(town: Town, *, retry: Retry | None = None, name: str | None = None, *
 
     @reactor("echo", retry=retry or Retry(tries=2, first_s=0.01), **declared)
     async def echo(event: Recorded[Rung], to: Reaction[Town]) -> None:
+        to.deps.begun.add(event.aggregate_id)
         await to.deps.gate.wait()
         to.deps.heard.append((event.aggregate_id, event.data.n, to.key, to.attempt))
         if (error := to.deps.fails(event.aggregate_id, event.data.n, to.attempt)) is not None:

@@ -286,6 +286,7 @@ async def test_a_handler_is_not_cut_off_where_its_partition_is_only_handed_over(
     async with working(app, settings):
         await shared(jet, 4)
         await ring(jet, 1, 2)
+        await until(lambda: town.begun == set(BELLS))
         async with working(app, settings):
             for _ in range(5):  # it has nothing to let go of before its handlers are done
                 await asyncio.sleep(0.1)
@@ -298,8 +299,9 @@ async def test_a_handler_is_not_cut_off_where_its_partition_is_only_handed_over(
 
 async def test_another_init_is_not_overwritten(app: App, jet: Jet, settings: Settings, town: Town) -> None:
     """Between the look of one and its write another makes the cursors, and an event comes."""
+    assert jet.client is not None
     cursors = cursors_of(jet)
-    at = await cursor_at(jet.store, jet.client, declarations_of(app)[PARTS[0]], 0)  # type: ignore[arg-type]
+    at = await cursor_at(jet.store, jet.client, declarations_of(app)[PARTS[0]], 0)
     with pytest.raises(CursorFenced):
         await cursors.divide((), [replace(at, name=name, position=1) for name in PARTS], ())
     assert [(await cursors.read(name)).cursor.position for name in PARTS] == [0, 0, 0, 0]
