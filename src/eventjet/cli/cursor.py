@@ -11,6 +11,7 @@ import typer
 
 from eventjet.cli.target import AppTarget, on_app
 from eventjet.cli.terminal import ANSWER_IS_NO, Answer, counted, note, say
+from eventjet.codec.subjects import declared_name
 from eventjet.errors import CursorFenced, EventjetError, UsageError
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def drop(
     """
     if _is_declared(at, name):
         raise UsageError(f"The app declares {name!r}. Take it out of the App, end its workers, then drop its cursor.")
-    found = [one for one in _seen(at) if name in (one.cursor.name, _declared_as(one))]
+    found = [one for one in _seen(at) if name in (one.cursor.name, declared_name(one.cursor.name))]
     if not found:
         left = ", ".join(one.name for one in undeclared_cursors(at)) or "none"
         raise UsageError(f"There is no cursor {name!r}. Those that the app no longer declares: {left}.")
@@ -128,7 +129,7 @@ def undeclared_cursors(at: AppTarget) -> list[Undeclared]:
     """What has a cursor and is declared no more, by name."""
     stands: dict[str, int] = {}
     for one in _seen(at):
-        name = _declared_as(one)
+        name = declared_name(one.cursor.name)
         if not _is_declared(at, name):
             stands[name] = min(one.cursor.position, stands.get(name, one.cursor.position))
     return [Undeclared(name, position) for name, position in sorted(stands.items())]
@@ -184,13 +185,7 @@ def _seen(at: AppTarget) -> list[CursorSeen]:
         return cursors_seen(link, at.app())
 
 
-def _declared_as(one: CursorSeen) -> str:
-    """The name that an app gave it: partitions have numbers."""
-    return one.cursor.name.partition("-")[0]
-
-
 def _is_declared(at: AppTarget, name: str) -> bool:
     from eventjet.reactions.following import declarations_of
 
-    base = name.partition("-")[0]
-    return any(one.declared_as == base for one in declarations_of(at.app()).values())
+    return any(one.declared_as == declared_name(name) for one in declarations_of(at.app()).values())

@@ -206,6 +206,7 @@ class _OfCursors:
 
     async def _check(self, cursors: Cursors, positions: Sequence[int]) -> None:
         """Say of an event why nothing can be decided about it; raises `UsageError`."""
+        from eventjet.codec.subjects import declared_name
         from eventjet.domain.parked import BLOCKED, PARKED, RETRY
 
         each = [entry for name in self._names for entry in await cursors.parked(name, resolved=True)]
@@ -220,7 +221,7 @@ class _OfCursors:
                 reason = "waits behind a parked one of the same; give your verdict on that one"
             else:
                 reason = f"was {entry.parked.resolution} already, and is not parked any more"
-            name = self._names[0].partition("-")[0]
+            name = declared_name(self._names[0])
             raise UsageError(
                 f"The event at position {position} of {name!r} {reason}. "
                 f"Look at `eventjet quarantine list {name} --all`."

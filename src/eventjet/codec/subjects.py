@@ -65,6 +65,19 @@ def cursor_bucket(app: str) -> str:
     return f"{app}_cursors"
 
 
+def cursor_name(name: str, partition: int, partitions: int) -> str:
+    """What the cursor of a partition is called, from 0 on; names that are declared have no `-`.
+
+    With the number of partitions in it, no release takes the cursors of another for its own.
+    """
+    return name if partitions == 1 else f"{name}-{partition + 1}-of-{partitions}"
+
+
+def declared_name(cursor: str) -> str:
+    """What the app calls that whose cursor has this name: the inverse of `cursor_name`."""
+    return cursor.partition("-")[0]
+
+
 def timer_stream(app: str) -> str:
     """The stream of the schedules that wake an app's processes."""
     return f"EJ_{app}_timers"

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, cast
 import orjson
 
 from eventjet.codec.envelope import EXPECTED, RawRecord, header_block, mark_batch
-from eventjet.codec.subjects import cursor_bucket
+from eventjet.codec.subjects import cursor_bucket, declared_name
 from eventjet.cursors.cursor import Cursor
 from eventjet.domain.identity import encode_id
 from eventjet.domain.parked import BLOCKING, AggregateKey, Parked
@@ -175,7 +175,7 @@ class Cursors:
         found: list[FoundCursor] = []
         for sequence, _, subject, _, body in await self._from_leader("c.*"):
             own = subject.decode().removeprefix(f"{self._prefix}c.")
-            if own.partition("-")[0] == name:
+            if declared_name(own) == name:
                 with suppress(CursorDamaged):
                     found.append(FoundCursor(own, sequence, Cursor.decoded(body)))
                     continue

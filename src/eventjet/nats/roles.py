@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from eventjet.codec.subjects import (
     cursor_bucket,
+    declared_name,
     notice_subject,
     snapshot_bucket,
     stream_subjects,
@@ -118,7 +119,7 @@ def roles_of(
 
 def _keys_of(followers: Sequence[str]) -> list[str]:
     """What their workers write among the cursors."""
-    divided = dict.fromkeys(name.partition("-")[0] for name in followers if "-" in name)
+    divided = dict.fromkeys(declared_name(name) for name in followers if declared_name(name) != name)
     keys = [key for name in followers for key in (f"c.{name}", f"q.{name}.*")]
     return [*keys, *(f"w.{name}.*" for name in divided)]
 

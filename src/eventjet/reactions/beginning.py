@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
+from eventjet.codec.subjects import cursor_name
 from eventjet.cursors.cursor import PAUSED, Cursor
 from eventjet.cursors.kv import CHANGES_MAX, Cursors, FoundCursor, ParkedEntry
 from eventjet.domain.parked import DROPPED
@@ -17,7 +18,7 @@ from eventjet.errors import CursorFenced, EventjetError, LogUnusable, StreamMiss
 from eventjet.nats.api import delete_consumer, message_at, stream_info
 from eventjet.nats.client import Client
 from eventjet.quarantine.fold import is_of
-from eventjet.reactions.following import Declaration, cursor_name
+from eventjet.reactions.following import Declaration
 from eventjet.reactions.verdicts import RecordAt, give_up_lost, set_position
 from eventjet.store.store import EventStore
 

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import dataclass
 from typing import Any, cast
 
+from eventjet.codec.subjects import cursor_name, declared_name
 from eventjet.domain.parked import AggregateKey
 from eventjet.domain.process import ProcessInfo
 from eventjet.domain.reactor import Reactor, Start, partition_of
@@ -38,7 +39,7 @@ class Declaration:
     @property
     def declared_as(self) -> str:
         """The name that the app gives it."""
-        return self.name.partition("-")[0]
+        return declared_name(self.name)
 
     def has(self, key: AggregateKey) -> bool:
         """Whether an aggregate is of its partition."""
@@ -57,14 +58,6 @@ def declarations_of(app: Application) -> dict[str, Declaration]:
         ),
     ]
     return {one.name: one for one in found}
-
-
-def cursor_name(name: str, partition: int, partitions: int) -> str:
-    """What the cursor of a partition is called, from 0 on; names that are declared have no `-`.
-
-    With the number of partitions in it, no release takes the cursors of another for its own.
-    """
-    return name if partitions == 1 else f"{name}-{partition + 1}-of-{partitions}"
 
 
 def _partitions(one: Reactor[Any, Any]) -> list[Declaration]:

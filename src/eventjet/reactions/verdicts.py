@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from eventjet.codec.envelope import RawRecord
+from eventjet.codec.subjects import declared_name
 from eventjet.cursors.cursor import PAUSED, Cursor
 from eventjet.cursors.kv import CHANGES_MAX, Cursors, ParkedEntry
 from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, RETRY
@@ -99,9 +100,9 @@ async def pause(cursors: Cursors, names: Sequence[str]) -> list[PausedCursor]:
 async def resume(cursors: Cursors, names: Sequence[str]) -> list[PausedCursor]:
     """Let them go on; raises `UsageError` for one that is not paused, where no other partition of it is, either."""
     held = {name: (await cursors.read(name)).cursor for name in names}
-    paused = {name.partition("-")[0] for name, cursor in held.items() if cursor.state == PAUSED}
+    paused = {declared_name(name) for name, cursor in held.items() if cursor.state == PAUSED}
     for name, cursor in held.items():
-        if name.partition("-")[0] not in paused:
+        if declared_name(name) not in paused:
             raise UsageError(f"{cursor.kind} {name!r} is {cursor.state}, not paused. Nothing to resume.")
     return [await _changed(cursors, name, Cursor.resumed) for name in names]
 

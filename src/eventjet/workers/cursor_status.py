@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eventjet.codec.envelope import RawRecord
@@ -81,7 +81,7 @@ def cursors_seen(connection: NatsConnection, app: Application) -> list[CursorSee
 def _cursor_records(connection: NatsConnection, app: Application) -> list[RawRecord]:
     """None, too, where the app declares nothing that has a cursor, and its roles may look at none."""
     try:
-        return list(_values(connection, app.name, "c.*"))
+        return _values(connection, app.name, "c.*")
     except Forbidden:
         if declarations_of(app):
             raise
@@ -154,17 +154,17 @@ def _lag(
     return last - cursor.position, max(0.0, time.time() - min(waiting)[1] / 1e9)
 
 
-def _values(connection: NatsConnection, app: str, key: str) -> Iterator[RawRecord]:
-    """The records of all keys that match, but for those that were deleted."""
+def _values(connection: NatsConnection, app: str, key: str) -> list[RawRecord]:
+    """The records of all keys that match, but for those that were deleted; the newer of one written meanwhile."""
     bucket = cursor_bucket(app)
+    found: dict[bytes, RawRecord] = {}
     position = 1
     while True:
         try:
             record = connection.ask(next_message(f"KV_{bucket}", position, f"$KV.{bucket}.{key}"))
         except StreamMissing:
-            return
+            return []
         if record is None:
-            return
-        if record[4]:
-            yield record
+            return [one for one in found.values() if one[4]]
+        found[record[2]] = record
         position = record[0] + 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from eventjet.codec.subjects import cursor_name
 from eventjet.cursors.cursor import PAUSED
 from eventjet.domain.parked import PARKED
 from eventjet.domain.reactor import partition_of
 from eventjet.domain.recorded import Recorded
 from eventjet.quarantine.fold import aggregate_key_of
-from eventjet.reactions.following import cursor_name
 from eventjet.repository.repositories import Repositories
 from tests.simulation.reactions.app import Happened, Ledger, Noted, Thing, reacting
 from tests.simulation.reactions.books import Broken
