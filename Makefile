@@ -20,8 +20,8 @@ PEER_PYTHON ?= $(shell for each in python3.13 python3.14 python3 $${PYENV_ROOT:-
 	$$each -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 13))' 2>/dev/null && echo $$each && break; done)
 
 # That run the tests, each with one NATS server and one PostgreSQL that its tests share. 0: none but this one.
-# Many tests wait for something now and then, so the third one costs two cores nothing; a second JVM would.
-PROCESSES ?= 3
+# Many tests wait for something now and then, so the third and fourth cost two cores nothing; a second JVM would.
+PROCESSES ?= 4
 SLOW_PROCESSES ?= 2
 
 # What `make simulate` runs: seeds 0 to this of saves, and a 20th of it of reactors and processes.

@@ -82,11 +82,11 @@ run()
 
 
 def test_what_has_ended_in_time_is_not_ended_again() -> None:
+    others = set(threading.enumerate())  # the timer of pytest-timeout among them
     with interruptible(0.05), pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
-    for thread in threading.enumerate():
-        if isinstance(thread, threading.Timer):
-            thread.join(30)
+    for thread in set(threading.enumerate()) - others:
+        thread.join(30)
 
 
 def test_a_hang_up_that_is_ignored_stays_so() -> None:

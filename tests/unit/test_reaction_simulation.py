@@ -14,7 +14,7 @@ from tests.simulation.reactions.campaign import run_reactions, run_reactions_on_
 from tests.simulation.reactions.streams import Rules
 
 ROOT = Path(__file__).parents[2]
-SCHEDULES = int(os.environ.get("EVENTJET_TEST_REACTION_SCHEDULES", "400"))
+SCHEDULES = int(os.environ.get("EVENTJET_TEST_REACTION_SCHEDULES", "200"))
 SEEDS_TO_CATCH = 600
 """A broken rule must show within so many schedules."""
 
