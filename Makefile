@@ -40,7 +40,7 @@ FAULTS ?= EVENTJET_TEST_UNKNOWNS=1000 EVENTJET_TEST_IDS=100000 EVENTJET_TEST_KIL
 trial = $(if $(SEED),--seed $(SEED)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(MINUTES),--minutes $(MINUTES)) \
 	$(addprefix --only ,$(ONLY))
 
-.PHONY: setup compiled test test-slow shake simulate faults faults-root fuzz demo lint format types contract sbom audit-deps bench bench-full bench-peers scale clean
+.PHONY: setup compiled test test-slow shake simulate faults faults-root fuzz demo picture lint format types contract sbom audit-deps bench bench-full bench-peers scale clean
 
 setup: $(installed)
 
@@ -98,6 +98,10 @@ fuzz: setup
 
 demo: setup
 	$(bin)/eventjet demo
+
+# The picture of it in the README.
+picture: setup
+	$(bin)/python -m tests.docs.picture
 
 lint: setup
 	$(bin)/ruff check
