@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,8 +19,9 @@ from eventjet.errors import UsageError
 from eventjet.nats.ranges import EVENTS_PER_RANGE, range_count, split
 from eventjet.projections.projection import projection
 from eventjet.projections.resolve import resolve
+from eventjet.rebuild.choice import LOCAL_ROWS_MAX, Work, choose, spark_pays_from
 from eventjet.rebuild.folding import key_token
-from eventjet.rebuild.job import open_engine
+from eventjet.rebuild.job import EngineOptions, open_engine, options_of
 from eventjet.rebuild.plan import (
     ENGINES,
     EVENTS_PER_PARTITION,
@@ -122,22 +124,55 @@ def test_snapshots_of_many_events_are_folded_in_more_partitions_than_cores() -> 
 
 def test_an_engine_that_does_not_exist_is_refused() -> None:
     flink: Any = "flink"
-    with pytest.raises(UsageError, match="Use spark or local"):
-        open_engine(flink, Watch())
+    with pytest.raises(UsageError, match="Use auto, spark or local"):
+        options_of(flink)
 
 
 def test_the_local_engine_writes_no_archive() -> None:
     job: Any = None
-    with open_engine("local", Watch()) as engine, pytest.raises(UsageError, match="Only Spark writes archives"):
+    with (
+        open_engine("local", EngineOptions("local"), Watch()) as engine,
+        pytest.raises(UsageError, match="Only Spark writes archives"),
+    ):
         engine.seal(job, "past", [(1, 10)])
 
 
 def test_every_engine_is_found_by_its_name() -> None:
     for name in ENGINES:
-        with open_engine(name, Watch()) as engine:
+        with open_engine(name, EngineOptions(name), Watch()) as engine:
             assert engine.name == name
 
 
 @given(st.lists(st.tuples(st.text(), st.integers(), st.text()), unique=True, min_size=2, max_size=2))
 def test_different_keys_have_different_tokens(keys: list[tuple[str, int, str]]) -> None:
     assert key_token(keys[0]) != key_token(keys[1])
+
+
+@pytest.mark.parametrize(
+    ("work", "engine", "says"),
+    [
+        (Work(40_000, 9_000, 8), "local", r"40,000 events; Spark pays from about \d+0,000 on 8 cores"),
+        (Work(40_000, 9_000, 1), "local", "does not pay on one core, or on a cluster"),
+        (Work(1, 1, 2), "local", "local: 1 event; "),
+        (Work(100_000_000, 9_000, 8), "spark", "100,000,000 events, and it pays from about"),
+        (Work(100_000_000, 9_000, 8, installed=False), "local", "pyspark is not installed, though 100,000,000"),
+        (Work(40_000, LOCAL_ROWS_MAX + 1, 8), "spark", "5,000,001 rows may be too many"),
+        (
+            Work(40_000, 9_000, 8, cluster="spark://head:7077"),
+            "spark",
+            "Spark on spark://head:7077, which is configured",
+        ),
+        (Work(40_000, 9_000, 8, remote_archive=True), "spark", "no folder of this machine"),
+    ],
+)
+def test_the_engine_is_chosen_by_what_the_work_costs(work: Work, engine: str, says: str) -> None:
+    chosen, why = choose(work)
+    assert chosen == engine
+    assert re.search(says, why), why
+
+
+def test_more_cores_make_spark_pay_earlier() -> None:
+    least = [spark_pays_from(cores) for cores in (2, 4, 8, 64)]
+    assert spark_pays_from(1) is None
+    assert all(least)
+    assert least == sorted(least, key=lambda one: -(one or 0))

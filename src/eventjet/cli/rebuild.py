@@ -17,9 +17,15 @@ from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
     from eventjet.rebuild import Difference, EngineOptions, Preview, RebuildReport, SnapshotReport, VerifyReport
+    from eventjet.rebuild.choice import EngineChoice
 
 EngineOption = Annotated[
-    str, typer.Option("--engine", metavar="spark|local", help="Spark, or this process alone without a JVM.")
+    str,
+    typer.Option(
+        "--engine",
+        metavar="auto|spark|local",
+        help="Spark, or this process alone without a JVM; auto: Spark where it is configured or pays.",
+    ),
 ]
 MasterOption = Annotated[
     str | None,
@@ -45,7 +51,7 @@ snapshots = typer.Typer(name="snapshots", help="Folded states that are kept besi
 def rebuild(
     at: AppTarget,
     projections: Annotated[list[str], typer.Argument(metavar="PROJECTION", help="Which ones.")],
-    engine: EngineOption = "spark",
+    engine: EngineOption = "auto",
     master: MasterOption = None,
     from_archive: FromArchiveOption = None,
     no_ship: NoShipOption = False,
@@ -73,7 +79,7 @@ def rebuild(
 def verify(
     at: AppTarget,
     projection: Annotated[str, typer.Argument(help="Which one.")],
-    engine: EngineOption = "local",
+    engine: EngineOption = "auto",
     master: MasterOption = None,
     from_archive: FromArchiveOption = None,
     no_ship: NoShipOption = False,
@@ -103,7 +109,7 @@ def build(
         int | None,
         typer.Option("--min-events", metavar="N", help="Only aggregates with so many; default: its snapshot_every."),
     ] = None,
-    engine: EngineOption = "spark",
+    engine: EngineOption = "auto",
     master: MasterOption = None,
 ) -> Answer:
     """Write the snapshots of all aggregates of a type from one reading of the log.
@@ -124,11 +130,12 @@ def build(
 
 def _engine_options(name: str, master: str | None, no_ship: bool = False) -> EngineOptions:
     """The engine of this name; raises `UsageError`."""
-    from eventjet.rebuild import ENGINES, EngineOptions
+    from eventjet.rebuild import EngineOptions
+    from eventjet.rebuild.job import options_of
 
-    if name not in ENGINES:
-        raise UsageError(f"There is no engine {name!r}. Use {' or '.join(ENGINES)}.")
-    return EngineOptions(name, master, ship=not no_ship)
+    if name == "local" and master is not None:
+        raise UsageError("--master is Spark's, and --engine local runs without it. Leave one of them out.")
+    return options_of(EngineOptions(cast("EngineChoice", name), master, ship=not no_ship))
 
 
 def _print_rebuilt(report: RebuildReport) -> None:

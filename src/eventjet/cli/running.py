@@ -48,6 +48,8 @@ def finished(consolation: str, work: Callable[..., Coroutine[Any, Any, T]]) -> T
     with interruptible(CLEARED_S) as interruption, progress() as shown:
 
         def show(step: Progress) -> None:
+            if step.note:
+                note(step.note)
             shown(step.phase, step.done, step.total or None)
 
         try:

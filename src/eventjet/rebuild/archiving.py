@@ -16,7 +16,7 @@ from eventjet.codec.envelope import MSG_ID, header
 from eventjet.errors import ArchiveBroken, UsageError
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef, loaded
-from eventjet.rebuild.job import EngineOptions, Job, in_job, in_thread, open_engine
+from eventjet.rebuild.job import EngineOptions, Job, in_job, in_thread, open_engine, options_of
 from eventjet.rebuild.plan import EngineName
 from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.replay_source import check_same_past
@@ -104,7 +104,8 @@ async def restore(
 
     def work(watch: Watch) -> Restored:
         stream = loaded(app).name
-        with open_engine(engine, watch) as chosen:
+        options = options_of(engine)
+        with open_engine("local" if options.name == "local" else "spark", options, watch) as chosen:
             archive = ArchiveReader(chosen.archive_files(url))
             _check(stream, archive, watch)
             restoring = republish.Restore(

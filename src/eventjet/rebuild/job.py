@@ -7,10 +7,12 @@ package imports Spark.
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from os import cpu_count
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -19,14 +21,15 @@ import psycopg
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
 from eventjet.archive.manifest import Segment
-from eventjet.archive.reading import ArchiveFiles
+from eventjet.archive.reading import ArchiveFiles, folder_of
 from eventjet.codec.catalog import Catalog
 from eventjet.errors import RebuildError, UsageError
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef, loaded
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.rebuild.plan import ENGINES, EngineName, Extent, Plan, make_plan
+from eventjet.rebuild.choice import CHOICES, EngineChoice, Work, choose
+from eventjet.rebuild.plan import EngineName, Extent, Plan, make_plan
 from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.replay_source import Log, ReplaySource, archived_source
 from eventjet.rebuild.runs import Part, Target
@@ -34,6 +37,7 @@ from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.store.earlier import EarlierRecords
 from eventjet.store.voids import voids_in
+from eventjet.urls import shown_master
 from eventjet.workers.reader import state_of_log
 
 if TYPE_CHECKING:
@@ -55,7 +59,7 @@ _FACTORIES: Mapping[EngineName, str] = {
 class EngineOptions:
     """Which engine a job runs on, and where."""
 
-    name: EngineName = "spark"
+    name: EngineChoice = "spark"
     master: str | None = None
     """Of Spark: else a session that runs already, else `SPARK_REMOTE`, else all cores of this machine."""
     ship: bool = True
@@ -136,13 +140,36 @@ class Engine(Protocol):
         ...
 
 
-def open_engine(engine: EngineName | EngineOptions, watch: Watch) -> AbstractContextManager[Engine]:
-    """The engine of this name, until the end of a `with`; raises `UsageError` when there is none."""
+def options_of(engine: EngineChoice | EngineOptions) -> EngineOptions:
+    """The options of a job; raises `UsageError` for an engine that there is not."""
     options = engine if isinstance(engine, EngineOptions) else EngineOptions(engine)
-    if options.name not in _FACTORIES:
-        raise UsageError(f"There is no engine {options.name!r}. Use {' or '.join(ENGINES)}.")
-    factory: Callable[[EngineOptions, Watch], AbstractContextManager[Engine]] = resolve_name(_FACTORIES[options.name])
+    if options.name not in CHOICES:
+        raise UsageError(f"There is no engine {options.name!r}. Use {', '.join(CHOICES[:-1])} or {CHOICES[-1]}.")
+    return options
+
+
+def open_engine(name: EngineName, options: EngineOptions, watch: Watch) -> AbstractContextManager[Engine]:
+    """One engine, until the end of a `with`."""
+    factory: Callable[[EngineOptions, Watch], AbstractContextManager[Engine]] = resolve_name(_FACTORIES[name])
     return factory(options, watch)
+
+
+def _engine_for(log: Log, options: EngineOptions, watch: Watch, from_archive: str | None) -> EngineName:
+    """The engine that was named, or the one that the log and the machine speak for; that is told."""
+    if options.name != "auto":
+        return options.name
+    state = log.state
+    work = Work(
+        events=max(0, state.last if from_archive else state.last - state.first + 1),
+        keys=state.subjects,
+        cores=cpu_count() or 1,
+        cluster=shown_master(configured) if (configured := options.master or os.environ.get("SPARK_REMOTE")) else None,
+        installed=find_spec("pyspark") is not None,
+        remote_archive=from_archive is not None and folder_of(from_archive) is None,
+    )
+    name, why = choose(work)
+    watch.say(why)
+    return name
 
 
 @contextmanager
@@ -150,22 +177,24 @@ def open_job(
     app: Application | AppRef,
     settings: Settings,
     watch: Watch,
-    engine: EngineName | EngineOptions,
+    engine: EngineChoice | EngineOptions,
     from_archive: str | None = None,
 ) -> Generator[Job]:
     """A job until the end of a `with`; raises `Unreachable`, `UsageError` and `ArchiveBroken`.
 
     `from_archive` is the URL of an archive that the past is read from.
     """
-    application = loaded(app)
-    with open_engine(engine, watch) as chosen:
-        with watch.phase("start"):
-            endpoint = Endpoint.of(settings).with_name("eventjet-rebuild")
-            with NatsConnection.open(endpoint) as connection:
-                log = Log(endpoint, application.name, *state_of_log(connection, application.name))
-                catalog = application.catalog.of_log(voids_in(connection, application.name))
-            source = ReplaySource(log)
-            if from_archive is not None:
+    application, options = loaded(app), options_of(engine)
+    with watch.phase("start"):
+        endpoint = Endpoint.of(settings).with_name("eventjet-rebuild")
+        with NatsConnection.open(endpoint) as connection:
+            log = Log(endpoint, application.name, *state_of_log(connection, application.name))
+            catalog = application.catalog.of_log(voids_in(connection, application.name))
+        name = _engine_for(log, options, watch, from_archive)
+    with open_engine(name, options, watch) as chosen:
+        source = ReplaySource(log)
+        if from_archive is not None:
+            with watch.phase("start"):
                 source = archived_source(log, chosen.archive_files(from_archive))
         yield Job(application, app if isinstance(app, AppRef) else None, settings, chosen, source, watch, catalog)
 
@@ -173,7 +202,7 @@ def open_job(
 async def in_job(
     app: Application | AppRef,
     settings: Settings,
-    engine: EngineName | EngineOptions,
+    engine: EngineChoice | EngineOptions,
     work: Callable[[Job], T],
     *,
     check: Callable[[Application], object] = lambda _: None,

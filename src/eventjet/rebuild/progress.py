@@ -33,6 +33,8 @@ class Progress:
     phase: Phase
     done: int
     total: int
+    note: str = ""
+    """What there is to say in words, once: which engine was chosen, and why."""
 
 
 Report: TypeAlias = Callable[[Progress], None]
@@ -79,6 +81,11 @@ class Watch:
         self.check()
         if self._report is not None:
             self._report(Progress(phase, done, total))
+
+    def say(self, note: str) -> None:
+        """Report something in words, while the work is being prepared."""
+        if self._report is not None:
+            self._report(Progress("start", 0, 0, note))
 
     def check(self) -> None:
         """Raise `Stopped` once the work is not wanted any more."""

@@ -17,6 +17,7 @@ from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.rebuild.catchup import catching_up, check_loaded, is_of_this_log, replaying, swap_in
+from eventjet.rebuild.choice import EngineChoice
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.plan import EngineName, Plan, Route, route_of
 from eventjet.rebuild.progress import Report
@@ -71,7 +72,7 @@ async def rebuild(
     names: Sequence[str],
     settings: Settings,
     *,
-    engine: EngineName | EngineOptions = "spark",
+    engine: EngineChoice | EngineOptions = "auto",
     from_archive: str | None = None,
     progress: Report | None = None,
 ) -> RebuildReport:
@@ -207,7 +208,7 @@ async def preview(
     names: Sequence[str],
     settings: Settings,
     *,
-    engine: EngineName | EngineOptions = "spark",
+    engine: EngineChoice | EngineOptions = "auto",
     from_archive: str | None = None,
 ) -> Preview:
     """Plan a rebuild and change nothing at all. Raises `ArchiveBroken`, `Unreachable` and `UsageError`."""

@@ -19,6 +19,7 @@ from eventjet.nats.api import stream_info
 from eventjet.nats.connection import ask_once
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef, aggregate_of
+from eventjet.rebuild.choice import EngineChoice
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.plan import EngineName, plan_snapshots
 from eventjet.rebuild.progress import Report
@@ -179,7 +180,7 @@ async def build_snapshots(
     aggregate: str,
     settings: Settings,
     *,
-    engine: EngineName | EngineOptions = "spark",
+    engine: EngineChoice | EngineOptions = "auto",
     min_events: int | None = None,
     progress: Report | None = None,
 ) -> SnapshotReport:

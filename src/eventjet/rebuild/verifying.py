@@ -20,6 +20,7 @@ from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.quarantine.fold import BlockedAggregates, ParkingFold, reader
 from eventjet.rebuild.catchup import check_loaded, replaying
+from eventjet.rebuild.choice import EngineChoice
 from eventjet.rebuild.compare import Difference, compare_rows, compare_tables
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.plan import EngineName, Plan
@@ -57,7 +58,7 @@ async def verify(
     name: str,
     settings: Settings,
     *,
-    engine: EngineName | EngineOptions = "local",
+    engine: EngineChoice | EngineOptions = "auto",
     from_archive: str | None = None,
     progress: Report | None = None,
 ) -> VerifyReport:
