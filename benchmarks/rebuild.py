@@ -42,7 +42,7 @@ LOCAL = "local engine"
 SPARK = "Spark from JetStream"
 ARCHIVE = "Spark from an archive"
 LOCAL_PROGRAM = "eventjet rebuild --engine local, from nothing"
-SPARK_PROGRAM = "eventjet rebuild, from nothing"
+SPARK_PROGRAM = "eventjet rebuild --engine spark, from nothing"
 PEER = "pyeventsourcing, catch-up"
 
 TARGETS = ((LOCAL, FRAMES, 0.4), (LOCAL, RECORDS, None), (SPARK, LOCAL, 0.8), (ARCHIVE, SPARK, 2.0))

