@@ -22,6 +22,7 @@ from eventjet.cli.cursor import cursor
 from eventjet.cli.db import db, init
 from eventjet.cli.history import history, tail
 from eventjet.cli.nats_config import nats_config
+from eventjet.cli.new import new
 from eventjet.cli.process import deadlines, process
 from eventjet.cli.quarantine import commands as quarantine
 from eventjet.cli.rebuild import rebuild, snapshots, verify
@@ -47,6 +48,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (
+    new,
     init,
     worker,
     serve,

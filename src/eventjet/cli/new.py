@@ -1,0 +1,77 @@
+"""`eventjet new`: a small project that runs, to be grown into one's own."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import shutil
+import sys
+import tempfile
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eventjet.cli.terminal import say
+from eventjet.errors import UsageError
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_WORD = "starter"
+"""What the project is called as it is packaged."""
+_PLACES = {"gitignore": ".gitignore", "ci.yaml": ".github/workflows/ci.yaml"}
+"""Files that would mean something to the tools of eventjet's own project where they belong."""
+
+
+def new(
+    name: Annotated[str, typer.Argument(help="Of the project, its package and its app: letters, digits and _.")],
+) -> None:
+    """Make a folder with a small project that runs: a domain, a read model, tests, containers and CI.
+
+    An existing folder is taken when it is empty. Nothing is started or installed.
+    """
+    folder = Path.cwd() / _checked(name)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{name!r} exists here already and is not empty. Choose another name, or move it away.")
+    written = _write(name, folder)
+    say(f"{len(written)} files in {name}. Next:")
+    print(f"  cd {name}\n  pytest\n  eventjet dev")
+    say("README.md there has the rest.")
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name) or keyword.iskeyword(name):
+        raise UsageError(
+            f"{name!r} cannot be a package and a stream. Use up to 40 lowercase letters, digits and _, a letter first."
+        )
+    if name in sys.stdlib_module_names or name in {"eventjet", "examples", "tests"}:
+        raise UsageError(f"{name!r} would hide a module of that name. Choose another one.")
+    return name
+
+
+def _write(name: str, folder: Path) -> list[Path]:
+    """All of it or nothing: written beside the folder, then moved to its place."""
+    try:
+        with (
+            as_file(files("eventjet") / _WORD) as source,
+            tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as beside,
+        ):
+            made = Path(beside) / name
+            for template in sorted(source.rglob("*")):
+                if template.is_dir() or template.suffix == ".pyc":
+                    continue
+                place = template.relative_to(source)
+                target = made / _PLACES.get(str(place), str(place).replace(_WORD, name))
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(_renamed(template.read_text(encoding="utf-8"), name), encoding="utf-8")
+            written = [one for one in made.rglob("*") if one.is_file()]
+            if folder.exists():
+                folder.rmdir()
+            shutil.move(made, folder)
+            return written
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror}. Go to a folder that can be.") from error
+
+
+def _renamed(text: str, name: str) -> str:
+    return re.sub(rf"\b{_WORD}\b", name, text)

@@ -1,0 +1,1 @@
+"""A list of tasks, kept as the events that happened to them."""

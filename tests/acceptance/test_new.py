@@ -1,0 +1,92 @@
+"""`eventjet new`: what it makes passes its own tests and every check, and runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import forked
+from tests.acceptance.conftest import Program
+
+TOOLS = {
+    "tests": ("-m", "pytest", "-q"),
+    "mypy": ("-m", "mypy"),
+    "lint": ("-m", "ruff", "check", "."),
+    "format": ("-m", "ruff", "format", "--check", "."),
+    "pyright": ("-m", "pyright", "--pythonpath", sys.executable),
+}
+
+
+def made(folder: Path, name: str = "shop") -> subprocess.CompletedProcess[str]:
+    return forked.run("eventjet.cli", ("new", name), folder=folder, environ=os.environ, timeout_s=120)
+
+
+def test_the_name_of_the_project_is_the_only_one_in_it(tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()  # an empty folder is taken
+    assert made(tmp_path).returncode == 0
+    files = [one for one in (tmp_path / "shop").rglob("*") if one.is_file()]
+    assert {".gitignore", "ci.yaml", "compose.yaml", "app.py", "test_tasks.py"} <= {one.name for one in files}
+    assert not [one for one in files if "starter" in one.read_text(encoding="utf-8") or "starter" in str(one)]
+    assert [one.name for one in tmp_path.iterdir()] == ["shop"]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("Shop", "lowercase"), ("a-b", "lowercase"), ("class", "lowercase"), ("json", "would hide")]
+)
+def test_a_name_that_is_no_package_is_refused(tmp_path: Path, name: str, says: str) -> None:
+    ended = made(tmp_path, name)
+    assert ended.returncode == 2
+    assert says in " ".join(ended.stderr.split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_there_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop/mine").touch()
+    ended = made(tmp_path)
+    assert (ended.returncode, "not empty" in ended.stderr) == (2, True)
+    assert [one.name for one in tmp_path.rglob("*")] == ["shop", "mine"]
+
+
+@pytest.mark.slow
+def test_the_project_passes_its_tests_and_every_check(tmp_path: Path) -> None:
+    assert made(tmp_path).returncode == 0
+    for name, command in TOOLS.items():
+        done = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path / "shop", capture_output=True, text=True, timeout=280
+        )
+        assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
+
+
+@pytest.mark.slow
+def test_the_project_runs(tmp_path: Path, bank: Program) -> None:
+    assert made(tmp_path).returncode == 0
+    where = {name: bank.environ[name] for name in ("EVENTJET_SERVERS", "EVENTJET_DATABASE")}
+    environ = {**os.environ, **where}
+    environ.pop("EVENTJET_APP", None)
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", *arguments],
+            cwd=tmp_path / "shop",
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run("eventjet.cli", "init")
+    worker = subprocess.Popen([sys.executable, "-m", "eventjet.cli", "worker"], cwd=tmp_path / "shop", env=environ)
+    try:
+        assert run("shop", "add", "t-1", "Make tea") == "- t-1 Make tea\n"
+        assert run("shop", "done", "t-1") == "x t-1 Make tea\n"
+        assert "0 differences" in run("eventjet.cli", "verify", "tasks")
+    finally:
+        worker.terminate()
+        worker.wait(120)
