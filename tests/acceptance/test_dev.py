@@ -122,3 +122,32 @@ def test_a_fault_in_the_app_is_told_before_anything_starts(app: Program) -> None
     ended = app("dev")
     assert (ended.status, ended.is_one_paragraph()) == (2, True)
     assert not Path(app.folder / ".eventjet").exists()
+
+
+@pytest.mark.slow
+def test_a_changed_source_starts_the_worker_again_and_an_error_waits_for_the_next_change(
+    app: Program, ended_processes: Keep
+) -> None:
+    source = app.folder / "bank.py"
+    text = source.read_text(encoding="utf-8")
+    with traces() as left:
+        process = app.start("dev", "--reload", "--temporary", TMPDIR=str(left.folder))
+        ended_processes(process)
+        assert process.stderr is not None
+        said = iter(process.stderr.readline, "")
+
+        def await_line(part: str) -> None:
+            assert any(part in line for line in said), process.poll()
+
+        await_line("ready: balances")
+        source.write_text(text + "\nbroken = (\n", encoding="utf-8")
+        await_line("changed: bank.py")
+        await_line("SyntaxError")
+        await_line("starts again when a source changes")
+        source.write_text(text + "\nwhole = 1\n", encoding="utf-8")
+        await_line("changed: bank.py")
+        await_line("ready: balances")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=_END_S)
+        assert process.returncode == 0
+        assert (left.processes(), left.files()) == ([], [])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eventjet.cli.db import prepare
+from eventjet.cli.reloading import work_reloading
 from eventjet.cli.running import interruptible, progress, run_until_stopped
 from eventjet.cli.target import AppTarget, on_app
 from eventjet.cli.terminal import Answer, note, print_table, say
@@ -48,6 +49,7 @@ def worker(
             help="Tell /healthz and /metrics there; else nowhere.",
         ),
     ] = None,
+    make: Annotated[bool, typer.Option("--prepare", hidden=True)] = False,
 ) -> None:
     """Keep read models up to date, and do what events lead to, until SIGTERM or Ctrl-C, which finish what is in hand.
 
@@ -59,6 +61,8 @@ def worker(
     chosen = at.work(names or []).names
     if not chosen:
         raise UsageError("The app declares nothing to work on. List a projection or a reactor in its App.")
+    if make:  # `dev --reload`, whose worker may come with new tables
+        asyncio.run(prepare(at))
     asyncio.run(
         run_until_stopped(at, chosen, lambda: note(f"ready: {', '.join(chosen)}; working or standing by"), http=address)
     )
@@ -126,6 +130,9 @@ def dev(
     at: AppTarget,
     postgres: Annotated[bool, typer.Option("--postgres", help="An embedded PostgreSQL instead of SQLite.")] = False,
     temporary: Annotated[bool, typer.Option("--temporary", help="Keep nothing; else it stays in ./.eventjet.")] = False,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Start the workers again when a Python file of the app changes.")
+    ] = False,
 ) -> None:
     """Run NATS, a database and the app's workers here, until Ctrl-C.
 
@@ -138,14 +145,15 @@ def dev(
     with interruptible(_ENDED_S) as interruption, running_stack(folder, postgres=postgres) as stack:
         settings = replace(at.settings, servers=(stack.servers,), database=stack.database)
         try:
-            interruption.run(_work(replace(at, settings=settings), stack))
+            interruption.run(_work(replace(at, settings=settings), stack, reload=reload))
         finally:
             interruption.calm()
         note("stopped")
 
 
-async def _work(at: AppTarget, stack: Stack) -> None:
-    await prepare(at)
+async def _work(at: AppTarget, stack: Stack, *, reload: bool) -> None:
+    if not reload:
+        await prepare(at)
     shown = at.settings.shown()
     note(f"NATS at {shown['servers']}, {shown['database']}")
     note("In another shell:")
@@ -153,6 +161,9 @@ async def _work(at: AppTarget, stack: Stack) -> None:
     file = stack.write_exports(at.reference)
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     print(f". {shlex.quote(str(shown))}", flush=True)
+    if reload:
+        await work_reloading(at, {"EVENTJET_SERVERS": stack.servers, "EVENTJET_DATABASE": stack.database})
+        return
     names = at.work([]).names
     kept = ", ".join(names) or "nothing to work on"
     await run_until_stopped(at, names, lambda: say(f"ready: {kept}; Ctrl-C stops everything"))

@@ -205,6 +205,7 @@ class DemoCommand(ServerProcess):
 
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
         self._name = f"`eventjet {' '.join(arguments)}`"
+        self._output = log
         self._read = 0
         self._rest = b""
         # Not from the current folder, where anything may lie.
@@ -236,7 +237,7 @@ class DemoCommand(ServerProcess):
 
     def _printed(self, step: _Step) -> Iterator[str]:
         """The lines printed since; those of progress go to `step` instead."""
-        with self._log.open("rb") as log:
+        with self._output.open("rb") as log:
             log.seek(self._read)
             fresh = log.read()
         self._read += len(fresh)

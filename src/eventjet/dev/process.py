@@ -32,13 +32,15 @@ _TAIL_BYTES = 8_192
 class ServerProcess:
     """A running server."""
 
-    def __init__(self, component: str, program: Program, log: Path, environ: Mapping[str, str] | None = None) -> None:
-        """`component` is what errors call it; `log` takes its output, and the supervisor's."""
+    def __init__(
+        self, component: str, program: Program, log: Path | None, environ: Mapping[str, str] | None = None
+    ) -> None:
+        """`component` is what errors call it; `log` takes its output and the supervisor's, or standard error."""
         self._component = component
         self._program = program
         self._log = log
         supervisor = str(Path(__file__).with_name("supervisor.py"))
-        with log.open("ab") as output:
+        with contextlib.nullcontext() if log is None else log.open("ab") as output:
             self._supervisor = subprocess.Popen(
                 [sys.executable, "-I", "-S", supervisor, json.dumps(asdict(program)), str(os.getpid())],
                 stdin=subprocess.PIPE,
@@ -120,10 +122,13 @@ class ServerProcess:
 
     def failure(self, reason: str) -> ComponentFailed:
         """The error for this program, with what it said last."""
-        return ComponentFailed(self._component, reason, self._log, self.tail(), kept=self._program.remove is None)
+        kept = self._log is not None and self._program.remove is None
+        return ComponentFailed(self._component, reason, self._log or Path("/dev/stderr"), self.tail(), kept=kept)
 
     def tail(self) -> str:
         """The last lines of its log as one line."""
+        if self._log is None:
+            return ""
         try:
             with self._log.open("rb") as file:
                 file.seek(max(0, self._log.stat().st_size - _TAIL_BYTES))
