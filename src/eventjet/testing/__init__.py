@@ -1,8 +1,9 @@
 """What an application's tests use, without a server and without a database.
 
 `scenario` tests decisions, `story` a process, `reacted` a reactor, `projected` read models, `in_memory` commands over a
-log in memory, and `world` a whole app whose clock is moved by hand. The names are imported when they are used, since
-pytest imports this package at every start for the fixtures in `plugin`.
+log in memory, and `world` a whole app whose clock is moved by hand. `AggregateLaws`, `ProjectionLaws` and `CodecLaws`
+hold an application to what must be so, with histories that Hypothesis writes. The names are imported when they are
+used, since pytest imports this package at every start for the fixtures in `plugin`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from eventjet.lazy import lazy
 
 if TYPE_CHECKING:
+    from eventjet.testing.laws import AggregateLaws, CodecLaws, ProjectionLaws
     from eventjet.testing.memory import in_memory
     from eventjet.testing.projecting import on, projected
     from eventjet.testing.reacting import reacted
@@ -19,11 +21,23 @@ if TYPE_CHECKING:
     from eventjet.testing.stories import story
     from eventjet.testing.world import world
 
-__all__ = ["in_memory", "on", "projected", "reacted", "scenario", "story", "world"]
+__all__ = [
+    "AggregateLaws",
+    "CodecLaws",
+    "ProjectionLaws",
+    "in_memory",
+    "on",
+    "projected",
+    "reacted",
+    "scenario",
+    "story",
+    "world",
+]
 
 __getattr__ = lazy(
     __name__,
     {
+        "eventjet.testing.laws": ("AggregateLaws", "CodecLaws", "ProjectionLaws"),
         "eventjet.testing.memory": ("in_memory",),
         "eventjet.testing.projecting": ("on", "projected"),
         "eventjet.testing.reacting": ("reacted",),

@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from eventjet.dev.postgres import PostgresServer
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--write-golden`, of `eventjet.testing`'s laws."""
+    parser.getgroup("eventjet").addoption(
+        "--write-golden",
+        action="store_true",
+        help="Write down how events fold and look today, for `AggregateLaws` and `CodecLaws` of later releases.",
+    )
+
+
 @pytest.fixture(scope="session")
 def eventjet_nats() -> Iterator[NatsServer]:
     """A NATS server with JetStream, on a free port of 127.0.0.1; `eventjet_nats.url` is where to connect."""

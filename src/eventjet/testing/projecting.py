@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, Generic, Protocol, TypeVar, overload
 
-from eventjet.codec.catalog import Catalog
 from eventjet.domain.recorded import Recorded
-from eventjet.domain.subscription import events_of
 from eventjet.projections.app_ref import Declared
 from eventjet.projections.fold import Fold
 from eventjet.projections.projection import Entries, Projection
-from eventjet.projections.resolve import resolve
 from eventjet.projections.row_codec import RowCodec
-from eventjet.projections.sql_projection import ResolvedSql, SqlProjection, resolve_sql, subscription
-from eventjet.sql import checkpoint
-from eventjet.sql.database import Database
-from eventjet.sql.locations import create_tables
-from eventjet.sql.sqlite import make_readable
-from eventjet.writers.batch import Batch
-from eventjet.writers.sql_writer import SqlWriter
+from eventjet.projections.sql_projection import ResolvedSql, SqlProjection
+from eventjet.testing.read_model import TableRows, read_model_case, resolved_alone
 
 R = TypeVar("R")
 E = TypeVar("E")
-
-TableRows: TypeAlias = dict[str, list[dict[str, Any]]]
-"""Table → its rows, by primary key."""
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -103,45 +89,17 @@ def projected(projection: Declared, /, *histories: Iterable[Recorded[object]]) -
     """
     given = [recorded for history in histories for recorded in history]
     events = [replace(recorded, position=position) for position, recorded in enumerate(given, 1)]
-    if isinstance(projection, SqlProjection):
-        subscribed = subscription(projection)
-    else:
-        function, place = (projection.fold, 1) if isinstance(projection, Projection) else (projection.rows, 0)
-        subscribed = events_of(function, function.__code__.co_varnames[place])
-    catalog = Catalog([*subscribed, *(type(recorded.data) for recorded in events)])
-    if isinstance(projection, SqlProjection):
-        by_hand = resolve_sql(projection, catalog)
-        taken = [recorded for recorded in events if type(recorded.data) in by_hand.handlers]
+    resolved = resolved_alone(projection, [type(recorded.data) for recorded in events])
+    if isinstance(resolved, ResolvedSql):
+        taken = [recorded for recorded in events if type(recorded.data) in resolved.handlers]
         # In a thread, so that a test may be a coroutine itself.
         with ThreadPoolExecutor(1) as thread:
-            return ProjectedTables(thread.submit(asyncio.run, _rows_after(by_hand, taken)).result())
-    resolved = resolve(projection, catalog)
+            return ProjectedTables(thread.submit(_rows_after, resolved, taken).result())
     fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type))
     rows = fold({}, [recorded for recorded in events if type(recorded.data) in resolved.events])
     return Projected(row for row in rows.values() if row is not None)
 
 
-async def _rows_after(resolved: ResolvedSql, events: Sequence[Recorded[Any]]) -> TableRows:
-    """The rows of all tables after these events, which are of the subscription and have rising positions."""
-    for table in resolved.tables:
-        make_readable(table)
-    with tempfile.TemporaryDirectory(prefix="eventjet-") as folder:
-        database = Database(f"sqlite:///{Path(folder) / 'trial.db'}")
-        engine = database.engine()
-        database.dialect.enforce_foreign_keys(engine.sync_engine)
-        try:
-            async with engine.begin() as connection:
-                await connection.run_sync(create_tables, [resolved])
-                await connection.run_sync(checkpoint.ensure, resolved.name, resolved.revision)
-                held = await connection.run_sync(checkpoint.read, resolved.name, resolved.revision)
-                assert held is not None
-                if events:
-                    batch = Batch(0, events[-1].position, events[-1].event_id, events)
-                    await SqlWriter(resolved, lease_s=0).write(connection, held, batch)
-                rows: TableRows = {}
-                for table in resolved.tables:
-                    result = await connection.execute(table.select().order_by(*table.primary_key.columns))
-                    rows[table.name] = [dict(row) for row in result.mappings()]
-                return rows
-        finally:
-            await engine.dispose()
+def _rows_after(resolved: ResolvedSql, events: Sequence[Recorded[Any]]) -> TableRows:
+    with read_model_case(resolved) as case:
+        return case.written(events, ())

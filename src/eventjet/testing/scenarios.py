@@ -41,7 +41,7 @@ class Given(Generic[S, E]):
     ) -> When[S, E]:
         """Make one decision; what it raises is kept for `then_raises`."""
         name = str(getattr(decide, "__qualname__", decide))
-        with _left_as_they_are(name, self.state):
+        with left_as_they_are(name, self.state):
             try:
                 events = cast("tuple[E, ...]", recorded_events(decide(self.state, *args, **kwargs)))
             except Exception as error:
@@ -95,13 +95,22 @@ def folded(state: S, events: Sequence[E], catalog: Catalog) -> S:
         if type(event) not in catalog:
             raise AssertionError(f"{event!r} is not an event that this aggregate folds")
         catalog.encode(event)  # what could not be stored must not pass a test
-        with _left_as_they_are(f"{type(state).__qualname__}.evolve", state, event):
-            state = evolved(state, event)
+        name = f"{type(state).__qualname__}.evolve"
+        with left_as_they_are(name, state, event):
+            try:
+                state = evolved(state, event)
+            except DefinitionError as error:
+                raise AssertionError(str(error)) from error
+            except Exception as error:
+                raise AssertionError(
+                    f"{name} raised {error!r} for {event!r} on {state!r}. It takes every event, in any order: return "
+                    "the state as it is where an event says nothing new."
+                ) from error
     return state
 
 
 @contextmanager
-def _left_as_they_are(name: str, *given: object) -> Generator[None]:
+def left_as_they_are(name: str, *given: object) -> Generator[None]:
     """Raise `AssertionError` when what a function was given is not afterwards what it was."""
     before = list(map(_picture, given))
     yield

@@ -1,0 +1,135 @@
+"""`ReadModelCase`: one projection over SQLite, with the writers of a worker; each run of it starts from nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from eventjet.codec.catalog import Catalog
+from eventjet.domain.recorded import Recorded
+from eventjet.domain.subscription import events_of
+from eventjet.projections.app_ref import Declared
+from eventjet.projections.projection import Projection
+from eventjet.projections.resolve import resolve
+from eventjet.projections.sql_projection import (
+    AnyResolved,
+    ResolvedSql,
+    SqlProjection,
+    resolve_sql,
+    subscription,
+)
+from eventjet.rebuild.folding import Folding
+from eventjet.sql import checkpoint
+from eventjet.sql.database import Database
+from eventjet.sql.locations import create_tables
+from eventjet.sql.sqlite import make_readable
+from eventjet.writers.batch import Batch
+from eventjet.writers.fold_writer import FoldWriter
+from eventjet.writers.sql_writer import SqlWriter
+
+TableRows: TypeAlias = dict[str, list[dict[str, Any]]]
+"""Table → its rows, by primary key."""
+
+
+def resolved_alone(projection: Declared, more: Iterable[type] = ()) -> AnyResolved:
+    """A projection without an app; `more` are events of whom it may not know."""
+    if isinstance(projection, SqlProjection):
+        return resolve_sql(projection, Catalog([*subscription(projection), *more]))
+    function, place = (projection.fold, 1) if isinstance(projection, Projection) else (projection.rows, 0)
+    return resolve(projection, Catalog([*events_of(function, function.__code__.co_varnames[place]), *more]))
+
+
+class ReadModelCase:
+    """Made by `read_model_case`; blocks, so not for a coroutine."""
+
+    def __init__(self, resolved: AnyResolved, database: Database, engine: AsyncEngine, runner: asyncio.Runner) -> None:
+        self.resolved = resolved
+        self.events = tuple(resolved.events)
+        self._database = database
+        self._engine = engine
+        self._runner = runner
+
+    def written(self, events: Sequence[Recorded[Any]], ends: Iterable[int]) -> TableRows:
+        """The rows after batches that end with the events of these numbers, and one with the rest.
+
+        Raises `HandlerFailed`, and what the database raises. Nothing of it is kept.
+        """
+        return self._runner.run(self._written(events, sorted({*ends, len(events)})))
+
+    def in_one_pass(self, events: Sequence[Recorded[Any]]) -> TableRows:
+        """The rows as a rebuild in one process makes them: folded whole and loaded, or by the handlers in order."""
+        if isinstance(self.resolved, ResolvedSql):
+            return self.written(events, ())
+        folding = Folding(self.resolved, self._database.dialect, {})
+        folding.take(events)
+        return self._runner.run(self._loaded([folding.codec.load(row) for row in folding.rows()]))
+
+    async def _written(self, events: Sequence[Recorded[Any]], ends: Sequence[int]) -> TableRows:
+        resolved = self.resolved
+        async with self._engine.connect() as connection:
+            await connection.run_sync(checkpoint.ensure, resolved.name, resolved.revision)
+            if isinstance(resolved, ResolvedSql):
+                by_hand, fold = SqlWriter(resolved, lease_s=0), None
+            else:
+                # Beside a quarantine an event that cannot be taken is an error here.
+                by_hand, fold = None, FoldWriter(replace_quarantine(resolved), self._database.dialect, lease_s=0)
+            after = 0
+            for end in filter(None, ends):
+                held = await connection.run_sync(checkpoint.read, resolved.name, resolved.revision)
+                assert held is not None
+                last = events[end - 1]
+                batch = Batch(held.position, last.position, last.event_id, events[after:end])
+                if by_hand is not None:
+                    await by_hand.write(connection, held, batch)
+                elif fold is not None:
+                    await connection.run_sync(fold.write, held, batch)
+                after = end
+            return await self._rows(connection)
+
+    async def _loaded(self, rows: Sequence[Any]) -> TableRows:
+        (table,) = self.resolved.tables
+        names = [column.key for column in table.columns]
+        async with self._engine.connect() as connection:
+            if rows:
+                await connection.execute(table.insert(), [{name: getattr(row, name) for name in names} for row in rows])
+            return await self._rows(connection)
+
+    async def _rows(self, connection: AsyncConnection) -> TableRows:
+        found: TableRows = {}
+        for table in self.resolved.tables:
+            result = await connection.execute(table.select().order_by(*table.primary_key.columns))
+            found[table.name] = [dict(row) for row in result.mappings()]
+        return found
+
+
+def replace_quarantine(resolved: Any) -> Any:
+    """The same projection, stopped by what it cannot take."""
+    return replace(resolved, on_error="stop") if resolved.quarantines else resolved
+
+
+@contextmanager
+def read_model_case(resolved: AnyResolved) -> Generator[ReadModelCase]:
+    """Tables in a SQLite file that is gone afterwards."""
+    for table in resolved.tables:
+        make_readable(table)
+    with tempfile.TemporaryDirectory(prefix="eventjet-") as folder, asyncio.Runner() as runner:
+        database = Database(f"sqlite:///{Path(folder) / 'trial.db'}")
+        engine = database.engine()
+        database.dialect.enforce_foreign_keys(engine.sync_engine)
+
+        async def prepare() -> None:
+            async with engine.begin() as connection:
+                await connection.run_sync(create_tables, [resolved])
+
+        try:
+            runner.run(prepare())
+            yield ReadModelCase(resolved, database, engine, runner)
+        finally:
+            runner.run(engine.dispose())

@@ -1,0 +1,174 @@
+"""Hypothesis strategies for events and for the arguments of decisions, from their own annotations."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections import abc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Literal, TypeAlias, cast
+from uuid import UUID
+
+from hypothesis import reject
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from eventjet.errors import UsageError
+
+Given: TypeAlias = Mapping[Any, SearchStrategy[Any]]
+"""Type → the strategy of its values, before what is known here."""
+
+_ITEMS_MAX = 4
+_TEXT = st.characters(exclude_categories=("Cs",), exclude_characters="\0")
+_PLAIN: dict[Any, SearchStrategy[Any]] = {
+    bool: st.booleans(),
+    bytes: st.binary(max_size=20),
+    date: st.dates(date(1970, 1, 1), date(2199, 12, 31)),
+    datetime: st.datetimes(datetime(1970, 1, 1), datetime(2199, 12, 31), timezones=st.just(UTC)),  # noqa: DTZ001
+    time: st.times(),
+    timedelta: st.integers(-(10**6), 10**6).map(lambda seconds: timedelta(seconds=seconds)),
+    UUID: st.uuids(),
+    types.NoneType: st.none(),
+}
+_EACH: dict[Any, Callable[..., Any]] = {
+    list: st.lists,
+    abc.Sequence: st.lists,
+    set: st.sets,
+    frozenset: st.frozensets,
+    abc.Set: st.frozensets,
+}
+
+
+def values_of(hint: Any, where: str, given: Given) -> SearchStrategy[Any]:
+    """Values of an annotation; raises `UsageError`, which names `where`, for a type that nothing is known of."""
+    return _values(hint, [], where, given)
+
+
+def instances_of(cls: Any, given: Given) -> SearchStrategy[Any]:
+    """Instances of an event, a dataclass or a pydantic model; those that its own validation refuses are drawn again."""
+    if cls in given:
+        return given[cls]
+    required, optional = dict[str, SearchStrategy[Any]](), dict[str, SearchStrategy[Any]]()
+    for name, hint, limits, needed in _fields_of(cls):
+        (required if needed else optional)[name] = _values(hint, limits, f"{cls.__qualname__}.{name}", given)
+
+    def make(values: dict[str, Any]) -> Any:
+        try:
+            return cls(**values)
+        except ValidationError:
+            reject()
+
+    return st.fixed_dictionaries(required, optional=optional).map(make)
+
+
+def _fields_of(cls: Any) -> list[tuple[str, Any, list[Any], bool]]:
+    """(name, annotation, limits, whether it must be given) of what is passed to the constructor."""
+    known: dict[str, FieldInfo] = getattr(cls, "__pydantic_fields__", {})
+    if known:
+        return [(name, one.annotation, list(one.metadata), one.is_required()) for name, one in known.items()]
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return [
+        (one.name, hints[one.name], [], one.default is MISSING and one.default_factory is MISSING)
+        for one in fields(cls)
+        if one.init
+    ]
+
+
+def _values(hint: Any, limits: Sequence[Any], where: str, given: Given) -> SearchStrategy[Any]:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        base, *more = parts
+        unpacked = [each for one in more for each in (one.metadata if isinstance(one, FieldInfo) else [one])]
+        return _values(base, [*limits, *unpacked], where, given)
+    if hint in given:
+        return given[hint]
+    if isinstance(hint, typing.NewType):
+        return _values(hint.__supertype__, limits, where, given)
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of([_values(part, limits, where, given) for part in parts])
+    if origin is Literal:
+        return st.sampled_from(parts)
+    if origin is not None:
+        return _container(origin, parts, limits, where, given)
+    return _scalar(hint, limits, where, given)
+
+
+def _container(
+    origin: Any, parts: Sequence[Any], limits: Sequence[Any], where: str, given: Given
+) -> SearchStrategy[Any]:
+    least, most = _sizes(limits, _ITEMS_MAX)
+    if origin is tuple and parts[-1:] != (Ellipsis,):
+        return st.tuples(*(_values(part, [], where, given) for part in parts))
+    each = _values(parts[0], [], where, given)
+    if origin is tuple:
+        return st.lists(each, min_size=least, max_size=most).map(tuple)
+    if origin in _EACH:
+        return cast("SearchStrategy[Any]", _EACH[origin](each, min_size=least, max_size=most))
+    if origin in (dict, abc.Mapping):
+        return st.dictionaries(each, _values(parts[1], [], where, given), min_size=least, max_size=most)
+    raise _unknown(origin, where)
+
+
+def _scalar(hint: Any, limits: Sequence[Any], where: str, given: Given) -> SearchStrategy[Any]:
+    if (plain := _PLAIN.get(hint)) is not None:
+        return plain
+    if hint is str:
+        return _texts(limits)
+    if hint in (int, float, Decimal):
+        return _numbers(hint, limits)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return st.sampled_from([*hint])
+    if isinstance(hint, type) and (is_dataclass(hint) or issubclass(hint, BaseModel)):
+        return st.deferred(lambda: instances_of(hint, given))
+    raise _unknown(hint, where)
+
+
+def _texts(limits: Sequence[Any]) -> SearchStrategy[str]:
+    patterns: list[str] = [one.pattern for one in limits if _has(one, "pattern")]
+    if patterns:
+        return st.from_regex(patterns[0], fullmatch=True)
+    least, most = _sizes(limits, 20)
+    return st.text(_TEXT, min_size=least, max_size=most)
+
+
+def _numbers(kind: Any, limits: Sequence[Any]) -> SearchStrategy[Any]:
+    """Within what the annotation allows; money-like where it says nothing."""
+    bounds = {name: getattr(one, name) for one in limits for name in ("gt", "ge", "lt", "le") if _has(one, name)}
+    least, most = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
+    far = 10**6
+    low = least if least is not None else min(-far, most if most is not None else 0)
+    high = most if most is not None else max(far, least if least is not None else 0)
+
+    def inside(value: Any) -> bool:
+        return ("gt" not in bounds or value > bounds["gt"]) and ("lt" not in bounds or value < bounds["lt"])
+
+    if kind is int:
+        return st.integers(int(low), int(high)).filter(inside)
+    if kind is float:
+        return st.floats(float(low), float(high), allow_nan=False, allow_infinity=False).filter(inside)
+    places = next((one.decimal_places for one in limits if _has(one, "decimal_places")), 2)
+    return st.decimals(low, high, places=places, allow_nan=False, allow_infinity=False).filter(inside)
+
+
+def _sizes(limits: Sequence[Any], most: int) -> tuple[int, int]:
+    least = max((one.min_length for one in limits if _has(one, "min_length")), default=0)
+    allowed = min((one.max_length for one in limits if _has(one, "max_length")), default=most)
+    return least, max(least, min(allowed, most))
+
+
+def _has(limit: object, name: str) -> bool:
+    return getattr(limit, name, None) is not None
+
+
+def _unknown(hint: Any, where: str) -> UsageError:
+    called = getattr(hint, "__qualname__", str(hint))
+    return UsageError(
+        f"{where} is of the type {called}, of which no values can be made up. "
+        f"Say how: `strategies = {{{called}: …}}` with a strategy of Hypothesis, in the class of laws."
+    )

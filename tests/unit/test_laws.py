@@ -1,0 +1,271 @@
+"""The laws of `eventjet.testing`: each breaks where an application breaks it, and holds where it does not."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, Literal, NewType
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import Field
+from sqlalchemy import Column, Integer, MetaData, String, Table
+
+from eventjet import App, Recorded, aggregate, event, projection, upcaster
+from eventjet.codec.catalog import Catalog
+from eventjet.errors import UsageError
+from eventjet.testing import AggregateLaws, CodecLaws, ProjectionLaws
+from eventjet.testing.golden import Golden
+from eventjet.testing.strategies import instances_of
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass(frozen=True)
+class Line:
+    goods: str
+    price: Decimal = Decimal(1)
+
+
+Sku = NewType("Sku", str)
+
+
+@event("order.filled")
+class Filled:
+    """One field of each kind that there is a strategy for."""
+
+    lines: tuple[Line, ...]
+    number: Annotated[int, Field(gt=3, le=9)]
+    price: Annotated[Decimal, Field(ge=0, decimal_places=3)]
+    code: Annotated[str, Field(pattern=r"[A-Z]{3}")]
+    short: Annotated[str, Field(min_length=2, max_length=3)]
+    colour: Colour
+    kind: Literal["a", "b"]
+    day: date
+    at: datetime
+    id: UUID
+    share: float
+    sku: Sku
+    maybe: int | None
+    counts: Mapping[str, int]
+    pair: tuple[int, str]
+    flag: bool = False
+
+
+@event("order.strange")
+class Strange:
+    what: Path
+
+
+@settings(max_examples=30, deadline=None)
+@given(instances_of(Filled, {}))
+def test_events_are_made_up_from_their_annotations_and_come_back_from_the_wire(filled: Filled) -> None:
+    catalog = Catalog([Filled])
+    encoded = catalog.encode(filled)
+    resolved = catalog.resolve("order.filled", 1)
+    assert resolved is not None
+    assert resolved.decode(encoded.body) == encoded.event
+    assert 3 < filled.number <= 9
+    assert len(filled.code) == 3
+
+
+def test_a_type_that_nothing_is_known_of_is_named_with_the_way_out() -> None:
+    with pytest.raises(UsageError, match=r"Strange\.what is of the type Path.*strategies = \{Path: …\}"):
+        instances_of(Strange, {})
+
+
+@settings(max_examples=5)
+@given(instances_of(Strange, {Path: st.just(Path("a"))}))
+def test_a_strategy_that_is_given_is_taken(strange: Strange) -> None:
+    assert strange == Strange(what=Path("a"))
+
+
+@event("tally.counted")
+class Counted:
+    by: int
+
+
+@aggregate("tally", snapshot_every=10)
+class Tally:
+    total: int = 0
+
+    def count(self, by: int) -> Counted:
+        return Counted(by=by)
+
+    def evolve(self, event: Counted) -> Tally:
+        return replace(self, total=self.total + event.by)
+
+
+@aggregate("tally")
+class Refusing:
+    total: int = 0
+
+    def evolve(self, event: Counted) -> Refusing:
+        if event.by < 0:
+            raise ValueError("negative")
+        return replace(self, total=self.total + event.by)
+
+
+@aggregate("tally")
+class Forgetting:
+    total: int = 0
+
+    def evolve(self, event: Counted) -> Any:
+        return None if event.by else self
+
+
+@aggregate("tally", snapshot_every=10)
+class Unkept:
+    """Its state holds what JSON does not give back: a tuple where its annotation says anything."""
+
+    seen: Any = field(default=())
+
+    def evolve(self, event: Counted) -> Unkept:
+        return replace(self, seen=(*self.seen, event.by))
+
+
+HELD: list[int] = []
+
+
+@aggregate("tally")
+class Changing:
+    total: int = 0
+
+    def count(self, by: list[int]) -> Counted:
+        by.append(1)
+        return Counted(by=len(by))
+
+    def evolve(self, event: Counted) -> Changing:
+        return self
+
+
+def broken(law: Callable[[Any], object], cls: Any) -> str:
+    """What the law says of this aggregate."""
+
+    class Laws(AggregateLaws):
+        aggregate = cls
+
+    with pytest.raises((AssertionError, BaseExceptionGroup)) as raised:
+        law(Laws())
+    error: BaseException = raised.value
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error)
+
+
+def test_a_fold_that_refuses_an_event_is_found_with_the_shortest_history() -> None:
+    said = broken(AggregateLaws.test_evolve_takes_every_history, Refusing)
+    assert "Refusing.evolve raised ValueError('negative') for Counted(by=-1)" in said
+
+
+def test_a_fold_that_returns_something_else_is_found_in_the_words_of_production() -> None:
+    assert "Forgetting.evolve returned None for Counted" in broken(
+        AggregateLaws.test_evolve_takes_every_history, Forgetting
+    )
+
+
+def test_a_state_that_a_snapshot_does_not_give_back_is_found() -> None:
+    said = broken(AggregateLaws.test_a_snapshot_and_the_events_after_it_are_the_whole_history, Unkept)
+    assert "would not come back equal from a snapshot" in said
+
+
+def test_a_decision_that_changes_its_arguments_is_found() -> None:
+    said = broken(AggregateLaws.test_decisions_leave_alone_what_they_are_given, Changing)
+    assert "Changing.count changed what it was given" in said
+
+
+class TestTally(AggregateLaws):
+    aggregate = Tally
+
+
+def fold(tally: Any) -> Callable[[Any], str]:
+    def folded(events: Any) -> str:
+        state = tally()
+        for one in events:
+            state = state.evolve(one)
+        return repr(state)
+
+    return folded
+
+
+def test_a_fold_that_changed_its_mind_at_the_same_revision_is_found(tmp_path: Path) -> None:
+    catalog, file = Catalog([Counted]), tmp_path / "golden" / "tally.json"
+    with pytest.raises(AssertionError, match="--write-golden"):
+        Golden(file, write=False).check_folds(1, catalog, [[Counted(by=2)]], fold(Tally))
+    Golden(file, write=True).check_folds(1, catalog, [[Counted(by=2)]], fold(Tally))
+    Golden(file, write=False).check_folds(1, catalog, [], fold(Tally))
+    with pytest.raises(AssertionError, match="raise `revision`"):
+        Golden(file, write=False).check_folds(1, catalog, [], lambda events: "Tally(total=3)")
+    with pytest.raises(AssertionError, match="is of revision 1, declared is 2"):
+        Golden(file, write=False).check_folds(2, catalog, [], fold(Tally))
+
+
+@event("tally.counted", schema=2)
+class CountedOnce:
+    by: int
+    reason: str
+
+
+@upcaster("tally.counted", schema=1)
+def with_reason(body: dict[str, Any]) -> dict[str, Any]:
+    return {**body, "reason": ""}
+
+
+def test_a_stored_schema_that_is_not_read_any_more_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "golden" / "app.events.json"
+    Golden(file, write=True).check_schemas(Catalog([Counted]), lambda kind: Counted(by=1))
+    Golden(file, write=False).check_schemas(Catalog([Counted]), lambda kind: None)
+    newer = Catalog([CountedOnce], [with_reason])
+    with pytest.raises(AssertionError, match=r"no example of tally\.counted schema 2"):
+        Golden(file, write=False).check_schemas(newer, lambda kind: None)
+    Golden(file, write=True).check_schemas(newer, lambda kind: CountedOnce(by=1, reason="x"))
+    Golden(file, write=False).check_schemas(newer, lambda kind: None)
+    with pytest.raises(AssertionError, match=r"tally\.counted.*schema 1 was stored once"):
+        Golden(file, write=False).check_schemas(Catalog([CountedOnce]), lambda kind: None)
+    Golden(file, write=False).check_schemas(Catalog([], retired=["tally.counted"]), lambda kind: None)
+
+
+class TestCodec(CodecLaws):
+    app = App("tally", aggregates=[Tally])
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    tally_id: str
+    total: int
+
+
+TOTALS = Table("totals", MetaData(), Column("tally_id", String(200), primary_key=True), Column("total", Integer))
+CALLS: dict[str, int] = {}
+
+
+@projection("totals", table=TOTALS)
+def totals(row: Total | None, event: Recorded[Counted]) -> Total:
+    return Total(event.aggregate_id, (row.total if row else 0) + event.data.by)
+
+
+@projection("totals", table=TOTALS)
+def impure(row: Total | None, event: Recorded[Counted]) -> Total:
+    CALLS[event.aggregate_id] = CALLS.get(event.aggregate_id, 0) + 1
+    return Total(event.aggregate_id, CALLS[event.aggregate_id])
+
+
+class TestTotals(ProjectionLaws):
+    projection = totals
+
+
+def test_a_projection_that_is_no_function_of_the_log_is_found() -> None:
+    class Laws(ProjectionLaws):
+        projection = impure
+
+    with pytest.raises(AssertionError, match=r"the rows depend on how the log is cut|a rebuild gives other rows"):
+        Laws().test_every_way_to_read_the_log_gives_the_same_rows()
