@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from eventjet.domain.reactor import Reaction, Reactor, Retry, reactor
     from eventjet.domain.recorded import Metadata, Recorded, with_metadata
     from eventjet.domain.served import served
+    from eventjet.domain.unique import unique
     from eventjet.errors import (
         CommandFailed,
         ConcurrencyConflict,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         Forbidden,
         HistoryBroken,
         NotCaughtUp,
+        NotUnique,
         OutcomeUnknown,
         Refused,
         StoreUnavailable,
@@ -63,6 +65,7 @@ __all__ = [
     "LogState",
     "Metadata",
     "NotCaughtUp",
+    "NotUnique",
     "Outcome",
     "OutcomeUnknown",
     "Planned",
@@ -96,6 +99,7 @@ __all__ = [
     "publication",
     "reactor",
     "served",
+    "unique",
     "upcaster",
     "with_metadata",
 ]
@@ -112,6 +116,7 @@ __getattr__ = lazy(
         "eventjet.domain.reactor": ("Reaction", "Reactor", "Retry", "reactor"),
         "eventjet.domain.recorded": ("Metadata", "Recorded", "with_metadata"),
         "eventjet.domain.served": ("served",),
+        "eventjet.domain.unique": ("unique",),
         "eventjet.errors": (
             "CommandFailed",
             "ConcurrencyConflict",
@@ -120,6 +125,7 @@ __getattr__ = lazy(
             "Forbidden",
             "HistoryBroken",
             "NotCaughtUp",
+            "NotUnique",
             "OutcomeUnknown",
             "Refused",
             "StoreUnavailable",

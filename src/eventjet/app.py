@@ -14,6 +14,7 @@ from sqlalchemy import Table
 from eventjet.codec.catalog import Catalog, Upcaster
 from eventjet.codec.subjects import is_name
 from eventjet.domain.aggregate import AggregateInfo, AggregateType, aggregate_info, event_info
+from eventjet.domain.claim import CLAIM_EVENTS
 from eventjet.domain.inbox import Inbox
 from eventjet.domain.process import ProcessInfo, ProcessType, is_process
 from eventjet.domain.publication import Publication
@@ -21,6 +22,7 @@ from eventjet.domain.reactor import Reactor
 from eventjet.domain.served import Served
 from eventjet.domain.state import state_faults
 from eventjet.domain.subscription import folded_events, shown_name
+from eventjet.domain.unique import CLAIMS, unique_faults
 from eventjet.errors import DefinitionError, UsageError
 from eventjet.jet import Jet, open_jet
 from eventjet.projections.app_ref import AppRef, Declared
@@ -161,6 +163,8 @@ def _aggregates(declared: Sequence[Any], faults: list[str]) -> dict[Any, Aggrega
             continue
         if not is_name(info.name):
             faults.append(f"the aggregate's name {info.name!r} is not {NAME_RULE}")
+        if info.name == CLAIMS:
+            faults.append(f"the aggregate's name {CLAIMS!r} is eventjet's own; give it another")
         if names.setdefault(info.name, cls) is not cls:
             faults.append(f"two aggregates are called {info.name!r}")
         faults += [
@@ -171,6 +175,9 @@ def _aggregates(declared: Sequence[Any], faults: list[str]) -> dict[Any, Aggrega
         if not callable(getattr(cls, "evolve", None)):
             faults.append(f"{cls.__qualname__} has no `evolve(self, event)`")
         faults += state_faults(cls)
+        faults += unique_faults(info.name, info.unique, is_name)
+        if info.unique and is_process(cls):
+            faults.append(f"the process {info.name!r} has unique values; give them to an aggregate that it asks")
         infos[cls] = info
     return infos
 
@@ -192,7 +199,9 @@ def _catalog(
                     )
         except DefinitionError as error:
             faults.extend(error.faults)
-    catalog = Catalog({event: aggregates[cls].name for event, cls in owners.items()}, upcasters, retired)
+    # Claims are in every log that had a constraint once, whatever the app declares now.
+    owned = {event: aggregates[cls].name for event, cls in owners.items()} | dict.fromkeys(CLAIM_EVENTS, CLAIMS)
+    catalog = Catalog(owned, upcasters, retired)
     faults.extend(catalog.faults())
     return catalog
 

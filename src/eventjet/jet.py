@@ -117,8 +117,11 @@ class Jet:
         source: str,
         progress: Callable[[int], object] | None = None,
     ) -> ImportReport:
-        """Import events in batches, ordered per aggregate. Run the same `source` again to store what is missing."""
-        return await Importer(self.store, self._app.catalog, self._app.aggregates, source).run(events, progress)
+        """Import events in batches, ordered per aggregate. Run the same `source` again to store what is missing.
+
+        Raises `Refused` for an aggregate whose unique values are claimed already: an import claims none.
+        """
+        return await Importer(self._repositories, source).run(events, progress)
 
     @overload
     async def caught_up(self, projection: str | Declared, *, position: int, timeout_s: float = 5.0) -> None: ...

@@ -24,6 +24,7 @@ from eventjet import (
     aggregate,
     event,
     projection,
+    unique,
 )
 from eventjet.testing import in_memory, on, projected, scenario
 
@@ -76,9 +77,17 @@ class Added:
     n: int
 
 
-@aggregate("counter")
+@aggregate("counter", revision=2)
 class Counter:
     n: int = 0
+
+    @unique("sum")
+    def sum_so_far(self) -> int | None:
+        return self.n or None
+
+    @unique("several")
+    def several(self) -> frozenset[tuple[str, int]]:
+        return frozenset({("n", self.n)})
 
     def add(self, n: int) -> Added:
         return Added(n=n)

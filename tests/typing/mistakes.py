@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from eventjet import App, Jet, Recorded, Settings, projection
+from eventjet import App, Jet, Recorded, Settings, aggregate, projection, unique
 from eventjet.testing import scenario
 from tests.typing.application import (
     Account,
@@ -53,6 +53,23 @@ async def use(jet: Jet) -> None:
     await accounts.load("a", version="1")  # wrong
     await jet.caught_up(Account, position=1)  # wrong
     await jet.caught_up(balances)  # wrong
+
+
+@aggregate("other")
+class Other:
+    balance: Decimal = Decimal(0)
+
+    @unique("balance")  # wrong
+    def exact(self) -> Decimal:
+        return self.balance
+
+    @unique("owner")  # wrong
+    def among(self, others: int) -> str:
+        return str(others)
+
+    @unique("names")  # wrong
+    def names(self) -> list[str]:
+        return []
 
 
 async def settings(app: App) -> None:

@@ -37,6 +37,7 @@ def nats_config(
     aggregates = [info.name for info in app.aggregates.values()]
     received = [(one.stream, f"{app.name}-{one.name}") for one in app.inboxes.values()]
     published = [(one.stream, one.name) for one in app.publications.values()]
-    roles = roles_of(app.name, aggregates, durables, list(declarations_of(app)), published, received)
+    unique = [info.name for info in app.aggregates.values() if info.unique]
+    roles = roles_of(app.name, aggregates, durables, list(declarations_of(app)), published, received, unique)
     roles += serving_roles(app.name, roles) if app.served else ()
     print((only_accounts if accounts else server_config)(app.name, roles), end="")

@@ -32,6 +32,11 @@ def subject_of(app: str, aggregate: str, aggregate_id: str) -> str:
     return f"{app}.{entity_key(aggregate, aggregate_id)}"
 
 
+def type_subjects(app: str, aggregate: str) -> str:
+    """The subjects of all entities of a type."""
+    return f"{app}.{aggregate}.*"
+
+
 def entity_key(aggregate: str, aggregate_id: str) -> str:
     """The subject of one entity without the app, which is also the key of its snapshot."""
     return f"{aggregate}.{encode_id(aggregate_id)}"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast, dataclass_transform
 
+from eventjet.domain.unique import Unique, uniques_of
 from eventjet.errors import DefinitionError
 
 T = TypeVar("T")
@@ -52,6 +53,8 @@ class AggregateInfo:
     name: str
     snapshot_every: int | None
     revision: int
+    unique: tuple[Unique[Any], ...] = ()
+    """Values that no two of them may have at once."""
 
 
 class AggregateType(Protocol[S, E]):  # type: ignore[misc]  # pyright: ignore[reportInvalidTypeVarUse]  variance is of the class object
@@ -67,13 +70,14 @@ class AggregateType(Protocol[S, E]):  # type: ignore[misc]  # pyright: ignore[re
 def aggregate(name: str, /, *, snapshot_every: int | None = None, revision: int = 1) -> Callable[[type[T]], type[T]]:
     """Make the class a frozen, slotted, keyword-only dataclass whose events live at `<app>.<name>.<id>`.
 
-    Raise `revision` when the same events should fold to something else. Slots re-create the class, so zero-argument
+    Raise `revision` when the same events should fold to something else. Its methods that are `unique` tell what no two
+    of them may have at once. Slots re-create the class, so zero-argument
     `super()` does not work inside it.
     """
 
     def declare(cls: type[T]) -> type[T]:
         made = dataclass(frozen=True, kw_only=True, slots=True)(cls)
-        setattr(made, _MARK, AggregateInfo(name, snapshot_every, revision))
+        setattr(made, _MARK, AggregateInfo(name, snapshot_every, revision, uniques_of(made)))
         return made
 
     return declare

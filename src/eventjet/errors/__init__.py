@@ -53,6 +53,7 @@ from eventjet.errors.store import IdentityLost as IdentityLost
 from eventjet.errors.store import LogIncomplete as LogIncomplete
 from eventjet.errors.store import LogUnusable as LogUnusable
 from eventjet.errors.store import NoResponders as NoResponders
+from eventjet.errors.store import NotUnique as NotUnique
 from eventjet.errors.store import OutcomeUnknown as OutcomeUnknown
 from eventjet.errors.store import Refused as Refused
 from eventjet.errors.store import SaveTorn as SaveTorn
@@ -63,4 +64,5 @@ from eventjet.errors.store import Unauthorized as Unauthorized
 from eventjet.errors.store import UndecodableEvent as UndecodableEvent
 from eventjet.errors.store import UndecodableMessage as UndecodableMessage
 from eventjet.errors.store import UnencodableEvent as UnencodableEvent
+from eventjet.errors.store import UniqueNotBuilt as UniqueNotBuilt
 from eventjet.errors.store import UnknownEvent as UnknownEvent

@@ -97,6 +97,37 @@ class CommandReused(Refused):
         )
 
 
+class NotUnique(Refused):
+    """Another aggregate of the type has the value; nothing is stored. The leader's newest word, as ADR 0025 has it."""
+
+    def __init__(self, aggregate: str, constraint: str, aggregate_id: str, holder: str | None) -> None:
+        self.aggregate = aggregate
+        self.constraint = constraint
+        self.aggregate_id = aggregate_id
+        """Of the one that would have taken the value, which no message repeats."""
+        self.holder = holder
+        """Id of the one that has it; None for a caller of a service, who is not told."""
+        who = "another one" if holder is None else f"{aggregate} {holder!r}"
+        super().__init__(
+            f"The {constraint} of {aggregate} {aggregate_id!r}",
+            f"{who} has the same, and it is unique",
+            "Have it release that first, or take another.",
+        )
+
+
+class UniqueNotBuilt(Refused):
+    """The log has aggregates whose values were never claimed, so nobody can say what is taken; nothing is stored."""
+
+    def __init__(self, aggregate: str, constraint: str) -> None:
+        self.aggregate = aggregate
+        self.constraint = constraint
+        super().__init__(
+            f"A new {constraint} of {aggregate}",
+            f"the log has events of {aggregate!r} from before {constraint!r} was unique, or from an import",
+            f"Run `eventjet unique build {aggregate} {constraint}` once.",
+        )
+
+
 class Forbidden(StoreError):
     """The credentials in use may not do this; nothing is stored."""
 

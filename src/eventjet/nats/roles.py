@@ -7,7 +7,7 @@ takes, by what `nats/api.py` sends, and has an inbox of its own: nobody hears wh
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from eventjet.codec.subjects import (
@@ -18,8 +18,10 @@ from eventjet.codec.subjects import (
     stream_subjects,
     timer_stream,
     timer_subject,
+    type_subjects,
 )
 from eventjet.codec.voids import void_subject
+from eventjet.domain.unique import CLAIMS
 
 ADMIN = "admin"
 WORKER = "worker"
@@ -62,10 +64,11 @@ def roles_of(
     followers: Sequence[str] = (),
     published: Sequence[tuple[str, str]] = (),
     received: Sequence[tuple[str, str]] = (),
+    unique: Collection[str] = (),
 ) -> tuple[Role, ...]:
     """For an app with these aggregates; `durables` are the consumers of its projections, `followers` those of its
     reactors, processes and publications, `published` stream and name of the latter, `received` streams and durables of
-    its inboxes."""
+    its inboxes, `unique` those of the aggregates that have unique values."""
     api, stream, bucket = "$JS.API", app, snapshot_bucket(app)
     look = (f"{api}.STREAM.INFO.{stream}", f"{api}.STREAM.MSG.GET.{stream}")
     read = (f"{api}.INFO", *look, f"{api}.DIRECT.GET.{stream}", f"{api}.DIRECT.GET.{stream}.>")
@@ -95,8 +98,7 @@ def roles_of(
         return Role(name, tuple(publish), (f"_INBOX_{name}.>", *hears), tuple(deny))
 
     def writer(name: str, aggregate: str) -> Role:
-        own = (f"{app}.{aggregate}.*", f"$KV.{bucket}.{aggregate}.*")
-        return role(name, (*read, *snapshots, *own), heard, [voids])
+        return role(name, (*read, *snapshots, *_own(app, aggregate, aggregate in unique)), heard, [voids])
 
     streams = (stream, f"KV_{bucket}", *((f"KV_{cursors}", timers) if followers else ()))
     manage = tuple(f"{api}.STREAM.{verb}.{name}" for verb in ("CREATE", "INFO") for name in streams)
@@ -115,6 +117,13 @@ def roles_of(
         writer(WRITER, "*"),
         *(writer(f"{WRITER}_{name}", name) for name in aggregates),
     )
+
+
+def _own(app: str, aggregate: str, claims: bool) -> tuple[str, ...]:
+    """Where a writer of an aggregate publishes; who `claims` values of one type may claim those of others, too: a
+    token of a subject has no wildcard within."""
+    own = (type_subjects(app, aggregate), f"$KV.{snapshot_bucket(app)}.{aggregate}.*")
+    return (*own, type_subjects(app, CLAIMS)) if claims else own
 
 
 def _keys_of(followers: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ states and recorded together, or not at all. So a step cannot be done twice, who
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,10 +16,11 @@ from urllib.parse import unquote
 
 from eventjet import failpoints
 from eventjet.codec.envelope import recorded_at
+from eventjet.domain.committed import Committed
 from eventjet.domain.history import FoldedState
 from eventjet.domain.process import Call, Deadline, Listener, Outcome, ProcessInfo, Step, deadlines_of
 from eventjet.domain.recorded import Metadata, Recorded
-from eventjet.errors import ConcurrencyConflict, EventjetError, UsageError
+from eventjet.errors import ConcurrencyConflict, EventjetError, NotUnique, UsageError
 from eventjet.repository.decisions import Decided, Planned, recorded, retried
 from eventjet.repository.repositories import Repositories
 from eventjet.repository.repository import Repository
@@ -175,18 +177,32 @@ class ProcessRunner:
             if taken.append is not None:
                 decided.append(taken)
             own = self._planned(process_id, command_id, metadata, step.done, *_told(step, taken))
-        mine = await self._own.decided(own, known)
-        if isinstance(mine, ConcurrencyConflict):
-            return mine
-        if mine.append is None:
-            raise self._records_nothing(process_id, f"The step {asked}")
-        failpoints.reach("step.decided")
-        saved = await recorded(self._store, [*decided, mine])
+        try:
+            saved = await self._recorded(decided, own, known, f"The step {asked}")
+        except NotUnique as error:
+            refusal = step.after_refusal(error)
+            if refusal is None:
+                raise
+            own = self._planned(process_id, command_id, metadata, refusal, error)
+            saved = await self._recorded([], own, known, f"The step {asked}")
         if isinstance(saved, ConcurrencyConflict):
             return saved
         failpoints.reach("step.stored")
         self.steps += 1
-        return saved[-1].position
+        return saved.position
+
+    async def _recorded(
+        self, others: Sequence[Decided[Any, Any]], own: Planned[Any, Any], known: FoldedState[Any], what: str
+    ) -> Committed[Any, Any] | ConcurrencyConflict:
+        """What came of the process's own decision, recorded with those of others."""
+        mine = await self._own.decided(own, known)
+        if isinstance(mine, ConcurrencyConflict):
+            return mine
+        if mine.append is None:
+            raise self._records_nothing(own.aggregate_id, what)
+        failpoints.reach("step.decided")
+        saved = await recorded(self._store, [*others, mine])
+        return saved if isinstance(saved, ConcurrencyConflict) else saved[-1]
 
     def _planned(
         self, process_id: str, command_id: str, metadata: Metadata, call: Call, *first: Any

@@ -17,6 +17,7 @@ from eventjet.domain.committed import Committed
 from eventjet.domain.history import FoldedState
 from eventjet.domain.recorded import NO_METADATA, Metadata
 from eventjet.errors import ConcurrencyConflict, Refused, UsageError
+from eventjet.repository.claims import claimed
 from eventjet.store.store import Append, EventStore
 
 if TYPE_CHECKING:
@@ -80,7 +81,15 @@ async def retried(attempt: Callable[[bool], Awaitable[T | ConcurrencyConflict]])
 async def recorded(
     store: EventStore, decided: Sequence[Decided[Any, Any]]
 ) -> tuple[Committed[Any, Any], ...] | ConcurrencyConflict:
-    """Append what was decided, all of it or nothing; raises what `EventStore.append` raises, but for a conflict."""
+    """Append what was decided with the claims it moves, all of it or nothing.
+
+    Raises what `EventStore.append` raises, but for a conflict; `NotUnique` and `UniqueNotBuilt`.
+    """
+    claims = await claimed(decided)
+    if isinstance(claims, ConcurrencyConflict):
+        return claims
+    # Claims first: what a torn batch leaves of them refuses a value, and lets no two have it.
+    decided = [*claims, *decided]
     appends = [one.append for one in decided if one.append is not None]
     assert len(appends) == len(decided), "what records nothing is not appended"
     for one in decided:
@@ -95,7 +104,7 @@ async def recorded(
     for one, append in zip(decided, appends, strict=True):
         position += len(append.events)
         done.append(one.plan.repository.committed(one, append, position))
-    return tuple(done)
+    return tuple(done[len(claims) :])
 
 
 async def transact(store: EventStore, plans: Sequence[Planned[Any, Any]]) -> tuple[Committed[Any, Any], ...]:

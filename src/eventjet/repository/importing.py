@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eventjet.codec.catalog import Catalog, EncodedEvent
+from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.envelope import COMMAND, IMPORTED, VERSION, context_headers, header, number_of
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.identity import new_event_id
@@ -20,7 +20,8 @@ from eventjet.domain.recorded import NO_METADATA
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import ConcurrencyConflict, Refused, UsageError
 from eventjet.repository.decisions import CONFLICTS_MAX, retried
-from eventjet.store.store import BATCH_MAX, Append, EventStore, NewEvent
+from eventjet.repository.repositories import Repositories
+from eventjet.store.store import BATCH_MAX, Append, NewEvent
 
 _Item = tuple[tuple[str, str], int, EncodedEvent]
 """(aggregate and id, ordinal within it, event)."""
@@ -63,15 +64,19 @@ class _Known:
 class Importer:
     """One run of one import."""
 
-    def __init__(self, store: EventStore, catalog: Catalog, aggregates: Collection[Any], source: str) -> None:
+    def __init__(self, repositories: Repositories, source: str) -> None:
         if not _SOURCE.fullmatch(source):
             raise UsageError(
                 f"The source {source!r} of an import must be 1 to 100 of `A-Za-z0-9_.:-`, the same on every run of it."
             )
-        self._store = store
-        self._catalog = catalog
+        self._store = repositories.store
+        self._catalog = repositories.catalog
         self._source = source
-        self._events = {one: frozenset(folded_events(one)) for one in aggregates}
+        self._events = {one: frozenset(folded_events(one)) for one in repositories.app.aggregates}
+        self._unclaimed = {
+            info.name: repositories.of(one) for one, info in repositories.app.aggregates.items() if info.unique
+        }
+        """Aggregates with unique values, of which it is not said yet that an import claims none."""
         self._known: dict[tuple[str, str], _Known] = {}
         self._ordinals: dict[tuple[str, str], int] = {}
         self._stored = 0
@@ -113,6 +118,7 @@ class Importer:
         await self._check_log()
         await self._learn({key for key, _, _ in chunk if key not in self._known})
         missing = self._missing(chunk)
+        await self._unbuild(missing)
         limit = len(missing)
 
         async def attempt(again: bool) -> int | ConcurrencyConflict:
@@ -155,6 +161,14 @@ class Importer:
                 "Run it again: it stores in this log what that lacks.",
             )
         self._log = log
+
+    async def _unbuild(self, missing: Sequence[_Item]) -> None:
+        """Say before the first event of a type with unique values that they are not claimed; raises `Refused`."""
+        for name in {key[0] for key, _, _ in missing} & self._unclaimed.keys():
+            claims = self._unclaimed[name].claims
+            assert claims is not None
+            await claims.unbuild()
+            del self._unclaimed[name]
 
     def _missing(self, items: Sequence[_Item]) -> list[_Item]:
         """Those that are not in the log yet, the others counted."""

@@ -56,6 +56,8 @@ class Repositories:
         """Drop every cached state: the stream may hold another past."""
         for repository in self._made.values():
             repository.cache.clear()
+            if repository.claims is not None:
+                repository.claims.forget()
 
 
 @asynccontextmanager

@@ -19,12 +19,14 @@ from eventjet.codec.envelope import MSG_ID, context_headers, header
 from eventjet.codec.request import is_same_request, request_of
 from eventjet.codec.subjects import subject_of
 from eventjet.domain.aggregate import aggregate_info
+from eventjet.domain.claim import Claim
 from eventjet.domain.history import FoldedState, evolved
 from eventjet.domain.identity import new_event_id
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, current_metadata, merge
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import CommandReused, ConcurrencyConflict, LogIncomplete, StoreUnavailable, UsageError
 from eventjet.observability.tracing import current_traceparent
+from eventjet.repository.claims import Claims, claim_catalog
 from eventjet.repository.decisions import Committed, Decided, Planned, recorded, recorded_events, retried
 from eventjet.repository.histories import LAG_PAUSES_S, Histories, Snapshots
 from eventjet.store.store import Append, EventStore, NewEvent
@@ -86,6 +88,8 @@ class Repository(Generic[S, E]):
         self.cache: Cache[S] = Cache()
         self.histories = Histories(store, catalog, aggregate, snapshots)
         self.info = aggregate_info(aggregate)
+        self.claims = self._claims(app, store, catalog)
+        """Of the values that are unique; None where none are."""
         self._app = app
         self._catalog = catalog
         self._events = frozenset(folded_events(aggregate))
@@ -192,13 +196,13 @@ class Repository(Generic[S, E]):
         try:
             events = recorded_events(plan.decide(held.state))
         except Exception:
-            conflict = await self._outdated(plan.aggregate_id, held)
+            conflict = await self.outdated(plan.aggregate_id, held)
             if conflict is None:
                 raise
             return conflict
         if not events:
             # Nothing is appended, so the log cannot check the expected position: ask whether it is the newest.
-            return await self._outdated(plan.aggregate_id, held) or Decided(plan, held, None, held.state)
+            return await self.outdated(plan.aggregate_id, held) or Decided(plan, held, None, held.state)
         if held.version == 0 and (gone := self.histories.store.loss):
             raise LogIncomplete(
                 f"The log {self._app!r}", f"{gone}, and {self.subject(plan.aggregate_id)} has no events"
@@ -254,7 +258,7 @@ class Repository(Generic[S, E]):
         """Where its events are; raises `Refused` for an id that cannot be a token."""
         return subject_of(self._app, self.info.name, aggregate_id)
 
-    async def _outdated(self, aggregate_id: str, held: FoldedState[S]) -> ConcurrencyConflict | None:
+    async def outdated(self, aggregate_id: str, held: FoldedState[S]) -> ConcurrencyConflict | None:
         """None when the leader knows of nothing newer, and of nothing else: the log may have been made again."""
         tail = await self.histories.store.tail(self.info.name, aggregate_id)
         if (
@@ -264,6 +268,11 @@ class Repository(Generic[S, E]):
         ):
             return None
         return ConcurrencyConflict(self.subject(aggregate_id), held.position)
+
+    def _claims(self, app: str, store: EventStore, catalog: Catalog) -> Claims | None:
+        if not self.info.unique:
+            return None
+        return Claims(Repository(app, store, claim_catalog(catalog), Claim), self.info.name, self.info.unique)
 
     def _append_of(self, plan: Planned[S, E], held: FoldedState[S], events: Sequence[E]) -> Append:
         """The part of a save that these events are; raises `UsageError` and `UnencodableEvent`."""

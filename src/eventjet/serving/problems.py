@@ -9,6 +9,7 @@ from typing import Any
 from eventjet.errors import (
     CommandReused,
     ConcurrencyConflict,
+    NotUnique,
     OutcomeUnknown,
     Refused,
     StoreUnavailable,
@@ -20,6 +21,8 @@ DOMAIN, INVALID, CONFLICT, UNAVAILABLE, UNKNOWN, INTERNAL = 422, 400, 409, 503, 
 
 REUSED = ("command_id", "where", "version", "recorded", "asked")
 """What a `CommandReused` says, and is made of again."""
+TAKEN = ("aggregate", "constraint", "aggregate_id")
+"""What a caller is told of a `NotUnique`: not who has the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,9 @@ def problem(error: BaseException, errors: Sequence[type[Exception]] = ()) -> Pro
 
     For any framework: `raise HTTPException(problem(error).status, problem(error).detail)`.
     """
+    if isinstance(error, NotUnique):
+        facts = {name: getattr(error, name) for name in TAKEN}
+        return Problem(CONFLICT, NotUnique.__name__, str(NotUnique(**facts, holder=None))[:_DETAIL_MAX], facts)
     kind = next((kind for kind in errors if isinstance(error, kind)), None)
     if kind is not None:
         return Problem(DOMAIN, kind.__name__, str(error)[:_DETAIL_MAX])

@@ -16,10 +16,18 @@ from eventjet.domain.aggregate import AggregateType, aggregate_info
 from eventjet.domain.identity import encode_id
 from eventjet.domain.recorded import NO_METADATA, Metadata, current_metadata, merge
 from eventjet.domain.served import Served
-from eventjet.errors import CommandFailed, CommandReused, NobodyServes, NoResponders, StoreUnavailable, UsageError
+from eventjet.errors import (
+    CommandFailed,
+    CommandReused,
+    NobodyServes,
+    NoResponders,
+    NotUnique,
+    StoreUnavailable,
+    UsageError,
+)
 from eventjet.nats.client import Client
 from eventjet.nats.endpoint import Endpoint
-from eventjet.serving.problems import DOMAIN, REUSED, UNAVAILABLE, UNKNOWN
+from eventjet.serving.problems import DOMAIN, REUSED, TAKEN, UNAVAILABLE, UNKNOWN
 from eventjet.serving.service import ERROR, ERROR_CODE, command_subject
 from eventjet.settings import Settings
 
@@ -71,9 +79,10 @@ class Remote(Generic[S, E]):
         """As `Repository.execute`, somewhere else.
 
         Raises the domain's own errors that the decision is served with; `CommandReused` for an id that stands for
-        another request; `CommandFailed` for any other answer; `NobodyServes` when no service listens, and
-        `StoreUnavailable` when none answers, after which only a command with an id may be asked again; `UsageError` for
-        a decision that is not served, or arguments that do not fit.
+        another request; `NotUnique`, without the holder, for a value that another aggregate has; `CommandFailed` for
+        any other answer; `NobodyServes` when no service listens, and `StoreUnavailable` when none answers, after which
+        only a command with an id may be asked again; `UsageError` for a decision that is not served, or arguments that
+        do not fit.
         """
         one = next((one for one in self._served if (one.aggregate, one.decide) == (self._aggregate, decide)), None)
         if one is None:
@@ -94,6 +103,8 @@ class Remote(Generic[S, E]):
         known = next((error for error in one.errors if status == DOMAIN and error.__name__ == kind), None)
         if known is not None:
             raise known(detail)
+        if kind == NotUnique.__name__ and answer.keys() >= set(TAKEN):
+            raise NotUnique(**{fact: answer[fact] for fact in TAKEN}, holder=None)
         if kind == CommandReused.__name__ and answer.keys() >= set(REUSED):
             raise CommandReused(**{fact: answer[fact] for fact in REUSED})
         raise CommandFailed(kind, status, detail)

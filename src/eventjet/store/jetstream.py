@@ -22,7 +22,7 @@ from eventjet.codec.envelope import (
     mark_batch,
     recorded_at,
 )
-from eventjet.codec.subjects import stream_subjects, subject_of
+from eventjet.codec.subjects import stream_subjects, subject_of, type_subjects
 from eventjet.errors import (
     ApiRefused,
     ConcurrencyConflict,
@@ -209,6 +209,15 @@ class JetStreamStore(EventStore):
     async def newest(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
         return await self._patiently(api.direct_last(self.app, subject_of(self.app, aggregate, aggregate_id)))
 
+    async def ends(self, aggregate: str) -> tuple[int, int]:
+        subjects = type_subjects(self.app, aggregate)
+        first = await self._from_leader(api.next_message(self.app, 1, subjects))
+        last = None if first is None else await self._from_leader(api.last_message(self.app, subjects))
+        return (first[0], last[0]) if first is not None and last is not None else (0, 0)
+
+    def pages_of(self, aggregate: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
+        return self._long_reads.pages(type_subjects(self.app, aggregate), after + 1, at_leisure=True)
+
     async def voids(self) -> dict[int, str]:
         return await voids_of(self._client, self.app)
 
@@ -277,12 +286,12 @@ class LongReads:
     async def pages(
         self, subject: str | None, start: int, *, at_leisure: bool = False
     ) -> AsyncIterator[list[RawRecord]]:
-        """The records of one subject, or of all, from a position on; raises what `EventStore` says.
+        """The records of one subject, of those of a type, or of all, from a position on; raises what `EventStore` says.
 
         While a request is answered, others may wait for it: who stands still between two pages reads `at_leisure`, and
         gets those of a request once all of them are there.
         """
-        told = subject.encode() if subject is not None else None
+        told = subject.encode() if subject is not None and not subject.endswith("*") else None
         last, left = start - 1, 1
         patience = self._patience()
         while left:

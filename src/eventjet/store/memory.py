@@ -9,7 +9,7 @@ from datetime import datetime
 from uuid import uuid4
 
 from eventjet.codec.envelope import RawRecord, header_block, recorded_at
-from eventjet.codec.subjects import subject_of
+from eventjet.codec.subjects import subject_of, type_subjects
 from eventjet.codec.voids import reason_in, voided_by
 from eventjet.errors import ConcurrencyConflict, Refused
 from eventjet.store.store import Append, EventStore, LogState, check_save, event_headers
@@ -83,6 +83,14 @@ class MemoryStore(EventStore):
     async def newest(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
         position = await self.last(aggregate, aggregate_id)
         return self._records[position - 1] if position else None
+
+    async def ends(self, aggregate: str) -> tuple[int, int]:
+        positions = [record[0] async for page in self.pages_of(aggregate) for record in page]
+        return (positions[0], positions[-1]) if positions else (0, 0)
+
+    async def pages_of(self, aggregate: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
+        of_type = type_subjects(self.app, aggregate).removesuffix("*").encode()
+        yield [record for record in self._records[max(after, 0) :] if record[2].startswith(of_type)]
 
     async def position_at(self, at: datetime) -> int:
         return next((record[0] for record in self._records if recorded_at(record) >= at), len(self._records) + 1)

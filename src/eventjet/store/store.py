@@ -108,6 +108,15 @@ class EventStore(Protocol):
         """One aggregate's last record, None for none; may lag behind the leader on a replica."""
         ...
 
+    async def ends(self, aggregate: str) -> tuple[int, int]:
+        """Positions of the first and the last event of all aggregates of a type as the leader knows them; zeros for
+        none."""
+        ...
+
+    def pages_of(self, aggregate: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
+        """As `pages`, of all aggregates of a type, in the order of the log."""
+        ...
+
     async def position_at(self, at: datetime) -> int:
         """Position of the first record recorded at or after a time; one beyond the last when there is none."""
         ...
