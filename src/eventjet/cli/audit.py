@@ -39,7 +39,14 @@ def audit(
     at.app()  # A fault in it is best told before anything starts.
     work = partial(walk, at.ref, at.settings, archive=archive, engine=EngineOptions(master=master), examples=examples)
     report = finished("Nothing was changed.", work)
-    return Answer(_as_json(report), lambda: _print(report), ok=report.sound)
+    claims = any(info.unique for info in at.app().aggregates.values())
+
+    def show() -> None:
+        _print(report)
+        if claims:
+            say("`eventjet unique check` compares the claims of unique values with the states that they are of.")
+
+    return Answer(_as_json(report), show, ok=report.sound)
 
 
 def _as_json(report: AuditReport) -> dict[str, Any]:

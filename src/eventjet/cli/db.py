@@ -13,6 +13,7 @@ import typer
 from eventjet.cli.cursor import undeclared_cursors
 from eventjet.cli.target import AppTarget, DatabaseOption, JsonOption, on_app, safe_settings
 from eventjet.cli.terminal import Answer, note, print_table, say
+from eventjet.cli.unique import unbuilt
 from eventjet.errors import EventjetError, UsageError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def init(
     app, drifts = at.app().name, [str(drift) for drift in topology.drifts]
     lines = [f"created  stream {name}" for name in topology.created] + [f"created  table {name}" for name in tables]
     lines += [f"created  cursor {name}, which begins after position {at_:,}" for name, at_ in topology.cursors]
-    wrong = repairing.faults(at)
+    wrong = [*repairing.faults(at), *asyncio.run(unbuilt(at))]
     lines = [f"repaired {one}" for one in healed] + lines
     ready = "is not ready" if wrong else "is ready"
     where = f", {at.settings.shown()['database']}" if at.app().projections else ""

@@ -16,6 +16,7 @@ import typer
 
 from eventjet.cli.target import AppTarget, on_app
 from eventjet.cli.terminal import Answer, note, print_json, printable, stored_json, terminal_width
+from eventjet.domain.unique import CLAIMS
 from eventjet.errors import CodecError
 from eventjet.projections.app_ref import aggregate_of
 
@@ -43,7 +44,8 @@ def history(
 
 async def _history(at: AppTarget, aggregate: str, aggregate_id: str) -> list[dict[str, Any]]:
     app = at.app()
-    aggregate_of(app, aggregate)
+    if aggregate != CLAIMS:
+        aggregate_of(app, aggregate)
     async with app.connect(at.settings) as jet:
         await jet.log()  # says that `init` is missing, where it is
         voids = await jet.voids()

@@ -29,6 +29,7 @@ from eventjet.cli.rebuild import rebuild, snapshots, verify
 from eventjet.cli.serve import serve
 from eventjet.cli.status import status
 from eventjet.cli.terminal import ANSWER_IS_NO, INTERRUPTED, note
+from eventjet.cli.unique import unique
 from eventjet.cli.void import void
 from eventjet.cli.worker import demo, dev, pause, resume, worker
 
@@ -72,6 +73,7 @@ app.add_typer(quarantine, name="quarantine")
 app.add_typer(process, name="process")
 app.add_typer(deadlines, name="deadlines")
 app.add_typer(cursor, name="cursor")
+app.add_typer(unique, name="unique")
 app.add_typer(db)
 app.add_typer(snapshots)
 

@@ -34,6 +34,8 @@ Value: TypeAlias = Scalar | tuple[Scalar, ...]
 
 V = TypeVar("V", bound=Value | AbstractSet[Value] | None)
 _MARK = "__eventjet_unique__"
+_DIGITS = 32
+"""Of a digest: who wanted to block another's value would have to find a second one among 2^128."""
 
 
 class _Tells(Protocol):
@@ -81,7 +83,7 @@ def register_id(aggregate: str, constraint: str) -> str:
 
 
 def claim_id(aggregate: str, constraint: str, value: Value) -> str:
-    """Which claim a value has: names, and the SHA-256 of names and value as JSON. Raises `UsageError`.
+    """Which claim a value has: names, and 128 bits of the SHA-256 of names and value as JSON. Raises `UsageError`.
 
     Names have no `-`, so it can be taken apart again. The digest hides what cannot be guessed, and nothing else.
     """
@@ -92,7 +94,7 @@ def claim_id(aggregate: str, constraint: str, value: Value) -> str:
             f"The constraint {constraint!r} of {aggregate!r} gave a {type(value).__name__} that cannot be unique. Have "
             "it return text, a whole number, a UUID, a date, a tuple of them, a set of such values, or None."
         ) from None
-    return f"{register_id(aggregate, constraint)}-{hashlib.sha256(told).hexdigest()}"
+    return f"{register_id(aggregate, constraint)}-{hashlib.sha256(told).hexdigest()[:_DIGITS]}"
 
 
 def claims_of(aggregate: str, constraint: Unique[S], state: S) -> frozenset[str]:

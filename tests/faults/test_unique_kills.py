@@ -1,0 +1,104 @@
+"""Writers and the server killed while many race for few values: no two ever have one, and every claim fits."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from eventjet import App
+from eventjet.dev.nats import NatsServer
+from eventjet.domain.claim import Released, Taken
+from eventjet.domain.unique import CLAIMS
+from eventjet.errors import StoreUnavailable, Unreachable
+from eventjet.jet import Jet
+from eventjet.repository.claim_check import check_claims
+from tests.contracts.unique_contract import User
+from tests.faults.claimants import USERS
+from tests.forked import ROOT, Forked
+from tests.logs import fresh_name
+
+KILLS = int(os.environ.get("EVENTJET_TEST_UNIQUE_KILLS", "12"))
+WRITERS = 3
+EVENTS = 60
+"""Between two kills, at the least."""
+WAIT_S = 120.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120 + 30 * KILLS)
+async def test_no_two_have_one_value_whatever_is_killed(tmp_path: Path, processes: ExitStack) -> None:
+    server = processes.enter_context(NatsServer(tmp_path / "nats"))
+    server.start()
+    name, chance = fresh_name("claims"), random.Random(KILLS)
+    app = App(name, aggregates=[User])
+
+    def writer(seed: int) -> Forked:
+        log = tmp_path / f"writer-{seed}.log"
+        environ = {**os.environ, "EVENTJET_SAVE_TIMEOUT_S": "5"}
+        started = Forked(
+            "tests.faults.claimants", [server.url, name, str(seed)],
+            folder=ROOT, environ=environ, out=log, err=log, path=[str(ROOT)],
+        )  # fmt: skip
+        processes.callback(lambda: started.poll() is None and started.kill())
+        return started
+
+    async with app.connect(servers=server.url) as jet:
+        await jet.init()
+        writers = [writer(seed) for seed in range(WRITERS)]
+        for kill in range(KILLS):
+            await grown(jet, writers)
+            if kill % 3 == 2:
+                server.kill()
+                server.start()
+            else:
+                victim = writers.pop(chance.randrange(WRITERS))
+                victim.send_signal(signal.SIGKILL)
+                victim.wait(WAIT_S)
+                writers.append(writer(WRITERS + kill))
+        await grown(jet, writers)
+        for one in writers:
+            one.kill()
+            one.wait(WAIT_S)
+        await judge(jet)
+
+
+async def grown(jet: Jet, writers: list[Forked]) -> None:
+    """Once the log has grown by so many events."""
+    deadline, before = time.monotonic() + WAIT_S, 0
+    while time.monotonic() < deadline:
+        assert all(one.poll() is None for one in writers), "a writer ended by itself"
+        try:
+            last = (await jet.log()).last
+        except (StoreUnavailable, Unreachable):
+            continue
+        before = before or last
+        if last >= before + EVENTS:
+            return
+    raise AssertionError("the log does not grow")
+
+
+async def judge(jet: Jet) -> None:
+    """By the states, by the claims, and by the log at every position."""
+    users = jet.repository(User)
+    states = [await users.load(f"u-{number}") for number in range(USERS)]
+    emails = Counter(state.email for state in states if state.email)
+    phones = Counter(phone for state in states for phone in set(state.phones))
+    assert max([*emails.values(), *phones.values()]) == 1, (emails, phones)
+    for constraint in ("email", "phone"):
+        report = await check_claims(users, constraint)
+        assert report.sound, report
+    holders: dict[str, str] = {}
+    async for event in jet.tail():
+        if event.aggregate != CLAIMS:
+            continue
+        if isinstance(event.data, Taken):
+            assert holders.setdefault(event.aggregate_id, event.data.holder) == event.data.holder
+        elif isinstance(event.data, Released):
+            assert holders.pop(event.aggregate_id) == event.data.holder

@@ -1,0 +1,281 @@
+"""Unique values: what may be one, how claims are named, and that claims follow states whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, date, datetime
+from enum import StrEnum
+from typing import Any, Literal
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eventjet import App, Step, aggregate, do, event, process, unique
+from eventjet.codec.envelope import RawRecord
+from eventjet.domain.identity import ENCODED_MAX, encode_id
+from eventjet.domain.unique import CLAIMS, VALUES_MAX, claim_id, claims_of, uniques_of
+from eventjet.errors import DefinitionError, NotUnique, UsageError
+from eventjet.repository.claim_check import build_claims, check_claims
+from eventjet.repository.decisions import transact
+from eventjet.serving.problems import problem
+from eventjet.store.memory import MemoryStore
+from eventjet.testing import world
+from tests.contracts.unique_contract import User, repository
+
+values: Any = st.recursive(
+    st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.integers() | st.uuids() | st.dates(),
+    lambda parts: st.lists(parts, max_size=3).map(tuple),
+    max_leaves=1,
+)
+
+
+@given(values, values)
+def test_two_values_have_one_claim_if_they_are_one_value(one: Any, other: Any) -> None:
+    same = (type(one), one) == (type(other), other)
+    assert (claim_id("user", "email", one) == claim_id("user", "email", other)) == same
+
+
+def test_a_claim_is_what_other_languages_can_compute() -> None:
+    # printf '["user","email",["text","ada@bank"]]' | sha256sum
+    assert claim_id("user", "email", "ada@bank") == "user-email-5c2c7589440b337a614521759b94be09"
+    assert claim_id("user", "email", ("de", 7)) != claim_id("user", "email", ("de", "7"))
+    assert claim_id("user", "email", "x") != claim_id("user", "phone", "x")
+
+
+def test_the_longest_names_fit_into_a_subject() -> None:
+    assert len(encode_id(claim_id("a" * 63, "b" * 63, "x"))) <= ENCODED_MAX
+
+
+def test_a_member_of_an_enum_is_its_text() -> None:
+    class Country(StrEnum):
+        DE = "de"
+
+    assert claim_id("user", "land", Country.DE) == claim_id("user", "land", "de")
+
+
+_NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("odd", [True, 0.5, _NOW, b"x", ("a", ("b",)), ("a", None), "\ud800", [], {}])
+def test_what_cannot_be_compared_for_good_is_no_value(odd: Any) -> None:
+    with pytest.raises(UsageError, match=r"constraint 'email' of 'user' gave a \w+ that cannot be unique"):
+        claim_id("user", "email", odd)
+
+
+def test_kinds_of_values_do_not_meet() -> None:
+    day = date(2026, 1, 1)
+    told: list[Any] = [day, day.isoformat(), 1, "1", (1,), ("1",), UUID(int=1), str(UUID(int=1)), ()]
+    assert len({claim_id("user", "email", one) for one in told}) == len(told)
+
+
+@event("odd.done")
+class Done:
+    pass
+
+
+def test_an_app_says_what_is_wrong_with_a_constraint() -> None:
+    @aggregate("odd")
+    class Odd:
+        n: int = 0
+
+        @unique("Sum")
+        def sum(self) -> int:
+            return self.n
+
+        @unique("twice")
+        def once(self) -> int:
+            return self.n
+
+        @unique("twice")
+        def again(self, of: int) -> int:
+            return self.n + of
+
+        def evolve(self, event: Done) -> Any:
+            return self
+
+    @aggregate("eventjet_unique")
+    class Mine:
+        def evolve(self, event: Done) -> Any:
+            return self
+
+    @process("late")
+    class Late:
+        @unique("one")
+        def one(self) -> int:
+            return 1
+
+        def step(self) -> None:
+            return None
+
+        def evolve(self, event: Done) -> Any:
+            return self
+
+    with pytest.raises(DefinitionError) as caught:
+        App("odd", aggregates=[Odd, Mine], processes=[Late])
+    told = "\n".join(caught.value.faults)
+    for fault in (
+        "the constraint 'Sum' of 'odd' is not called [a-z][a-z0-9_]*",
+        "'odd' has two constraints called 'twice'",
+        "Odd.again has to be a method that takes no arguments",
+        "the aggregate's name 'eventjet_unique' is eventjet's own",
+        "the process 'late' has unique values",
+    ):
+        assert fault in told
+
+
+def test_a_caller_of_a_service_is_not_told_who_has_the_value() -> None:
+    told = problem(NotUnique("user", "email", "eve", "ada"), [NotUnique])
+    assert (told.status, told.type) == (409, "NotUnique")
+    assert "ada" not in told.detail + str(told.more)
+
+
+# What a model of them knows: no two users have one e-mail, whatever is tried and in whatever order.
+
+_USERS, _EMAILS = ("ada", "bob", "eve"), ("x@bank", "X@bank", "y@bank", "z@bank")
+_call = st.tuples(st.just("call"), st.sampled_from(_USERS), st.sampled_from(_EMAILS))
+_leave = st.tuples(st.just("leave"), st.sampled_from(_USERS), st.just(""))
+_swap = st.tuples(st.just("swap"), st.permutations(_USERS).map(lambda two: tuple(two[:2])), st.sampled_from(_EMAILS))
+Act = tuple[Literal["call", "leave", "swap"], Any, str]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(_call | _leave | _swap, max_size=12), st.booleans())
+def test_claims_are_what_the_states_have(acts: list[Act], forgetful: bool) -> None:
+    asyncio.run(_follow(acts, forgetful))
+
+
+async def _follow(acts: list[Act], forgetful: bool) -> None:
+    store = MemoryStore("bank")
+    users = repository("bank", store)
+    model: dict[str, str] = {}
+    for act, who, email in acts:
+        if forgetful:
+            users = repository("bank", store)
+        wanted = dict(model)
+        match act:
+            case "call":
+                wanted[who] = email
+                work: Any = users.execute(who, User.call, email)
+            case "leave":
+                wanted.pop(who, None)
+                work = users.execute(who, User.leave)
+            case "swap":
+                giver, taker = who
+                wanted.pop(giver, None)
+                wanted[taker] = email
+                taken = users.decide(taker, lambda user, email=email: [*user.leave(), User().call(email)])
+                work = transact(store, [users.decide(giver, User.leave), taken])
+        if len({one.casefold() for one in wanted.values()}) == len(wanted):
+            await work
+            model = wanted
+        else:
+            with pytest.raises(NotUnique) as caught:
+                await work
+            assert model[str(caught.value.holder)].casefold() == email.casefold()
+    assert {one: (await users.load(one)).email for one in _USERS} == {one: model.get(one) for one in _USERS}
+    report = await check_claims(repository("bank", store), "email")
+    assert report.sound
+    assert report.values == len(model)
+
+
+def test_constraints_are_known_by_name_and_many_values_are_refused() -> None:
+    assert [one.name for one in uniques_of(User)] == ["email", "phone"]
+    _, phone = uniques_of(User)
+    assert len(claims_of("user", phone, User(phones=tuple(map(str, range(VALUES_MAX)))))) == VALUES_MAX
+
+
+class Lagging(MemoryStore):
+    """Claims come from a replica that is one record behind; what the leader is asked is true."""
+
+    lags = 0
+
+    async def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
+        page = await self.history(aggregate, aggregate_id, after=after)
+        if aggregate == CLAIMS and self.lags:
+            self.lags -= 1
+            page = page[:-1]
+        yield page
+
+
+async def test_a_claim_that_a_lagging_replica_tells_refuses_nobody() -> None:
+    store = Lagging("bank")
+    users, elsewhere = repository("bank", store), repository("bank", store)
+    await users.execute("ada", User.call, "ada@bank")
+    await users.execute("bob", User.call, "bob@bank")
+    await users.execute("ada", User.leave)
+    assert elsewhere.claims is not None
+    assert await elsewhere.claims.is_built("email")
+    store.lags = 3
+    assert (await elsewhere.execute("eve", User.call, "ada@bank")).version == 1
+    assert store.lags == 0
+    with pytest.raises(NotUnique):
+        await elsewhere.execute("late", User.call, "ada@bank")
+
+
+# A step of a process asks for a name that another one has: the process may say what follows.
+
+
+@event("hire.begun")
+class Begun:
+    email: str
+
+
+@event("hire.ended")
+class Ended:
+    why: str = ""
+
+
+@process("hire")
+class Hire:
+    email: str | None = None
+
+    def begin(self, email: str) -> Begun:
+        return Begun(email=email)
+
+    def done(self) -> Ended:
+        return Ended()
+
+    def refused(self, error: NotUnique) -> Ended:
+        return Ended(why=f"{error.constraint} of {error.holder}")
+
+    def step(self) -> Step[Hire, Ended] | None:
+        if self.email is None:
+            return None
+        return (
+            do(User, self.email.partition("@")[0], User.call, self.email)
+            .then(Hire.done)
+            .refused(NotUnique, Hire.refused)
+        )
+
+    def evolve(self, event: Begun | Ended) -> Hire:
+        return Hire(email=event.email if isinstance(event, Begun) else None)
+
+
+async def test_a_process_says_what_follows_where_a_value_is_taken() -> None:
+    app = App("bank", aggregates=[User], processes=[Hire])
+    async with world(app, now=datetime(2026, 1, 1, tzinfo=UTC)) as w:
+        users, hires = w.jet.repository(User), w.jet.repository(Hire)
+        await users.execute("first", User.call, "eve@bank")
+        await hires.execute("h-1", Hire.begin, "eve@bank")
+        await hires.execute("h-2", Hire.begin, "bob@bank")
+        await w.settle()
+        ends = [(await hires.history(one))[-1].data for one in ("h-1", "h-2")]
+        assert ends == [Ended(why="email of first"), Ended()]
+        assert [(await users.load(one)).email for one in ("eve", "bob")] == [None, "bob@bank"]
+
+
+async def test_a_torn_save_leaves_a_claim_too_many_and_never_one_too_few() -> None:
+    store = MemoryStore("bank")
+    await repository("bank", store).execute("ada", User.call, "ada@bank")
+    torn = MemoryStore("bank")
+    torn._records = store._records[:-1]  # pyright: ignore[reportPrivateUsage]
+    torn._last = {one[2].decode(): one[0] for one in torn._records}  # pyright: ignore[reportPrivateUsage]
+    users = repository("bank", torn)
+    with pytest.raises(NotUnique):
+        await users.execute("eve", User.call, "ada@bank")
+    assert (await check_claims(users, "email")).stale.examples == ["user 'ada'"]
+    await build_claims(users, "email")
+    assert (await users.execute("eve", User.call, "ada@bank")).version == 1
