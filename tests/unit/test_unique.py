@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import UTC, date, datetime
 from enum import StrEnum
 from typing import Any, Literal
@@ -17,13 +17,16 @@ from eventjet import App, Step, aggregate, do, event, process, unique
 from eventjet.codec.envelope import RawRecord
 from eventjet.domain.identity import ENCODED_MAX, encode_id
 from eventjet.domain.unique import CLAIMS, VALUES_MAX, claim_id, claims_of, uniques_of
-from eventjet.errors import DefinitionError, NotUnique, UsageError
+from eventjet.errors import DefinitionError, NotUnique, UniqueNotBuilt, UsageError
 from eventjet.repository.claim_check import build_claims, check_claims
 from eventjet.repository.decisions import transact
+from eventjet.repository.repositories import Repositories
 from eventjet.serving.problems import problem
 from eventjet.store.memory import MemoryStore
+from eventjet.store.store import Append
 from eventjet.testing import world
-from tests.contracts.unique_contract import User, repository
+from tests.contracts.store_contract import write
+from tests.contracts.unique_contract import User, called, repository
 
 values: Any = st.recursive(
     st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.integers() | st.uuids() | st.dates(),
@@ -279,3 +282,57 @@ async def test_a_torn_save_leaves_a_claim_too_many_and_never_one_too_few() -> No
     assert (await check_claims(users, "email")).stale.examples == ["user 'ada'"]
     await build_claims(users, "email")
     assert (await users.execute("eve", User.call, "ada@bank")).version == 1
+
+
+class Interrupted(MemoryStore):
+    """Lets somebody in, once, before the log is next asked for a claim or takes a save."""
+
+    meanwhile: Callable[[], Awaitable[object]] | None = None
+    before = ""
+
+    async def _let_in(self, before: str) -> None:
+        if self.meanwhile is not None and before == self.before:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+
+    async def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
+        if aggregate == CLAIMS:
+            await self._let_in("a claim")
+        async for page in super().pages(aggregate, aggregate_id, after=after):
+            yield page
+
+    async def append(self, writes: Sequence[Append]) -> int:
+        await self._let_in("a save")
+        return await super().append(writes)
+
+
+@pytest.mark.parametrize("before", ["a claim", "a save"])
+async def test_a_build_claims_nothing_that_is_given_up_under_its_hands(before: str) -> None:
+    store = Interrupted("bank")
+    users = repository("bank", store)
+    await store.append([write("ada", 0, 0, called("ada@bank"), aggregate="user")])
+    store.before, store.meanwhile = before, lambda: repository("bank", store).execute("ada", User.leave)
+    report = await build_claims(users, "email")
+    assert store.meanwhile is None
+    assert (report.built, report.missing.count) == (True, 0)
+    assert (await check_claims(repository("bank", store), "email")).sound
+    assert (await users.execute("eve", User.call, "ada@bank")).version == 1
+
+
+async def test_what_is_known_of_claims_is_dropped_with_the_log_that_it_was_known_of() -> None:
+    class Replaced:
+        def __init__(self) -> None:
+            self.inner = MemoryStore("bank")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+    store: Any = Replaced()
+    declared = Repositories(App("bank", aggregates=[User]), store)
+    for name in ("ada", "eve"):
+        await declared.of(User).execute(name, User.call, f"{name}@bank")
+    store.inner = MemoryStore("bank")
+    await store.append([write("bob", 0, 0, called("bob@bank"), aggregate="user")])
+    declared.forget()
+    with pytest.raises(UniqueNotBuilt):
+        await declared.of(User).execute("eve", User.call, "bob@bank")

@@ -75,9 +75,7 @@ class Claim:
         Each is recorded, whether or not the claim says so already: what changes a value moves its claim, so that
         whoever compares claims with states can tell that nothing came in between.
         """
-        events: list[ClaimEvent] = [
-            Released(aggregate=aggregate, constraint=constraint, holder=one) for one in released
-        ]
+        events: list[ClaimEvent] = [*(self.release(aggregate, constraint, one) for one in released)]
         if taker is not None:
             others = self.holders.difference(released, [taker])
             if others:
