@@ -16,7 +16,7 @@ from eventjet.errors import OutcomeUnknown, UsageError
 from eventjet.nats.client import Client
 from eventjet.projections.app_ref import Application, Declared, projections_of
 from eventjet.reactions.beginning import begin
-from eventjet.reactions.following import declarations_of
+from eventjet.reactions.following import declarations_of, has_timers
 from eventjet.repository import Committed, Imported, ImportReport, Planned, Repository
 from eventjet.repository.decisions import position_in, transact
 from eventjet.repository.importing import Importer
@@ -103,8 +103,8 @@ class Jet:
         follows = declarations_of(self._app)
         for one in self._app.publications.values():
             await check_public_stream(self.client, one.stream, one.name)
-        timers = any(info.has_deadlines for info in self._app.processes.values())
-        topology = await declare(self.client, self.name, self.settings.replicas, cursors=bool(follows), timers=timers)
+        needs = {"cursors": bool(follows), "timers": has_timers(self._app)}
+        topology = await declare(self.client, self.name, self.settings.replicas, **needs)
         if not follows:
             return topology
         made = await begin(Cursors(self.client, self.name), self.store, self.client, follows.values())

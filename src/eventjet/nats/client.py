@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eventjet.codec.subjects import SERVER_MESSAGE_MAX
 from eventjet.errors import (
     ApiRefused,
     ConnectionClosed,
@@ -27,12 +25,11 @@ from eventjet.nats.dial import check_files
 from eventjet.nats.endpoint import Endpoint, is_file
 from eventjet.nats.loop_connection import LoopConnection
 from eventjet.nats.protocol import Frame, nobody_listens
+from eventjet.nats.requirements import check_server
 from eventjet.settings import Settings
 
 T = TypeVar("T")
 
-MINIMUM_SERVER = (2, 14, 4)
-"""Atomic batches came with 2.12; distinct expectations in one batch are right from 2.14.4 on (nats-server #8376)."""
 _CONNECT_TIMEOUT_S = 3.0
 """For each server of the cluster."""
 _PAUSE_S = 0.2
@@ -54,7 +51,7 @@ async def connect(settings: Settings) -> Client:
     client = Client(replace(Endpoint.of(settings), shuffle=True), settings.request_timeout_s)
     where = f"The NATS server at {', '.join(client.endpoint.servers)}"
     try:
-        _check_server(where, await _connected(client))
+        check_server(where, await _connected(client))
         await _check_jetstream(where, client)
     except BaseException as error:
         await client.close()
@@ -75,24 +72,6 @@ async def _connected(client: Client) -> dict[str, Any]:
     except Unreachable:
         await asyncio.sleep(_PAUSE_S)
         return await client.connect()
-
-
-def _check_server(where: str, info: dict[str, Any]) -> None:
-    version = str(info.get("version", ""))
-    numbers = tuple(map(int, re.findall(r"\d+", version.partition("-")[0])))  # of 2.15.1, or of 2.15.0-RC.1
-    if numbers < MINIMUM_SERVER:
-        needed = ".".join(map(str, MINIMUM_SERVER))
-        raise Unreachable(
-            where,
-            f"it is version {version}, and eventjet needs {needed}: older ones reject or misjudge atomic batches",
-            f"Upgrade nats-server to {needed} or newer.",
-        )
-    if info.get("max_payload", 0) < SERVER_MESSAGE_MAX:
-        raise Unreachable(
-            where,
-            f"it takes messages of {info.get('max_payload', 0):,} bytes, and events may have {SERVER_MESSAGE_MAX:,}",
-            "Set `max_payload: 1MB` in its configuration.",
-        )
 
 
 async def _check_jetstream(where: str, client: Client) -> None:

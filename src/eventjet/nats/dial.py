@@ -69,6 +69,33 @@ def dial(endpoint: Endpoint, timeout_s: float) -> Dialled:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What one server says of itself, or why it says nothing."""
+
+    peer: str
+    info: dict[str, Any]
+    """Its INFO; empty where there was none."""
+    fault: str = ""
+
+
+def greetings(endpoint: Endpoint, timeout_s: float) -> list[Greeting]:
+    """Of every server that is named or known, one after the other; each is connected to and left. Never raises."""
+    deadline = time.monotonic() + timeout_s
+    addresses = endpoint.addresses()
+    found: list[Greeting] = []
+    for index, address in enumerate(addresses):
+        share_s = (deadline - time.monotonic()) / (len(addresses) - index)
+        try:
+            dialled = _dial_one(endpoint, address, time.monotonic() + max(share_s, 0.0))
+        except (OSError, ValueError, StoreError) as error:
+            found.append(Greeting(address.peer, {}, _reason(error)))
+        else:
+            dialled.sock.close()
+            found.append(Greeting(address.peer, dialled.info))
+    return found
+
+
 def _dial_one(endpoint: Endpoint, address: Address, deadline: float) -> Dialled:
     sock = socket.create_connection((address.host, address.port), timeout=_left(deadline))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

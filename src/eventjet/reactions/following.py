@@ -60,6 +60,11 @@ def declarations_of(app: Application) -> dict[str, Declaration]:
     return {one.name: one for one in found}
 
 
+def has_timers(app: Application) -> bool:
+    """Whether something of it waits for a time."""
+    return any(info.has_deadlines for info in app.processes.values())
+
+
 def _partitions(one: Reactor[Any, Any]) -> list[Declaration]:
     return [
         Declaration(

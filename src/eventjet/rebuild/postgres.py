@@ -70,13 +70,6 @@ class PostgresSpace(RunSpace):
         return "a schema ej_<run>"
 
     @staticmethod
-    @contextmanager
-    def read_only(database: Database) -> Generator[Connection]:
-        engine = database.sync_engine(f"{PURPOSE} --dry-run").execution_options(postgresql_readonly=True)
-        with engine.connect() as connection:
-            yield connection
-
-    @staticmethod
     def load(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int:
         """In one transaction with the row in the ledger, which says whether another try has done it already."""
         space = PostgresSpace(target.database, target.run)

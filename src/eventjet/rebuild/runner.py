@@ -21,13 +21,13 @@ from eventjet.rebuild.choice import EngineChoice
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.plan import EngineName, Plan, Route, route_of
 from eventjet.rebuild.progress import Report
-from eventjet.rebuild.runs import Part
+from eventjet.rebuild.runs import PURPOSE, Part
 from eventjet.rebuild.shadow import Shadow, check_kept, shadow_of
 from eventjet.rebuild.spaces import orphaned, remove_orphaned, space_kind
 from eventjet.settings import Settings
 from eventjet.sql import checkpoint, migrations
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.database import Database
+from eventjet.sql.database import BULK, Database
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ async def preview(
 def _preview(job: Job, names: Sequence[str]) -> Preview:
     database, kind, resolved = job.database, space_kind(job.database), _named(job.app, names)
     plan = job.plan(resolved, job.log.last)
-    with database.reaching_sync(), kind.read_only(database) as connection:
+    with database.reaching_sync(), database.read_only(f"{PURPOSE} --dry-run", BULK) as connection:
         current = connection is not None and migrations.version(connection) == migrations.HEAD
         known = connection if current else None
         candidates = tuple(_candidate(database, one, known) for one in resolved)

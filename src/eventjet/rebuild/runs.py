@@ -102,11 +102,6 @@ class RunSpace(ABC):
 
     @staticmethod
     @abstractmethod
-    def read_only(database: Database) -> AbstractContextManager[Connection | None]:
-        """A connection that cannot write and leaves nothing behind; None where there is no database yet."""
-
-    @staticmethod
-    @abstractmethod
     def load(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int:
         """Load one part, whole or not at all, and once only; return how many rows the ledger says it has.
 

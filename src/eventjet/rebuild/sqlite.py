@@ -16,12 +16,10 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from sqlalchemy import Column, ColumnElement, Connection, Engine, Table, create_engine, func, make_url, select
+from sqlalchemy import Column, ColumnElement, Connection, Engine, Table, func, make_url, select
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from eventjet import failpoints
@@ -75,20 +73,6 @@ class SqliteSpace(RunSpace):
     @staticmethod
     def described(database: Database) -> str:
         return f"a file {_file(database)}.ej_<run>"
-
-    @staticmethod
-    @contextmanager
-    def read_only(database: Database) -> Generator[Connection | None]:
-        """A file that is not there must not come to be."""
-        file = _file(database)
-        if not file.exists() or not file.stat().st_size:
-            yield None
-            return
-        # A reader would leave its own -wal and -shm beside a file that nobody has open: that one is as it stands.
-        mode = "mode=ro" if file.with_name(f"{file.name}-wal").exists() else "immutable=1"
-        engine = create_engine(f"sqlite:///file:{quote(str(file))}?{mode}&uri=true", poolclass=NullPool)
-        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
-            yield connection
 
     @staticmethod
     def load(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int:

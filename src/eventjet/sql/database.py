@@ -64,6 +64,12 @@ class Database:
         """A blocking engine without a pool, not connected yet."""
         return self.dialect.engine(self._parsed(), purpose, limits)
 
+    @contextmanager
+    def read_only(self, purpose: str, limits: SessionLimits = COMMAND) -> Generator[Connection | None]:
+        """A connection that cannot write and leaves nothing behind; None where there is no database yet."""
+        with self.dialect.read_only(self._parsed(), purpose, limits) as connection:
+            yield connection
+
     def connect_postgres(
         self, purpose: str = "eventjet", limits: SessionLimits = BULK
     ) -> psycopg.Connection[tuple[Any, ...]]:

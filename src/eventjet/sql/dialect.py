@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, TypeAlias, TypeVar
@@ -22,6 +23,7 @@ from eventjet.domain.parked import Parked
 from eventjet.errors import UsageError
 from eventjet.projections.columns import Convert, labels, plain
 from eventjet.projections.row_codec import ColumnValues, RowCodec
+from eventjet.sql.soundness import Soundness
 from eventjet.sql.statements import Statements
 
 T = TypeVar("T")
@@ -212,6 +214,14 @@ class Dialect(ColumnValues):
     @abstractmethod
     def engine(self, url: URL, purpose: str, limits: SessionLimits, /) -> Engine:
         """A blocking engine without a pool, not connected yet."""
+
+    @abstractmethod
+    def soundness(self, connection: Connection, /) -> Soundness:
+        """What it says of its version and its settings; only looks."""
+
+    @abstractmethod
+    def read_only(self, url: URL, purpose: str, limits: SessionLimits, /) -> AbstractContextManager[Connection | None]:
+        """A connection that cannot write and leaves nothing behind; None where there is no database yet."""
 
     def enforce_foreign_keys(self, engine: Engine, /) -> None:
         """For connections on which an application's own statements run: elsewhere rows are whole anyway."""

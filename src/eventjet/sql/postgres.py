@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC
 from functools import cache
 from ipaddress import ip_address
@@ -24,10 +25,11 @@ from sqlalchemy.schema import CreateSchema
 from eventjet.domain.parked import Parked
 from eventjet.projections.columns import canonical, dumps
 from eventjet.projections.row_codec import RowCodec
-from eventjet.sql import postgres_statements
+from eventjet.sql import postgres_settings, postgres_statements
 from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified, verbatim
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.postgres_statements import CLOCK, PostgresStatements
+from eventjet.sql.soundness import Soundness
 
 T = TypeVar("T")
 
@@ -171,6 +173,15 @@ class Postgres(Dialect):
     def engine(self, url: URL, purpose: str, limits: SessionLimits) -> Engine:
         arguments = _session_arguments(url, purpose, limits)
         return create_engine(_with_psycopg(url), poolclass=NullPool, connect_args=arguments)
+
+    def soundness(self, connection: Connection) -> Soundness:
+        return postgres_settings.soundness(connection)
+
+    @contextmanager
+    def read_only(self, url: URL, purpose: str, limits: SessionLimits) -> Generator[Connection]:
+        engine = self.engine(url, purpose, limits).execution_options(postgresql_readonly=True)
+        with engine.connect() as connection:
+            yield connection
 
     def lacks_table(self, cause: object) -> bool:
         return isinstance(cause, psycopg.errors.UndefinedTable)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 import secrets
 import sqlite3
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import quote
 from uuid import UUID
 
 from sqlalchemy import (
@@ -40,8 +42,10 @@ from sqlalchemy.sql import quoted_name
 from eventjet.domain.parked import Parked
 from eventjet.projections.columns import Convert, dumps, loads, normaliser, plain
 from eventjet.projections.row_codec import RowCodec
+from eventjet.sql import sqlite_settings
 from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified, verbatim
 from eventjet.sql.own_tables import Clock
+from eventjet.sql.soundness import Soundness
 from eventjet.sql.sqlite_connections import (
     BUSY_TIMEOUT_S,
     READ_ONLY,
@@ -206,6 +210,22 @@ class Sqlite(Dialect):
         made = create_engine(driver, poolclass=NullPool)
         prepare(made)
         return made
+
+    def soundness(self, connection: Connection) -> Soundness:
+        return sqlite_settings.soundness(connection)
+
+    @contextmanager
+    def read_only(self, url: URL, purpose: str, limits: SessionLimits) -> Generator[Connection | None]:  # noqa: ARG002
+        """A file that is not there must not come to be."""
+        file = Path(str(url.database))
+        if not file.exists() or not file.stat().st_size:
+            yield None
+            return
+        # A reader would leave its own -wal and -shm beside a file that nobody has open: that one is as it stands.
+        mode = "mode=ro" if file.with_name(f"{file.name}-wal").exists() else "immutable=1"
+        made = create_engine(f"sqlite:///file:{quote(str(file))}?{mode}&uri=true", poolclass=NullPool)
+        with made.connect().execution_options(**{READ_ONLY: True}) as connection:
+            yield connection
 
     def enforce_foreign_keys(self, engine: Engine) -> None:
         event.listen(engine, "connect", enforce_foreign_keys)

@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from eventjet.codec.cloud_events import POSITION, PublicMessage
 from eventjet.codec.envelope import EXPECTED, header_block, mark_batch, number_of
 from eventjet.errors import ApiRefused, ConcurrencyConflict, LogUnusable, StreamMissing
-from eventjet.nats.api import IN_PROCESS, REPEATED_ID, WRONG_SEQUENCE, answer_in, last_message, stream_info
+from eventjet.nats.api import (
+    IN_PROCESS,
+    REPEATED_ID,
+    WRONG_SEQUENCE,
+    StreamState,
+    answer_in,
+    last_message,
+    stream_info,
+)
 from eventjet.nats.client import Client
 
 EXPECTED_OF = "Nats-Expected-Last-Subject-Sequence-Subject"
@@ -63,12 +71,20 @@ class PublicStream:
 
 async def check_public_stream(client: Client, stream: str, publication: str) -> None:
     """Raise `LogUnusable` for a stream that a publication cannot use."""
-    what = f"The stream {stream!r} of the publication {publication!r}"
     try:
-        config = (await client.ask(stream_info(stream))).config
+        found = await client.ask(stream_info(stream))
     except StreamMissing:
+        found = None
+    check_public(found, stream, publication)
+
+
+def check_public(found: StreamState | None, stream: str, publication: str) -> None:
+    """As `check_public_stream`, of a stream as it was found; None for one that is missing. PURE."""
+    what = f"The stream {stream!r} of the publication {publication!r}"
+    if found is None:
         remedy = f"Create it with the subject {stream}.{publication}.> and --allow-batch, or name another."
-        raise LogUnusable(what, "it does not exist", remedy) from None
+        raise LogUnusable(what, "it does not exist", remedy)
+    config = found.config
     if not config.get("allow_atomic"):
         raise LogUnusable(what, "it does not take atomic batches", "Set `allow_atomic` on it.")
     if not any(_covers(subject, f"{stream}.{publication}") for subject in config.get("subjects") or ()):

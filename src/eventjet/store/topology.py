@@ -27,6 +27,11 @@ class Drift:
     declared: Any
     found: Any
 
+    @property
+    def is_harmless(self) -> bool:
+        """Whether what is stored, dropped and read is the same nevertheless."""
+        return self.setting in _HARMLESS
+
     def __str__(self) -> str:
         return f"{self.stream}: {self.setting} is {self.found!r}, declared is {self.declared!r}"
 
@@ -108,6 +113,12 @@ def every_config(app: str, replicas: int) -> tuple[dict[str, Any], ...]:
     return tuple(config(app, replicas) for config in made)
 
 
+def needed_configs(app: str, replicas: int, *, cursors: bool, timers: bool) -> tuple[dict[str, Any], ...]:
+    """What it has to have there, the log first: what keeps `cursors`, and what `timers` need, only where asked for."""
+    log, snapshots, of_cursors, of_timers = every_config(app, replicas)
+    return (log, snapshots, *([of_cursors] if cursors else []), *([of_timers] if timers else []))
+
+
 async def declare(client: Client, app: str, replicas: int, *, cursors: bool = False, timers: bool = False) -> Topology:
     """Create what is missing and report what differs; nothing that exists is changed. Raises `LogUnusable`.
 
@@ -116,8 +127,7 @@ async def declare(client: Client, app: str, replicas: int, *, cursors: bool = Fa
     created: list[str] = []
     drifts: list[Drift] = []
     identity = ""
-    log, snapshots, of_cursors, of_timers = every_config(app, replicas)
-    for config in (log, snapshots, *([of_cursors] if cursors else []), *([of_timers] if timers else [])):
+    for config in needed_configs(app, replicas, cursors=cursors, timers=timers):
         name = str(config["name"])
         found = await _find(client, name)
         if found is None:
@@ -200,7 +210,7 @@ def not_created(stream: str, refusal: ApiRefused) -> LogUnusable:
 def drifts_of(found: StreamState) -> tuple[Drift, ...]:
     """What has drifted of an app's stream and concerns who writes to it: what is stored, dropped and read."""
     drifts = compare(stream_config(found.name, 1), found.config)
-    return tuple(drift for drift in drifts if drift.setting not in _HARMLESS)
+    return tuple(drift for drift in drifts if not drift.is_harmless)
 
 
 _HARMLESS = ("num_replicas", "duplicate_window", "max_consumers")

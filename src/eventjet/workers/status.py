@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -19,7 +19,7 @@ from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application
 from eventjet.quarantine.rows import parked_counts
-from eventjet.reactions.following import declarations_of
+from eventjet.reactions.following import Declaration, declarations_of
 from eventjet.settings import Settings
 from eventjet.sql import checkpoint, table_identity
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, NEW, Checkpoint
@@ -141,7 +141,6 @@ class StatusReader:
 
     def __init__(self, app: Application, settings: Settings, names: Collection[str] | None = None) -> None:
         """All that the app has, or what is named: for who may look at nothing else."""
-        self._stream = app.name
         self._database = Database(settings.database)
         self._endpoint = Endpoint.of(settings)
         wanted = [*app.projections, *declarations_of(app)] if names is None else names
@@ -160,71 +159,21 @@ class StatusReader:
     async def read(self) -> StatusSnapshot:
         """Every projection that is declared or has a checkpoint, by name and revision. Raises `Unreachable`."""
         try:
-            checkpoints, parked = await self._checkpoints() if self._declared else ([], {})
+            seen = await self._checkpoints() if self._declared else SeenCheckpoints([], {})
             at = time.monotonic()
-            for name, revision in self._declared - {(held.name, held.revision) for held, _ in checkpoints}:
-                checkpoints.append((Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, NEW, None), 0.0))
-            checkpoints.sort(key=lambda pair: (pair[0].name, pair[0].revision))
-            last, ages, faults = await asyncio.to_thread(self._log, [held for held, _ in checkpoints])
-            followers = await asyncio.to_thread(self._cursors, last) if self._followers else []
+            statuses = await asyncio.to_thread(self._look, seen)
         except BaseException:
             await self._close()
             raise
-        projections = [
-            WorkStatus(
-                name=held.name,
-                revision=held.revision,
-                state=FAILED if held in faults else held.state,
-                position=held.position,
-                log_position=last,
-                lag_events=max(0, last - held.position),
-                lag_s=ages[held.position],
-                owner=held.owner if _lives(held, lease_left_s) else None,
-                generation=held.generation,
-                reason=faults.get(held, held.reason),
-                declared=(held.name, held.revision) in self._declared,
-                location=held.location,
-                lost_owner=None if _lives(held, lease_left_s) else held.owner,
-                lost_s=_silent_s(held, lease_left_s),
-                parked=parked.get((held.name, held.revision), 0),
-            )
-            for held, lease_left_s in checkpoints
-        ]
-        return StatusSnapshot(at, [*projections, *followers])
+        return StatusSnapshot(at, statuses)
 
-    def _cursors(self, last: int) -> list[WorkStatus]:
-        """Every reactor and process that is declared or has a cursor. Blocks."""
-        assert self._connection is not None
-        looks = {held.name: held for held in look_at_cursors(self._connection, self._app)}
-        names = sorted({*self._followers, *looks})
-        return [self._follower(name, looks.get(name), last) for name in names]
-
-    def _follower(self, name: str, look: CursorLook | None, last: int) -> WorkStatus:
-        declared = self._followers.get(name)
-        if look is None:
-            assert declared is not None
-            missing = "it has no cursor: run `eventjet init`"
-            return WorkStatus(
-                name, declared.revision, NEW, 0, last, last, None, None, 1, missing, True, kind=declared.kind
-            )
-        cursor = look.cursor
-        return WorkStatus(
-            name=name,
-            revision=cursor.revision,
-            state=FAILED if look.fault and cursor.state == ACTIVE else cursor.state,
-            position=cursor.position,
-            log_position=last,
-            lag_events=look.lag_events,
-            lag_s=look.lag_s,
-            owner=None if look.seen.has_lost_owner else cursor.owner,
-            lost_owner=cursor.owner if look.seen.has_lost_owner else None,
-            lost_s=look.seen.silent_s if look.seen.has_lost_owner else None,
-            generation=1,
-            reason=look.fault or cursor.reason,
-            declared=declared is not None,
-            parked=look.parked,
-            kind=cursor.kind,
-        )
+    def _look(self, seen: SeenCheckpoints) -> list[WorkStatus]:
+        """Blocks."""
+        if self._connection is None:
+            self._connection = NatsConnection.open(self._endpoint)
+        statuses, last = look_at_projections(self._connection, self._app.name, seen, self._declared)
+        followers = look_at_followers(self._connection, self._app, self._followers, last) if self._followers else []
+        return [*statuses, *followers]
 
     async def _close(self) -> None:
         engine, self._engine = self._engine, None
@@ -234,34 +183,120 @@ class StatusReader:
         if engine is not None:
             await engine.dispose()
 
-    async def _checkpoints(self) -> tuple[list[tuple[Checkpoint, float]], dict[tuple[str, int], int]]:
+    async def _checkpoints(self) -> SeenCheckpoints:
         if self._engine is None:
             self._engine = self._database.engine("eventjet status", COMMAND)
         async with self._database.reaching(), self._engine.connect() as connection:
             await connection.execution_options(**{READ_ONLY: True})
-            return await connection.run_sync(lambda sync: (_checkpoints(sync), parked_counts(sync)))
+            return await connection.run_sync(see_checkpoints)
 
-    def _log(self, checkpoints: Sequence[Checkpoint]) -> tuple[int, dict[int, float | None], dict[Checkpoint, str]]:
-        """Its last position, the age of the event after each checkpoint's, and what its worker will stop at.
 
-        An age is 0 at the end of the log, and None if it is not known.
-        """
-        if self._connection is None:
-            self._connection = NatsConnection.open(self._endpoint)
-        identity, state = state_of_log(self._connection, self._stream)
-        faults: dict[Checkpoint, str] = {}
-        for held in checkpoints:
-            fault = log_fault(self._connection, identity, state, held)
-            if fault is not None and held.state in (NEW, BUILDING, ACTIVE):
-                faults[held] = str(fault)
-        ages: dict[int, float | None] = {}
-        for position in {held.position for held in checkpoints}:
-            if position >= state.last:
-                ages[position] = 0.0
-                continue
-            record = self._connection.ask(next_message(self._stream, position + 1))
-            ages[position] = None if record is None else max(0.0, time.time() - record[1] / 1e9)
-        return state.last, ages, faults
+@dataclass(frozen=True, slots=True)
+class SeenCheckpoints:
+    """What the database says of an app's projections."""
+
+    held: list[tuple[Checkpoint, float]]
+    """Every checkpoint, failed where its tables are lost, with the seconds its lease still has."""
+    parked: dict[tuple[str, int], int]
+    """Events in quarantine, by name and revision."""
+
+
+def see_checkpoints(connection: Connection) -> SeenCheckpoints:
+    """Only looks; what these credentials may not look at counts as it is noted."""
+    held = [(_judged(connection, one), left_s) for one, left_s in checkpoint.read_all(connection)]
+    return SeenCheckpoints(held, parked_counts(connection))
+
+
+def look_at_projections(
+    connection: NatsConnection, stream: str, seen: SeenCheckpoints, declared: Collection[tuple[str, int]]
+) -> tuple[list[WorkStatus], int]:
+    """Every projection that is declared, as (name, revision), or has a checkpoint; and the log's last position. Blocks.
+
+    Raises `Unreachable` and `StoreError`.
+    """
+    checkpoints = list(seen.held)
+    for name, revision in set(declared) - {(held.name, held.revision) for held, _ in checkpoints}:
+        checkpoints.append((Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, NEW, None), 0.0))
+    checkpoints.sort(key=lambda pair: (pair[0].name, pair[0].revision))
+    last, ages, faults = _log(connection, stream, [held for held, _ in checkpoints])
+    projections = [
+        WorkStatus(
+            name=held.name,
+            revision=held.revision,
+            state=FAILED if held in faults else held.state,
+            position=held.position,
+            log_position=last,
+            lag_events=max(0, last - held.position),
+            lag_s=ages[held.position],
+            owner=held.owner if _lives(held, lease_left_s) else None,
+            generation=held.generation,
+            reason=faults.get(held, held.reason),
+            declared=(held.name, held.revision) in declared,
+            location=held.location,
+            lost_owner=None if _lives(held, lease_left_s) else held.owner,
+            lost_s=_silent_s(held, lease_left_s),
+            parked=seen.parked.get((held.name, held.revision), 0),
+        )
+        for held, lease_left_s in checkpoints
+    ]
+    return projections, last
+
+
+def look_at_followers(
+    connection: NatsConnection, app: Application, declared: Mapping[str, Declaration], last: int
+) -> list[WorkStatus]:
+    """Every reactor and process that is declared or has a cursor, over a log that ends at `last`. Blocks."""
+    looks = {held.name: held for held in look_at_cursors(connection, app)}
+    names = sorted({*declared, *looks})
+    return [_follower(name, declared.get(name), looks.get(name), last) for name in names]
+
+
+def _follower(name: str, declared: Declaration | None, look: CursorLook | None, last: int) -> WorkStatus:
+    if look is None:
+        assert declared is not None
+        missing = "it has no cursor: run `eventjet init`"
+        return WorkStatus(name, declared.revision, NEW, 0, last, last, None, None, 1, missing, True, kind=declared.kind)
+    cursor = look.cursor
+    return WorkStatus(
+        name=name,
+        revision=cursor.revision,
+        state=FAILED if look.fault and cursor.state == ACTIVE else cursor.state,
+        position=cursor.position,
+        log_position=last,
+        lag_events=look.lag_events,
+        lag_s=look.lag_s,
+        owner=None if look.seen.has_lost_owner else cursor.owner,
+        lost_owner=cursor.owner if look.seen.has_lost_owner else None,
+        lost_s=look.seen.silent_s if look.seen.has_lost_owner else None,
+        generation=1,
+        reason=look.fault or cursor.reason,
+        declared=declared is not None,
+        parked=look.parked,
+        kind=cursor.kind,
+    )
+
+
+def _log(
+    connection: NatsConnection, stream: str, checkpoints: Sequence[Checkpoint]
+) -> tuple[int, dict[int, float | None], dict[Checkpoint, str]]:
+    """Its last position, the age of the event after each checkpoint's, and what its worker will stop at.
+
+    An age is 0 at the end of the log, and None if it is not known.
+    """
+    identity, state = state_of_log(connection, stream)
+    faults: dict[Checkpoint, str] = {}
+    for held in checkpoints:
+        fault = log_fault(connection, identity, state, held)
+        if fault is not None and held.state in (NEW, BUILDING, ACTIVE):
+            faults[held] = str(fault)
+    ages: dict[int, float | None] = {}
+    for position in {held.position for held in checkpoints}:
+        if position >= state.last:
+            ages[position] = 0.0
+            continue
+        record = connection.ask(next_message(stream, position + 1))
+        ages[position] = None if record is None else max(0.0, time.time() - record[1] / 1e9)
+    return state.last, ages, faults
 
 
 def _lives(held: Checkpoint, left_s: float) -> bool:
@@ -272,10 +307,6 @@ def _lives(held: Checkpoint, left_s: float) -> bool:
 def _silent_s(held: Checkpoint, left_s: float) -> float | None:
     """How long its owner has been silent, where it was lost."""
     return None if held.owner is None or left_s > 0 else held.lease_s - left_s
-
-
-def _checkpoints(connection: Connection) -> list[tuple[Checkpoint, float]]:
-    return [(_judged(connection, held), left_s) for held, left_s in checkpoint.read_all(connection)]
 
 
 def _judged(connection: Connection, held: Checkpoint) -> Checkpoint:

@@ -1,0 +1,46 @@
+"""What SQLite says of its version and of a file's journal. How it syncs is each connection's: always `FULL`."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, text
+
+from eventjet.sql.soundness import Soundness, Weakness, numbers_of
+
+OLDEST = (3, 35)
+"""`returning` came with it."""
+_MENDED = (3, 51, 3)
+_BACKPORTED = ((3, 44, 6), (3, 50, 7))
+"""The first releases, and those of older branches, without the WAL-reset fault (sqlite.org/wal.html#walresetbug)."""
+
+
+def soundness(connection: Connection) -> Soundness:
+    """Of the library that this process uses, and the file."""
+    journal = str(connection.scalar(text("pragma journal_mode")))
+    return judged(str(connection.scalar(text("select sqlite_version()"))), journal)
+
+
+def judged(version: str, journal: str) -> Soundness:
+    """Of a version, and of what `pragma journal_mode` answers. PURE."""
+    numbers = numbers_of(version)
+    weaknesses: list[Weakness] = []
+    if numbers < OLDEST:
+        remedy = f"Use a Python whose sqlite3 is {'.'.join(map(str, OLDEST))} or newer."
+        weaknesses.append(Weakness(f"SQLite {version} is too old", "eventjet cannot use it", remedy, is_fault=True))
+    elif numbers < _MENDED and not any(one[:2] == numbers[:2] and one <= numbers for one in _BACKPORTED):
+        weaknesses.append(
+            Weakness(
+                f"SQLite {version} has the WAL-reset fault",
+                "in rare coincidences of two checkpoints and a commit the file loses that commit, or breaks",
+                "Use a Python whose sqlite3 is 3.51.3 or newer, or PostgreSQL where several workers write.",
+                is_rare=True,
+            )
+        )
+    if journal != "wal":
+        weaknesses.append(
+            Weakness(
+                f"its journal mode is {journal}, not wal",
+                "readers and workers lock each other out",
+                "Start `eventjet worker`, which switches it. A file system that does not allow that will not do.",
+            )
+        )
+    return Soundness(f"SQLite {version}", tuple(weaknesses))
