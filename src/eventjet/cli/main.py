@@ -20,6 +20,7 @@ from eventjet.cli.archive import archive, restore
 from eventjet.cli.audit import audit
 from eventjet.cli.cursor import cursor
 from eventjet.cli.db import db, init
+from eventjet.cli.doctor import doctor
 from eventjet.cli.history import history, tail
 from eventjet.cli.nats_config import nats_config
 from eventjet.cli.new import new
@@ -28,14 +29,13 @@ from eventjet.cli.quarantine import commands as quarantine
 from eventjet.cli.rebuild import rebuild, snapshots, verify
 from eventjet.cli.serve import serve
 from eventjet.cli.status import status
-from eventjet.cli.terminal import ANSWER_IS_NO, INTERRUPTED, note
+from eventjet.cli.terminal import ANSWER_IS_NO, INTERRUPTED, UNREACHABLE, note
 from eventjet.cli.unique import unique
 from eventjet.cli.void import void
 from eventjet.cli.worker import demo, dev, pause, resume, worker
 
 DONE = 0
 WRONG_USAGE = 2
-UNREACHABLE = 3
 OWN_FAULT = 70
 _ABOUT_USAGE = (errors.UsageError, errors.DefinitionError, errors.RebuildRefused, errors.Refused)
 _ABOUT_COMPONENTS = (errors.Unreachable, errors.StoreUnavailable, errors.Forbidden)
@@ -59,6 +59,7 @@ for command in (
     archive,
     restore,
     status,
+    doctor,
     pause,
     resume,
     history,

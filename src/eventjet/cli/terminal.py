@@ -15,6 +15,8 @@ import typer
 
 ANSWER_IS_NO = 1
 """Exit status of a command that was carried out and found what should not be; `main` has the others."""
+UNREACHABLE = 3
+"""That of one that could not reach a component."""
 INTERRUPTED = 130
 """That of one that was ended by a signal."""
 _DEPTH_SURE = 100

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from eventjet.nats.api import Request, call
+from eventjet.nats.protocol import Frame
 
 T = TypeVar("T")
 
@@ -65,10 +66,9 @@ def replicas_of(stream: str) -> Request[list[Replica]]:
     """As the stream's leader knows them; none where there is one copy. Raises `StreamMissing`."""
 
     def read(info: dict[str, Any]) -> list[Replica]:
-        return [
-            Replica(str(one["name"]), bool(one.get("current")), bool(one.get("offline")))
-            for one in (info.get("cluster") or {}).get("replicas") or ()
-        ]
+        cluster: dict[str, Any] = info.get("cluster") or {}
+        copies: list[dict[str, Any]] = cluster.get("replicas") or []
+        return [Replica(str(one["name"]), bool(one.get("current")), bool(one.get("offline"))) for one in copies]
 
     return _read(f"STREAM.INFO.{stream}", None, read)
 
@@ -77,11 +77,12 @@ def list_consumers(stream: str, offset: int) -> Request[tuple[list[ListedConsume
     """A page of the stream's consumers, and how many there are in all."""
 
     def read(found: dict[str, Any]) -> tuple[list[ListedConsumer], int]:
+        consumers: list[dict[str, Any]] = found.get("consumers") or []
         listed = [
             ListedConsumer(
                 str(one["name"]), not one["config"].get("inactive_threshold"), int(one.get("num_waiting") or 0)
             )
-            for one in found.get("consumers") or ()
+            for one in consumers
         ]
         return listed, int(found.get("total", 0))
 
@@ -90,7 +91,11 @@ def list_consumers(stream: str, offset: int) -> Request[tuple[list[ListedConsume
 
 def _read(subject: str, body: object, read: Callable[[dict[str, Any]], T]) -> Request[T]:
     asked = call(subject, body)
-    return Request(asked.what, asked.subject, asked.payload, lambda frame: read(asked.parse(frame)))
+
+    def parse(frame: Frame) -> T:
+        return read(asked.parse(frame))
+
+    return Request(asked.what, asked.subject, asked.payload, parse)
 
 
 def _limits_in(info: Mapping[str, Any]) -> AccountLimits:

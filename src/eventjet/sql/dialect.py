@@ -167,6 +167,10 @@ class Dialect(ColumnValues):
         """About how many rows it has."""
         return connection.scalar(verbatim(f"select count(*) from {table.quoted()}")) or 0  # noqa: S608 - of a known table
 
+    def has_rows(self, connection: Connection, table: TableRef, /) -> bool:
+        """Whether it has any."""
+        return connection.scalar(verbatim(f"select 1 from {table.quoted()} limit 1")) is not None  # noqa: S608 - as above
+
     def home(self, connection: Connection, /) -> str:  # noqa: ARG002 - they go wherever the tables go
         """The database whose identities of tables these are; a copy made from a dump is another one."""
         return ""

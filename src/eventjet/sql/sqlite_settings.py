@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from sqlalchemy import Connection, text
 
 from eventjet.sql.soundness import Soundness, Weakness, numbers_of
@@ -15,12 +17,15 @@ _BACKPORTED = ((3, 44, 6), (3, 50, 7))
 
 def soundness(connection: Connection) -> Soundness:
     """Of the library that this process uses, and the file."""
-    journal = str(connection.scalar(text("pragma journal_mode")))
-    return judged(str(connection.scalar(text("select sqlite_version()"))), journal)
+    file = next(str(path) for _, name, path in connection.execute(text("pragma database_list")) if name == "main")
+    # Asked over a connection that takes the file for one that nobody changes, `pragma journal_mode` says `delete`.
+    with Path(file).open("rb") as opened:
+        is_wal = opened.read(20)[18:] == b"\x02\x02"
+    return judged(str(connection.scalar(text("select sqlite_version()"))), is_wal=is_wal)
 
 
-def judged(version: str, journal: str) -> Soundness:
-    """Of a version, and of what `pragma journal_mode` answers. PURE."""
+def judged(version: str, *, is_wal: bool) -> Soundness:
+    """Of a version, and whether the file is in the mode that eventjet puts it into. PURE."""
     numbers = numbers_of(version)
     weaknesses: list[Weakness] = []
     if numbers < OLDEST:
@@ -35,10 +40,10 @@ def judged(version: str, journal: str) -> Soundness:
                 is_rare=True,
             )
         )
-    if journal != "wal":
+    if not is_wal:
         weaknesses.append(
             Weakness(
-                f"its journal mode is {journal}, not wal",
+                "its journal mode is not `wal`",
                 "readers and workers lock each other out",
                 "Start `eventjet worker`, which switches it. A file system that does not allow that will not do.",
             )

@@ -1,0 +1,207 @@
+"""The streams and buckets of the app: there, as declared, whole, copied; and the consumers of the log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from eventjet.codec.subjects import declared_name, snapshot_bucket
+from eventjet.doctor.diagnosis import Diagnoses, Installation, Level, named
+from eventjet.nats.api import StreamState
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.dial import Greeting
+from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.inspection import ListedConsumer, list_consumers, replicas_of
+from eventjet.projections.app_ref import Application
+from eventjet.reactions.following import declarations_of, has_timers
+from eventjet.store.public_stream import check_public
+from eventjet.store.repairing import found as find
+from eventjet.store.topology import Drift, compare, identity_of, needed_configs
+from eventjet.store.wholeness import accepted, loss
+
+_PAGES_MAX = 20
+_REPAIR = "`eventjet init --repair`"
+_OF_PROJECTION = re.compile(r"([a-z][a-z0-9_]*)-r([0-9]+)")
+_COSTS = {
+    "subjects": "events of other subjects are not stored, or another program's are",
+    "storage": "everything is gone when the server ends",
+    "retention": "the server drops events once consumers have had them",
+    "discard": "where a limit is reached the server drops the oldest instead of refusing the newest",
+    "max_age": "the server drops what is older",
+    "max_msgs": "the server drops or refuses what is beyond",
+    "max_bytes": "the server drops or refuses what is beyond",
+    "max_msgs_per_subject": "the server drops the beginning of an aggregate's history, or keeps older values of a key",
+    "max_msg_size": "larger events are refused",
+    "deny_delete": "whoever may delete messages can take single events out of the log",
+    "deny_purge": "whoever may purge can empty the log, and a purged aggregate looks like a new one",
+    "allow_rollup_hdrs": "a message with a rollup header erases a history; for a bucket it is needed",
+    "allow_msg_ttl": "events can be stored that expire; the cursors' bucket needs it",
+    "allow_atomic": "saves of several events, and every batch, are refused",
+    "allow_direct": "aggregates cannot be loaded",
+    "allow_msg_schedules": "no timer is set, so no process is woken at its deadline",
+    "duplicate_window": "a repeat is known by its message id for another time than expected; positions still fence it",
+    "max_consumers": "a worker or a rebuild may not be able to make its consumer",
+}
+
+
+def look_at_streams(
+    installation: Installation, told: Diagnoses, servers: Callable[[], Sequence[Greeting] | None]
+) -> None:
+    """All that `eventjet init` makes, and what publications and inboxes name."""
+    if servers() is None:
+        tell_no_server(told)
+        return
+    app, replicas = installation.app, installation.settings.replicas
+    follows = declarations_of(app)
+    endpoint = Endpoint.of(installation.settings).with_name("eventjet doctor streams")
+    with NatsConnection.open(endpoint) as link:
+        missing: set[str] = set()
+        for config in needed_configs(app.name, replicas, cursors=bool(follows), timers=has_timers(app)):
+            name = str(config["name"])
+            with told.guarded("stream"):
+                state = find(link, name)
+                tell_stream(told, app, config, state)
+                if state is None:
+                    missing.add(name)
+                elif int(state.config.get("num_replicas") or 1) > 1:
+                    _tell_copies(told, link, name)
+        for one in app.publications.values():
+            with told.guarded("publication"):
+                check_public(find(link, one.stream), one.stream, one.name)
+                told.ok("publication", f"the stream {one.stream} takes what {one.name} publishes")
+        for one in app.inboxes.values():
+            with told.guarded("inbox"):
+                _tell_inbox(told, one.name, one.stream, find(link, one.stream))
+        if app.name in missing:
+            return
+        with told.guarded("durables"):
+            tell_consumers(told, app, _consumers(link, app.name))
+
+
+def tell_no_server(told: Diagnoses) -> None:
+    """For parts that need NATS where it cannot be reached."""
+    told.add("reach", Level.UNKNOWN, "not looked at: no server answered, or not in time (see server)")
+
+
+def tell_stream(told: Diagnoses, app: Application, declared: dict[str, Any], state: StreamState | None) -> None:
+    """One stream or bucket; None for one that is missing."""
+    name = str(declared["name"])
+    is_disposable = name == f"KV_{snapshot_bucket(app.name)}"
+    if state is None:
+        cost = "histories are read from their first event" if is_disposable else "nothing that needs it works"
+        told.add("stream", Level.FAULT, f"the stream {name} does not exist", cost, "`eventjet init`")
+        return
+    is_log = name == app.name
+    if is_log:
+        with told.guarded("identity"):
+            _tell_log(told, state)
+    drifts = compare(declared, state.config)
+    for drift in drifts:
+        if drift.setting != "num_replicas":
+            bad = Level.WARNING if drift.is_harmless or is_disposable else Level.FAULT
+            told.add("setting", bad, str(drift), _COSTS.get(drift.setting, "eventjet relies on it"), _REPAIR)
+    if not drifts:
+        told.ok("stream", f"{name} is as declared")
+    of_replicas = next((one for one in drifts if one.setting == "num_replicas"), None)
+    if is_log or of_replicas is not None:
+        _tell_replicas(told, name, state, of_replicas)
+
+
+def _tell_log(told: Diagnoses, state: StreamState) -> None:
+    identity = identity_of(state)
+    gone = loss(state)
+    if gone:
+        told.add(
+            "whole",
+            Level.FAULT,
+            f"the log is not whole: {gone}",
+            "read models made anew lack them, purged aggregates look like new ones, and rebuilds refuse",
+            f"`eventjet audit --archive URL` says what an archive still has; {_REPAIR} stops what drops events",
+        )
+    elif missing := accepted(state):
+        told.add("whole", Level.NOTE, f"somebody accepted that {missing:,} positions of the log are missing")
+    if not gone:
+        told.ok("whole", f"log {identity}: {state.messages:,} events up to position {state.last:,}")
+
+
+def _tell_replicas(told: Diagnoses, name: str, state: StreamState, drift: Drift | None) -> None:
+    copies = int(state.config.get("num_replicas") or 1)
+    if drift is not None and copies > int(drift.declared):
+        told.add(
+            "replicas",
+            Level.WARNING,
+            f"{name} has {copies} replicas, and EVENTJET_REPLICAS says {drift.declared}",
+            f"{_REPAIR} with these settings takes copies away",
+            f"export EVENTJET_REPLICAS={copies}",
+        )
+    elif drift is not None:
+        cost = "what happens to a server or its disk happens to what it holds"
+        told.add("replicas", Level.WARNING, f"{name} has {copies} of {drift.declared} replicas", cost, _REPAIR)
+    elif copies == 1:
+        told.add(
+            "replicas",
+            Level.WARNING,
+            f"{name} has one replica",
+            "it is away while its server is, and gone with that server's disk",
+            f"three servers with sync_interval: always; export EVENTJET_REPLICAS=3, then {_REPAIR}",
+        )
+    else:
+        told.ok("replicas", f"{name} has {copies} replicas")
+
+
+def _tell_copies(told: Diagnoses, link: NatsConnection, name: str) -> None:
+    copies = link.ask(replicas_of(name))
+    away = [one.name for one in copies if one.is_offline]
+    behind = [one.name for one in copies if not one.is_current and not one.is_offline]
+    if away:
+        cost = "one more server that fails may stop every save"
+        told.add("copies", Level.WARNING, f"{name}: the copy on {named(away)} is offline", cost, "Start that server.")
+    if behind:
+        told.add("copies", Level.NOTE, f"{name}: the copy on {named(behind)} is catching up")
+
+
+def _tell_inbox(told: Diagnoses, name: str, stream: str, state: StreamState | None) -> None:
+    if state is not None:
+        told.ok("inbox", f"the stream {stream}, which {name} follows, is there")
+        return
+    cost = "none of its messages becomes a command"
+    fix = "Have it made by who owns it, or name another in the inbox."
+    told.add("inbox", Level.FAULT, f"the stream {stream}, which {name} follows, does not exist", cost, fix)
+
+
+def _consumers(link: NatsConnection, stream: str) -> list[ListedConsumer]:
+    found: list[ListedConsumer] = []
+    for _ in range(_PAGES_MAX):
+        page, total = link.ask(list_consumers(stream, len(found)))
+        found += page
+        if not page or len(found) >= total:
+            break
+    return found
+
+
+def tell_consumers(told: Diagnoses, app: Application, listed: Sequence[ListedConsumer]) -> None:
+    """Durables of the log that nothing of the app reads through."""
+    own = {one.durable for one in app.projections.values()} | declarations_of(app).keys()
+    strange = [one for one in listed if one.is_durable and one.name not in own]
+    if not strange:
+        told.ok("durables", "every durable of the log is one of the app's")
+    for one in strange[: 2 * _PAGES_MAX]:
+        used = "; somebody reads through it now" if one.waiting else ""
+        told.add(
+            "durables",
+            Level.NOTE,
+            f"the durable {one.name} is of nothing that the app declares{used}",
+            "the server keeps its state for ever; another program, or another release of this one, may need it",
+            _way_to_remove(app, one.name),
+        )
+
+
+def _way_to_remove(app: Application, durable: str) -> str:
+    of_projection = _OF_PROJECTION.fullmatch(durable)
+    if of_projection is not None:
+        return f"`eventjet db unused --drop {of_projection[1]}:{of_projection[2]}` takes it along"
+    declared = {one.declared_as for one in declarations_of(app).values()}
+    if declared_name(durable) in declared:
+        return f"`nats consumer rm {app.name} {durable}`, once no worker of that partitioning runs"
+    return f"`eventjet cursor drop {durable}` if it was a reactor's, else `nats consumer rm {app.name} {durable}`"
