@@ -11,6 +11,7 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.spark.session import Started
 from tests.integration.by_hand import log_of
+from tests.integration.doctored import Sick
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import BALANCES, MOVEMENTS, made
 from tests.integration.rebuild_log import Book
@@ -72,3 +73,15 @@ def ledger(nats: NatsServer, database: str) -> Ledger:
 def log(nats: NatsServer, database: str) -> Ledger:
     """The app of `by_hand` over an empty log, with its tables."""
     return log_of(nats, database)
+
+
+@pytest.fixture
+def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JVM is not asked for its version at each look of the doctor's."""
+    monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1")
+
+
+@pytest.fixture
+def sick(nats: NatsServer, tmp_path: Path) -> Sick:
+    """An installation of which nothing is made yet."""
+    return Sick(Settings(servers=(nats.url,), database=f"sqlite:///{tmp_path}/read.db"), tmp_path)

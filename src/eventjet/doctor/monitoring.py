@@ -129,7 +129,8 @@ def _spoken(seconds: float) -> str:
 def _fetched(url: str, installation: Installation) -> Mapping[str, Any]:
     """What `/varz` tells; redirects are not followed. Raises `OSError`, `ValueError` and `HTTPException`."""
     where = urlsplit(url)
-    timeout_s = min(_REQUEST_S, installation.timeout_s)
+    # A share of the time, so that one that hangs does not hide the others.
+    timeout_s = min(_REQUEST_S, installation.timeout_s / (len(installation.monitoring) + 1))
     if where.scheme == "https":
         context = tls_context(Endpoint.of(installation.settings))
         link = http.client.HTTPSConnection(where.netloc, timeout=timeout_s, context=context)

@@ -224,7 +224,7 @@ class ApiRefused(StoreError):
         self.description = description
         super().__init__(
             f"JetStream refused {subject}: {description} ({code}, {err_code}). "
-            "Look at `eventjet init`, which names what differs between the stream and what the app needs."
+            "Run `eventjet doctor`, which names what differs from what the app needs, and what mends it."
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import Connection, MetaData, Table
 
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.dialect import dialect_of
@@ -39,7 +39,11 @@ def differences(connection: Connection, resolved: AnyResolved, location: str) ->
 
     options = {"compare_type": True, "include_schemas": schemas != {None}, "include_name": include_name}
     context = MigrationContext.configure(connection, opts=options)
-    return _told(compare_metadata(context, tables[0].metadata))
+    # In another location they have other names than those under which their copies are known together.
+    named = MetaData()
+    for table in tables:
+        table.to_metadata(named)
+    return _told(compare_metadata(context, named))
 
 
 def _told(diffs: Iterable[Any]) -> list[TableDifference]:

