@@ -125,7 +125,7 @@ async def test_clocks_that_differ_are_told(sick: Sick, shift_s: float, way: str)
     await sick.made()
     sick.clock = lambda: time.time() + shift_s
     found = await sick.found()
-    assert kinds(found) - ALONE == {("server", "clock", WARNING), ("database", "clock", WARNING)}
+    assert kinds(found) - ALONE == {("streams", "clock", WARNING), ("database", "clock", WARNING)}
     assert all(f" s {way} this machine's" in one.what for one in found if one.level is WARNING and one.check == "clock")
 
 

@@ -1,14 +1,11 @@
-"""The servers: versions, JetStream, the limits of the account, the clock."""
+"""The servers: which there are, their versions, JetStream, the limits of the account."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
-from eventjet.doctor.clocks import tell_clock
 from eventjet.doctor.diagnosis import Diagnoses, Installation, Level, named
-from eventjet.errors import LogUnusable, NoResponders, StreamMissing, Unreachable
-from eventjet.nats.api import server_time
+from eventjet.errors import LogUnusable, NoResponders, StoreUnavailable, Unreachable
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.dial import Greeting, greetings
 from eventjet.nats.endpoint import Endpoint
@@ -36,8 +33,10 @@ def look_at_server(installation: Installation, told: Diagnoses) -> Sequence[Gree
                     "there is nowhere to store an event",
                     "jetstream { store_dir: …, sync_interval: always }  and `jetstream: enabled` in the account",
                 )
-        with told.guarded("clock"):
-            _tell_clock(told, installation, link)
+            except StoreUnavailable as error:
+                cost = "nothing is stored while no server leads"
+                fix = "Start the servers that are down, and look at their logs."
+                told.add("jetstream", Level.UNREACHABLE, f"JetStream: {error.reason}", cost, fix)
     return greeted
 
 
@@ -117,12 +116,3 @@ def _tell_limit(told: Diagnoses, limit: Limit) -> None:
     fix = "Raise `max_file` (or `max_store`)" if is_storage else f"Raise `max_{limit.of.split()[0]}`"
     level = Level.FAULT if share >= _FULL else Level.WARNING
     told.add("account", level, said, cost, f"{fix} of the account, or take the limit away.")
-
-
-def _tell_clock(told: Diagnoses, installation: Installation, link: NatsConnection) -> None:
-    before, began = installation.clock(), time.monotonic()
-    try:
-        there = link.ask(server_time(installation.app.name))
-    except StreamMissing:
-        return  # which the streams tell
-    tell_clock(told, "server", "the NATS server", (before, there, before + time.monotonic() - began))

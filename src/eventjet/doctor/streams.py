@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from eventjet.codec.subjects import declared_name, snapshot_bucket
-from eventjet.doctor.diagnosis import Diagnoses, Installation, Level, named
-from eventjet.nats.api import StreamState
+from eventjet.doctor.clocks import tell_clock
+from eventjet.doctor.diagnosis import Diagnoses, Installation, Level
+from eventjet.nats.api import StreamState, server_time
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.dial import Greeting
 from eventjet.nats.endpoint import Endpoint
@@ -21,6 +23,8 @@ from eventjet.store.topology import Drift, compare, identity_of, needed_configs
 from eventjet.store.wholeness import accepted, loss
 
 _PAGES_MAX = 20
+_SILENT_S = 5.0
+"""Leaders hear of followers every second, and more often under load."""
 _REPAIR = "`eventjet init --repair`"
 _OF_PROJECTION = re.compile(r"([a-z][a-z0-9_]*)-r([0-9]+)")
 _COSTS = {
@@ -75,6 +79,10 @@ def look_at_streams(
                 _tell_inbox(told, one.name, one.stream, find(link, one.stream))
         if app.name in missing:
             return
+        with told.guarded("clock"):
+            before, began = installation.clock(), time.monotonic()
+            there = link.ask(server_time(app.name))
+            tell_clock(told, "server", "the NATS server", (before, there, before + time.monotonic() - began))
         with told.guarded("durables"):
             tell_consumers(told, app, _consumers(link, app.name))
 
@@ -151,14 +159,14 @@ def _tell_replicas(told: Diagnoses, name: str, state: StreamState, drift: Drift 
 
 
 def _tell_copies(told: Diagnoses, link: NatsConnection, name: str) -> None:
-    copies = link.ask(replicas_of(name))
-    away = [one.name for one in copies if one.is_offline]
-    behind = [one.name for one in copies if not one.is_current and not one.is_offline]
-    if away:
-        cost = "one more server that fails may stop every save"
-        told.add("copies", Level.WARNING, f"{name}: the copy on {named(away)} is offline", cost, "Start that server.")
-    if behind:
-        told.add("copies", Level.NOTE, f"{name}: the copy on {named(behind)} is catching up")
+    for one in link.ask(replicas_of(name)):
+        if one.is_offline or (not one.is_current and (one.silent_s is None or one.silent_s > _SILENT_S)):
+            heard = "not heard of by its leader" if one.silent_s is None else f"last heard of {one.silent_s:,.0f} s ago"
+            what = f"{name}: the copy on {one.name} is away, {heard}"
+            cost = "one more server that fails may stop every save"
+            told.add("copies", Level.WARNING, what, cost, "Start that server, or look at its log.")
+        elif not one.is_current:
+            told.add("copies", Level.NOTE, f"{name}: the copy on {one.name} is catching up")
 
 
 def _tell_inbox(told: Diagnoses, name: str, stream: str, state: StreamState | None) -> None:

@@ -19,6 +19,8 @@ class Replica:
     name: str
     is_current: bool
     is_offline: bool
+    silent_s: float | None
+    """How long ago the leader heard of it, None where it never has; it is called offline only much later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,15 @@ def replicas_of(stream: str) -> Request[list[Replica]]:
     def read(info: dict[str, Any]) -> list[Replica]:
         cluster: dict[str, Any] = info.get("cluster") or {}
         copies: list[dict[str, Any]] = cluster.get("replicas") or []
-        return [Replica(str(one["name"]), bool(one.get("current")), bool(one.get("offline"))) for one in copies]
+        return [
+            Replica(
+                str(one["name"]),
+                bool(one.get("current")),
+                bool(one.get("offline")),
+                int(one["active"]) / 1e9 if one.get("active") else None,
+            )
+            for one in copies
+        ]
 
     return _read(f"STREAM.INFO.{stream}", None, read)
 
