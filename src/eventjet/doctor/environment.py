@@ -30,6 +30,6 @@ def look_at_environment(told: Diagnoses) -> None:
         java = find_java()
     except Unreachable as error:
         what = f"PySpark {version('pyspark')} has no Java: {error.reason}"
-        told.add("java", Level.WARNING, what, f"rebuilds on this machine fail; {_LOCAL}", error.remedy)
+        told.add("java", Level.WARNING, what, f"rebuilds on Spark on this machine fail; {_LOCAL}", error.remedy)
         return
     told.ok("spark", f"PySpark {version('pyspark')} with Java {java.version} of {java.origin}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from eventjet.doctor.diagnosis import Diagnoses, Installation
 from eventjet.doctor.streams import tell_no_server
 from eventjet.doctor.work import tell_work
+from eventjet.errors import Forbidden, LogUnusable
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.dial import Greeting
 from eventjet.nats.endpoint import Endpoint
@@ -25,7 +27,12 @@ def look_at_reactions(
             tell_no_server(told)
         return
     endpoint = Endpoint.of(installation.settings).with_name("eventjet doctor reactions")
-    with NatsConnection.open(endpoint) as link, told.guarded("cursor", told_by="streams"):
+    nothing = () if declared else (LogUnusable, Forbidden)  # Nobody misses what is not declared.
+    with (
+        NatsConnection.open(endpoint) as link,
+        told.guarded("cursor", told_by="streams"),
+        suppress(*nothing),
+    ):
         _, state = state_of_log(link, installation.app.name)
         for one in look_at_followers(link, installation.app, declared, state.last):
             tell_work(told, one)
