@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import MISSING, fields
 from itertools import combinations
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, TypeVar, Unpack, overload
 
 from sqlalchemy import Table
@@ -132,6 +133,20 @@ class App:
         """A connection, by keywords over `settings` or over `EVENTJET_*`; raises `Unreachable` and `UsageError`."""
         settings = Settings.load(overrides) if settings is None else settings.with_overrides(overrides)
         return open_jet(self, settings)
+
+    def in_memory(self) -> AbstractAsyncContextManager[Jet]:
+        """What `connect` gives, over an empty log in memory that is gone afterwards: for an application's own tests.
+
+        Repositories, transactions, imports and `tail` do what they do on a server, conflicts included. Read models are
+        in a SQLite file at `jet.settings.database`; `caught_up` brings them up to the log at once, and raises
+        `HandlerFailed` where a worker would stop. Processes and reactors do not run: `eventjet.testing.world` has them.
+
+            async with bank.in_memory() as jet:
+                done = await jet.repository(Account).execute("a-1", Account.open, "ada")
+                await jet.caught_up("balances", position=done.position)
+        """
+        open_in_memory: Any = resolve_name("eventjet.testing.memory:open_in_memory")
+        return open_in_memory(self)
 
     def client(
         self, settings: Settings | None = None, /, **overrides: Unpack[SettingsOverrides]

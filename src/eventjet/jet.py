@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, Protocol, TypeVar, overload
 
 from eventjet.codec.envelope import Decoder, RawRecord
 from eventjet.cursors.kv import Cursors
@@ -15,6 +15,7 @@ from eventjet.domain.recorded import Recorded
 from eventjet.errors import OutcomeUnknown, UsageError
 from eventjet.nats.client import Client
 from eventjet.projections.app_ref import Application, Declared, projections_of
+from eventjet.projections.sql_projection import AnyResolved
 from eventjet.reactions.beginning import begin
 from eventjet.reactions.following import declarations_of, has_timers
 from eventjet.repository import Committed, Imported, ImportReport, Planned, Repository
@@ -38,15 +39,30 @@ S3 = TypeVar("S3")
 E3 = TypeVar("E3")
 
 
+class ReadModels(Protocol):
+    """Brings read models up to a log in memory, in place of workers."""
+
+    async def catch_up(self, resolved: AnyResolved) -> None:
+        """The rows are true for all of the log afterwards."""
+        ...
+
+
 class Jet:
     """Made by `App.connect`; safe for any number of tasks of one loop."""
 
-    def __init__(self, repositories: Repositories, settings: Settings, client: Client | None = None) -> None:
+    def __init__(
+        self,
+        repositories: Repositories,
+        settings: Settings,
+        client: Client | None = None,
+        read_models: ReadModels | None = None,
+    ) -> None:
         self.name = repositories.app.name
         self.settings = settings
         self.store: EventStore = repositories.store
         self.client = client
         """None for a log in memory."""
+        self._read_models = read_models
         self._app = repositories.app
         self._repositories = repositories
         self._catalog = repositories.catalog
@@ -143,10 +159,6 @@ class Jet:
         stream is missing; `UsageError` for a projection the app does not have, and for what is no position, or no token
         of this app.
         """
-        if self.client is None:
-            raise UsageError(
-                "This log is in memory, so no worker keeps read models of it. Test a projection with `projected`."
-            )
         name = projection if isinstance(projection, str) else projection.name
         (resolved,) = projections_of(self._app, [name])
         if (position is None) == (token is None):
@@ -154,6 +166,11 @@ class Jet:
         wanted, log = position_in(token, self.name) if token is not None else (position, "")
         if not isinstance(wanted, int) or wanted < 0:  # it is looked at in a task that all who wait depend on
             raise UsageError(f"{wanted!r} is not a position. Hand on `Committed.position`, or its `token` as text.")
+        if self.client is None:
+            if self._read_models is None:
+                raise UsageError("This log is in memory, and nothing keeps read models of it. Take `App.in_memory`.")
+            await self._read_models.catch_up(resolved)
+            return
         if not log and await self.store.confirm():
             log = self.store.identity
         await self._waiting.caught_up(resolved, wanted, timeout_s, log)

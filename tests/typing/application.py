@@ -26,7 +26,7 @@ from eventjet import (
     projection,
     unique,
 )
-from eventjet.testing import in_memory, on, projected, scenario
+from eventjet.testing import on, projected, scenario
 
 
 @event("a.opened")
@@ -172,7 +172,7 @@ async def connected() -> None:
         await use(jet)
     async with app.connect(Settings.load({"servers": ["nats://a:4222"]}), replicas=3) as jet:
         await use(jet)
-    async with in_memory(app) as jet:
+    async with app.in_memory() as jet:
         await use(jet)
 
 

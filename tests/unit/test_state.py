@@ -22,7 +22,7 @@ from eventjet.repository.repositories import Repositories
 from eventjet.settings import Settings
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.store.memory import MemoryStore
-from eventjet.testing import in_memory, scenario
+from eventjet.testing import scenario
 
 
 @event("parcel.seen")
@@ -184,7 +184,7 @@ async def test_a_fold_that_returns_something_else_is_refused_before_anything_is_
 async def test_a_fold_that_returns_something_else_is_refused_on_load() -> None:
     """Recorded when `evolve` was right."""
     app = App("post", aggregates=[Parcel])
-    async with in_memory(app) as jet:
+    async with app.in_memory() as jet:
         await jet.repository(Parcel).execute("p", Parcel.look, "x")
         record = (await jet.store.history("parcel", "p"))[0]
         store: Any = jet.store

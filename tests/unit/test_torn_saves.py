@@ -10,7 +10,6 @@ from eventjet.codec.envelope import BATCH_COMMIT, BATCH_ID, BATCH_NUMBER
 from eventjet.errors import OutcomeUnknown, SaveTorn
 from eventjet.repository.repository import Repository
 from eventjet.store.memory import MemoryStore
-from eventjet.testing import in_memory
 from tests.unit.written_logs import APP, Account
 
 
@@ -47,7 +46,7 @@ async def test_the_command_of_a_torn_save_is_not_told_that_it_is_stored(goes_on:
     assert isinstance(caught.value, OutcomeUnknown)
     assert len(caught.value.event_ids) == 2
     assert [one.version for one in await accounts(log).history("a")] == [1, 2, 3][: 2 + goes_on]
-    async with in_memory(APP) as jet:
+    async with APP.in_memory() as jet:
         with pytest.raises(SaveTorn):
             await jet.resolve(caught.value)
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from eventjet import App, aggregate, event
 from eventjet.codec.envelope import RawRecord, header
-from eventjet.testing import in_memory
 
 
 @event("account.opened")
@@ -70,7 +69,7 @@ def written(steps: Sequence[Step]) -> list[RawRecord]:
     """The log that repositories write: single events, several of one aggregate, and transactions."""
 
     async def write() -> list[RawRecord]:
-        async with in_memory(APP) as jet:
+        async with APP.in_memory() as jet:
             accounts, orders = jet.repository(Account), jet.repository(Order)
             for kind, number, count in steps:
                 if kind == "open":

@@ -113,11 +113,6 @@ class Catalog:
         """Raises `UnencodableEvent`, and `KeyError` for a class that no aggregate folds."""
         return self._types[type(event)].encode(event)
 
-    @property
-    def event_types(self) -> list[type]:
-        """The declared classes, in the order of their aggregates."""
-        return list(self._types)
-
     def __contains__(self, event_type: type) -> bool:
         return event_type in self._types
 

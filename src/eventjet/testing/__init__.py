@@ -1,9 +1,9 @@
 """What an application's tests use, without a server and without a database.
 
-`scenario` tests decisions, `story` a process, `reacted` a reactor, `projected` read models, `in_memory` commands over a
-log in memory, and `world` a whole app whose clock is moved by hand. `AggregateLaws`, `ProjectionLaws` and `CodecLaws`
-hold an application to what must be so, with histories that Hypothesis writes. The names are imported when they are
-used, since pytest imports this package at every start for the fixtures in `plugin`.
+`scenario` tests decisions, `story` a process, `reacted` a reactor, `projected` read models, and `world` a whole app
+whose clock is moved by hand; `App.in_memory` is a log in memory for code that executes commands. `AggregateLaws`,
+`ProjectionLaws` and `CodecLaws` hold an application to what must be so, with histories that Hypothesis writes. The
+names are imported when they are used, since pytest imports this package at every start for the fixtures in `plugin`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from eventjet.lazy import lazy
 
 if TYPE_CHECKING:
     from eventjet.testing.laws import AggregateLaws, CodecLaws, ProjectionLaws
-    from eventjet.testing.memory import in_memory
     from eventjet.testing.projecting import on, projected
     from eventjet.testing.reacting import reacted
     from eventjet.testing.scenarios import scenario
@@ -25,7 +24,6 @@ __all__ = [
     "AggregateLaws",
     "CodecLaws",
     "ProjectionLaws",
-    "in_memory",
     "on",
     "projected",
     "reacted",
@@ -38,7 +36,6 @@ __getattr__ = lazy(
     __name__,
     {
         "eventjet.testing.laws": ("AggregateLaws", "CodecLaws", "ProjectionLaws"),
-        "eventjet.testing.memory": ("in_memory",),
         "eventjet.testing.projecting": ("on", "projected"),
         "eventjet.testing.reacting": ("reacted",),
         "eventjet.testing.scenarios": ("scenario",),

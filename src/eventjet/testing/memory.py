@@ -1,22 +1,92 @@
-"""An app's `Jet` over a log in memory: commands in an application's own tests, without a server."""
+"""An app's `Jet` over a log in memory and read models in SQLite: for an application's own tests, without a server."""
 
 from __future__ import annotations
 
+import asyncio
+import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from eventjet.codec.envelope import MSG_ID, header
 from eventjet.jet import Jet
 from eventjet.projections.app_ref import Application
+from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
+from eventjet.quarantine.fold import reader
 from eventjet.repository.repositories import Repositories
 from eventjet.settings import Settings
+from eventjet.sql import checkpoint
+from eventjet.sql.database import Database
+from eventjet.sql.locations import create_tables
 from eventjet.store.memory import MemoryStore
+from eventjet.writers.batch import Batch
+from eventjet.writers.fold_writer import FoldWriter
+from eventjet.writers.sql_writer import SqlWriter
+
+
+@dataclass(slots=True)
+class MemoryReadModels:
+    """Brings a read model up to a log in memory when somebody waits for it, as a worker would have."""
+
+    app: Application
+    store: MemoryStore
+    database: Database
+    engine: AsyncEngine
+    _writers: dict[str, FoldWriter | SqlWriter] = field(default_factory=dict[str, FoldWriter | SqlWriter])
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def prepare(self) -> None:
+        """Create the tables."""
+        self.database.dialect.enforce_foreign_keys(self.engine.sync_engine)
+        async with self.engine.begin() as connection:
+            await connection.run_sync(create_tables, list(self.app.projections.values()))
+
+    async def catch_up(self, resolved: AnyResolved) -> None:
+        """All the log in one transaction; raises `HandlerFailed`, and what the database raises."""
+        async with self._lock, self.engine.begin() as connection:
+            await self._catch_up(connection, resolved)
+
+    async def _catch_up(self, connection: AsyncConnection, resolved: AnyResolved) -> None:
+        await connection.run_sync(checkpoint.ensure, resolved.name, resolved.revision)
+        held = await connection.run_sync(checkpoint.read, resolved.name, resolved.revision)
+        assert held is not None
+        records = [record async for record in self.store.records(start=held.position + 1)]
+        if not records:
+            return
+        read = reader(self.app.catalog.of_log(await self.store.voids()), resolved)
+        read.expect(records)
+        events = [event for event in map(read, records) if event is not None]
+        batch = Batch(held.position, records[-1][0], header(records[-1][3], MSG_ID) or "", events)
+        writer = self._writers.get(resolved.name)
+        if writer is None:
+            by_hand = isinstance(resolved, ResolvedSql)
+            writer = (
+                SqlWriter(resolved, lease_s=0) if by_hand else FoldWriter(resolved, self.database.dialect, lease_s=0)
+            )
+        if isinstance(writer, SqlWriter):
+            await writer.write(connection, held, batch)
+        else:
+            await connection.run_sync(writer.write, held, batch)
+        self._writers[resolved.name] = writer
 
 
 @asynccontextmanager
-async def in_memory(app: Application) -> AsyncGenerator[Jet]:
-    """What `App.connect` gives, over an empty log that is gone afterwards.
-
-    Repositories, transactions, imports and `tail` do what they do on a server, conflicts included. No worker keeps
-    read models of it, so `caught_up` raises `UsageError`: test a projection with `projected`.
-    """
-    yield Jet(Repositories(app, MemoryStore(app.name)), Settings())
+async def open_in_memory(app: Application, store: MemoryStore | None = None) -> AsyncGenerator[Jet]:
+    """What `App.in_memory` gives; `store` is a log that is there already."""
+    store = MemoryStore(app.name) if store is None else store
+    repositories = Repositories(app, store)
+    if not app.projections:
+        yield Jet(repositories, Settings())
+        return
+    with tempfile.TemporaryDirectory(prefix="eventjet-") as folder:
+        database = Database(f"sqlite:///{Path(folder) / 'read_models.db'}")
+        engine = database.engine()
+        models = MemoryReadModels(app, store, database, engine)
+        try:
+            await models.prepare()
+            yield Jet(repositories, Settings(database=database.url), read_models=models)
+        finally:
+            await engine.dispose()

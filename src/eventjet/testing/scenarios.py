@@ -99,8 +99,8 @@ def folded(state: S, events: Sequence[E], catalog: Catalog) -> S:
         with left_as_they_are(name, state, event):
             try:
                 state = evolved(state, event)
-            except DefinitionError as error:
-                raise AssertionError(str(error)) from error
+            except DefinitionError:
+                raise
             except Exception as error:
                 raise AssertionError(
                     f"{name} raised {error!r} for {event!r} on {state!r}. It takes every event, in any order: return "

@@ -1,0 +1,41 @@
+"""`App.in_memory`: read models are true at once, as a worker would have made them."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, select
+
+from eventjet import App, UsageError
+from eventjet.examples.bank.account import Account
+from eventjet.examples.bank.app import bank
+from eventjet.examples.bank.read_models import balances, balances_table
+from eventjet.examples.orders.goods import Shipment
+from eventjet.testing import on, projected
+
+
+async def test_what_was_recorded_is_in_the_rows_when_it_is_waited_for() -> None:
+    async with bank.in_memory() as jet:
+        accounts = jet.repository(Account)
+        await accounts.execute("a-1", Account.open, "ada")
+        for amount in (3, 4):
+            done = await accounts.execute("a-1", Account.deposit, Decimal(amount))
+            for name in bank.projections:
+                await jet.caught_up(name, position=done.position)
+        await jet.caught_up(balances, token=done.token)
+        database = jet.settings.database
+        with create_engine(database).connect() as connection:
+            rows = connection.execute(select(balances_table)).all()
+        history = [event.data for event in await accounts.history("a-1")]
+    assert [tuple(row)[:2] for row in rows] == [("a-1", "ada")]
+    row = projected(balances, on("a-1", *history)).row()
+    assert rows[0].amount == row.amount == Decimal(7)
+    assert not Path(database.removeprefix("sqlite:///")).exists()
+
+
+async def test_an_app_without_read_models_has_none_to_wait_for() -> None:
+    async with App("empty", aggregates=[Shipment]).in_memory() as jet:
+        with pytest.raises(UsageError, match="has no"):
+            await jet.caught_up("balances", position=1)
