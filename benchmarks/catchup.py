@@ -199,7 +199,7 @@ def main(sizes: argparse.Namespace) -> int:
     started = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="eventjet-bench-") as folder,
-        NatsServer(sync_interval='"2m"') as nats,
+        NatsServer(sync_interval="2m") as nats,
         PostgresServer() as postgres,
     ):
         smallest, largest = fill(nats.url, sizes.events)
@@ -237,7 +237,7 @@ def main(sizes: argparse.Namespace) -> int:
 def _memory(databases: Databases, count: int) -> Figures:
     """The worker's largest size over a long log, into PostgreSQL."""
     figures = Figures("memory of a worker", "MB", higher_is_better=False)
-    with NatsServer(sync_interval='"2m"') as nats:
+    with NatsServer(sync_interval="2m") as nats:
         fill(nats.url, count)
         url = databases.new("PostgreSQL")
         done = _worker(nats.url, count, url)

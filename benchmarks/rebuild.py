@@ -114,7 +114,7 @@ def main(sizes: argparse.Namespace) -> int:
     started = time.monotonic()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eventjet-bench-")))
-        nats = stack.enter_context(NatsServer(sync_interval='"2m"'))
+        nats = stack.enter_context(NatsServer(sync_interval="2m"))
         postgres = stack.enter_context(PostgresServer())
         smallest, largest = fill(nats.url, sizes.events)
         truth = balances(sizes.events)

@@ -81,7 +81,7 @@ def roads(bench: Bench, count: int, folder: Path) -> dict[str, Made]:
     """Over one log, each to the right table."""
     found: dict[str, Made] = {}
     archive = folder / "archive"
-    with NatsServer(sync_interval='"2m"') as nats, Filling(nats.url, count) as filling:
+    with NatsServer(sync_interval="2m") as nats, Filling(nats.url, count) as filling:
         grow(filling, count)
         url = bench.database()
         with step(f"the live worker over {count:,} events"):
@@ -102,7 +102,7 @@ def longer(bench: Bench, count: int) -> dict[str, Made]:
     """
     found: dict[str, Made] = {}
     with ExitStack() as stack:
-        nats = stack.enter_context(NatsServer(sync_interval='"2m"'))
+        nats = stack.enter_context(NatsServer(sync_interval="2m"))
         filling = stack.enter_context(Filling(nats.url, count))
         grow(filling, min(STEP, count))
         engines = {
@@ -119,7 +119,7 @@ def longer(bench: Bench, count: int) -> dict[str, Made]:
 
 def again(bench: Bench, count: int) -> dict[str, Made]:
     """The short log once more, after the long one: machines are slower for minutes, and the long one takes many."""
-    with NatsServer(sync_interval='"2m"') as nats, Filling(nats.url, count) as filling:
+    with NatsServer(sync_interval="2m") as nats, Filling(nats.url, count) as filling:
         grow(filling, count)
         engines = ((LOCAL, "local"), (SPARK, "spark"))
         return {name: told(name, bench.rebuild(nats, engine, None, count)) for name, engine in engines}

@@ -41,7 +41,7 @@ class Stores:
     @contextmanager
     def nats_default(self) -> Generator[str]:
         """Synced every two minutes, as NATS is unless told otherwise."""
-        with NatsServer(sync_interval='"2m"') as server:
+        with NatsServer(sync_interval="2m") as server:
             yield server.url
 
     @contextmanager

@@ -77,7 +77,7 @@ class NatsServer(EmbeddedServer):
         ]
         if self._jetstream:
             data = _quoted(self.directory / "data")
-            lines.append(f"jetstream {{ store_dir: {data}, sync_interval: {self._sync_interval} }}")
+            lines.append(f"jetstream {{ store_dir: {data}, sync_interval: {_quoted(self._sync_interval)} }}")
         return "\n".join([*lines, self._config, ""])
 
     def _read_ports(self, announced: Path) -> bool:
@@ -90,8 +90,8 @@ class NatsServer(EmbeddedServer):
         return True
 
 
-def _quoted(path: Path) -> str:
-    return json.dumps(str(path), ensure_ascii=False)
+def _quoted(value: Path | str) -> str:
+    return json.dumps(str(value), ensure_ascii=False)
 
 
 def nats_program() -> Path:
