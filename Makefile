@@ -40,7 +40,7 @@ FAULTS ?= EVENTJET_TEST_UNKNOWNS=1000 EVENTJET_TEST_IDS=100000 EVENTJET_TEST_KIL
 trial = $(if $(SEED),--seed $(SEED)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(MINUTES),--minutes $(MINUTES)) \
 	$(addprefix --only ,$(ONLY))
 
-.PHONY: setup compiled test test-slow shake simulate faults faults-root fuzz demo picture lint format types contract sbom audit-deps bench bench-full bench-peers scale clean
+.PHONY: setup compiled test test-slow shake simulate faults faults-root fuzz demo picture docs lint format types contract sbom audit-deps bench bench-full bench-peers scale clean
 
 setup: $(installed)
 
@@ -50,7 +50,7 @@ $(installed): pyproject.toml constraints.txt
 	test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
 	$(bin)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
 	$(bin)/python -m pip install --quiet --constraint constraints.txt --build-constraint constraints.txt \
-		--editable ".[spark,dev,testing,otel]" --group dev
+		--editable ".[spark,dev,testing,otel]" --group dev --group docs
 	@touch $@
 
 pytest := $(bin)/python -m pytest --dist worksteal
@@ -102,6 +102,10 @@ demo: setup
 # The picture of it in the README.
 picture: setup
 	$(bin)/python -m tests.docs.picture
+
+# The documentation as a site that is read from the disk: open build/site/index.html. A warning is an error.
+docs: setup
+	$(bin)/python -m sphinx --quiet --fail-on-warning --keep-going --doctree-dir build/doctrees --conf-dir docs/site . build/site
 
 lint: setup
 	$(bin)/ruff check

@@ -1,0 +1,92 @@
+"""The site that `make docs` makes: whole, without a warning, read without a network; and every public name is in it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import eventjet
+import eventjet.dev
+import eventjet.rebuild
+import eventjet.spark
+import eventjet.testing
+from eventjet import errors
+
+ROOT = Path(__file__).parents[2]
+NOTE = re.compile(r"^<!-- api: ([\w.]+)", re.MULTILINE)
+VALUES = {"eventjet.rebuild.ENGINES", "eventjet.rebuild.EngineName", "eventjet.rebuild.Kind"}
+"""Names that are no classes and no functions; pages name what they hold."""
+ELSEWHERE = {"eventjet.rebuild.AppRef", "eventjet.spark.AppRef"}
+"""The same as `eventjet.AppRef`."""
+
+
+def described() -> list[str]:
+    pages = sorted((ROOT / "docs/reference/api").glob("*.md"))
+    return [name for page in pages for name in NOTE.findall(page.read_text(encoding="utf-8"))]
+
+
+def public() -> set[str]:
+    packages = (eventjet, eventjet.testing, eventjet.rebuild, eventjet.dev, eventjet.spark)
+    names = {f"{package.__name__}.{name}" for package in packages for name in package.__all__}
+    raised = {name for name, value in vars(errors).items() if isinstance(value, type) and name[0] != "_"}
+    in_front = {f"eventjet.{name}" for name in raised}
+    return (names - in_front - VALUES - ELSEWHERE) | {f"eventjet.errors.{name}" for name in raised}
+
+
+def test_the_reference_describes_every_public_name_once() -> None:
+    found = described()
+    assert sorted(set(found)) == sorted(found)
+    assert set(found) - public() == {"eventjet.alembic.include_object"}
+    assert public() - set(found) == set()
+
+
+class Links(HTMLParser):
+    """What a page loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        held = dict(attrs)
+        if tag in ("script", "img", "iframe") and held.get("src"):
+            self.loaded.append(str(held["src"]))
+        if tag == "link" and held.get("rel") in ("stylesheet", "icon", "preload"):
+            self.loaded.append(str(held["href"]))
+
+
+@pytest.mark.slow
+def test_the_site_is_whole_and_needs_no_network(tmp_path: Path) -> None:
+    made = tmp_path / "site"
+    options = ["--quiet", "--fail-on-warning", "--keep-going", "--doctree-dir", str(tmp_path / "doctrees")]
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *options, "--conf-dir", "docs/site", ".", str(made)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    pages = [path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md")]
+    assert [str(page) for page in pages if not (made / page.with_suffix(".html")).is_file()] == []
+    for page in made.rglob("*.html"):
+        links = Links()
+        links.feed(page.read_text(encoding="utf-8"))
+        assert [one for one in links.loaded if "//" in one] == []
+        assert [one for one in links.loaded if not (page.parent / one.partition("?")[0]).is_file()] == []
+    assert (made / "searchindex.js").stat().st_size > 100_000
+    shown = (made / "docs/reference/api/declare.html").read_text(encoding="utf-8")
+    assert 'id="eventjet.App.connect"' in shown
+    listed = (made / "llms.txt").read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)]+)\)", listed)
+    assert len(targets) > 50
+    assert [one for one in targets if not (made / one).is_file()] == []
+    whole = (made / "llms-full.txt").read_text(encoding="utf-8")
+    assert "# Tutorial: a bank" in whole
+    assert "### eventjet.App(" in whole
+    assert "<!-- api:" not in whole
