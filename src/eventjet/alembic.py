@@ -32,6 +32,11 @@ def include_object(app: Application, connection: Connection | None = None) -> In
     That is: tables whose names begin with `eventjet_`, schemas whose names begin with `ej_`, and the tables of the
     app's projections, whether or not they are in the `target_metadata`. With the `connection` that the migration
     runs on, also those of revisions and projections that this app declares no longer but other processes may.
+
+    ```python
+    mine = include_object(bank)
+    assert not mine(balances_table, "balances", "table", False, None)
+    ```
     """
     own = {(table.schema, table.name) for resolved in app.projections.values() for table in resolved.tables}
     kept = own if connection is None else own | _recorded(connection)

@@ -48,7 +48,13 @@ NAME_RULE = "[a-z][a-z0-9_]*"
 
 
 class App:
-    """Everything an application declares. Raises `DefinitionError` with all faults at once."""
+    """Everything an application declares. Raises `DefinitionError` with all faults at once.
+
+    ```python
+    bank = App("bank", aggregates=[Account], projections=[balances], upcasters=[withdrawn_has_a_reason])
+    assert bank.name == "bank"
+    ```
+    """
 
     @overload
     def __init__(
@@ -160,7 +166,13 @@ class App:
 
 
 def load_app(reference: str, folder: Path | None = None) -> App:
-    """The app at `module:name`, with `folder` (default: the current one) on the path; raises `UsageError`."""
+    """The app at `module:name`, with `folder` (default: the current one) on the path; raises `UsageError`.
+
+    ```python
+    app = load_app("eventjet.examples.bank.app:bank")
+    assert app.name == "bank"
+    ```
+    """
     app = AppRef.parse(reference, folder).load()
     if not isinstance(app, App):
         raise UsageError(f"{reference!r} is not an App. Name one made by `eventjet.App(…)`.")

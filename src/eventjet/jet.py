@@ -48,7 +48,17 @@ class ReadModels(Protocol):
 
 
 class Jet:
-    """Made by `App.connect`; safe for any number of tasks of one loop."""
+    """Made by `App.connect`; safe for any number of tasks of one loop.
+
+    ```python
+    accounts = jet.repository(Account)
+    await jet.transact(
+        accounts.decide("a-1", Account.deposit, Decimal(40)),
+        accounts.decide("a-2", Account.deposit, Decimal(40)),
+    )
+    assert [recorded.position async for recorded in jet.tail()] == [1, 2]
+    ```
+    """
 
     def __init__(
         self,
@@ -101,6 +111,7 @@ class Jet:
         It looks first and sends the same events again only where the log has none in their place. Raises
         `ConcurrencyConflict` when another's event holds the place (nothing of the save is stored), and
         `OutcomeUnknown` again while the server does not answer; that is a `SaveTorn` where it never will be known.
+        `UsageError` for a log in memory.
         """
         if not unknown.writes:
             raise unknown  # it says what the log holds, and there is nothing to send
@@ -112,7 +123,8 @@ class Jet:
     async def init(self) -> Topology:
         """Create the streams and buckets where they are missing; report what differs, change nothing.
 
-        A reactor or a process that has no cursor yet gets one, where its `start` says.
+        A reactor or a process that has no cursor yet gets one, where its `start` says. Raises `UsageError` for a log in
+        memory, `LogUnusable` for a stream that is not eventjet's, and `Forbidden`.
         """
         if self.client is None:
             raise UsageError("This log is not on a server, so there is nothing to create.")

@@ -39,7 +39,13 @@ class SettingsOverrides(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Immutable; built once by `Settings.load` and handed down."""
+    """Immutable; built once by `Settings.load` and handed down.
+
+    ```python
+    settings = Settings.load({"servers": "nats://one.example:4222"}, environ={"EVENTJET_REPLICAS": "3"})
+    assert (settings.servers, settings.replicas) == (("nats://one.example:4222",), 3)
+    ```
+    """
 
     servers: tuple[str, ...] = field(default=("nats://127.0.0.1:4222",), repr=False)
     """NATS URLs, tried in order (`EVENTJET_SERVERS`, separated by commas)."""

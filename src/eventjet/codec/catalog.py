@@ -22,7 +22,7 @@ Step = Callable[[dict[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Upcaster:
-    """Takes the JSON object of `schema` and returns that of `schema + 1`; pure."""
+    """What `@upcaster` makes of a pure function: takes the JSON object of `schema`, returns that of `schema + 1`."""
 
     name: str
     schema: int
@@ -33,7 +33,16 @@ class Upcaster:
 
 
 def upcaster(name: str, /, *, schema: int) -> Callable[[Step], Upcaster]:
-    """Declare how schema `schema` of the event `name` becomes the next one; list it in `App(upcasters=[…])`."""
+    """Declare how schema `schema` of the event `name` becomes the next one; list it in `App(upcasters=[…])`.
+
+    ```python
+    @upcaster("account.withdrawn", schema=1)
+    def withdrawn_has_a_reason(body: dict[str, object]) -> dict[str, object]:
+        return {**body, "reason": "cash"}
+
+    assert withdrawn_has_a_reason({"amount": "3"}) == {"amount": "3", "reason": "cash"}
+    ```
+    """
     return lambda step: Upcaster(name, schema, step)
 
 

@@ -34,6 +34,14 @@ def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> C
 
     Fields are strict: an `int` is not a `str`, a `float` is not a `Decimal`. Nothing is registered; an `App` or a
     `scenario` finds the event through the annotation of the `evolve` that folds it.
+
+    ```python
+    @event("account.closed")
+    class Closed:
+        reason: str
+
+    assert Closed(reason="moved") == Closed(reason="moved")
+    ```
     """
 
     def declare(cls: type[T]) -> type[T]:
@@ -73,6 +81,20 @@ def aggregate(name: str, /, *, snapshot_every: int | None = None, revision: int 
     Raise `revision` when the same events should fold to something else. Its methods that are `unique` tell what no two
     of them may have at once. Slots re-create the class, so zero-argument
     `super()` does not work inside it.
+
+    ```python
+    @aggregate("counter")
+    class Counter:
+        count: int = 0
+
+        def deposit(self, amount: Decimal) -> Deposited:
+            return Deposited(amount=amount)
+
+        def evolve(self, event: Deposited) -> Counter:
+            return replace(self, count=self.count + 1)
+
+    assert Counter().count == 0
+    ```
     """
 
     def declare(cls: type[T]) -> type[T]:

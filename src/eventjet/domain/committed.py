@@ -11,7 +11,7 @@ E = TypeVar("E")
 
 @dataclass(frozen=True, slots=True)
 class Committed(Generic[S, E]):
-    """What came of a decision."""
+    """What came of a decision: `Repository.execute`, `Jet.transact`."""
 
     state: S
     """The state after its events."""

@@ -25,7 +25,7 @@ _PARAMETERS = 2
 
 @dataclass(frozen=True, slots=True)
 class Incoming(Generic[T_co]):
-    """A message of another stream, validated."""
+    """A message of another stream, validated: what the handler of an `inbox` is given."""
 
     data: T_co
     id: str
@@ -99,6 +99,14 @@ def inbox(
 
     A message is JSON, perhaps a CloudEvent in structured mode, validated as what the handler is annotated with. Each is
     handled at least once, those of one subject one after the other; commands are recorded once.
+
+    ```python
+    @inbox("payments", stream="payments", subject="payments.captured.*")
+    async def payments(message: Incoming[Deposited], reaction: Reaction) -> None:
+        await reaction.repository(Account).execute(message.id, Account.deposit, message.data.amount)
+
+    assert App("bank", aggregates=[Account], reactors=[payments], upcasters=[withdrawn_has_a_reason]).inboxes
+    ```
     """
 
     def declare(handle: Any, /) -> Inbox[Any, Any]:

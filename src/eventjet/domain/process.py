@@ -37,7 +37,7 @@ PROCESS = "__eventjet_process__"
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[S_co, E_co]):
-    """What a step did to the other aggregate, for a decision that wants to know."""
+    """What a step did to the other aggregate, for a decision that wants to know: see `do`."""
 
     state: S_co
     """After its events."""
@@ -101,7 +101,7 @@ class Asked(Generic[T, F]):
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[S_co, E_co]):
-    """One thing that a process does next: a decision of another aggregate and one of its own, in one atomic append."""
+    """What `do` and `then` make: a decision of another aggregate and one of the process, in one atomic append."""
 
     asked: Asked[Any, Any]
     done: Call
@@ -131,16 +131,21 @@ def do(
 ) -> Asked[T, F]:
     """Ask an aggregate of the same app for a decision.
 
-    Nothing happens here: a `step` returns what `then` makes of it, and a worker carries that out.
+    Nothing happens here: a `step` returns what `then` makes of it, a `Step`, and a worker carries that out. `then_with`
+    hands on the `Outcome`.
 
-        do(Account, "a-1", Account.withdraw, Decimal(5)).then(Transfer.debited).refused(Overdrawn, Transfer.failed)
+    ```python
+    asked = do(Account, "a-1", Account.withdraw, Decimal(5))
+    step = asked.then(Transfer.debited).refused(InsufficientFunds, Transfer.failed)
+    assert str(step.asked) == "Account 'a-1': withdraw(Decimal('5'))"
+    ```
     """
     return Asked(target, aggregate_id, Call.of(decide, args, kwargs))
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline(Generic[S_co, E_co]):
-    """When a process decides without being asked. It comes and goes with the state that names it."""
+    """What `after` and `at` make: when a process decides unasked. It comes and goes with the state that names it."""
 
     call: Call
     when: datetime | None = None
@@ -159,7 +164,13 @@ class Deadline(Generic[S_co, E_co]):
 def at(
     when: datetime, decide: Callable[Concatenate[S, P], E | None], /, *args: P.args, **kwargs: P.kwargs
 ) -> Deadline[S, E]:
-    """A deadline at a time, which needs a zone; raises `ValueError` without one."""
+    """A deadline at a time, which needs a zone; raises `ValueError` without one.
+
+    ```python
+    noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
+    assert at(noon, Transfer.gave_up).due_at(datetime(2029, 1, 1, tzinfo=UTC)) == noon
+    ```
+    """
     if when.tzinfo is None:
         raise ValueError(f"{when.isoformat()} has no time zone. Give a time with its zone.")
     return Deadline(Call.of(decide, args, kwargs), when=when)
@@ -168,7 +179,13 @@ def at(
 def after(
     delay: timedelta, decide: Callable[Concatenate[S, P], E | None], /, *args: P.args, **kwargs: P.kwargs
 ) -> Deadline[S, E]:
-    """A deadline so long after the process's last event, by the log's clock."""
+    """A deadline so long after the process's last event, by the log's clock.
+
+    ```python
+    noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
+    assert after(timedelta(minutes=15), Transfer.try_again).due_at(noon) == noon + timedelta(minutes=15)
+    ```
+    """
     return Deadline(Call.of(decide, args, kwargs), delay=delay)
 
 
@@ -200,6 +217,33 @@ def listens(by: Any = None, /) -> Any:
 
     `by` is a named, annotated, pure function; None means that no process is meant. Without it, it is the process with
     the id of the aggregate whose event it is. The decision may return None: then nothing follows from that event.
+    Raises `DefinitionError` for a `by` that is no function of an event.
+
+    ```python
+    @event("greeting.noted")
+    class Noted:
+        account: str
+
+    @process("greeting")
+    class Greeting:
+        account: str | None = None
+
+        @listens()
+        def note(self, event: Recorded[Opened]) -> Noted | None:
+            return None if self.account else Noted(account=event.aggregate_id)
+
+        def step(self) -> None:
+            return None
+
+        def evolve(self, event: Noted) -> Greeting:
+            return replace(self, account=event.account)
+
+    bank = App("bank", aggregates=[Account], processes=[Greeting], upcasters=[withdrawn_has_a_reason])
+    async with world(bank, now=datetime(2030, 1, 1, tzinfo=UTC)) as there:
+        await there.jet.repository(Account).execute("a-1", Account.open, "ada")
+        await there.settle()
+        assert (await there.jet.repository(Greeting).load("a-1")).account == "a-1"
+    ```
     """
 
     if by is not None and not _takes_an_event_alone(by):
@@ -262,7 +306,39 @@ def process(name: str, /, *, snapshot_every: int | None = None, revision: int = 
     """As `@aggregate`, with a `step`, perhaps a `deadline`, and methods that `listens`. Listed in `App(processes=[…])`.
 
     `step(self) -> Step[…] | None` says what to do next; None is rest. `deadline(self)` says until when: one `Deadline`,
-    several, or None. Both are pure, and called whenever somebody wants to know.
+    several, or None. Both are pure, and called whenever somebody wants to know. Raises `DefinitionError` without a
+    `step`.
+
+    ```python
+    @event("gift.asked")
+    class GiftAsked:
+        account: str
+
+    @event("gift.given")
+    class GiftGiven:
+        pass
+
+    @process("gift")
+    class Gift:
+        account: str | None = None
+
+        def ask(self, account: str) -> GiftAsked:
+            return GiftAsked(account=account)
+
+        def give(self) -> GiftGiven:
+            return GiftGiven()
+
+        def step(self) -> Step[Gift, GiftGiven] | None:
+            if self.account is None:
+                return None
+            return do(Account, self.account, Account.deposit, Decimal(5)).then(Gift.give)
+
+        def evolve(self, event: GiftAsked | GiftGiven) -> Gift:
+            return replace(self, account=event.account if isinstance(event, GiftAsked) else None)
+
+    asked = story(Gift).given(GiftAsked(account="a-1"))
+    asked.does(Account, "a-1", Account.deposit, Decimal(5)).done().then(GiftGiven()).rests()
+    ```
     """
 
     def declare(cls: type[C]) -> type[C]:

@@ -83,6 +83,19 @@ def publication(name: str, /, *, stream: str, source: str, start: Start = "new")
     """Declare which events are told to others, and as what: a pure function of one recorded event.
 
     They go to `<stream>.<name>.<id>` as CloudEvents 1.0 in JSON, exactly once and in the order of the log.
+
+    ```python
+    @event("bank.customer-joined")
+    class Joined:
+        name: str
+
+    @publication("customers", stream="public", source="https://bank.example/customers")
+    def customers(event: Recorded[Opened]) -> Joined:
+        return Joined(name=event.data.owner)
+
+    (told,) = [customers.translate(one) for one in on("a-1", Opened(owner="ada"))]
+    assert told == Joined(name="ada")
+    ```
     """
 
     def declare(translate: Any, /) -> Publication[Any]:

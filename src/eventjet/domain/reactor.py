@@ -37,7 +37,12 @@ _PARAMETERS = 2
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often one event is tried before it is parked, and how long between."""
+    """How often one event is tried before it is parked, and how long between.
+
+    ```python
+    assert [Retry(tries=4).pause_s(attempt) for attempt in (1, 2, 3)] == [0.2, 0.4, 0.8]
+    ```
+    """
 
     tries: int = 8
     first_s: float = 0.2
@@ -73,7 +78,7 @@ class Reacted(Protocol[S, E]):
 
 
 class Reaction(Protocol[D_co]):
-    """What a handler is given beside its event."""
+    """What the handler of a `reactor` or an `inbox` is given beside its event."""
 
     @property
     def deps(self) -> D_co:
@@ -184,6 +189,16 @@ def reactor(
     raises is tried again, then parked, and later events of its aggregate wait behind it; `on_error="stop"` stops the
     reactor instead. `start` counts when `eventjet init` makes its cursor. Raise `revision` when older code must not
     handle another event. `partitions` divides the aggregates among so many cursors, which the workers that run share.
+
+    ```python
+    @reactor("letters")
+    async def letters(event: Recorded[Opened], reaction: Reaction[list[str]]) -> None:
+        reaction.deps.append(f"welcome {event.data.owner}, {reaction.key}")
+
+    sent: list[str] = []
+    handled = await reacted(letters, Opened(owner="ada"), deps=sent)
+    assert sent == [f"welcome ada, {handled.key}"]
+    ```
     """
 
     def declare(handle: Any, /) -> Reactor[Any, Any]:

@@ -14,7 +14,13 @@ E_co = TypeVar("E_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What travels beside the facts: who, in which conversation, because of what."""
+    """What travels beside the facts: who, in which conversation, because of what.
+
+    ```python
+    once = jet.repository(Account).command(metadata=Metadata(actor="clerk-3", extra={"channel": "web"}))
+    await once.execute("a-1", Account.deposit, Decimal(1))
+    ```
+    """
 
     correlation: str | None = None
     """The conversation this belongs to."""
@@ -35,7 +41,14 @@ _current: ContextVar[Metadata] = ContextVar("eventjet_metadata", default=NO_META
 
 @dataclass(frozen=True, slots=True)
 class Recorded(Generic[E_co]):
-    """Immutable; equal when everything the log knows is equal."""
+    """Immutable; equal when everything the log knows is equal.
+
+    ```python
+    await jet.repository(Account).execute("a-1", Account.deposit, Decimal(1))
+    (recorded,) = await jet.repository(Account).history("a-1")
+    assert (recorded.data, recorded.version) == (Deposited(amount=Decimal(1)), 1)
+    ```
+    """
 
     data: E_co
     """The event."""
@@ -93,7 +106,13 @@ def current_metadata() -> Metadata:
 
 @contextmanager
 def with_metadata(metadata: Metadata) -> Generator[Metadata]:
-    """Record this beside every event saved within; what it leaves None comes from the outer one."""
+    """Record this beside every event saved within; what it leaves None comes from the outer one.
+
+    ```python
+    with with_metadata(Metadata(correlation="order-9")):
+        await jet.repository(Account).execute("a-1", Account.deposit, Decimal(1))
+    ```
+    """
     merged = merge(_current.get(), metadata)
     token = _current.set(merged)
     try:

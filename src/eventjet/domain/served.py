@@ -30,5 +30,11 @@ def served(
     *errors: type[Exception],
     name: str | None = None,
 ) -> Served:
-    """Serve one decision. These errors of the domain are told to callers by their names; of others nothing is told."""
+    """Serve one decision. These errors of the domain are told to callers by their names; of others nothing is told.
+
+    ```python
+    withdrawing = served(Account, Account.withdraw, InsufficientFunds)
+    assert withdrawing.name == "withdraw"
+    ```
+    """
     return Served(aggregate, decide, errors, name or str(getattr(decide, "__name__", decide)))

@@ -96,7 +96,13 @@ def aggregate_of(app: Application, name: str) -> tuple[Any, AggregateInfo]:
 
 @dataclass(frozen=True, slots=True)
 class AppRef:
-    """Where an application is; a value that can be pickled."""
+    """Where an application is; a value that can be pickled.
+
+    ```python
+    ref = AppRef.parse("eventjet.examples.bank.app:bank")
+    assert ref.load().name == "bank"
+    ```
+    """
 
     module: str
     attribute: str

@@ -29,7 +29,7 @@ OnError: TypeAlias = Literal["stop", "quarantine"]
 
 @dataclass(frozen=True, slots=True)
 class Projection(Generic[R, E]):
-    """A fold of one row: pure; None in means that there is no row yet, None out deletes it."""
+    """What `@projection` makes of a fold of one row: pure; None in means no row yet, None out deletes it."""
 
     name: str
     table: Table
@@ -103,6 +103,14 @@ def projection(
     `key` and `keys` are named, annotated functions: a lambda inside the decorator defeats the type checkers. With
     `on_error="quarantine"` an event that cannot be taken is parked with its reason, later events of its aggregate wait
     behind it, and all others go on; only where the key is the aggregate id.
+
+    ```python
+    @projection("openings", table=balances_table)
+    def openings(row: Balance | None, event: Recorded[Opened]) -> Balance:
+        return Balance(event.aggregate_id, event.data.owner)
+
+    projected(openings, on("a-1", Opened(owner="ada"))).rows(Balance("a-1", "ada"))
+    ```
     """
 
     def declare(fold: Callable[..., Any], /) -> Projection[Any, Any]:
@@ -113,7 +121,7 @@ def projection(
 
 @dataclass(frozen=True, slots=True)
 class Entries(Generic[R, E]):
-    """Rows out of one event, never changed again: pure, and it reads nothing.
+    """What `@entries` makes of a function: rows out of one event, never changed again; pure, and it reads nothing.
 
     The table's primary key is the event's position, or position and index (0, 1, 2 … within the event); the rows carry
     both as their own fields.
@@ -137,7 +145,16 @@ class Entering(Protocol):
 
 
 def entries(name: str, /, *, table: Table, revision: int = 1, on_error: Literal["stop"] = "stop") -> Entering:
-    """Declare rows out of one event, kept in `table`; the function's annotation is its subscription."""
+    """Declare rows out of one event, kept in `table`; the function's annotation is its subscription.
+
+    ```python
+    @entries("deposits", table=postings_table)
+    def deposits(event: Recorded[Deposited]) -> Posting:
+        return Posting(event.position, event.aggregate_id, event.data.amount)
+
+    projected(deposits, on("a-1", Deposited(amount=Decimal(9)))).rows(Posting(1, "a-1", Decimal(9)))
+    ```
+    """
 
     def declare(rows: Callable[[Recorded[E]], R | list[R] | None], /) -> Entries[R, E]:
         return Entries(name, table, rows, revision, on_error)

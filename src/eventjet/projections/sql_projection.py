@@ -36,6 +36,17 @@ class SqlProjection:
 
     Handlers run in the order of the log, inside the transaction that advances the checkpoint. They read and write the
     declared tables alone, through the connection they are given, and never commit or roll back.
+
+    ```python
+    ledger = SqlProjection("ledger", tables=[postings_table])
+
+    @ledger.handler
+    async def post(event: Recorded[Deposited], connection: AsyncConnection) -> None:
+        row = {"position": event.position, "account_id": event.aggregate_id, "amount": event.data.amount}
+        await connection.execute(postings_table.insert().values(row))
+
+    projected(ledger, on("a-1", Deposited(amount=Decimal(9)))).rows(postings_table, {"account_id": "a-1"})
+    ```
     """
 
     __slots__ = ("_handlers", "_is_sealed", "name", "revision", "tables")
@@ -51,7 +62,10 @@ class SqlProjection:
     def handler(
         self, function: Callable[[Recorded[E], AsyncConnection], Coroutine[Any, Any, None]], /
     ) -> Callable[[Recorded[E], AsyncConnection], Coroutine[Any, Any, None]]:
-        """Declare what happens to the tables on the events that `function` is annotated with; returns it as it is."""
+        """Declare what happens to the tables on the events that `function` is annotated with; returns it as it is.
+
+        Raises `DefinitionError` once an `App` was built with it.
+        """
         if self._is_sealed:
             late = f"{shown_name(function)} is declared after the App was built, so it would never run"
             raise DefinitionError([f"projection {self.name!r}: {late}"])

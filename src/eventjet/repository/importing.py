@@ -32,7 +32,14 @@ _BYTES_MAX = 8_000_000
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """One event to import; the events of one aggregate in their order."""
+    """One event to import; the events of one aggregate in their order.
+
+    ```python
+    events = [Imported(Account, "old-1", Opened(owner="ada")), Imported(Account, "old-1", Deposited(amount=Decimal(9)))]
+    report = await jet.append_many(events, source="old-bank")
+    assert (report.stored, report.skipped) == (2, 0)
+    ```
+    """
 
     aggregate: type
     aggregate_id: str
@@ -41,7 +48,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What an import did."""
+    """What `Jet.append_many` did with what was `Imported`."""
 
     stored: int
     skipped: int

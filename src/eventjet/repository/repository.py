@@ -75,7 +75,15 @@ class Cache(Generic[S]):
 
 
 class Repository(Generic[S, E]):
-    """One aggregate type on one connection. Safe for any number of tasks of one loop."""
+    """One aggregate type on one connection. Safe for any number of tasks of one loop.
+
+    ```python
+    accounts = jet.repository(Account)
+    done = await accounts.execute("a-1", Account.deposit, Decimal(100))
+    assert (done.state.balance, done.version) == (100, 1)
+    assert (await accounts.load("a-1")).balance == 100
+    ```
+    """
 
     def __init__(
         self,
@@ -191,7 +199,7 @@ class Repository(Generic[S, E]):
     async def decided(self, plan: Planned[S, E], held: FoldedState[S]) -> Decided[S, E] | ConcurrencyConflict:
         """The decision on a state; a conflict when it records nothing, or raises, on a state that is not the newest.
 
-        Raises what the decision raises on the newest state, `UsageError` and `UnencodableEvent`.
+        Raises what the decision raises on the newest state, `UsageError`, `UnencodableEvent` and `LogIncomplete`.
         """
         try:
             events = recorded_events(plan.decide(held.state))

@@ -44,7 +44,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """Where the log stands."""
+    """Where the log stands: `Jet.log`."""
 
     identity: str
     """UUID of the log, from the stream's metadata."""

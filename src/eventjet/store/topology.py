@@ -38,7 +38,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What `declare` found or made."""
+    """What is there of an app's streams and buckets, found or made: `Jet.init`."""
 
     identity: str
     created: tuple[str, ...]

@@ -69,6 +69,11 @@ def on(aggregate_id: str, *events: E) -> list[Recorded[E]]:
     """Events of one aggregate as the log would record them: versions from 1, a minute between them.
 
     `projected` gives positions over all of its histories.
+
+    ```python
+    first, second = on("a-1", Opened(owner="ada"), Deposited(amount=Decimal(10)))
+    assert (first.aggregate_id, second.version) == ("a-1", 2)
+    ```
     """
     return [
         Recorded(event, aggregate_id, number, number, _START + timedelta(minutes=number), f"{aggregate_id}-{number}")
@@ -86,6 +91,11 @@ def projected(projection: Declared, /, *histories: Iterable[Recorded[object]]) -
     """Take the histories, one after the other; events the projection does not take are passed over.
 
     Handlers of a `SqlProjection` run on a SQLite file that is gone afterwards.
+
+    ```python
+    history = on("a-1", Opened(owner="ada"), Deposited(amount=Decimal(10)))
+    projected(balances, history).rows(Balance("a-1", "ada", Decimal(10)))
+    ```
     """
     given = [recorded for history in histories for recorded in history]
     events = [replace(recorded, position=position) for position, recorded in enumerate(given, 1)]

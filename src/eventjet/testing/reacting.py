@@ -91,6 +91,15 @@ async def reacted(
     """Call a reactor once with an event, without a server; raises what its handler raises.
 
     Its commands are decided on empty aggregates, in memory.
+
+    ```python
+    @reactor("bonus")
+    async def bonus(event: Recorded[Opened], reaction: Reaction) -> None:
+        await reaction.repository(Account).execute(event.aggregate_id, Account.deposit, Decimal(5))
+
+    handled = await reacted(bonus, Opened(owner="ada"), aggregate_id="a-1")
+    handled.executed(Account, "a-1", Account.deposit, Decimal(5)).nothing_more()
+    ```
     """
     event = Recorded(data, aggregate_id, 1, 1, _NOW, event_id="00000000-0000-7000-8000-000000000001")
     told = ReactionTold(deps, f"{reactor.name}/{event.event_id}", attempt)

@@ -81,6 +81,13 @@ def scenario(aggregate: AggregateType[S, E], /) -> Given[S, E]:
     """Start a test of one aggregate, with no history yet. Its types are fixed here, before any event is given.
 
     Raises `DefinitionError` for a class that is not an aggregate, and for a state that can be changed in place.
+
+    ```python
+    empty = scenario(Account)
+    rich = empty.given(Opened(owner="ada"), Deposited(amount=Decimal(10)))
+    rich.when(Account.withdraw, Decimal(4)).then(Withdrawn(amount=Decimal(4)))
+    empty.when(Account.withdraw, Decimal(4)).then_raises(InsufficientFunds)
+    ```
     """
     cls = cast("Any", aggregate)
     aggregate_info(cls)

@@ -167,6 +167,14 @@ def story(process: ProcessType[S, E], /) -> Story[S, E]:
     """Start a test of one process, with no history yet; raises `DefinitionError` for what is none.
 
     Its types are fixed here, and a step that records another's events does not fit.
+
+    ```python
+    from eventjet.examples.transfer.accounts import Account
+
+    asked = Requested(id="t", source="a-1", target="a-2", amount=Decimal(5), until=datetime(2030, 1, 1, tzinfo=UTC))
+    withdrawn = story(Transfer).given(asked).does(Account, "a-1", Account.withdraw, Decimal(5), transfer="t")
+    withdrawn.done().then(Debited())
+    ```
     """
     cls = cast("Any", process)
     aggregate_info(cls)

@@ -114,7 +114,15 @@ async def _heard(runner: ProcessRunner, info: ProcessInfo, event: Recorded[Any])
 
 @asynccontextmanager
 async def world(app: Application, *, now: datetime, deps: Any = None) -> AsyncGenerator[World]:
-    """An app in memory at a time; `deps` stands in for what `App(deps=…)` opens, and without it that is opened."""
+    """An app in memory at a time; `deps` stands in for what `App(deps=…)` opens, and without it that is opened.
+
+    ```python
+    async with world(bank, now=datetime(2030, 1, 1, tzinfo=UTC)) as there:
+        await there.jet.repository(Account).execute("a-1", Account.open, "ada")
+        await there.pass_time(timedelta(days=1))
+        assert there.now == datetime(2030, 1, 2, tzinfo=UTC)
+    ```
+    """
     if deps is None:
         async with opened_deps(app) as opened:
             yield World(app, opened, now)
