@@ -95,3 +95,13 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page} links to {target}"
+
+
+def test_the_tutorial_is_the_example_in_files_of_the_readers_own() -> None:
+    shown = {block.path: block.text for block in blocks_of(ROOT / "docs/tutorial/bank.md")}
+    files = {"account.py": "account.py", "read_models.py": "read_models.py", "bank.py": "app.py"}
+    for name, path in (files | {"test_bank.py": "tests/test_bank.py"}).items():
+        source = (ROOT / "examples/bank" / path).read_text(encoding="utf-8")
+        for own, module in files.items():
+            source = source.replace(f"eventjet.examples.bank.{module[:-3]} ", f"{own[:-3]} ")
+        assert shown[name] == source
