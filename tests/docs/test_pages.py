@@ -16,7 +16,15 @@ from tests.docs.pages import Running, blocks_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-ON_SPARK = {"README.md", "archive.md", "dataframes.md", "restore.md", "spark-cluster.md", "spark-source.md"}
+ON_SPARK = {
+    "README.md",
+    "archive.md",
+    "backup.md",
+    "dataframes.md",
+    "restore.md",
+    "spark-cluster.md",
+    "spark-source.md",
+}
 """Pages that start Spark."""
 READ_BY_OTHERS = {"nats-clients.md", "publications.md", "wire-format.md"}
 """Pages whose readers are programs of other people's: FastStream, and node with what `make test-slow` installs."""
