@@ -46,6 +46,7 @@ highlight_language = "none"
 html_theme = "furo"
 html_title = f"eventjet {version}"
 html_copy_source = False
+html_show_copyright = False
 html_show_sourcelink = False
 # Opening the folder opens the README.
 html_additional_pages = {"index": "first.html"}
