@@ -50,13 +50,17 @@ def unique(name: str, /) -> _Tells:
     The method is a pure function of the state. It returns the value, a set of several, or None for none; values are
     text, whole numbers, UUIDs, dates, and tuples of them, compared as they are: fold case there.
 
-        @aggregate("user")
-        class User:
-            email: str | None = None
+    ```python
+    @aggregate("user")
+    class User:
+        email: str | None = None
 
-            @unique("email")
-            def folded_email(self) -> str | None:
-                return self.email and self.email.casefold()
+        @unique("email")
+        def folded_email(self) -> str | None:
+            return self.email and self.email.casefold()
+
+    assert User(email="Ada@Example.org").folded_email() == "ada@example.org"
+    ```
 
     A save that would break it raises `NotUnique` and stores nothing. Give it another name when it changes its mind: its
     claims stand in the log (ADR 0032).

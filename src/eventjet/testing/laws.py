@@ -62,7 +62,13 @@ class Laws:
 
 
 class AggregateLaws(Laws):
-    """An aggregate folds every history, snapshots change nothing, and decisions leave alone what they are given."""
+    """An aggregate folds every history, snapshots change nothing, and decisions leave alone what they are given.
+
+    ```python
+    class TestAccount(AggregateLaws):
+        aggregate = Account
+    ```
+    """
 
     aggregate: ClassVar[Any]
     """The class decorated with `@aggregate`."""
@@ -161,7 +167,13 @@ class AggregateLaws(Laws):
 
 
 class ProjectionLaws(Laws):
-    """A read model is the same however the log is cut into batches, live as in a rebuild."""
+    """A read model is the same however the log is cut into batches, live as in a rebuild.
+
+    ```python
+    class TestBalances(ProjectionLaws):
+        projection = balances
+    ```
+    """
 
     projection: ClassVar[Declared]
 
@@ -206,7 +218,13 @@ class ProjectionLaws(Laws):
 
 
 class CodecLaws(Laws):
-    """Every event comes back equal from the wire, in every schema that was ever stored."""
+    """Every event comes back equal from the wire, in every schema that was ever stored.
+
+    ```python
+    class TestEvents(CodecLaws):
+        app = bank
+    ```
+    """
 
     app: ClassVar[Application]
 
