@@ -147,9 +147,11 @@ class App:
         in a SQLite file at `jet.settings.database`; `caught_up` brings them up to the log at once, and raises
         `HandlerFailed` where a worker would stop. Processes and reactors do not run: `eventjet.testing.world` has them.
 
-            async with bank.in_memory() as jet:
-                done = await jet.repository(Account).execute("a-1", Account.open, "ada")
-                await jet.caught_up("balances", position=done.position)
+        ```python
+        async with bank.in_memory() as jet:
+            done = await jet.repository(Account).execute("a-1", Account.open, "ada")
+            await jet.caught_up("balances", position=done.position)
+        ```
         """
         open_in_memory: Any = resolve_name("eventjet.testing.memory:open_in_memory")
         return open_in_memory(self)

@@ -25,7 +25,6 @@ from eventjet import errors
 from eventjet.examples.bank import account, read_models
 from eventjet.examples.bank import app as wired
 from eventjet.examples.transfer import transfers
-from eventjet.testing import in_memory
 
 RAISED = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
 NAMES = {
@@ -81,13 +80,28 @@ def test_a_public_name_has_an_example(name: str) -> None:
         assert re.search(rf"`@?{maker}\b", inspect.getdoc(value) or ""), f"{name} does not name {maker}"
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if examples(NAMES[name])])
+def members() -> dict[str, Any]:
+    """The public names, and the methods of those that are classes."""
+    methods = {
+        f"{name}.{member}": function
+        for name, value in NAMES.items()
+        if inspect.isclass(value)
+        for member, function in vars(value).items()
+        if member[0] != "_" and inspect.isfunction(function)
+    }
+    return NAMES | methods
+
+
+SHOWN = {name: value for name, value in members().items() if examples(value)}
+
+
+@pytest.mark.parametrize("name", SHOWN)
 async def test_an_example_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("shown")
     monkeypatch.setitem(__import__("sys").modules, module.__name__, module)
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | __future__.annotations.compiler_flag
-    async with in_memory(wired.bank) as jet:
-        for example in examples(NAMES[name]):
+    async with wired.bank.in_memory() as jet:
+        for example in examples(SHOWN[name]):
             vars(module).update(known(), jet=jet)
             made = eval(compile(example, name, "exec", flags), vars(module))
             if inspect.iscoroutine(made):
