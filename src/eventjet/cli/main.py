@@ -27,6 +27,7 @@ from eventjet.cli.new import new
 from eventjet.cli.process import deadlines, process
 from eventjet.cli.quarantine import commands as quarantine
 from eventjet.cli.rebuild import rebuild, snapshots, verify
+from eventjet.cli.schema import schema
 from eventjet.cli.serve import serve
 from eventjet.cli.status import status
 from eventjet.cli.terminal import ANSWER_IS_NO, INTERRUPTED, UNREACHABLE, note
@@ -75,6 +76,7 @@ app.add_typer(process, name="process")
 app.add_typer(deadlines, name="deadlines")
 app.add_typer(cursor, name="cursor")
 app.add_typer(unique, name="unique")
+app.add_typer(schema)
 app.add_typer(db)
 app.add_typer(snapshots)
 
@@ -152,7 +154,9 @@ def _message(error: BaseException) -> str:
         text = str(error.format_message())  # type: ignore[attr-defined]  known by its name only
         text = text if text.endswith((".", "?")) else f"{text}."
         return f"{text} See `eventjet --help`, or `--help` after the command."
-    said = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": .")
+    from eventjet.codec.faults import faults_of
+
+    said = f"{type(error).__name__}: {' '.join(faults_of(error).split())}".rstrip(": .")
     return (
         f"This is a fault of eventjet's own, not of what you typed ({said}). "
         "Run it again with --debug, and report the traceback that it prints."

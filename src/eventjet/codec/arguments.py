@@ -6,18 +6,17 @@ import inspect
 from collections.abc import Callable
 from dataclasses import fields
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
-from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic.errors import PydanticUserError
 
 from eventjet.codec.json import BodyCodec
+from eventjet.codec.shape import shape_of
 from eventjet.domain.subscription import resolved_hint, shown_name
 from eventjet.errors import DefinitionError
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_AS_TEXT = {"type": "string"}
 
 
 class Arguments:
@@ -55,24 +54,10 @@ class Arguments:
 
     def schema(self) -> dict[str, Any]:
         """JSON Schema, with the profile's leaves: a Decimal is a string."""
-        return _profiled(TypeAdapter(self._type).json_schema())
+        return shape_of(self._type)
 
 
 @lru_cache(maxsize=1_000)
 def arguments_of(decide: Callable[..., Any]) -> Arguments:
     """Made once for each decision; raises `DefinitionError`."""
     return Arguments(decide)
-
-
-def _profiled(node: Any) -> Any:
-    if isinstance(node, list):
-        return [_profiled(one) for one in cast("list[Any]", node)]
-    if not isinstance(node, dict):
-        return node
-    found = {key: _profiled(value) for key, value in cast("dict[str, Any]", node).items()}
-    choices = cast("list[dict[str, Any]]", found.get("anyOf") or [])
-    if {"number", "string"} <= {str(one.get("type")) for one in choices}:
-        del found["anyOf"]
-        rest = [one for one in choices if one.get("type") not in ("number", "string")]
-        return {**found, "anyOf": [*rest, _AS_TEXT]} if rest else {**found, **_AS_TEXT}
-    return found

@@ -140,6 +140,15 @@ class Catalog:
         found = {kind.aggregate if (kind := self._types.get(each)) else None for each in event_types}
         return None if None in found else frozenset(filter(None, found))
 
+    def kinds(self) -> Sequence[EventType]:
+        """Every declared event."""
+        return tuple(self._types.values())
+
+    @property
+    def retired(self) -> frozenset[str]:
+        """Names of events that nobody records any more."""
+        return self._retired
+
     def is_retired(self, type_name: str) -> bool:
         """Whether nobody records this event any more and readers pass over it."""
         return type_name in self._retired

@@ -12,7 +12,8 @@ from pydantic.errors import PydanticUserError
 
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.envelope import MSG_ID, RawRecord
-from eventjet.codec.json import BodyCodec, fault_of
+from eventjet.codec.faults import faults_of
+from eventjet.codec.json import BodyCodec
 from eventjet.domain.aggregate import event_info
 from eventjet.domain.identity import encode_id
 from eventjet.domain.inbox import Incoming
@@ -90,5 +91,5 @@ class IncomingDecoder:
             return Incoming(self._read(data), name, source, subject.decode("utf-8", "replace"), position, at)
         except (ValueError, RecursionError) as error:
             raise UndecodableMessage(
-                subject.decode("utf-8", "replace"), position, body, fault_of(error)[:300]
+                subject.decode("utf-8", "replace"), position, body, faults_of(error)[:300]
             ) from None

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 from uuid import uuid4
 
 from eventjet.codec.catalog import Catalog, Resolved
-from eventjet.codec.json import fault_of
+from eventjet.codec.faults import faults_of
 from eventjet.codec.subjects import entity_of
 from eventjet.codec.voids import reason_in, voided_by
 from eventjet.domain.history import VOID, Link
@@ -359,7 +359,7 @@ def undecodable(record: RawRecord, fault: str | Exception) -> UndecodableEvent:
     """The error for a record, with what is wrong with it in one line."""
     if isinstance(fault, Exception):
         try:
-            fault = f"{type(fault).__name__}: {fault_of(fault)}"
+            fault = f"{type(fault).__name__}: {faults_of(fault)}"
         except Exception:  # noqa: BLE001 - an upcaster's own, which cannot even be printed
             fault = type(fault).__name__
     reason = next(iter(fault.splitlines()), "")[:_REASON_MAX]

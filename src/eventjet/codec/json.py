@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from pydantic_core import PydanticSerializationError, SchemaSerializer, SchemaValidator, ValidationError, core_schema
 
+from eventjet.codec.faults import faults_of
 from eventjet.errors import UnencodableEvent
 
 SAFE_INTEGER = 2**53
@@ -43,7 +44,7 @@ class BodyCodec:
             body = self._serializer.to_json(event)
             again = self._validator.validate_json(body)
         except (PydanticSerializationError, ValidationError, UnicodeEncodeError, ValueError, RecursionError) as error:
-            raise UnencodableEvent(event, fault_of(error) or type(error).__name__) from None
+            raise UnencodableEvent(event, faults_of(error) or type(error).__name__) from None
         if again != event and not _equal(again, event):
             raise UnencodableEvent(event, f"it would be read back as {again!r}")
         return body, again
@@ -148,11 +149,3 @@ _LEAVES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "datetime": _datetime,
     "bytes": _converted(_bytes_from_json, lambda value: base64.b64encode(value).decode()),
 }
-
-
-def fault_of(error: BaseException) -> str:
-    """What is wrong with a value, and with which of its fields, in one line: of the first fault, where it has many."""
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False)[0]
-        return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
-    return next(iter(str(error).splitlines()), "")

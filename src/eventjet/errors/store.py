@@ -270,7 +270,9 @@ class UnknownEvent(CodecError):
         self.data = data
         super().__init__(
             f"The event at position {position} is {type_name!r} schema {schema}, which this application does not "
-            "declare. Deploy the version that declares it, or name it in `retired_events`."
+            f"declare. If a newer release recorded it, deploy that. If it has another name now, give its event "
+            f"`formerly=({type_name!r},)`. Only if nobody needs what it told, list it in `retired_events`: then it is "
+            "passed over."
         )
 
 

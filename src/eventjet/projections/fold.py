@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeAlias
 
+from eventjet.codec.faults import faults_of
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, EventjetError, HandlerFailed, StoreError
 from eventjet.projections.resolve import ResolvedProjection
@@ -123,7 +124,7 @@ def _stranger(got: RowKey, key: RowKey) -> str:
 
 
 def _reason(error: Exception) -> str:
-    text = str(error).rstrip(".")
+    text = faults_of(error).rstrip(".")
     if isinstance(error, EventjetError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

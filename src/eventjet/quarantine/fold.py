@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.chain import Earlier, chained
 from eventjet.codec.envelope import MSG_ID, TYPE, RawRecord, header
-from eventjet.codec.json import fault_of
+from eventjet.codec.faults import faults_of
 from eventjet.codec.subjects import entity_of
 from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, AggregateKey, Parked
 from eventjet.domain.recorded import Recorded
@@ -256,7 +256,7 @@ def _reason(error: Exception) -> str:
     """One line."""
     cause: Any = getattr(error, "orig", None) or error
     try:
-        text = fault_of(cause)
+        text = faults_of(cause)
     except Exception:  # noqa: BLE001 - an error that cannot even be printed
         text = "it cannot be printed"
     if isinstance(error, UndecodableEvent):

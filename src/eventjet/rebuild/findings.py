@@ -102,8 +102,9 @@ EXPLAINED: Mapping[Kind, Explanation] = {
     Kind.UNKNOWN: Explanation(
         title="Events are of types or schemas that the app does not declare",
         cost="Their aggregates cannot be loaded, and projections stop there.",
-        way_out="Deploy the version that declares them, add the upcaster that is missing, or name them in "
-        "`retired_events`.",
+        way_out="If a newer release recorded them, deploy that. If they have other names now, say so with `formerly` "
+        "of their events; add the upcaster that is missing. Only what nobody needs goes into `retired_events`: it is "
+        "passed over.",
     ),
     Kind.VOID: Explanation(
         title="Records are void",

@@ -11,6 +11,7 @@ from os import cpu_count
 from typing import Any
 
 from eventjet.codec.envelope import Decoder, RawRecord
+from eventjet.codec.faults import faults_of
 from eventjet.codec.subjects import entity_of, snapshot_bucket
 from eventjet.domain.aggregate import AggregateInfo
 from eventjet.domain.history import FoldedState
@@ -93,7 +94,7 @@ class SnapshotFold:
             self._break(subject, str(error))
         except Exception as error:  # noqa: BLE001 - whatever one aggregate's `evolve` raises, the others go on
             named = subject.decode("utf-8", "replace")
-            self._break(subject, f"Folding {named} raised {type(error).__name__}: {error}. Fix that first.")
+            self._break(subject, f"Folding {named} raised {type(error).__name__}: {faults_of(error)}. Fix that first.")
 
     def finish(self, subject: bytes) -> None:
         """Offer the state after the last event of an aggregate."""

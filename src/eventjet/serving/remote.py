@@ -12,6 +12,7 @@ import orjson
 
 from eventjet.codec.arguments import arguments_of
 from eventjet.codec.envelope import context_headers, header, header_block
+from eventjet.codec.faults import faults_of
 from eventjet.domain.aggregate import AggregateType, aggregate_info
 from eventjet.domain.identity import encode_id
 from eventjet.domain.recorded import NO_METADATA, Metadata, current_metadata, merge
@@ -90,7 +91,7 @@ class Remote(Generic[S, E]):
         try:
             body = arguments_of(one.decide).encode(args, kwargs)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"{one.name} cannot be asked for so: {error}") from None
+            raise UsageError(f"{one.name} cannot be asked for so: {faults_of(error)}") from None
         name = aggregate_info(one.aggregate).name
         subject = command_subject(self._app, name, one.name, encode_id(aggregate_id))
         try:

@@ -20,6 +20,7 @@ import orjson
 
 from eventjet.codec.arguments import Arguments, arguments_of
 from eventjet.codec.envelope import header_block, metadata_of
+from eventjet.codec.faults import faults_of
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.identity import decode_id
 from eventjet.domain.served import Served
@@ -155,7 +156,7 @@ class Service:
             arguments = endpoint.arguments.decode(body)
             command_id, metadata = metadata_of(headers)
         except (ValueError, RecursionError) as error:
-            return Problem(INVALID, "Invalid", str(error)[:500])
+            return Problem(INVALID, "Invalid", faults_of(error)[:500])
         repository = self._repositories.of(endpoint.served.aggregate)
         try:
             command = repository.command(command_id, metadata=metadata)

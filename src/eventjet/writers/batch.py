@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError, StatementError
 
-from eventjet.codec.json import fault_of
+from eventjet.codec.faults import faults_of
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import EventjetError, HandlerFailed
 from eventjet.quarantine.fold import Offered
@@ -103,7 +103,7 @@ def reason_of(error: BaseException) -> str:
     """What happened, in one line; of a statement neither its text nor its values."""
     if isinstance(error, StatementError) and error.orig is not None:
         error = error.orig
-    text = fault_of(error).rstrip(".")
+    text = faults_of(error).rstrip(".")
     if isinstance(error, EventjetError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,162 @@
+"""JSON Schema (2020-12) of what `codec/json.py` writes and reads: the shape of a body on the wire. PURE.
+
+Made of the same core schema as the codec, with the same leaves in another form. What JSON Schema has no word for stands
+beside it under names that begin with `x-`: `x-limits` (bounds of what travels as text), `x-default` (what makes a value
+that is left out), `x-validator` (own code that may refuse more), `x-unknown` (own code that says alone what fits).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from enum import Enum
+from typing import Any, cast
+
+import orjson
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import core_schema, to_jsonable_python
+
+from eventjet.codec.json import SAFE_INTEGER
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+DECIMAL_TEXT = r"^-?[0-9]+(\.[0-9]+)?(E[+-]?[0-9]+)?$"
+BASE64_TEXT = "^[A-Za-z0-9+/]*={0,2}$"
+DURATION_TEXT = "^-?P([0-9]+Y)?([0-9]+D)?(T([0-9]+H)?([0-9]+M)?([0-9.]+S)?)?$"
+TIME_TEXT = r"^[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}:[0-9]{2})?$"
+LIMITS, DEFAULT, VALIDATOR, UNKNOWN = "x-limits", "x-default", "x-validator", "x-unknown"
+
+_LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "max_digits", "decimal_places", "min_length", "max_length", "now_op")
+_KEYS = {"int": "^-?[0-9]+$", "decimal": DECIMAL_TEXT, "bool": "^(true|false)$", "float": "^-?[0-9]"}
+"""How a dict's keys are written, which are always text."""
+Json = dict[str, Any]
+
+
+def shape_of(cls: Any, core: core_schema.CoreSchema | None = None) -> Json:
+    """The JSON Schema of a class's body: an event's, or of what pydantic made a core schema of."""
+    made = _Shapes(by_alias=True).generate(core or cls.__pydantic_core_schema__, mode="validation")
+    return _without_docs_of(made, cls)
+
+
+def wire_value(value: Any) -> Any:
+    """A value as JSON has it in the profile of `codec/json.py`."""
+    if isinstance(value, Enum):
+        return wire_value(value.value)
+    if isinstance(value, bool) or value is None or isinstance(value, str | float):
+        return value
+    if isinstance(value, int):
+        return value if -SAFE_INTEGER <= value <= SAFE_INTEGER else str(value)
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z") if value.tzinfo else value.isoformat()
+    if isinstance(value, Mapping):
+        named = cast("Mapping[Any, Any]", value)
+        return {str(wire_value(key)): wire_value(one) for key, one in named.items()}
+    if isinstance(value, Set):
+        return sorted(map(wire_value, cast("Set[Any]", value)), key=orjson.dumps)
+    if isinstance(value, list | tuple):
+        return [wire_value(one) for one in cast("Sequence[Any]", value)]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: wire_value(getattr(value, one.name)) for one in fields(value)}
+    return to_jsonable_python(value, bytes_mode="base64")
+
+
+class _Shapes(GenerateJsonSchema):
+    schema_dialect = DIALECT
+
+    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 - pydantic passes it
+        return False
+
+    def decimal_schema(self, schema: core_schema.DecimalSchema) -> Json:
+        pattern = {} if schema.get("allow_inf_nan") else {"pattern": DECIMAL_TEXT}
+        return {"type": "string", **pattern, **_limits(schema)}
+
+    def int_schema(self, schema: core_schema.IntSchema) -> Json:
+        found = super().int_schema(schema)
+        low, high = (_bound(schema, *names) for names in (("ge", "gt"), ("le", "lt")))
+        is_high = high is None or high > SAFE_INTEGER
+        is_low = low is None or low < -SAFE_INTEGER
+        if not (is_high or is_low):
+            return found
+        sign = ("-?" if is_low else "") if is_high else "-"
+        return {**found, "type": ["integer", "string"], "pattern": f"^{sign}[1-9][0-9]{{15,}}$"}
+
+    def bytes_schema(self, schema: core_schema.BytesSchema) -> Json:
+        return {"type": "string", "contentEncoding": "base64", "pattern": BASE64_TEXT, **_limits(schema)}
+
+    def datetime_schema(self, schema: core_schema.DatetimeSchema) -> Json:
+        return {"type": "string", "format": "date-time", **_limits(schema)}
+
+    def date_schema(self, schema: core_schema.DateSchema) -> Json:
+        return {"type": "string", "format": "date", **_limits(schema)}
+
+    def time_schema(self, schema: core_schema.TimeSchema) -> Json:
+        return {"type": "string", "pattern": TIME_TEXT, **_limits(schema)}
+
+    def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> Json:
+        return {"type": "string", "pattern": DURATION_TEXT, **_limits(schema)}
+
+    def dict_schema(self, schema: core_schema.DictSchema) -> Json:
+        pattern = _KEYS.get(str(schema.get("keys_schema", {}).get("type")))
+        if pattern is None:
+            return super().dict_schema(schema)
+        text = core_schema.str_schema()
+        return {**super().dict_schema({**schema, "keys_schema": text}), "propertyNames": {"pattern": pattern}}
+
+    def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> Json:
+        found = super().tagged_union_schema(schema)
+        found.pop("discriminator", None)  # OpenAPI's, which says nothing that the branches do not
+        return found
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> Json:
+        found = super().default_schema(schema)
+        factory = schema.get("default_factory")
+        if factory is None or "default" in found:
+            return found
+        if factory in (list, tuple, set, frozenset, dict):
+            return {**found, "default": wire_value(cast("Any", factory)())}
+        return {**found, DEFAULT: _name_of(factory)}
+
+    def encode_default(self, dft: Any) -> Any:
+        return wire_value(dft)
+
+    def function_after_schema(self, schema: core_schema.AfterValidatorFunctionSchema) -> Json:
+        return {**super().function_after_schema(schema), VALIDATOR: _name_of(schema["function"]["function"])}
+
+    def function_before_schema(self, schema: core_schema.BeforeValidatorFunctionSchema) -> Json:
+        return {**super().function_before_schema(schema), VALIDATOR: _name_of(schema["function"]["function"])}
+
+    def function_wrap_schema(self, schema: core_schema.WrapValidatorFunctionSchema) -> Json:
+        return {**super().function_wrap_schema(schema), VALIDATOR: _name_of(schema["function"]["function"])}
+
+    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> Json:  # noqa: ARG002 - with an address in it
+        function = cast("Json", schema.get("function") or {}).get("function")
+        return {UNKNOWN: str(schema.get("type")) if function is None else _name_of(function)}
+
+
+def _limits(schema: Any) -> Json:
+    """Bounds of a value that travels as text, each as the value itself does."""
+    given = cast("Mapping[str, Any]", schema)
+    found = {name: _limit(given[name]) for name in _LIMITS if given.get(name) is not None}
+    return {LIMITS: found} if found else {}
+
+
+def _limit(value: Any) -> Any:
+    return str(value) if isinstance(value, Decimal) else wire_value(value)
+
+
+def _bound(schema: Any, *names: str) -> int | None:
+    given = cast("Mapping[str, Any]", schema)
+    return next((int(given[name]) for name in names if given.get(name) is not None), None)
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _without_docs_of(made: Json, cls: Any) -> Json:
+    """Documentation that a dataclass was given by Python says nothing."""
+    told = made.get("description")
+    if isinstance(told, str) and told.startswith(f"{getattr(cls, '__name__', '')}("):
+        del made["description"]
+    return made

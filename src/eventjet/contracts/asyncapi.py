@@ -1,0 +1,224 @@
+"""An AsyncAPI 3.0 document of an app: its log, publications, inboxes and served commands.
+
+Shapes are those of an export, in the words of draft 7, which every reader of AsyncAPI takes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+from eventjet.codec.arguments import arguments_of
+from eventjet.codec.cloud_events import CONTENT_TYPE
+from eventjet.codec.envelope import COMMAND, MSG_ID, SCHEMA, TYPE, VERSION
+from eventjet.codec.shape import UNKNOWN, Json, shape_of
+from eventjet.contracts.contract import Contract, Declares, EventShape
+from eventjet.domain.aggregate import event_info
+from eventjet.errors import DefinitionError
+
+_KEY = re.compile(r"[^A-Za-z0-9_.-]")
+_JSON = "application/json"
+
+
+def asyncapi_of(app: Declares, contract: Contract, release: str) -> Json:
+    """The document; `release` is the version that it says the app has."""
+    made = _Document(app)
+    for one in contract.events:
+        made.message(one, f"{app.name}.{one.aggregate}.{{id}}")
+    for info in app.aggregates.values():
+        made.log(info.name, [one for one in contract.events if one.aggregate == info.name])
+    for name in app.publications:
+        made.publication(name, contract)
+    for name in app.inboxes:
+        made.inbox(name)
+    for one in app.served:
+        made.command(app.aggregates[one.aggregate].name, one.name, one.decide)
+    about = {"title": app.name, "version": release, "description": f"What {app.name} records, tells, takes and serves."}
+    components = {"messages": made.messages, "schemas": made.schemas}
+    return {
+        "asyncapi": "3.0.0",
+        "info": about,
+        "defaultContentType": _JSON,
+        "channels": made.channels,
+        "operations": made.operations,
+        "components": components,
+    }
+
+
+class _Document:
+    def __init__(self, app: Declares) -> None:
+        self._app = app
+        self._docs = {event_info(one.event_type).name: one.event_type for one in app.catalog.kinds()}
+        self.channels: dict[str, Any] = {}
+        self.operations: dict[str, Any] = {}
+        self.messages: dict[str, Any] = {}
+        self.schemas: dict[str, Any] = {}
+
+    def message(self, one: EventShape, where: str) -> str:
+        """One event as a message of the log; its key."""
+        key = _key(one.name)
+        told = {MSG_ID: None, TYPE: one.name, SCHEMA: str(one.schema), VERSION: None, COMMAND: None}
+        headers = {name: {"type": "string", **({"const": value} if value else {})} for name, value in told.items()}
+        self.messages[key] = {
+            "name": one.name,
+            "title": str(one.body.get("title", one.name)),
+            "summary": f"Schema {one.schema}, on {where}.",
+            **_described(self._docs.get(one.name)),
+            "contentType": _JSON,
+            "headers": {"type": "object", "properties": headers, "required": [MSG_ID, TYPE, SCHEMA, VERSION]},
+            "payload": self._schema(f"{key}.{one.schema}", one.body),
+        }
+        return key
+
+    def log(self, aggregate: str, events: list[EventShape]) -> None:
+        """The subjects of one aggregate."""
+        about = f"One subject for each {aggregate}, whose events it holds in the order of their versions."
+        self._channel(aggregate, f"{self._app.name}.{aggregate}.{{id}}", [_key(one.name) for one in events], about)
+        self._operation(f"record_{aggregate}", "send", aggregate)
+
+    def publication(self, name: str, contract: Contract) -> None:
+        """What is told to others, as CloudEvents."""
+        one = self._app.publications[name]
+        wanted = {event_info(kind).name for kind in one.public}
+        keys: list[str] = []
+        for event in contract.public:
+            if event.name not in wanted:
+                continue
+            key = f"{name}.{_key(event.name)}"
+            data = self._schema(f"public.{_key(event.name)}.{event.schema}", event.body)
+            self.messages[key] = {
+                "name": event.name,
+                "title": str(event.body.get("title", event.name)),
+                **_described(next(kind for kind in one.public if event_info(kind).name == event.name)),
+                "contentType": CONTENT_TYPE,
+                "payload": _cloud_event(event.name, one.source, data),
+            }
+            keys.append(key)
+        self._channel(f"publication.{name}", f"{one.stream}.{name}.{{id}}", keys, "CloudEvents for others.")
+        self._operation(f"publish_{name}", "send", f"publication.{name}")
+
+    def inbox(self, name: str) -> None:
+        """What is taken from another stream."""
+        one = self._app.inboxes[name]
+        key, kind = f"inbox.{name}", one.type
+        try:
+            body, title = shape_of(kind), event_info(kind).name
+        except (DefinitionError, AttributeError):
+            body, title = cast("Json", _adapted(kind)), str(getattr(kind, "__name__", kind))
+        about = f"The JSON itself, or the data of a CloudEvent; of the stream {one.stream}."
+        payload = self._schema(key, body)
+        self.messages[key] = {"name": title, "title": title, "description": about, "payload": payload}
+        self._channel(key, one.subject, [key], f"Of the stream {one.stream}.")
+        self._operation(f"take_{name}", "receive", key)
+
+    def command(self, aggregate: str, name: str, decide: Any) -> None:
+        """One served decision, and what a caller is answered."""
+        key = f"command.{aggregate}.{name}"
+        payload = self._schema(key, arguments_of(decide).schema())
+        self.messages[key] = {"name": name, "title": name, **_described(decide), "payload": payload}
+        self.messages[f"{key}.done"] = {"name": f"{name}.done", "title": "What was recorded", "payload": _DONE}
+        self.messages[f"{key}.problem"] = {"name": f"{name}.problem", "title": "Why not", "payload": _PROBLEM}
+        self._channel(key, f"cmd.{self._app.name}.{aggregate}.{name}.{{id}}", [key], "A request, which is answered.")
+        answers = f"{key}.answer"
+        self.channels[answers] = _channel(None, [f"{key}.done", f"{key}.problem"], "The reply subject of a request.")
+        self._operation(f"serve_{aggregate}_{name}", "receive", key)
+        self.operations[f"serve_{aggregate}_{name}"]["reply"] = {"channel": {"$ref": f"#/channels/{answers}"}}
+
+    def _channel(self, key: str, address: str, messages: list[str], about: str) -> None:
+        self.channels[key] = _channel(address, messages, about)
+        if "{id}" in address:
+            self.channels[key]["parameters"] = {"id": {"description": "The id of the aggregate, encoded as a token."}}
+
+    def _operation(self, name: str, action: str, channel: str) -> None:
+        self.operations[name] = {"action": action, "channel": {"$ref": f"#/channels/{channel}"}}
+
+    def _schema(self, key: str, body: Json) -> Json:
+        """A shape among the components, its own definitions beside it; the reference to it."""
+        definitions = cast("dict[str, Any]", body.get("$defs") or {})
+        rest = {name: value for name, value in body.items() if name not in ("$defs", "$schema")}
+        for name, value in {f"{key}.{_key(one)}": value for one, value in definitions.items()}.items():
+            self.schemas[name] = _draft_7(value, key)
+        self.schemas[key] = _draft_7(rest, key)
+        return {"$ref": f"#/components/schemas/{key}"}
+
+
+def _channel(address: str | None, messages: list[str], about: str) -> Json:
+    refs = {name: {"$ref": f"#/components/messages/{name}"} for name in messages}
+    return {"address": address, "description": about, "messages": refs}
+
+
+def _draft_7(node: Any, key: str) -> Any:
+    if isinstance(node, list):
+        return [_draft_7(one, key) for one in cast("list[Any]", node)]
+    if not isinstance(node, dict):
+        return node
+    schema = cast("Json", node)
+    found: Json = {}
+    for name, value in schema.items():
+        if name in ("default", "const", "enum"):
+            found[name] = value
+        elif name in ("properties", "patternProperties"):
+            found[name] = {field: _draft_7(one, key) for field, one in cast("Json", value).items()}
+        elif name == "prefixItems":
+            found["items"] = _draft_7(value, key)
+        elif name == "items" and "prefixItems" in schema:
+            found["additionalItems"] = _draft_7(value, key)
+        elif name == "$ref":
+            found[name] = f"#/components/schemas/{key}.{_key(str(value).rpartition('/')[2])}"
+        else:
+            found[name] = _draft_7(value, key)
+    if "$ref" in found and len(found) > 1:
+        reference = found.pop("$ref")
+        return {**found, "allOf": [{"$ref": reference}]}
+    return found
+
+
+def _cloud_event(name: str, source: str, data: Json) -> Json:
+    text = {"type": "string"}
+    given: Json = {
+        "specversion": {"type": "string", "const": "1.0"},
+        "id": text,
+        "source": {"type": "string", "const": source},
+        "type": {"type": "string", "const": name},
+        "subject": text,
+        "time": {"type": "string", "format": "date-time"},
+        "datacontenttype": {"type": "string", "const": _JSON},
+        "sequence": text,
+        "data": data,
+    }
+    return {"type": "object", "properties": given, "required": list(given)}
+
+
+_WHOLE = {"type": "integer"}
+_DONE: Json = {
+    "type": "object",
+    "properties": {"position": _WHOLE, "version": _WHOLE, "token": {"type": "string"}, "events": _WHOLE},
+    "required": ["position", "version", "token", "events"],
+}
+_PROBLEM: Json = {
+    "type": "object",
+    "properties": {"type": {"type": "string"}, "detail": {"type": "string"}},
+    "required": ["type", "detail"],
+}
+
+
+def _adapted(kind: Any) -> Mapping[str, Any]:
+    from pydantic import TypeAdapter
+
+    try:
+        return shape_of(kind, cast("Any", TypeAdapter(kind)).core_schema)
+    except Exception:  # noqa: BLE001 - whatever a type of the application's own does
+        return {UNKNOWN: str(getattr(kind, "__name__", kind))}
+
+
+def _described(thing: Any) -> Json:
+    told = inspect.cleandoc(getattr(thing, "__doc__", None) or "")
+    generated = told.startswith(f"{getattr(thing, '__name__', '')}(")
+    return {"description": told} if told and not generated else {}
+
+
+def _key(name: str) -> str:
+    """A name as a key of AsyncAPI's components takes it."""
+    return _KEY.sub("_", name)

@@ -1,0 +1,306 @@
+"""Whether what one shape lets be written another shape reads: by their JSON Schemas alone, field by field.
+
+It knows the words that `codec/shape.py` uses. What it cannot compare it says to be refused, since a reader that may
+refuse an event is one that cannot be relied upon.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from enum import IntEnum
+from typing import Any, NamedTuple, cast
+
+from eventjet.codec import shape
+from eventjet.codec.shape import DEFAULT, LIMITS, UNKNOWN, VALIDATOR, Json
+
+_SAYS_NOTHING = {"$defs", "$schema", "$id", "title", "description", "default", "examples", "deprecated", DEFAULT}
+_STRUCTURE = {"type", "enum", "const", "properties", "required", "additionalProperties", "items", "prefixItems"}
+_LOWER = {"minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties", "gt", "ge", "min_length"}
+_UPPER = {"maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties", "lt", "le"} | {
+    "max_length",
+    "max_digits",
+    "decimal_places",
+}
+_ELSEWHERE = _SAYS_NOTHING | _STRUCTURE | _LOWER | _UPPER | {LIMITS, UNKNOWN, "uniqueItems"}
+_SHOWN_MAX = 60
+_DEPTH_MAX = 30
+
+
+class Weight(IntEnum):
+    """What a difference does to a body that was written in the one shape and is read in the other."""
+
+    TOLD = 0
+    """It is read as before; something of it is no longer looked at."""
+    OTHERWISE = 1
+    """It is read, and means something else."""
+    REFUSED = 2
+    """It may be refused."""
+
+
+class Misfit(NamedTuple):
+    """One difference."""
+
+    path: str
+    weight: Weight
+    reason: str
+    """Goes on after the path."""
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Of bodies written in one shape with a reader of another."""
+
+    writer: Json
+    reader: Json
+    always: bool
+    """Whether fields with a default are in every body: they are in those of one release, not in those of all before."""
+    _met: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+
+    def misfits(self) -> list[Misfit]:
+        """Every difference that matters, in the order of the fields."""
+        found: dict[tuple[str, Weight, str], Misfit] = {}
+        for one in self._fits(self.writer, self.reader, ""):
+            # An integer is a number or, when large, text: what does not take it is told once.
+            found.setdefault((one.path, one.weight, one.reason.partition(", and was ")[0]), one)
+        return list(found.values())
+
+    def _fits(self, writer: Any, reader: Any, path: str) -> Iterator[Misfit]:
+        if writer == reader and self.writer.get("$defs") == self.reader.get("$defs"):
+            return
+        pair = (_reference(writer), _reference(reader))
+        if all(pair):
+            if pair in self._met:
+                return
+            self._met.add(pair)
+        readers = list(alternatives(reader, self.reader))
+        for one in alternatives(writer, self.writer, spread=True):
+            found = [list(self._branch(one, other, path)) for other in readers]
+            if not found:
+                yield Misfit(path, Weight.REFUSED, "takes nothing any more")
+            elif all(found):
+                yield from min(found, key=_badness)
+
+    def _branch(self, writer: Json, reader: Json, path: str) -> Iterator[Misfit]:
+        """One way to write it against one way to read it."""
+        if path.count(".") + path.count("[") > _DEPTH_MAX:
+            yield Misfit(path, Weight.REFUSED, "is nested too deeply to be compared")
+            return
+        if UNKNOWN in reader and reader.get(UNKNOWN) != writer.get(UNKNOWN):
+            yield Misfit(path, Weight.REFUSED, f"is read by {reader[UNKNOWN]}, and what that takes cannot be told")
+            return
+        if "const" in writer:
+            yield from _value_fits(writer["const"], reader, path)
+            return
+        if "enum" in reader:
+            yield Misfit(path, Weight.REFUSED, f"takes only {_shown(reader['enum'])}, and was {kind_of(writer)}")
+            return
+        types = writer.get("type"), reader.get("type")
+        if types[1] is not None and types[0] != types[1] and types != ("integer", "number"):
+            yield Misfit(path, Weight.REFUSED, f"takes {kind_of(reader)}, and was {kind_of(writer)}")
+            return
+        if types[0] == types[1] == "object":
+            yield from self._object(writer, reader, path)
+        elif types[0] == types[1] == "array":
+            yield from self._array(writer, reader, path)
+        yield from _constraints(writer, reader, path)
+
+    def _object(self, writer: Json, reader: Json, path: str) -> Iterator[Misfit]:
+        theirs, ours = (cast("dict[str, Any]", one.get("properties") or {}) for one in (writer, reader))
+        rest = reader.get("additionalProperties", True)
+        added = [name for name in ours if name not in theirs]
+        for name, value in theirs.items():
+            where = _under(path, name)
+            if name in ours:
+                yield from self._fits(value, ours[name], where)
+                yield from self._presence(name, writer, reader, where)
+            elif rest is False:
+                yield Misfit(where, Weight.REFUSED, "is a field that is refused")
+            elif isinstance(rest, dict):
+                yield from self._fits(value, rest, where)
+            elif not self.always:
+                yield self._dropped(where, value, [each for each in added if each not in _required(reader)], ours)
+        for name in added:
+            where, needed = _under(path, name), name in _required(reader)
+            if isinstance(writer.get("additionalProperties"), dict):
+                yield from self._fits(writer["additionalProperties"], ours[name], where)
+            if needed:
+                yield Misfit(where, Weight.REFUSED, "is required, and is not there")
+            elif self.always:
+                yield Misfit(where, Weight.OTHERWISE, f"is not there, and is read as {_default_shown(ours[name])}")
+        values = writer.get("additionalProperties"), reader.get("additionalProperties")
+        if isinstance(values[0], dict) and isinstance(values[1], dict):
+            yield from self._fits(values[0], values[1], f"{path}{{}}")
+
+    def _dropped(self, where: str, value: Json, candidates: Sequence[str], ours: Mapping[str, Any]) -> Misfit:
+        """A field that is no longer read: perhaps it has another name now, and what it held is lost."""
+        for name in candidates:
+            if not any(each.weight is Weight.REFUSED for each in self._fits(value, ours[name], where)):
+                reason = f"is no longer read; if its new name is {name!r}, what it holds is lost"
+                return Misfit(where, Weight.OTHERWISE, reason)
+        return Misfit(where, Weight.TOLD, "is no longer read")
+
+    def _presence(self, name: str, writer: Json, reader: Json, where: str) -> Iterator[Misfit]:
+        theirs, ours = writer["properties"][name], reader["properties"][name]
+        is_always = name in _required(writer) or (self.always and ("default" in theirs or DEFAULT in theirs))
+        if is_always:
+            return
+        if name in _required(reader):
+            yield Misfit(where, Weight.REFUSED, "is required, and was not, so it may not be there")
+        elif _default(theirs) != _default(ours):
+            reason = f"is read as {_default_shown(ours)} where it is not there, and was as {_default_shown(theirs)}"
+            yield Misfit(where, Weight.OTHERWISE, reason)
+
+    def _array(self, writer: Json, reader: Json, path: str) -> Iterator[Misfit]:
+        theirs, ours = (cast("list[Any]", one.get("prefixItems") or []) for one in (writer, reader))
+        for index in range(max(len(theirs), len(ours))):
+            one, other = (
+                each[index] if index < len(each) else node.get("items", {})
+                for each, node in ((theirs, writer), (ours, reader))
+            )
+            yield from self._fits(one, other, f"{path}[{index}]")
+        if "items" in reader and "items" in writer:
+            yield from self._fits(writer["items"], reader["items"], f"{path}[]")
+        if reader.get("uniqueItems") and not writer.get("uniqueItems"):
+            yield Misfit(path, Weight.OTHERWISE, "keeps one of several equal items")
+
+
+def alternatives(node: Any, root: Json, *, spread: bool = False, depth: int = 0) -> Iterator[Json]:
+    """The ways that a schema leaves, without references and unions; with `spread` each value of an enum is one."""
+    if not isinstance(node, dict) or depth > _DEPTH_MAX:
+        yield {}
+        return
+    schema = cast("Json", node)
+    beside = {key: value for key, value in schema.items() if key not in ("$ref", "anyOf", "oneOf", "allOf")}
+    if "$ref" in schema:
+        name = str(schema["$ref"]).rpartition("/")[2]
+        target = cast("Json", root.get("$defs", {}).get(name, {}))
+        yield from alternatives({**target, **beside}, root, spread=spread, depth=depth + 1)
+        return
+    for key in ("anyOf", "oneOf", "allOf"):
+        for one in cast("list[Any]", schema.get(key) or []):
+            merged = {**cast("Json", one), **{name: value for name, value in beside.items() if name not in one}}
+            yield from alternatives(merged, root, spread=spread, depth=depth + 1)
+    if {"anyOf", "oneOf", "allOf"} & schema.keys():
+        return
+    if spread and "enum" in schema:
+        yield from ({**beside, "const": value} for value in schema["enum"])
+    elif isinstance(schema.get("type"), list):
+        for kind in cast("list[str]", schema["type"]):
+            drop = _NUMERIC if kind == "string" else frozenset({"pattern", "format"})
+            yield {**{key: value for key, value in schema.items() if key not in drop}, "type": kind}
+    elif "const" in schema and not spread:
+        yield {**beside, "enum": [schema["const"]]}
+    else:
+        yield schema
+
+
+_NUMERIC = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+
+
+def _constraints(writer: Json, reader: Json, path: str) -> Iterator[Misfit]:
+    yield from _bounds({**writer, **(writer.get(LIMITS) or {})}, {**reader, **(reader.get(LIMITS) or {})}, path)
+    if writer.get("contentEncoding") != reader.get("contentEncoding") and "contentEncoding" in writer:
+        yield Misfit(path, Weight.OTHERWISE, f"was {kind_of(writer)}, and is read as the text of its base64")
+    for word, value in reader.items():
+        if word in _ELSEWHERE or writer.get(word) == value:
+            continue
+        if word == VALIDATOR:
+            yield Misfit(path, Weight.REFUSED, f"is checked by {value}, and what that refuses cannot be told")
+        elif word == "multipleOf" and writer.get(word) and Decimal(str(writer[word])) % Decimal(str(value)) == 0:
+            continue
+        else:
+            yield Misfit(path, Weight.REFUSED, f"takes {kind_of(reader)}, and was {kind_of(writer)}")
+
+
+def _bounds(writer: Json, reader: Json, path: str) -> Iterator[Misfit]:
+    for word, value in reader.items():
+        if word not in _LOWER | _UPPER or writer.get(word) == value:
+            continue
+        theirs = _number(writer.get(word))
+        ours = _number(value)
+        if theirs is not None and ours is not None and (theirs >= ours if word in _LOWER else theirs <= ours):
+            continue
+        was = "nothing" if writer.get(word) is None else writer[word]
+        yield Misfit(path, Weight.REFUSED, f"has the limit {word} {value}, and had {was}")
+
+
+def _value_fits(value: Any, reader: Json, path: str) -> Iterator[Misfit]:
+    if "enum" in reader:
+        if value not in reader["enum"]:
+            yield Misfit(path, Weight.REFUSED, f"does not take {_shown([value])}")
+        return
+    names = {"str": "string", "bool": "boolean", "int": "integer", "float": "number", "NoneType": "null"}
+    kind = names.get(type(value).__name__)
+    fits = reader.get("type") in (None, kind) or (reader.get("type"), kind) == ("number", "integer")
+    pattern = reader.get("pattern")
+    if not fits or (isinstance(value, str) and pattern and not re.search(str(pattern), value)) or "format" in reader:
+        yield Misfit(path, Weight.REFUSED, f"takes {kind_of(reader)}, and was {_shown([value])}")
+    else:
+        yield from _bounds({}, {**reader, **(reader.get(LIMITS) or {})}, path)
+
+
+def kind_of(schema: Any) -> str:
+    """What a person would call it."""
+    if not isinstance(schema, dict):
+        return "anything"
+    node = cast("Json", schema)
+    if "$ref" in node:
+        return f"a {str(node['$ref']).rpartition('/')[2]}"
+    if "const" in node or "enum" in node:
+        return _shown([node["const"]] if "const" in node else node["enum"])
+    if "anyOf" in node or "oneOf" in node:
+        return " or ".join(kind_of(one) for one in node.get("anyOf") or node["oneOf"])
+    texts = {shape.DECIMAL_TEXT: "a Decimal", shape.DURATION_TEXT: "a timedelta", shape.TIME_TEXT: "a time"}
+    pattern, kind = str(node.get("pattern", "")), node.get("type")
+    if kind == "string" and "contentEncoding" in node:
+        return "bytes"
+    if kind == "string" and pattern.endswith("[1-9][0-9]{15,}$"):
+        return "the text of an integer beyond 2^53"
+    if kind == "string" and pattern:
+        return texts.get(pattern, f"text like {pattern[:_SHOWN_MAX]}")
+    if kind == "string" and "format" in node:
+        return f"a {node['format']}"
+    if isinstance(kind, list):
+        return "an integer"
+    named = {"string": "text", "integer": "an integer", "number": "a number", "boolean": "true or false"}
+    named |= {"object": str(node.get("title") or "an object"), "array": "a list", "null": "null"}
+    return named.get(str(kind), "anything")
+
+
+def _reference(node: Any) -> str:
+    return str(cast("Json", node).get("$ref", "")) if isinstance(node, dict) else ""
+
+
+def _required(schema: Json) -> Sequence[str]:
+    return cast("list[str]", schema.get("required") or [])
+
+
+def _default(schema: Json) -> Any:
+    return schema.get("default", ("made by", schema.get(DEFAULT)))
+
+
+def _default_shown(schema: Json) -> str:
+    return _shown([schema["default"]]) if "default" in schema else f"what {schema.get(DEFAULT, 'nothing')} makes"
+
+
+def _shown(values: Sequence[Any]) -> str:
+    text = ", ".join(map(repr, values[:8])) + (", …" if len(values) > 8 else "")
+    return text if len(text) <= _SHOWN_MAX * 2 else f"{text[: _SHOWN_MAX * 2]}…"
+
+
+def _number(value: Any) -> Decimal | None:
+    try:
+        return None if value is None else Decimal(str(value))
+    except InvalidOperation:
+        return None
+
+
+def _under(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _badness(found: Sequence[Misfit]) -> tuple[int, int]:
+    return max((one.weight for one in found), default=Weight.TOLD), len(found)

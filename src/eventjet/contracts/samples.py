@@ -1,0 +1,210 @@
+"""Bodies that fit a JSON Schema: the same ones every time, a few for each field, so that a claim about it is tried.
+
+Every member of an enum, every branch of a union, both sides of a bound, each optional field left out: one such change
+at a time. Not every body that fits, so what passes is likely, and only what fails is certain.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+from itertools import islice
+from typing import Any, cast
+
+from eventjet.codec import shape
+from eventjet.codec.shape import LIMITS, UNKNOWN, VALIDATOR, Json
+from eventjet.contracts.compare import alternatives
+
+BODIES_MAX = 200
+_VALUES_MAX = 24
+_DEPTH_MAX = 8
+_TEXTS = ("text", "", "a", "Ä b", "0", "abc-1", "AAA", "x" * 300)
+_INTEGERS = (1, 0, -1, 42, 2**31, 2**53, -(2**53))
+_LARGE = ("9007199254740993", "-9007199254740993", "123456789012345678901234567890")
+_NUMBERS = (1.5, 0, -2.25, 7, 1e300)
+_DECIMALS = ("1.50", "0", "-12.5", "0.001", "1000000", "1E+3", "99.99")
+_FORMATS = {
+    "date-time": ("2026-01-02T03:04:05Z", "1999-12-31T23:59:59.000001Z"),
+    "date": ("2026-01-02", "1999-12-31"),
+    "uuid": ("0197f3a0-0000-7000-8000-000000000001",),
+    "uuid4": ("2f1a5a32-5a0c-4f0e-9e3c-0d6a2c1b3e4f",),
+    "email": ("ada@example.org",),
+    "uri": ("https://example.org/",),
+    "path": ("a/b",),
+    "ipv4": ("192.0.2.1",),
+    "ipv6": ("2001:db8::1",),
+}
+_MADE = {
+    shape.DURATION_TEXT: ("PT1.5S", "-P1DT2H", "PT0S"),
+    shape.TIME_TEXT: ("12:30:00", "01:02:03.000004Z"),
+    shape.DECIMAL_TEXT: _DECIMALS,
+}
+
+
+class Unmade(Exception):
+    """No value could be made for a field: which one and why, in words."""
+
+
+class _TooDeep(Exception):
+    """A shape that holds itself goes on here."""
+
+
+def bodies(body: Json) -> list[Json]:
+    """Bodies under a JSON Schema, at most 200; raises `Unmade`."""
+    try:
+        return list(islice(_objects(body, body, "", 0), BODIES_MAX))
+    except (_TooDeep, RecursionError):
+        raise Unmade("its fields are nested too deeply") from None
+
+
+def _values(node: Any, root: Json, path: str, depth: int) -> list[Any]:
+    """Some values that fit, the plainest first."""
+    if depth > _DEPTH_MAX:
+        raise _TooDeep
+    found: list[Any] = []
+    is_deep = False
+    branches = list(alternatives(node, root))
+    share = max(2, _VALUES_MAX // max(1, len(branches)))
+    for one in branches:
+        try:
+            found += islice(_of_branch(one, root, path, depth), share)
+        except _TooDeep:
+            is_deep = True
+    if not found and is_deep:
+        raise _TooDeep
+    if not found:
+        raise Unmade(f"no value could be made for `{path}`")
+    return found
+
+
+def _of_branch(node: Json, root: Json, path: str, depth: int) -> Iterable[Any]:
+    for word in (VALIDATOR, UNKNOWN):
+        if word in node:
+            raise Unmade(f"`{path or 'it'}` is checked by {node[word]}, which is not known to the export")
+    if "enum" in node:
+        return cast("list[Any]", node["enum"])
+    match node.get("type"):
+        case "object":
+            return _objects(node, root, path, depth)
+        case "array":
+            return _arrays(node, root, path, depth)
+        case "string":
+            return _texts(node, path)
+        case "integer" | "number" as kind:
+            return [one for one in _numbers(node, whole=kind == "integer") if _is_within(one, node)]
+        case "boolean":
+            return [True, False]
+        case "null":
+            return [None]
+        case _:
+            return ["anything", 1, None]
+
+
+def _objects(node: Json, root: Json, path: str, depth: int) -> Iterator[Json]:
+    """One with everything plain, then one for each other value of each field, and one without each optional one."""
+    required = cast("list[str]", node.get("required") or [])
+    choices: dict[str, list[Any]] = {}
+    for name, value in cast("dict[str, Any]", node.get("properties") or {}).items():
+        try:
+            choices[name] = _values(value, root, f"{path}.{name}" if path else name, depth + 1)
+        except _TooDeep:
+            if name in required:
+                raise
+    rest = node.get("additionalProperties")
+    extra = _entries(node, rest, root, path, depth) if isinstance(rest, dict) and not choices else {}
+    plain = {name: values[0] for name, values in choices.items()} | extra
+    yield plain
+    for name, values in choices.items():
+        yield from ({**plain, name: value} for value in values[1:])
+        if name not in required:
+            yield {key: value for key, value in plain.items() if key != name}
+    if extra:
+        yield {}
+
+
+def _entries(node: Json, values: Any, root: Json, path: str, depth: int) -> Json:
+    names = cast("Json", node.get("propertyNames") or {})
+    pattern = str(names.get("pattern", ""))
+    keys = {shape.DECIMAL_TEXT: "1.5", "^(true|false)$": "true"}.get(pattern, "1") if pattern else "key"
+    if "format" in names or "$ref" in names:
+        keys = str(_values({"type": "string", **names}, root, path, depth + 1)[0])
+    return {keys: _values(values, root, f"{path}{{}}", depth + 1)[0]}
+
+
+def _arrays(node: Json, root: Json, path: str, depth: int) -> Iterator[list[Any]]:
+    first = [_values(one, root, f"{path}[{at}]", depth + 1)[0] for at, one in enumerate(node.get("prefixItems") or [])]
+    least, most = int(node.get("minItems", 0)), node.get("maxItems")
+    if "items" not in node:
+        yield first
+        return
+    try:
+        items = _values(node["items"], root, f"{path}[]", depth + 1)
+    except _TooDeep:
+        if least:
+            raise
+        yield []
+        return
+    if least > len(items) and node.get("uniqueItems"):
+        raise Unmade(f"`{path}` wants {least} different items")
+    for item in items:
+        yield [*first, *[item] * max(1, least)] if not node.get("uniqueItems") else [item, *items][: max(1, least)]
+    if not least:
+        yield first
+    if most is None or int(most) >= len(items):
+        yield [*first, *items]
+
+
+def _texts(node: Json, path: str) -> list[Any]:
+    pattern, kind = node.get("pattern"), node.get("format")
+    limits = cast("Json", node.get(LIMITS) or {})
+    if "contentEncoding" in node:
+        found: list[str] = [one for one in ("YWJj", "", "/w==") if not limits]
+    elif kind is not None:
+        found = [one for one in _FORMATS.get(str(kind), ()) if not limits]
+    elif pattern == shape.DECIMAL_TEXT:
+        found = [one for one in _DECIMALS if _decimal_fits(Decimal(one), limits)]
+    elif pattern in _MADE:
+        found = [one for one in _MADE[str(pattern)] if not limits]
+    else:
+        least, most = int(node.get("minLength", 0)), node.get("maxLength")
+        texts = [one.ljust(least, "x") for one in (*_TEXTS, *_LARGE)] if least else [*_TEXTS, *_LARGE]
+        texts = texts if pattern else texts[: len(_TEXTS)]
+        texts = [one if most is None else one[: int(most)] for one in texts]
+        found = list(dict.fromkeys(one for one in texts if not pattern or re.search(str(pattern), one)))
+    if not found and not str(pattern).endswith("[1-9][0-9]{15,}$"):
+        raise Unmade(f"no text could be made for `{path}`")
+    return found
+
+
+def _numbers(node: Json, *, whole: bool) -> Iterator[Any]:
+    step = int(node.get("multipleOf", 1)) or 1
+    for word, by in (("minimum", 0), ("exclusiveMinimum", step), ("maximum", 0), ("exclusiveMaximum", -step)):
+        if word in node:
+            yield node[word] + by
+    yield from (one * step for one in (_INTEGERS if whole else _NUMBERS))
+
+
+def _is_within(value: Any, node: Json) -> bool:
+    if "multipleOf" in node and Decimal(str(value)) % Decimal(str(node["multipleOf"])):
+        return False
+    return (
+        node.get("minimum", value) <= value <= node.get("maximum", value)
+        and not ("exclusiveMinimum" in node and value <= node["exclusiveMinimum"])
+        and not ("exclusiveMaximum" in node and value >= node["exclusiveMaximum"])
+    )
+
+
+def _decimal_fits(value: Decimal, limits: Json) -> bool:
+    bounds = {name: Decimal(str(limit)) for name, limit in limits.items() if name != "now_op"}
+    _, digits, exponent = value.as_tuple()
+    places = -exponent if isinstance(exponent, int) and exponent < 0 else 0
+    whole = len(digits) + max(0, int(exponent))
+    return (
+        bounds.get("ge", value) <= value <= bounds.get("le", value)
+        and not ("gt" in bounds and value <= bounds["gt"])
+        and not ("lt" in bounds and value >= bounds["lt"])
+        and places <= bounds.get("decimal_places", places)
+        and max(whole, places) <= bounds.get("max_digits", max(whole, places))
+        and not ("multiple_of" in bounds and value % bounds["multiple_of"])
+    )

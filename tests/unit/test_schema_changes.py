@@ -1,0 +1,335 @@
+"""What is said of a change is what then happens: old bodies read by the new app, new ones by the old app."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date, datetime
+from decimal import Decimal
+from enum import Enum
+from typing import Annotated, Any, Literal
+from uuid import UUID, uuid4
+
+import orjson
+import pytest
+from pydantic import AfterValidator, Field
+
+from eventjet import App, aggregate, event, upcaster
+from eventjet.codec.catalog import Upcaster
+from eventjet.contracts.contract import Contract, contract_in, contract_of, text_of
+from eventjet.contracts.samples import bodies
+from eventjet.contracts.verdicts import Effect, Judged, judge
+
+NAME = "order.placed"
+SAFE, READERS, UPCASTER, EVENTS = Effect.SAFE, Effect.OLD_READERS, Effect.UPCASTER, Effect.OLD_EVENTS
+
+
+class Size(Enum):
+    S = "s"
+    M = "m"
+
+
+class MoreSizes(Enum):
+    S = "s"
+    M = "m"
+    L = "l"
+
+
+@dataclass(frozen=True)
+class Line:
+    sku: str
+    price: Decimal
+
+
+@dataclass(frozen=True)
+class LineInCents:
+    sku: str
+    price: int
+
+
+@dataclass(frozen=True)
+class LineWithNote:
+    sku: str
+    price: Decimal
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An event as a release declares it: annotations, and defaults as `(annotation, default)`."""
+
+    fields: Mapping[str, Any]
+    schema: int = 1
+    name: str = NAME
+    formerly: tuple[str, ...] = ()
+    upcasters: Sequence[Upcaster] = ()
+    retired: tuple[str, ...] = ()
+    aggregate: str = "order"
+
+
+def shape(schema: int = 1, name: str = NAME, **fields: Any) -> Shape:
+    return Shape(fields, schema, name)
+
+
+def app_of(declared: Shape | None, retired: tuple[str, ...] = ()) -> App:
+    """An app whose aggregates fold this event and one that never changes."""
+
+    @event("order.noted")
+    class Noted:
+        text: str
+
+    folded: Any = Noted
+    if declared is not None:
+        made: dict[str, Any] = {"__annotations__": {}, "__module__": __name__}
+        for name, kind in declared.fields.items():
+            annotation, *default = kind if isinstance(kind, tuple) else (kind,)
+            made["__annotations__"][name] = annotation
+            if default:
+                made[name] = default[0]
+        declare = event(declared.name, schema=declared.schema, formerly=declared.formerly)
+        folded = declare(type("Placed", (), made))
+
+    def holding(name: str, events: Any) -> Any:
+        class State:
+            count: int = 0
+
+            def evolve(self, event: Any) -> Any:
+                return replace(self, count=self.count + 1)  # type: ignore[type-var]
+
+        State.evolve.__annotations__["event"] = events
+        return aggregate(name)(State)
+
+    moved = declared is not None and declared.aggregate != "order"
+    aggregates = [holding("order", Noted if moved else Noted | folded)]
+    if declared is not None and moved:
+        aggregates.append(holding(declared.aggregate, folded))
+    upcasters = declared.upcasters if declared else ()
+    return App(
+        "shop", aggregates=aggregates, upcasters=upcasters, retired_events=(declared or Shape({})).retired or retired
+    )
+
+
+def written(app: App, contract: Contract, declared: Shape) -> list[bytes]:
+    """Bodies as the codec of an app writes them, of as many values as can be made."""
+    (body,) = [one.body for one in contract.events if one.name == declared.name]
+    resolved = app.catalog.resolve(declared.name, declared.schema)
+    assert resolved is not None
+    made = [resolved.decode(orjson.dumps(one)) for one in bodies(body)]
+    return [app.catalog.encode(one).body for one in made]
+
+
+def refused(app: App, name: str, schema: int, written: Sequence[bytes]) -> bool:
+    """Whether an app cannot read one of these bodies; a retired event is passed over."""
+    if app.catalog.is_retired(name):
+        return False
+    resolved = app.catalog.resolve(name, schema)
+    if resolved is None:
+        return True
+    for body in written:
+        try:
+            resolved.decode(body)
+        except Exception:  # noqa: BLE001 - whatever an upcaster raises
+            return True
+    return False
+
+
+def up(schema: int, step: Callable[[dict[str, Any]], dict[str, Any]], name: str = NAME) -> Upcaster:
+    return upcaster(name, schema=schema)(step)
+
+
+def small(value: int) -> int:
+    if value > 10:
+        raise ValueError("it is too large")
+    return value
+
+
+@dataclass(frozen=True)
+class Change:
+    """What was and what is, what is said of it, and what happens to old events and to old readers."""
+
+    before: Shape
+    after: Shape | None
+    verdict: Effect
+    says: str
+    """Part of what is said, or of the way out."""
+    old_events_refused: bool = False
+    old_readers_refuse: bool = False
+    retired: tuple[str, ...] = field(default=())
+
+
+ONE = shape(amount=Decimal, by=str)
+CHANGES = {
+    "nothing": Change(ONE, ONE, SAFE, ""),
+    "event renamed": Change(
+        ONE, replace(ONE, name="order.made"), EVENTS, '@event("order.made", formerly=("order.placed",))', True, True
+    ),
+    "event renamed, with its former name": Change(
+        ONE, replace(ONE, name="order.made", formerly=(NAME,)), READERS, "recorded as 'order.made'", False, True
+    ),
+    "event removed": Change(ONE, None, EVENTS, 'retired_events=["order.placed"]', True),
+    "event retired": Change(ONE, None, SAFE, "passed over", retired=(NAME,)),
+    "event given to another aggregate": Change(ONE, replace(ONE, aggregate="cart"), EVENTS, "Leave"),
+    "field renamed": Change(ONE, shape(amount=Decimal, who=str), EVENTS, "`who` is required", True, True),
+    "field renamed, with a default": Change(
+        shape(amount=Decimal, by=(str, "")),
+        shape(amount=Decimal, who=(str, "")),
+        UPCASTER,
+        '"who": body.get("by", \'\')',
+    ),
+    "field retyped": Change(ONE, shape(amount=Decimal, by=int), EVENTS, "takes an integer, and was text", True, True),
+    "required field added": Change(ONE, shape(amount=Decimal, by=str, why=str), EVENTS, "def placed_1(body", True),
+    "optional field added": Change(ONE, shape(amount=Decimal, by=str, why=(str, "")), SAFE, ""),
+    "required field dropped": Change(ONE, shape(amount=Decimal), READERS, "`by` is no longer read", False, True),
+    "optional field dropped": Change(
+        shape(amount=Decimal, by=(str, "-")), shape(amount=Decimal), READERS, "is read as '-'"
+    ),
+    "field split": Change(shape(whole=str), shape(first=str, last=str), EVENTS, '"first": ...', True, True),
+    "int widened to Decimal": Change(shape(cents=int), shape(cents=Decimal), EVENTS, 'str(body["cents"])', True, True),
+    "int widened to float": Change(shape(n=int), shape(n=float), EVENTS, "beyond 2^53", True, True),
+    "a small int widened to float": Change(
+        shape(n=Annotated[int, Field(ge=0, le=9)]), shape(n=float), READERS, "a number", False, True
+    ),
+    "Decimal narrowed to int": Change(shape(n=Decimal), shape(n=int), EVENTS, "an integer", True, True),
+    "text narrowed to UUID": Change(shape(n=str), shape(n=UUID), EVENTS, "a uuid", True),
+    "UUID widened to text": Change(shape(n=UUID), shape(n=str), READERS, "a uuid", False, True),
+    "datetime narrowed to date": Change(shape(n=datetime), shape(n=date), EVENTS, "a date", True, True),
+    "bytes read as text": Change(shape(n=bytes), shape(n=str), UPCASTER, "base64", False, True),
+    "enum member added": Change(shape(size=Size), shape(size=MoreSizes), READERS, "'l'", False, True),
+    "enum member removed": Change(shape(size=MoreSizes), shape(size=Size), EVENTS, "'l'", True),
+    "enum made of text": Change(shape(size=str), shape(size=Literal["s"]), EVENTS, "takes only 's'", True),
+    "optional made required": Change(shape(by=(str, "ada")), shape(by=str), EVENTS, "body.get(\"by\", 'ada')", True),
+    "required made optional": Change(shape(by=str), shape(by=(str, "ada")), SAFE, ""),
+    "null allowed": Change(shape(by=str), shape(by=str | None), READERS, "null", False, True),
+    "null no longer allowed": Change(shape(by=str | None), shape(by=str), EVENTS, "null", True),
+    "default changed": Change(shape(by=(str, "ada")), shape(by=(str, "bob")), UPCASTER, "body.get(\"by\", 'ada')"),
+    "nested model changed": Change(
+        shape(lines=tuple[Line, ...]),
+        shape(lines=tuple[LineInCents, ...]),
+        EVENTS,
+        "`lines[].price` takes an integer",
+        True,
+        True,
+    ),
+    "nested model with one optional field more": Change(
+        shape(lines=tuple[Line, ...]), shape(lines=tuple[LineWithNote, ...]), SAFE, ""
+    ),
+    "union widened": Change(shape(n=int), shape(n=int | bool), READERS, "true or false", False, True),
+    "union narrowed": Change(shape(n=int | str), shape(n=int), EVENTS, "text", True),
+    "constraint tightened": Change(shape(n=int), shape(n=Annotated[int, Field(ge=0)]), EVENTS, "minimum 0", True),
+    "constraint loosened": Change(
+        shape(n=Annotated[int, Field(le=9)]), shape(n=Annotated[int, Field(le=99)]), READERS, "maximum 9", False, True
+    ),
+    "a Decimal's constraint tightened": Change(
+        shape(n=Decimal), shape(n=Annotated[Decimal, Field(decimal_places=2)]), EVENTS, "decimal_places 2", True
+    ),
+    "a validator of one's own added": Change(
+        shape(n=int), shape(n=Annotated[int, AfterValidator(small)]), EVENTS, "checked by small", True
+    ),
+    "list made a set": Change(shape(n=tuple[str, ...]), shape(n=frozenset[str]), UPCASTER, "several equal", False),
+    "schema raised, with an upcaster": Change(
+        shape(cents=int),
+        Shape({"amount": Decimal}, 2, upcasters=[up(1, lambda body: {"amount": str(body["cents"])})]),
+        READERS,
+        "is recorded at schema 2",
+        False,
+        True,
+    ),
+    "schema raised, with an upcaster that does nothing": Change(
+        shape(cents=int), Shape({"amount": Decimal}, 2, upcasters=[up(1, dict)]), EVENTS, "Field required", True, True
+    ),
+    "schema raised, with an upcaster that fails for some": Change(
+        shape(whole=str),
+        Shape(
+            {"first": str, "last": str},
+            2,
+            upcasters=[up(1, lambda body: dict(zip(("first", "last"), body["whole"].split(" ", 1), strict=True)))],
+        ),
+        EVENTS,
+        "refuses the body",
+        True,
+        True,
+    ),
+    "schema lowered": Change(Shape(ONE.fields, 2, upcasters=[up(1, dict)]), ONE, EVENTS, "schema=3", True),
+}
+
+
+def said_of(judged: Sequence[Judged], name: str = NAME) -> tuple[Effect, str]:
+    (one,) = [each for each in judged if each.event == name]
+    return one.verdict, "\n".join(f"{each.what}\n{each.fix}" for each in one.remarks)
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
+def test_what_is_said_of_a_change_is_what_happens(change: Change) -> None:
+    before, after = app_of(change.before), app_of(change.after, change.retired)
+    old, new = contract_of(before), contract_of(after)
+    verdict, said = said_of(judge(old, new, after.catalog))
+    assert (verdict, change.says in said) == (change.verdict, True), said
+    stored = written(before, old, change.before)
+    stored += [orjson.dumps(one) for one in bodies(old.at(NAME)[change.before.schema].body)]
+    misplaced = change.after is not None and change.after.aggregate != "order"
+    assert refused(after, NAME, change.before.schema, stored) is change.old_events_refused
+    assert change.old_events_refused <= (verdict is EVENTS) <= (change.old_events_refused or misplaced)
+    if change.after is not None and not misplaced and "checked by" not in said:
+        told = written(after, new, change.after)
+        assert refused(before, change.after.name, change.after.schema, told) is change.old_readers_refuse
+        assert not change.old_readers_refuse or verdict in (READERS, UPCASTER, EVENTS)
+        assert not change.old_readers_refuse or "der re" in said or "may be" in said or verdict is EVENTS
+
+
+def test_a_schema_raised_without_an_upcaster_needs_one() -> None:
+    before = app_of(shape(cents=int))
+    raised = app_of(Shape({"amount": Decimal}, 2, upcasters=[up(1, dict)]))
+    gap = type(raised.catalog)({one.event_type: "order" for one in raised.catalog.kinds()})
+    verdict, said = said_of(judge(contract_of(before), contract_of(raised), gap))
+    assert verdict is UPCASTER
+    assert '@upcaster("order.placed", schema=1)' in said
+    assert '"amount": ...' in said
+
+
+def test_bodies_of_every_schema_that_was_exported_go_through_todays_upcasters() -> None:
+    first = contract_of(app_of(shape(a=str)))
+    second = contract_of(app_of(Shape({"b": str}, 2, upcasters=[up(1, lambda body: {"b": body["a"]})])))
+    kept = contract_in({**first.documents(), **second.documents()}, "here")
+    broken = app_of(Shape({"b": str}, 2, upcasters=[up(1, lambda body: {"b": len(body["a"])})]))
+    (one,) = [each for each in judge(kept, contract_of(broken), broken.catalog) if each.event == NAME]
+    assert one.verdict is EVENTS
+    assert one.tried > 2
+    assert "schema 1 lets be: b: Input should be a valid string" in one.remarks[0].what
+
+
+def test_a_former_name_and_a_retired_event_may_not_be_forgotten() -> None:
+    before = app_of(replace(ONE, formerly=("order.given",), retired=("order.lost",)))
+    after = app_of(ONE)
+    judged = judge(contract_of(before), contract_of(after), after.catalog)
+    assert said_of(judged, "order.given")[0] is said_of(judged, "order.lost")[0] is EVENTS
+    assert '@event("order.placed", formerly=("order.given",))' in said_of(judged, "order.given")[1]
+
+
+def test_a_new_event_breaks_readers_that_do_not_know_it() -> None:
+    after = app_of(ONE)
+    verdict, said = said_of(judge(contract_of(app_of(None)), contract_of(after), after.catalog))
+    assert verdict is READERS
+    assert "Deploy a release first" in said
+
+
+def test_what_cannot_be_tried_is_said_and_taken_for_broken() -> None:
+    checked = shape(code=Annotated[str, AfterValidator(str.strip)])
+    after = app_of(Shape({"code": str}, 2, upcasters=[up(1, dict)]))
+    verdict, said = said_of(judge(contract_of(app_of(checked)), contract_of(after), after.catalog))
+    assert verdict is EVENTS
+    assert "could not be tried at schema 1" in said
+    assert "--against-log" in said
+
+
+def test_an_export_is_read_back_and_written_the_same_again() -> None:
+    contract = contract_of(app_of(shape(at=(datetime, datetime.fromisoformat("2026-01-01T00:00:00Z")), n=UUID)))
+    texts = {name: text_of(one) for name, one in contract.documents().items()}
+    again = contract_in({name: orjson.loads(text) for name, text in texts.items()}, "here")
+    assert again == contract
+    assert {name: text_of(one) for name, one in again.documents().items()} == texts
+    assert list(texts) == sorted(texts)
+
+
+def test_an_id_that_is_unique_is_no_part_of_an_export() -> None:
+    made = shape(n=(UUID, Field(default_factory=uuid4)))
+    assert contract_of(app_of(made)) == contract_of(app_of(made))
