@@ -330,3 +330,13 @@ async def test_an_unread_catalog_is_not_needed_for_events_nobody_takes(ledger: L
     ledger.projections = {"movements": MOVEMENTS}
     async with ledger.working(options=QUICK):
         await ledger.caught_up(last, MOVEMENTS)
+
+
+async def test_a_worker_says_at_its_start_what_this_release_cannot_read(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger.append(history(20))
+    ledger.append_raw([("b-1", block("ledger.opened", schema=9), b"{}")])
+    async with ledger.working():
+        assert "'ledger.opened' schema 9, which this application does not declare" in caplog.text
+        assert "If a newer release recorded it, deploy that" in caplog.text

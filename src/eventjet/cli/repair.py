@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 
 def faults(at: AppTarget) -> list[str]:
-    """Why projections cannot go on over the log, and what is gone from it."""
+    """Why projections cannot go on over the log, what is gone from it, and what this app cannot read of it."""
     from eventjet.nats.connection import NatsConnection
     from eventjet.nats.endpoint import Endpoint
     from eventjet.sql.checkpoint import RETIRED
+    from eventjet.store.strangers import strangers
     from eventjet.store.wholeness import loss
     from eventjet.workers.cursor_status import cursor_fault, cursors_of
     from eventjet.workers.reader import log_fault, state_of_log
@@ -27,9 +28,10 @@ def faults(at: AppTarget) -> list[str]:
         identity, state = state_of_log(connection, at.app().name)
         gone = loss(state)
         found = [log_fault(connection, identity, state, held) for held in checkpoints if held.state != RETIRED]
+        unread = strangers(connection, state, at.app().catalog)
         found += [cursor_fault(connection, identity, state, held) for held in cursors_of(connection, at.app())]
     told = [LogIncomplete(f"The log {state.name!r}", gone)] if gone else []
-    return list(dict.fromkeys(map(str, [*told, *filter(None, found)])))
+    return list(dict.fromkeys(map(str, [*told, *filter(None, found), *unread])))
 
 
 def repair(at: AppTarget, log: str | None, *, accept_loss: bool) -> list[str]:

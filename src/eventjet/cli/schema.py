@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 import textwrap
 from collections import Counter
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +21,7 @@ from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
     from eventjet.contracts.verdicts import Judged
+    from eventjet.projections.app_ref import AppRef
     from eventjet.repository.log_check import LogCheck
 
 schema = typer.Typer(name="schema", help="The shapes of events on the wire: export and check.", no_args_is_help=True)
@@ -126,8 +129,9 @@ def _compared(at: AppTarget, against: str, folder: str, sarif: Path | None) -> t
         raise UsageError(f"The export in {where} is of the app {old.app!r}, and this one is {app.name!r}.")
     judged = judge(old, contract_of(app), app.catalog)
     if sarif is not None:
+        told = text_of(sarif_of(judged, partial(_place_of, at.ref), version("eventjet")))
         try:
-            sarif.write_text(text_of(sarif_of(judged, _place_of, version("eventjet"))), encoding="utf-8")
+            sarif.write_text(told, encoding="utf-8")
         except OSError as error:
             raise UsageError(f"{sarif} cannot be written: {error}. Name another file with --sarif.") from None
     return where, judged
@@ -149,13 +153,14 @@ def _passes(judged: list[Judged], readers_stopped: bool) -> bool:
     return all(one.verdict.rank <= most.rank for one in judged)
 
 
-def _place_of(one: Judged) -> tuple[str, int]:
-    """The class of an event; the app's settings where there is none, since something has to be named."""
+def _place_of(app: AppRef, one: Judged) -> tuple[str, int]:
+    """The class of an event, from the current folder; the app's module where there is none."""
     try:
-        file = Path(inspect.getsourcefile(one.kind) or "").resolve()  # type: ignore[arg-type]  None raises
-        return file.relative_to(Path.cwd()).as_posix(), inspect.getsourcelines(one.kind)[1]  # type: ignore[arg-type]
-    except (TypeError, OSError, ValueError):
-        return "pyproject.toml", 1
+        thing: Any = one.kind or sys.modules[app.module]
+        file = Path(inspect.getsourcefile(thing) or "").resolve()
+        return file.relative_to(Path.cwd()).as_posix(), inspect.getsourcelines(thing)[1] if one.kind else 1
+    except (TypeError, OSError, ValueError, KeyError):
+        return "pyproject.toml", 1  # in no file of this folder, and some line has to be named
 
 
 def _as_json(one: Judged) -> dict[str, Any]:
@@ -176,9 +181,9 @@ def _print_judged(where: str, judged: list[Judged], *, readers_stopped: bool) ->
     for one in sorted(judged, key=lambda each: each.verdict.rank):
         _print_one(one)
     counts = Counter(one.verdict for one in judged)
-    told = ", ".join(f"{counts[each]} {each.value}" for each in Effect if counts[each])
+    told = ", ".join(f"{each.value}: {counts[each]}" for each in Effect if counts[each])
     stopped = counts[Effect.OLD_READERS] and readers_stopped
-    say(f"\n{counted(len(judged), 'event')}: {told or 'none'}." + (" Older readers are stopped." if stopped else ""))
+    say(f"\n{counted(len(judged), 'event')}; {told or 'none'}." + (" Older readers are stopped." if stopped else ""))
 
 
 def _print_one(one: Judged) -> None:

@@ -11,7 +11,7 @@ import orjson
 
 from eventjet.codec.arguments import arguments_of
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.shape import Json, shape_of
+from eventjet.codec.shape import DIALECT, Json, shape_of
 from eventjet.domain.aggregate import AggregateInfo, EventInfo, event_info
 from eventjet.domain.inbox import Inbox
 from eventjet.domain.publication import Publication
@@ -63,7 +63,8 @@ class EventShape:
     def document(self) -> Json:
         """The JSON Schema with what the envelope says."""
         told = {"name": self.name, "schema": self.schema, "formerly": list(self.formerly)}
-        return {EVENT: told | ({"aggregate": self.aggregate} if self.aggregate else {}), **self.body}
+        whose = {"aggregate": self.aggregate} if self.aggregate else {}
+        return {"$schema": DIALECT, EVENT: told | whose, **self.body}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,9 @@ class Contract:
         """File → document, sorted; the same contract always gives the same."""
         found: dict[str, Json] = {APP: {"app": self.app, "format": FORMAT, "retired_events": sorted(self.retired)}}
         found |= {one.file: one.document() for one in (*self.events, *self.public)}
-        found |= {f"{COMMANDS}{name}.json": body for name, body in (self.commands or {}).items()}
+        found |= {
+            f"{COMMANDS}{name}.json": {"$schema": DIALECT, **body} for name, body in (self.commands or {}).items()
+        }
         return dict(sorted(found.items()))
 
     def at(self, name: str) -> dict[int, EventShape]:
@@ -116,7 +119,7 @@ def contract_in(documents: Mapping[str, Any], where: str) -> Contract:
         public = [one for one in shapes if one.aggregate is None]
         start, end = len(COMMANDS), -len(".json")
         commands = {
-            name[start:end]: cast("Json", body) for name, body in documents.items() if name.startswith(COMMANDS)
+            name[start:end]: _without_dialect(body) for name, body in documents.items() if name.startswith(COMMANDS)
         }
         retired = tuple(map(str, about["retired_events"]))
         return Contract(str(about["app"]), _sorted(events), _sorted(public), retired, commands)
@@ -140,8 +143,13 @@ def _shape(cls: type, info: EventInfo, aggregate: str | None) -> EventShape:
 def _read(document: Any) -> EventShape:
     body = dict(cast("Json", document))
     told = body.pop(EVENT)
+    body.pop("$schema", None)
     formerly = tuple(map(str, told["formerly"]))
     return EventShape(str(told["name"]), int(told["schema"]), told.get("aggregate"), formerly, body)
+
+
+def _without_dialect(document: Json) -> Json:
+    return {name: value for name, value in document.items() if name != "$schema"}
 
 
 def _sorted(shapes: Sequence[EventShape]) -> tuple[EventShape, ...]:

@@ -25,6 +25,7 @@ from eventjet.settings import Settings
 from eventjet.sql import locations
 from eventjet.sql.database import Database
 from eventjet.store.public_stream import PublicStream, check_public_stream
+from eventjet.store.strangers import strangers
 from eventjet.store.timers import JetStreamTimers
 from eventjet.workers.context import WorkerContext, WorkerOptions
 from eventjet.workers.feeds import ForeignFeed, LogFeed
@@ -95,7 +96,7 @@ async def run_workers(
     if not chosen.names:
         raise UsageError(f"{app.name!r} declares nothing to work on. List a projection or a reactor in its App.")
     working = _Working(app, settings, options or WorkerOptions(), _when_all(chosen.names, on_ready))
-    await asyncio.to_thread(_check_stream, working.endpoint, app.name)
+    await asyncio.to_thread(_check_stream, working.endpoint, app)
     async with AsyncExitStack() as ending:
         if chosen.projections:
             await working.begin_projections(chosen.projections, ending)
@@ -212,6 +213,9 @@ async def _check_tables(database: Database, chosen: Sequence[AnyResolved]) -> No
         await engine.dispose()
 
 
-def _check_stream(endpoint: Endpoint, stream: str) -> None:
+def _check_stream(endpoint: Endpoint, app: Application) -> None:
+    """Raises for a log that is not there; says of one what this release cannot read in it, as far as a look tells."""
     with NatsConnection.open(endpoint) as connection:
-        state_of_log(connection, stream)
+        _, state = state_of_log(connection, app.name)
+        for error in strangers(connection, state, app.catalog):
+            _log.warning("%s", error)

@@ -1,0 +1,73 @@
+"""`eventjet schema` as a program: an export in git, a change that is judged, a log that is read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from eventjet.nats.endpoint import Endpoint
+from tests.acceptance.conftest import Program
+from tests.acceptance.test_commands import Bank
+from tests.acceptance.test_restore import name_of
+from tests.logs import append, block
+
+
+def git(folder: Path, *arguments: str) -> None:
+    own = ["-c", "user.name=ada", "-c", "user.email=ada@example.org"]
+    subprocess.run(["git", *own, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def change(bank: Program, old: str, new: str) -> None:
+    source = (bank.folder / "bank.py").read_text()
+    assert old in source
+    (bank.folder / "bank.py").write_text(source.replace(old, new))
+
+
+def test_a_change_is_judged_against_a_commit_and_against_the_log(bank: Program) -> None:
+    bank("init")
+    Bank(bank).deposit("a-1", 1)
+    git(bank.folder, "init", "--quiet")
+    assert "new app.json" in bank("schema", "export", "--out", "schemas").out
+    assert "nothing has changed" in bank("schema", "export", "--out", "schemas").out
+    git(bank.folder, "add", "schemas")
+    git(bank.folder, "commit", "--quiet", "--message", "Export")
+    same = bank("schema", "check", "--against", "HEAD", "--against-log", "5")
+    assert same.status == 0, same.out + same.err
+    assert "can be read by this app" in same.out
+    change(bank, '@event("account.deposited")', '@event("account.credited")')
+    renamed = bank("schema", "check", "--against", "HEAD", "--against-log", "5", "--sarif", "found.sarif")
+    assert renamed.status == 1, renamed.out + renamed.err
+    assert '@event("account.credited", formerly=("account.deposited",))' in renamed.out
+    assert "account.deposited schema 1 at position " in renamed.out
+    found = json.loads((bank.folder / "found.sarif").read_text())["runs"][0]["results"]
+    places = [one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for one in found]
+    assert places == ["bank.py"] * len(found)
+    assert {one["ruleId"] for one in found} == {"breaks-old-events", "breaks-old-readers"}
+    change(bank, '@event("account.credited")', '@event("account.credited", formerly=("account.deposited",))')
+    told = json.loads(bank("schema", "check", "--against", "schemas", "--json").out)
+    assert {one["event"]: one["verdict"] for one in told["events"]}["account.deposited"] == "breaks old readers"
+    stopped = bank("schema", "check", "--against", "schemas", "--against-log", "5", "--readers-stopped")
+    assert stopped.status == 0, stopped.out + stopped.err
+
+
+def test_init_says_what_this_release_cannot_read(bank: Program) -> None:
+    assert bank("init").status == 0
+    newer = "account.a-1", block("account.deposited", schema=7), b"{}"
+    append(Endpoint((bank.environ["EVENTJET_SERVERS"],)), name_of(bank), [newer])
+    said = bank("init")
+    assert said.status == 1
+    assert "'account.deposited' schema 7" in " ".join(said.out.split())
+    assert "If a newer release recorded it, deploy that" in " ".join(said.out.split())
+
+
+def test_what_cannot_be_compared_is_wrong_usage(bank: Program) -> None:
+    for arguments, why in (
+        (["--against", "nowhere"], "neither a folder, nor a file, nor a commit"),
+        ([], "--against main, or --against-log 100"),
+        (["--against-log", "1", "--sarif", "x"], "--sarif tells what --against finds"),
+        (["--against", "bank.py"], "is not JSON"),
+    ):
+        ended = bank("schema", "check", *arguments)
+        assert (ended.status, ended.is_one_paragraph()) == (2, True), ended.err
+        assert why in ended.said()

@@ -1,0 +1,58 @@
+"""What is wrong with a value is told by field, bounded, and without the value."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import BaseModel, ValidationError, field_validator
+
+from eventjet.codec.faults import FIELDS_MAX, faults_of
+
+SECRET = "ada@example.org"
+
+
+class Line(BaseModel, strict=True):
+    price: int
+    note: str | bool | None = None
+
+
+class Order(BaseModel, strict=True):
+    lines: list[Line]
+    named: dict[str, int] = {}
+    code: str = ""
+
+    @field_validator("code")
+    @classmethod
+    def short(cls, value: str) -> str:
+        if len(value) > 3:
+            raise ValueError("it is too long")
+        return value
+
+
+def told(value: object) -> str:
+    with pytest.raises(ValidationError) as caught:
+        Order.model_validate(value)
+    return faults_of(caught.value)
+
+
+def test_every_field_is_named_with_its_reason() -> None:
+    said = told({"lines": [{"price": 1}, {"price": SECRET}, {}], "code": "abcd"})
+    assert said == (
+        "lines[1].price: Input should be a valid integer; lines[2].price: Field required; code: it is too long"
+    )
+
+
+def test_neither_a_value_nor_the_key_of_a_dict_is_shown() -> None:
+    said = told({"lines": [{"price": 1, "note": [SECRET]}], "named": {SECRET: SECRET}})
+    assert SECRET not in said
+    assert "named.…: Input should be a valid integer" in said
+
+
+def test_many_fields_are_cut_and_counted() -> None:
+    said = told({"lines": [{}] * 40})
+    assert said.count("Field required") == FIELDS_MAX
+    assert said.endswith(f"; and {40 - FIELDS_MAX} more")
+
+
+def test_other_errors_are_told_by_their_first_line() -> None:
+    assert faults_of(KeyError("amount")) == "'amount'"
+    assert faults_of(ValueError("one\ntwo")) == "one"
