@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import typing
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from eventjet.codec.envelope import COMMAND, MSG_ID, SCHEMA, TYPE, VERSION
 from eventjet.codec.shape import UNKNOWN, Json, shape_of
 from eventjet.contracts.contract import Contract, Declares, EventShape
 from eventjet.domain.aggregate import event_info
+from eventjet.domain.subscription import shown_name
 from eventjet.errors import DefinitionError
 
 _KEY = re.compile(r"[^A-Za-z0-9_.-]")
@@ -106,7 +108,7 @@ class _Document:
         try:
             body, title = shape_of(kind), event_info(kind).name
         except (DefinitionError, AttributeError):
-            body, title = cast("Json", _adapted(kind)), str(getattr(kind, "__name__", kind))
+            body, title = cast("Json", _adapted(kind)), _title(kind)
         about = f"The JSON itself, or the data of a CloudEvent; of the stream {one.stream}."
         payload = self._schema(key, body)
         self.messages[key] = {"name": title, "title": title, "description": about, "payload": payload}
@@ -210,7 +212,11 @@ def _adapted(kind: Any) -> Mapping[str, Any]:
     try:
         return shape_of(kind, cast("Any", TypeAdapter(kind)).core_schema)
     except Exception:  # noqa: BLE001 - whatever a type of the application's own does
-        return {UNKNOWN: str(getattr(kind, "__name__", kind))}
+        return {UNKNOWN: _title(kind)}
+
+
+def _title(kind: Any) -> str:
+    return str(kind) if typing.get_origin(kind) else shown_name(kind)
 
 
 def _described(thing: Any) -> Json:
