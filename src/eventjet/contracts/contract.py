@@ -16,6 +16,7 @@ from eventjet.domain.aggregate import AggregateInfo, EventInfo, event_info
 from eventjet.domain.inbox import Inbox
 from eventjet.domain.publication import Publication
 from eventjet.domain.served import Served
+from eventjet.domain.unique import CLAIMS
 from eventjet.errors import UsageError
 
 EVENT, APP = "x-event", "app.json"
@@ -98,8 +99,9 @@ class Contract:
 
 
 def contract_of(app: Declares) -> Contract:
-    """What the declarations of an app come to."""
-    events = [_shape(kind.event_type, kind.info, kind.aggregate) for kind in app.catalog.kinds()]
+    """What the declarations of an app come to; eventjet's own events are not the app's to change."""
+    kinds = [kind for kind in app.catalog.kinds() if kind.aggregate != CLAIMS]
+    events = [_shape(kind.event_type, kind.info, kind.aggregate) for kind in kinds]
     told = {kind: event_info(kind) for one in app.publications.values() for kind in one.public}
     public = [_shape(kind, info, None) for kind, info in told.items()]
     commands = {
