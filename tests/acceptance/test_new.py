@@ -35,7 +35,14 @@ def test_the_name_of_the_project_is_the_only_one_in_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("Shop", "lowercase"), ("a-b", "lowercase"), ("class", "lowercase"), ("json", "would hide")]
+    ("name", "says"),
+    [
+        ("Shop", "lowercase"),
+        ("a-b", "as in a_b."),
+        ("class", "lowercase"),
+        ("json", "would hide"),
+        ("pytest", "would hide"),
+    ],
 )
 def test_a_name_that_is_no_package_is_refused(tmp_path: Path, name: str, says: str) -> None:
     ended = made(tmp_path, name)

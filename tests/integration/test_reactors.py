@@ -102,7 +102,7 @@ async def test_a_worker_without_a_cursor_says_what_to_do(town: Town, settings: S
         await jet.init()
     with pytest.raises(CursorMissing, match="Run `eventjet init` once"):
         await run_workers(app, settings, stop=asyncio.Event(), options=QUICK)
-    with pytest.raises(UsageError, match=r"has no 'eco' to work on\. It has echo\."):
+    with pytest.raises(UsageError, match=r"has no 'eco' to work on\. Did you mean 'echo'\? It has echo\."):
         await run_workers(app, settings, ["eco"], stop=asyncio.Event(), options=QUICK)
     (found,) = await status(app, settings)
     assert found.reason == "it has no cursor: run `eventjet init`"

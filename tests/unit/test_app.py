@@ -104,8 +104,14 @@ def test_an_annotation_that_cannot_be_resolved_says_where_to_put_the_class() -> 
     [
         ("bank", "module:name"),
         ("no_such_module_here:app", "There is no module"),
-        ("eventjet.examples.bank.account:bank", "is not an App. It holds no App"),
+        ("eventjet.examples.bank.account:bank", "is not an App. There is no such name. It holds no App"),
         ("eventjet.examples.bank.app:account", "It holds bank"),
+        ("eventjet.examples.bank.app:bnk", "There is no such name. Did you mean 'bank'"),
+        ("eventjet.examples.bank.ap:bank", "Did you mean 'eventjet.examples.bank.app'"),
+        (
+            "eventjet.examples.bank:app",
+            "It is a module: name an App that it holds, as in eventjet.examples.bank.app:app",
+        ),
     ],
 )
 def test_a_wrong_app_path_says_what_is_there(reference: str, says: str) -> None:

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from eventjet.cli.completing import names_of
 from eventjet.cli.target import AppTarget, on_app
 from eventjet.cli.terminal import ANSWER_IS_NO, Answer, counted, note, say
 from eventjet.codec.subjects import declared_name
 from eventjet.errors import CursorFenced, EventjetError, UsageError
+from eventjet.spelling import listed, meant
 
 if TYPE_CHECKING:
     from eventjet.reactions.following import Declaration
     from eventjet.workers.cursor_status import CursorSeen
 
-cursor = typer.Typer(help="How far reactors and processes have come.", no_args_is_help=True)
+cursor = typer.Typer(name="cursor", help="How far reactors and processes have come.", no_args_is_help=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,9 @@ class Undeclared:
 @on_app(database=False)
 def set_(
     at: AppTarget,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of a reactor or a process.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Of a reactor or a process.", autocompletion=names_of("work"))
+    ],
     position: Annotated[int, typer.Argument(metavar="POSITION", min=0, help="The last that counts as done.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> Answer:
@@ -105,8 +109,10 @@ def drop(
         raise UsageError(f"The app declares {name!r}. Take it out of the App, end its workers, then drop its cursor.")
     found = [one for one in _seen(at) if name in (one.cursor.name, declared_name(one.cursor.name))]
     if not found:
-        left = ", ".join(one.name for one in undeclared_cursors(at)) or "none"
-        raise UsageError(f"There is no cursor {name!r}. Those that the app no longer declares: {left}.")
+        left = [one.name for one in undeclared_cursors(at)]
+        raise UsageError(
+            f"There is no cursor {name!r}. {meant(name, left)}Those that the app no longer declares: {listed(left)}."
+        )
     for one in found:
         if one.cursor.owner is not None and not one.has_lost_owner:
             raise UsageError(

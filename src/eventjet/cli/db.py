@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from eventjet.cli.completing import names_of
 from eventjet.cli.cursor import undeclared_cursors
 from eventjet.cli.target import AppTarget, DatabaseOption, JsonOption, on_app, safe_settings
 from eventjet.cli.terminal import Answer, note, print_table, say
@@ -32,7 +33,10 @@ def init(
     reset: Annotated[
         list[str] | None,
         typer.Option(
-            "--reset", metavar="NAME", help="Let this projection begin anew, empty; may be given several times."
+            "--reset",
+            metavar="NAME",
+            help="Let this projection begin anew, empty; may be given several times.",
+            autocompletion=names_of("projections"),
         ),
     ] = None,
     repair: Annotated[
@@ -124,7 +128,12 @@ def upgrade(json: JsonOption = False, database: DatabaseOption = None) -> None:
 
 @db.command()
 @on_app()
-def promote(at: AppTarget, projection: Annotated[str, typer.Argument(help="Which one.")]) -> Answer:
+def promote(
+    at: AppTarget,
+    projection: Annotated[
+        str, typer.Argument(metavar="PROJECTION", help="Which one.", autocompletion=names_of("projections"))
+    ],
+) -> Answer:
     """Give the revision that the app declares the declared table, for readers to see: to go back to an older one.
 
     The other revision's table goes aside and is kept. Refused while the app's revision lacks events the other has.

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json as jsonlib
-import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from eventjet.cli.completing import names_of
 from eventjet.cli.target import AppTarget, on_app
-from eventjet.cli.terminal import Answer, note, print_json, printable, stored_json, terminal_width
+from eventjet.cli.terminal import (
+    Answer,
+    columns,
+    filled,
+    note,
+    print_json,
+    printable,
+    stored_json,
+    terminal_width,
+)
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import CodecError
 from eventjet.projections.app_ref import aggregate_of
@@ -32,7 +40,14 @@ _INDENT = " " * 9
 @on_app()
 def history(
     at: AppTarget,
-    aggregate: Annotated[str, typer.Argument(help="The aggregate's name, for instance account.")],
+    aggregate: Annotated[
+        str,
+        typer.Argument(
+            metavar="AGGREGATE",
+            help="The aggregate's name, for instance account.",
+            autocompletion=names_of("aggregates"),
+        ),
+    ],
     aggregate_id: Annotated[str, typer.Argument(metavar="ID", help="Which one.")],
 ) -> Answer:
     """Show what happened to one aggregate; exit status 1 when it has no events."""
@@ -92,10 +107,10 @@ def line(event: Mapping[str, Any], *, named: bool) -> str:
     told = f"  void: {event['void']}" if "void" in event else ""
     rest = printable(data + (f"  unreadable: {event['fault']}" if "fault" in event else told))
     width = terminal_width()
-    if len(head) + 2 + len(rest) <= width:
+    if columns(f"{head}  {rest}") <= width:
         return f"{head}  {rest}"
-    filled = partial(textwrap.fill, width=width, subsequent_indent=_INDENT, break_on_hyphens=False)
-    return "\n".join(filter(None, [filled(head), filled(rest, initial_indent=_INDENT)]))
+    lines = [filled(head, width, indent=_INDENT), filled(rest, width, indent=_INDENT, first=_INDENT)]
+    return "\n".join(filter(None, lines))
 
 
 def shown(jet: Jet, record: RawRecord, voids: Mapping[int, str] = MappingProxyType({})) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, cast
 
 import typer
@@ -21,6 +21,7 @@ from eventjet.cli.audit import audit
 from eventjet.cli.cursor import cursor
 from eventjet.cli.db import db, init
 from eventjet.cli.doctor import doctor
+from eventjet.cli.help_text import PlainGroup, complete_help
 from eventjet.cli.history import history, tail
 from eventjet.cli.nats_config import nats_config
 from eventjet.cli.new import new
@@ -34,10 +35,13 @@ from eventjet.cli.terminal import ANSWER_IS_NO, INTERRUPTED, UNREACHABLE, note
 from eventjet.cli.unique import unique
 from eventjet.cli.void import void
 from eventjet.cli.worker import demo, dev, pause, resume, worker
+from eventjet.cli.wrong_usage import is_of_typer, told
 
 DONE = 0
 WRONG_USAGE = 2
 OWN_FAULT = 70
+_COMPLETING = "_EVENTJET_COMPLETE"
+"""A shell that completes a line sets it, and asks by the exit status too."""
 _ABOUT_USAGE = (errors.UsageError, errors.DefinitionError, errors.RebuildRefused, errors.Refused)
 _ABOUT_COMPONENTS = (errors.Unreachable, errors.StoreUnavailable, errors.Forbidden)
 
@@ -46,39 +50,23 @@ app = typer.Typer(
     help="Event sourcing on NATS JetStream: run, look at and rebuild the read models of an app.",
     epilog="Exit status: 0 done, 1 the answer is no, 2 wrong usage, 3 a component is unreachable.",
     no_args_is_help=True,
-    add_completion=False,
+    cls=PlainGroup,
     pretty_exceptions_enable=False,
 )
-for command in (
-    new,
-    init,
-    worker,
-    serve,
-    rebuild,
-    verify,
-    audit,
-    archive,
-    restore,
-    status,
-    doctor,
-    pause,
-    resume,
-    history,
-    tail,
-    void,
-    dev,
-    demo,
-    nats_config,
-):
-    app.command()(command)
-app.add_typer(quarantine, name="quarantine")
-app.add_typer(process, name="process")
-app.add_typer(deadlines, name="deadlines")
-app.add_typer(cursor, name="cursor")
-app.add_typer(unique, name="unique")
-app.add_typer(schema)
-app.add_typer(db)
-app.add_typer(snapshots)
+_PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
+    "Begin": (new, dev, demo),
+    "Run": (init, worker, serve, pause, resume, nats_config),
+    "Look": (status, doctor, history, tail, process, deadlines, quarantine, cursor),
+    "Read models": (rebuild, verify, db, snapshots),
+    "The log": (archive, restore, audit, void, unique, schema),
+}
+for panel, commands in _PANELS.items():
+    for command in commands:
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, rich_help_panel=panel)
+        else:
+            app.command(rich_help_panel=panel)(command)
+complete_help(app)
 
 
 @app.callback(invoke_without_command=True)
@@ -102,16 +90,27 @@ def run() -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit status."""
-    given, debug = _without_debug(arguments)
     try:
-        status = app(given, prog_name="eventjet", standalone_mode=False)
+        status = _ended(arguments)
         sys.stdout.flush()
+        return status
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except (BrokenPipeError, SystemExit):
+    except (BrokenPipeError, SystemExit) as ended:
+        if isinstance(ended, SystemExit) and (not ended.code or _COMPLETING in os.environ):
+            sys.stdout.flush()
+            return ended.code if isinstance(ended.code, int) else DONE
         # The reader of our output left, as `head` does (typer exits then); there is nobody to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
+
+
+def _ended(arguments: Sequence[str]) -> int:
+    given, debug = _without_debug(arguments)
+    try:
+        status = app(given, prog_name="eventjet", standalone_mode=False)
+    except (BrokenPipeError, typer.Abort):
+        raise
     except Exception as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error)
@@ -138,7 +137,7 @@ def report(error: BaseException, *, debug: bool) -> int:
 
 def exit_status(error: BaseException) -> int:
     """The status a command ends with when this is what stopped it."""
-    if isinstance(error, _ABOUT_USAGE) or _is_usage(error):
+    if isinstance(error, _ABOUT_USAGE) or is_of_typer(error):
         return WRONG_USAGE
     if isinstance(error, _ABOUT_COMPONENTS):
         return UNREACHABLE
@@ -150,10 +149,8 @@ def _message(error: BaseException) -> str:
         return f"{error}\nFix them and try again."
     if isinstance(error, errors.EventjetError):
         return " ".join(str(error).split())
-    if _is_usage(error):
-        text = str(error.format_message())  # type: ignore[attr-defined]  known by its name only
-        text = text if text.endswith((".", "?")) else f"{text}."
-        return f"{text} See `eventjet --help`, or `--help` after the command."
+    if is_of_typer(error):
+        return told(error)
     from eventjet.codec.faults import faults_of
 
     said = f"{type(error).__name__}: {' '.join(faults_of(error).split())}".rstrip(": .")
@@ -161,11 +158,6 @@ def _message(error: BaseException) -> str:
         f"This is a fault of eventjet's own, not of what you typed ({said}). "
         "Run it again with --debug, and report the traceback that it prints."
     )
-
-
-def _is_usage(error: BaseException) -> bool:
-    """Typer's own exceptions, wherever its version keeps them."""
-    return hasattr(error, "format_message")
 
 
 def _first_of(error: BaseException) -> BaseException:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import keyword
 import re
 import shutil
 import sys
+import sysconfig
 import tempfile
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -24,7 +26,9 @@ _PLACES = {"gitignore": ".gitignore", "ci.yaml": ".github/workflows/ci.yaml"}
 
 
 def new(
-    name: Annotated[str, typer.Argument(help="Of the project, its package and its app: letters, digits and _.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Of the project, its package and its app: letters, digits and _.")
+    ],
 ) -> None:
     """Make a folder with a small project that runs: a domain, a read model, tests, containers and CI.
 
@@ -41,12 +45,21 @@ def new(
 
 def _checked(name: str) -> str:
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
+        near = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:40].rstrip("_")
+        instead = f", as in {near}" if near != name and _NAME.fullmatch(near) and not keyword.iskeyword(near) else ""
         raise UsageError(
-            f"{name!r} cannot be a package and a stream. Use up to 40 lowercase letters, digits and _, a letter first."
+            f"{name!r} cannot be a package and a stream. Use up to 40 lowercase letters, digits and _, a letter "
+            f"first{instead}."
         )
-    if name in sys.stdlib_module_names or name in {"eventjet", "examples", "tests"}:
+    if name in sys.stdlib_module_names or name in {"examples", "tests"} or _is_installed(name):
         raise UsageError(f"{name!r} would hide a module of that name. Choose another one.")
     return name
+
+
+def _is_installed(name: str) -> bool:
+    """Also what the project's own tools are called: in its folder, `python -m pytest` would run the project."""
+    spec = importlib.machinery.PathFinder.find_spec(name, [sysconfig.get_paths()["purelib"]])
+    return spec is not None or name == "eventjet"
 
 
 def _write(name: str, folder: Path) -> list[Path]:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 
+from eventjet.cli.completing import names_of
 from eventjet.cli.target import AppTarget, on_app
-from eventjet.cli.terminal import Answer, note, print_table
+from eventjet.cli.terminal import Answer, note, print_headed, print_table
 from eventjet.errors import EventjetError, Forbidden, StoreUnavailable, Unreachable, UsageError
+from eventjet.spelling import listed, meant
 
 if TYPE_CHECKING:
     from eventjet.cursors.kv import Cursors
@@ -24,13 +26,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_HEAD = 10
 EXAMPLES_MAX = 20
 """Processes that are named of those that could not be woken."""
 
-process = typer.Typer(help="What a process waits for; wake processes.", no_args_is_help=True)
-deadlines = typer.Typer(help="The timers that will wake processes.", no_args_is_help=True)
+process = typer.Typer(name="process", help="What a process waits for; wake processes.", no_args_is_help=True)
+deadlines = typer.Typer(name="deadlines", help="The timers that will wake processes.", no_args_is_help=True)
 
-ProcessArgument = Annotated[str, typer.Argument(metavar="PROCESS", help="The name of the process type.")]
+ProcessArgument = Annotated[
+    str,
+    typer.Argument(metavar="PROCESS", help="The name of the process type.", autocompletion=names_of("processes")),
+]
 
 
 @dataclass(slots=True)
@@ -74,7 +80,7 @@ def show(
     found = asyncio.run(_show(at, name, process_id))
     if not found.version:
         return Answer(found, lambda: note(f"There are no events of {name} {process_id}."), ok=False)
-    return Answer(found, "\n".join(_lines(found)), ok=not found.faults)
+    return Answer(found, lambda: print_headed(_lines(found), _HEAD), ok=not found.faults)
 
 
 async def _show(at: AppTarget, name: str, process_id: str) -> ProcessShown:
@@ -145,9 +151,7 @@ def _lines(found: ProcessShown) -> list[str]:
 def sync(
     at: AppTarget,
     name: ProcessArgument,
-    ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID]...", help="Which ones; default: all there are.")
-    ] = None,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Which ones; default: all there are.")] = None,
 ) -> Answer:
     """Wake processes: have them take the steps they should have taken, and set their timers.
 
@@ -199,13 +203,19 @@ async def _all_of(runner: ProcessRunner) -> list[str]:
 
 @deadlines.command("list")
 @on_app(database=False)
-def list_(at: AppTarget, name: Annotated[str | None, typer.Argument(metavar="[PROCESS]")] = None) -> Answer:
+def list_(
+    at: AppTarget,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="PROCESS", help="Default: all of the app.", autocompletion=names_of("processes")),
+    ] = None,
+) -> Answer:
     """List the timers that are set, the earliest first, and those that are due and wait for a worker."""
     from eventjet.store.timers import TimerSet, timers_due, timers_set
 
     names = [info.name for info in at.app().processes.values() if info.has_deadlines]
     if name is not None and name not in names:
-        raise UsageError(f"{name!r} is not a process with deadlines. There are: {', '.join(names) or 'none'}.")
+        raise UsageError(f"{name!r} is not a process with deadlines. {meant(name, names)}There are: {listed(names)}.")
 
     async def read() -> list[tuple[str, TimerSet]]:
         async with at.client() as client:
@@ -256,8 +266,8 @@ async def _running(at: AppTarget, name: str) -> AsyncGenerator[_Running]:
     app = at.app()
     found = next(((cls, info) for cls, info in app.processes.items() if info.name == name), None)
     if found is None:
-        known = ", ".join(info.name for info in app.processes.values()) or "none"
-        raise UsageError(f"The app {app.name!r} has no process {name!r}. It has {known}.")
+        known = [info.name for info in app.processes.values()]
+        raise UsageError(f"The app {app.name!r} has no process {name!r}. {meant(name, known)}It has {listed(known)}.")
     async with open_repositories(app, at.settings) as (repositories, client):
         repositories.catalog.voids.update(await repositories.store.voids())
         runner = ProcessRunner(repositories, *found)

@@ -11,20 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from eventjet.cli.completing import names_of
 from eventjet.cli.quarantines import StoredEvent, quarantine_of
 from eventjet.cli.target import AppTarget, on_app
-from eventjet.cli.terminal import ANSWER_IS_NO, Answer, note, print_table, printable, say, stored_json
+from eventjet.cli.terminal import ANSWER_IS_NO, Answer, note, print_headed, print_table, printable, say, stored_json
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
     from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
 
+_HEAD = 12
 _POLL_S = 0.2
 _RESOLUTIONS = {"retry": "to be tried again"}
 
-commands = typer.Typer(help="Show, retry and drop events that could not be taken.", no_args_is_help=True)
+commands = typer.Typer(
+    name="quarantine", help="Show, retry and drop events that could not be taken.", no_args_is_help=True
+)
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Whose quarantine.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Whose quarantine.", autocompletion=names_of("work"))]
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", min=0, max=3600, help="How long to wait for a worker.")
 ]
@@ -34,7 +38,10 @@ TimeoutOption = Annotated[
 @on_app()
 def list_(
     at: AppTarget,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Default: all of the app.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="Default: all of the app.", autocompletion=names_of("work")),
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Also those that were retried or dropped.")] = False,
 ) -> Answer:
     """List parked events, with the number of events that each blocks."""
@@ -48,7 +55,11 @@ def list_(
 
 @commands.command()
 @on_app()
-def show(at: AppTarget, name: NameArgument, position: Annotated[int, typer.Argument(help="Of the event.")]) -> Answer:
+def show(
+    at: AppTarget,
+    name: NameArgument,
+    position: Annotated[int, typer.Argument(metavar="POSITION", help="Of the event.")],
+) -> Answer:
     """Show one event of the quarantine: its reason, the traceback, and what is stored of it."""
     quarantine = quarantine_of(at, name)
     found = quarantine.shown(position)
@@ -65,7 +76,7 @@ def show(at: AppTarget, name: NameArgument, position: Annotated[int, typer.Argum
         "missing": stored.missing or None,
         "blocked_by": found.blocked_by,
     }
-    return Answer(_as_json(found.event) | whole, lambda: print("\n".join(_lines(found, stored))))
+    return Answer(_as_json(found.event) | whole, lambda: _print_one(found, stored))
 
 
 @commands.command()
@@ -73,7 +84,7 @@ def show(at: AppTarget, name: NameArgument, position: Annotated[int, typer.Argum
 def retry(
     at: AppTarget,
     name: NameArgument,
-    positions: Annotated[list[int] | None, typer.Argument(metavar="[POSITION]...", help="Parked events.")] = None,
+    positions: Annotated[list[int] | None, typer.Argument(metavar="POSITION", help="Parked events.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All parked events.")] = False,
     timeout_s: TimeoutOption = 10.0,
 ) -> Answer:
@@ -92,7 +103,7 @@ def retry(
 def drop(
     at: AppTarget,
     name: NameArgument,
-    positions: Annotated[list[int], typer.Argument(metavar="POSITION...", help="Parked events.")],
+    positions: Annotated[list[int], typer.Argument(metavar="POSITION", help="Parked events.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     timeout_s: TimeoutOption = 10.0,
 ) -> Answer:
@@ -167,7 +178,7 @@ def _row(one: Listed, declared: int, everything: bool) -> tuple[object, ...]:
     return (*row, one.resolution) if everything else row
 
 
-def _lines(found: Shown, stored: StoredEvent) -> list[str]:
+def _print_one(found: Shown, stored: StoredEvent) -> None:
     event = found.event
     resolved = "" if event.resolved_at is None else f", resolved {_time(event.resolved_at)}"
     resolution = _RESOLUTIONS.get(event.resolution, event.resolution)
@@ -185,12 +196,13 @@ def _lines(found: Shown, stored: StoredEvent) -> list[str]:
         lines.append(f"reason      {event.reason}")
     if stored.missing:
         lines.append(f"missing     {stored.missing}")
+    print_headed(lines, _HEAD)
     if stored.body is not None:
         body = stored_json(stored.body)
-        lines += ["", body if isinstance(body, str) else jsonlib.dumps(body, ensure_ascii=False)]
+        print_headed(["", body if isinstance(body, str) else jsonlib.dumps(body, ensure_ascii=False)], 0)
     if found.traceback:
-        lines += ["", *found.traceback.rstrip().splitlines()]
-    return [printable(line) for line in lines]
+        # Its lines are whole, as Python prints them.
+        print("", *map(printable, found.traceback.rstrip().splitlines()), sep="\n")
 
 
 def _as_json(event: Listed) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from eventjet.cli.completing import names_of
 from eventjet.cli.running import finished
 from eventjet.cli.target import AppTarget, on_app, without_token
 from eventjet.cli.terminal import Answer, counted, say, spent, where
@@ -50,7 +51,10 @@ snapshots = typer.Typer(name="snapshots", help="Folded states that are kept besi
 @on_app()
 def rebuild(
     at: AppTarget,
-    projections: Annotated[list[str], typer.Argument(metavar="PROJECTION", help="Which ones.")],
+    projections: Annotated[
+        list[str],
+        typer.Argument(metavar="PROJECTION", help="Which ones.", autocompletion=names_of("projections")),
+    ],
     engine: EngineOption = "auto",
     master: MasterOption = None,
     from_archive: FromArchiveOption = None,
@@ -78,7 +82,9 @@ def rebuild(
 @on_app()
 def verify(
     at: AppTarget,
-    projection: Annotated[str, typer.Argument(help="Which one.")],
+    projection: Annotated[
+        str, typer.Argument(metavar="PROJECTION", help="Which one.", autocompletion=names_of("projections"))
+    ],
     engine: EngineOption = "auto",
     master: MasterOption = None,
     from_archive: FromArchiveOption = None,
@@ -104,7 +110,9 @@ def verify(
 @on_app(database=False)
 def build(
     at: AppTarget,
-    aggregate: Annotated[str, typer.Argument(help="Which type.")],
+    aggregate: Annotated[
+        str, typer.Argument(metavar="AGGREGATE", help="Which type.", autocompletion=names_of("aggregates"))
+    ],
     min_events: Annotated[
         int | None,
         typer.Option("--min-events", metavar="N", help="Only aggregates with so many; default: its snapshot_every."),

@@ -192,13 +192,22 @@ def _from_pyproject(file: Path) -> str:
     for key in ("tool", "eventjet", "app"):
         named = cast("dict[str, Any]", named).get(key) if isinstance(named, dict) else None
     if named is None:
+        above = next((one for one in file.parent.parents if _names_an_app(one / "pyproject.toml")), None)
+        there = "" if above is None else f" {above}/pyproject.toml names one: run it in that folder."
         raise UsageError(
             "No app is named. Give --app module:name, set EVENTJET_APP, or write `[tool.eventjet]` with "
-            '`app = "module:name"` into ./pyproject.toml.'
+            f'`app = "module:name"` into ./pyproject.toml.{there}'
         )
     if not isinstance(named, str):
         raise _unusable(file, f"[tool.eventjet] app is {named!r}, not text")
     return named
+
+
+def _names_an_app(file: Path) -> bool:
+    try:
+        return "app" in tomllib.loads(file.read_text(encoding="utf-8"))["tool"]["eventjet"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _unusable(file: Path, reason: str) -> UsageError:

@@ -23,6 +23,7 @@ _DEPTH_SURE = 100
 """So many brackets can be printed however they are nested."""
 WIDTH_MAX = 80
 """Prose is wrapped here, on wider terminals too."""
+_SECOND = "\0"
 
 
 def say(text: str) -> None:
@@ -39,18 +40,43 @@ def note(text: str) -> None:
 def wrapped(text: str) -> str:
     """The text as paragraphs of at most 80 columns; lines that begin with a dash keep their place."""
     width = min(WIDTH_MAX, terminal_width())
-    lines = [
-        textwrap.fill(
-            printable(line),
-            width,
-            subsequent_indent="    " if line.startswith("  - ") else "",
-            replace_whitespace=False,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for line in text.splitlines()
-    ]
-    return "\n".join(lines)
+    indents = ("    " if line.startswith("  - ") else "" for line in text.splitlines())
+    return "\n".join(
+        filled(line, width, indent=indent, break_words=False)
+        for line, indent in zip(text.splitlines(), indents, strict=True)
+    )
+
+
+def filled(text: str, width: int, *, indent: str = "", first: str = "", break_words: bool = True) -> str:
+    """The text in lines of so many columns, of which some characters take two; `first` indents the first one."""
+    shown = printable(text)
+    # Wide characters are followed by what stands for their second column.
+    spread = shown if shown.isascii() else "".join(char + _SECOND * (columns(char) - 1) for char in shown)
+    lines = textwrap.fill(
+        spread,
+        width - (len(spread) > len(shown)),
+        initial_indent=first,
+        subsequent_indent=indent,
+        replace_whitespace=False,
+        break_long_words=break_words,
+        break_on_hyphens=False,
+    )
+    return lines.replace(_SECOND, "")
+
+
+def columns(text: str) -> int:
+    """How wide it is on a terminal."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def print_headed(lines: Sequence[str], head: int) -> None:
+    """Lines that each begin with a word and blanks, `head` columns in all; the rest is wrapped beside it."""
+    for line in lines:
+        print(filled(line, terminal_width(), indent=" " * head))
 
 
 def printable(text: str) -> str:

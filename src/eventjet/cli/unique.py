@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from eventjet.cli.completing import names_of
 from eventjet.cli.target import AppTarget, on_app
 from eventjet.cli.terminal import Answer, counted, note, say
 from eventjet.errors import UsageError
 from eventjet.projections.app_ref import aggregate_of
+from eventjet.spelling import listed, meant
 
 if TYPE_CHECKING:
     from eventjet.app import App
@@ -28,7 +30,14 @@ NameArgument = Annotated[str | None, typer.Argument(metavar="NAME", help="Which 
 @on_app(database=False)
 def build(
     at: AppTarget,
-    aggregate: Annotated[str, typer.Argument(help="The aggregate's name, for instance user.")],
+    aggregate: Annotated[
+        str,
+        typer.Argument(
+            metavar="AGGREGATE",
+            help="The aggregate's name, for instance user.",
+            autocompletion=names_of("aggregates"),
+        ),
+    ],
     name: NameArgument = None,
     keep_shared: Annotated[
         bool, typer.Option("--keep-shared", help="Begin although some have one value; no third may take it then.")
@@ -49,7 +58,10 @@ def build(
 def check(
     at: AppTarget,
     aggregate: Annotated[
-        str | None, typer.Argument(metavar="AGGREGATE", help="The aggregate's name; without it, all.")
+        str | None,
+        typer.Argument(
+            metavar="AGGREGATE", help="The aggregate's name; without it, all.", autocompletion=names_of("aggregates")
+        ),
     ] = None,
     name: NameArgument = None,
 ) -> Answer:
@@ -116,8 +128,10 @@ def _constrained(app: App, aggregate: str | None, name: str | None) -> list[tupl
         cls, info = aggregate_of(app, aggregate)
         known = [one.name for one in info.unique]
         if not known or (name is not None and name not in known):
-            has = f"It has {', '.join(known)}." if known else "It has none; declare one with `@unique`."
-            raise UsageError(f"The aggregate {aggregate!r} has no unique {name or 'values'}. {has}")
+            has = f"It has {listed(known)}." if known else "It has none; declare one with `@unique`."
+            raise UsageError(
+                f"The aggregate {aggregate!r} has no unique {name or 'values'}. {meant(name or '', known)}{has}"
+            )
         return [(cls, aggregate, one) for one in known if name in (None, one)]
     return [(cls, info.name, one.name) for cls, info in app.aggregates.items() for one in info.unique]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @on_app(database=False)
 def void(
     at: AppTarget,
-    position: Annotated[int, typer.Argument(min=1, help="Of the record that cannot be decoded.")],
+    position: Annotated[int, typer.Argument(metavar="POSITION", min=1, help="Of the record that cannot be decoded.")],
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept in the log.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> Answer:

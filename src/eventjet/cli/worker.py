@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from eventjet.cli.completing import names_of
 from eventjet.cli.db import prepare
 from eventjet.cli.reloading import work_reloading
 from eventjet.cli.running import interruptible, progress, run_until_stopped
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
 _ENDED_S = 20.0
 """How long servers of our own, and what works on them, may take to end after a signal."""
-NamesArgument = Annotated[list[str], typer.Argument(metavar="NAME...", help="Which ones.")]
+NamesArgument = Annotated[
+    list[str], typer.Argument(metavar="NAME", help="Which ones.", autocompletion=names_of("work"))
+]
 RevisionOption = Annotated[
     int | None, typer.Option("--revision", metavar="N", min=1, help="Another revision than the app declares.")
 ]
@@ -38,7 +41,11 @@ def worker(
     at: AppTarget,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Projections, reactors, processes; default: all of the app."),
+        typer.Argument(
+            metavar="NAME",
+            help="Projections, reactors, processes; default: all of the app.",
+            autocompletion=names_of("work"),
+        ),
     ] = None,
     http: Annotated[
         str | None,

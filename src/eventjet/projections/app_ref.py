@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import pkgutil
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from eventjet.errors import EventjetError, UsageError
+from eventjet.spelling import listed, meant
 
 if TYPE_CHECKING:
     # Only for checkers: a command line is parsed without SQLAlchemy.
@@ -80,8 +82,10 @@ def projections_of(app: Application, names: Sequence[str]) -> list[AnyResolved]:
     """The projections of these names, once each, or all when none is named; raises `UsageError`."""
     for name in names:
         if name not in app.projections:
-            known = ", ".join(app.projections) or "none"
-            raise UsageError(f"The app {app.name!r} has no projection {name!r}. It has {known}.")
+            raise UsageError(
+                f"The app {app.name!r} has no projection {name!r}. "
+                f"{meant(name, app.projections)}It has {listed(app.projections)}."
+            )
     return [app.projections[name] for name in dict.fromkeys(names)] or list(app.projections.values())
 
 
@@ -90,8 +94,8 @@ def aggregate_of(app: Application, name: str) -> tuple[Any, AggregateInfo]:
     for cls, info in app.aggregates.items():
         if info.name == name:
             return cls, info
-    known = ", ".join(sorted(info.name for info in app.aggregates.values())) or "none"
-    raise UsageError(f"The app {app.name!r} has no aggregate {name!r}. It has {known}.")
+    known = sorted(info.name for info in app.aggregates.values())
+    raise UsageError(f"The app {app.name!r} has no aggregate {name!r}. {meant(name, known)}It has {listed(known)}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,17 +166,28 @@ class AppRef:
             ) from error
         app: Any = getattr(module, self.attribute, None)
         if not _is_app(app):
-            names = sorted(name for name, value in vars(module).items() if _is_app(value))
-            hint = f"It holds {', '.join(names)}." if names else "It holds no App."
-            raise UsageError(f"{self.attribute!r} in the module {self.module!r} is not an App. {hint}")
+            raise self._no_app(module)
         return app
+
+    def _no_app(self, module: ModuleType) -> UsageError:
+        apps = sorted(name for name, value in vars(module).items() if _is_app(value))
+        hint = f"It holds {listed(apps)}." if apps else "It holds no App."
+        below = f"{self.module}.{self.attribute}"
+        if not apps and self.attribute in _modules_below(module):
+            hint = f"It is a module: name an App that it holds, as in {below}:app."
+        elif not hasattr(module, self.attribute):
+            hint = f"There is no such name. {meant(self.attribute, apps)}{hint}"
+        return UsageError(f"{self.attribute!r} in the module {self.module!r} is not an App. {hint}")
 
     def _not_found(self, error: ModuleNotFoundError) -> UsageError:
         if error.name and (self.module == error.name or self.module.startswith(error.name + ".")):
             where = f" in {', '.join(self.path)}" if self.path else ""
+            package, dot, _ = error.name.rpartition(".")
+            beside = _modules_below(sys.modules.get(package)) if package else _modules_in(self.path)
+            near = meant(error.name, [f"{package}{dot}{name}" for name in beside])
             return UsageError(
                 f"There is no module {error.name!r} for the app '{self.module}:{self.attribute}'{where}. "
-                "Run from the folder that holds it, or name that folder with --app-dir."
+                f"{near}Run from the folder that holds it, or name that folder with --app-dir."
             )
         return UsageError(
             f"The module {self.module!r} needs {error.name!r}, which is not installed. Install it and try again."
@@ -207,6 +222,14 @@ def top_level(module: str) -> Path | None:
         return None
     installed = {Path(sysconfig.get_paths()[kind]).resolve() for kind in ("purelib", "platlib", "stdlib")}
     return None if installed & set(top.resolve().parents) else top.resolve()
+
+
+def _modules_below(package: ModuleType | None) -> list[str]:
+    return _modules_in(getattr(package, "__path__", ()))
+
+
+def _modules_in(path: Iterable[str]) -> list[str]:
+    return sorted(one.name for one in pkgutil.iter_modules(list(path)))
 
 
 def _is_app(value: object) -> bool:

@@ -22,6 +22,7 @@ from eventjet.reactions.following import Declaration, declarations_of, opened_de
 from eventjet.reactions.steps import ProcessRunner
 from eventjet.repository.repositories import open_repositories
 from eventjet.settings import Settings
+from eventjet.spelling import listed, meant
 from eventjet.sql import locations
 from eventjet.sql.database import Database
 from eventjet.store.public_stream import PublicStream, check_public_stream
@@ -67,7 +68,7 @@ def chosen_of(app: Application, names: Sequence[str]) -> Chosen:
     for name in names:
         if name not in known and not any(one.name == name for one in declared):
             raise UsageError(
-                f"The app {app.name!r} has no {name!r} to work on. It has {', '.join(known) or 'nothing'}."
+                f"The app {app.name!r} has no {name!r} to work on. {meant(name, known)}It has {listed(known)}."
             )
     wanted = set(names) or set(known)
     own = [name for name in app.projections if name in wanted]

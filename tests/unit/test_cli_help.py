@@ -1,0 +1,92 @@
+"""What `--help` ends with, and what is said of a line that is wrong."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from eventjet.cli.help_text import EXAMPLES, commands_of
+from eventjet.cli.main import app, main
+from eventjet.spelling import NAMED_MAX, listed, meant
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, in which `shop.app` holds an app."""
+    for name in ("EVENTJET_APP", "EVENTJET_SERVERS", "EVENTJET_DATABASE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    """The paragraph on standard error, without its line breaks."""
+    return lambda: " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("line", [line for lines in EXAMPLES.values() for line in lines])
+def test_every_example_is_one_that_the_program_understands(line: str) -> None:
+    program, *words = shlex.split(line.partition(" > ")[0])
+    assert program == "eventjet"
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    command.make_context("eventjet", words)  # raises what typer would say
+
+
+def test_every_command_has_examples_of_its_own() -> None:
+    assert {name for name, _ in commands_of(app)} == set(EXAMPLES)
+    for name, lines in EXAMPLES.items():
+        assert all(line.startswith(f"eventjet {name}") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("statsu", "No such command 'statsu'. Did you mean 'status'? See `eventjet --help`."),
+        ("quarantine lits", "No such command 'lits'. Did you mean 'list'? See `eventjet quarantine --help`."),
+        ("status --jsno", "There is no option --jsno here. Did you mean '--json'? See `eventjet status --help`."),
+        ("--app x status", "There is no option --app here. It follows the command, as in `eventjet dev --app`."),
+        ("status --zzz", "There is no option --zzz here. See `eventjet status --help`."),
+        ("rebuild", "Missing argument 'PROJECTION'. See `eventjet rebuild --help`."),
+        ("history account", "Missing argument 'ID'. See `eventjet history --help`."),
+        ("tail --from x", "Invalid value for '--from'"),
+        ("status more", "unexpected extra argument"),
+    ],
+)
+def test_a_line_that_is_wrong_is_answered_with_what_was_meant(line: str, answer: str, said: Callable[[], str]) -> None:
+    assert main(line.split()) == 2
+    assert answer in said()
+
+
+def test_without_an_app_the_three_ways_to_name_one_are_told_and_a_folder_above_that_has_one(
+    project: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[[], str]
+) -> None:
+    assert main(["status"]) == 2
+    answer = said()
+    assert all(way in answer for way in ("--app module:name", "EVENTJET_APP", "[tool.eventjet]"))
+    assert "names one" not in answer
+    (project / "pyproject.toml").write_text('[tool.eventjet]\napp = "shop.app:shop"\n')
+    (project / "shop").mkdir()
+    monkeypatch.chdir(project / "shop")
+    assert main(["status"]) == 2
+    assert f"{project}/pyproject.toml names one: run it in that folder." in said()
+
+
+def test_a_name_that_is_near_is_offered_and_one_that_is_not_is_not() -> None:
+    assert meant("balnces", ["postings", "balances"]) == "Did you mean 'balances'? "
+    assert meant("Balances", ["balances"]) == "Did you mean 'balances'? "
+    assert meant("orders", ["postings", "balances"]) == ""
+
+
+def test_a_list_of_names_has_a_bound() -> None:
+    assert listed([]) == "none"
+    assert listed(["a", "b", "a"]) == "a, b"
+    assert listed(map(str, range(1_000 + NAMED_MAX))).endswith(f"{NAMED_MAX - 1} and 1,000 more")

@@ -1,0 +1,124 @@
+"""Every listing fits a terminal of 80 columns, however long what it lists is, and none of it is lost."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+
+from eventjet.cli import db, process, quarantine, quarantines, status
+from eventjet.cli.help_text import commands_of
+from eventjet.cli.history import line
+from eventjet.cli.main import app, main
+from eventjet.cli.terminal import print_headed
+from eventjet.quarantine.rows import Listed, Shown
+from eventjet.sql.retired_tables import Unused
+from eventjet.workers.status import WorkStatus
+
+WIDTH = 80
+NAME = "the_balances_of_all_customers_of_every_branch_and_of_those_that_left_us"
+IDS = {
+    "one word": "a" * 200,
+    "wide characters": "顧客" * 33,
+    "with blanks": "the savings account of " + "ada " * 44,
+}
+POSITION = 123_456_789_012
+WORKER = "worker-7d9f8b6c5d-x2x4z.a-rather-long-name-of-a-node.example.com-1234567"
+REASON = "HandlerFailed: " + "ValueError about " * 12
+
+
+@pytest.fixture(autouse=True)
+def columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+
+
+@pytest.fixture(params=IDS.values(), ids=IDS)
+def aggregate_id(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def fits(out: str, *whole: str) -> None:
+    """Nothing is wider than the terminal, and all letters of these are in it, wherever their lines are broken."""
+    wide = [line for line in out.splitlines() if cell_len(line) > WIDTH]
+    assert not wide, "\n".join(wide)
+    missing = Counter("".join(whole)) - Counter(out)
+    assert not "".join(missing).strip(), out
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    return lambda: capsys.readouterr().out
+
+
+def test_status(printed: Callable[[], str]) -> None:
+    one = WorkStatus(
+        NAME, 1_000, "building", POSITION, POSITION, POSITION, 9e9, WORKER, 12, None, True, events_per_s=9e6, eta_s=9e9
+    )
+    status._print("bank", [one, replace(one, kind="publication", parked=3), replace(one, reason=REASON)])
+    fits(printed(), NAME, f"{POSITION:,}", REASON)
+
+
+def listed(aggregate_id: str) -> Listed:
+    return Listed(
+        NAME, 12, POSITION, "account", aggregate_id, "id-" + "9" * 60, NAME + ".opened", "parked", REASON, 1.0, None, 7
+    )
+
+
+def test_quarantine_list(aggregate_id: str, printed: Callable[[], str]) -> None:
+    for everything in (False, True):
+        quarantine._print([listed(aggregate_id)], {NAME: 11}, everything)
+        fits(printed(), aggregate_id, REASON, str(POSITION))
+
+
+def test_quarantine_show(aggregate_id: str, printed: Callable[[], str]) -> None:
+    shown = Shown(listed(aggregate_id), "Traceback:\n  File x\n", None, POSITION)
+    body = json.dumps({"note": aggregate_id}, ensure_ascii=False).encode()
+    quarantine._print_one(shown, quarantines.StoredEvent(body, NAME))
+    fits(printed(), aggregate_id, aggregate_id, REASON)
+
+
+def test_deadlines_list(aggregate_id: str, printed: Callable[[], str]) -> None:
+    row = {"process": NAME, "id": aggregate_id, "until": "2026-11-24T10:00:00Z"}
+    process._print_deadlines([{**row, "due": False}, {**row, "due": True}])
+    fits(printed(), aggregate_id, NAME, "2026-11-24T10:00:00Z")
+
+
+def test_process_show(aggregate_id: str, printed: Callable[[], str]) -> None:
+    found = process.ProcessShown(
+        NAME, aggregate_id, 3, {"note": REASON}, f'account {aggregate_id}: withdraw("4")', parked=None, paused=True
+    )
+    print_headed(process._lines(found), process._HEAD)
+    fits(printed(), aggregate_id, REASON)
+
+
+def test_db_unused(printed: Callable[[], str]) -> None:
+    tables = tuple(f"a_schema.{NAME}_{number}" for number in range(3))
+    db._print([], [], [Unused(NAME, 999, "building", "", tables, POSITION, POSITION, WORKER, None)], [])
+    fits(printed(), NAME, f"{POSITION:,}", *tables)
+
+
+def test_history_and_tail(aggregate_id: str) -> None:
+    event: dict[str, Any] = {
+        "position": POSITION,
+        "recorded_at": "2026-11-24T10:00:00Z",
+        "aggregate": "account",
+        "aggregate_id": aggregate_id,
+        "version": 123_456,
+        "type": "account." + NAME,
+        "schema": 12,
+        "data": {"note": aggregate_id, "amount": "1"},
+        "fault": REASON,
+    }
+    for named in (False, True):
+        fits(line(event, named=named), REASON, str(POSITION), *([aggregate_id] if named else []))
+
+
+@pytest.mark.parametrize("command", ["", *(name for name, _ in commands_of(app))])
+def test_help(command: str, printed: Callable[[], str]) -> None:
+    assert main([*command.split(), "--help"]) == 0
+    fits(printed(), command)
