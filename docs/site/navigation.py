@@ -11,11 +11,10 @@ _DOCS = _ROOT / "docs"
 
 # caption → folder, and its pages in order. A folder's last caption takes the pages that nobody names.
 _SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "Tutorial": ("tutorial", ("bank", "transfers")),
+    "Tutorial": ("tutorial", ("first-project", "bank", "transfers")),
     "How to: build": (
         "how-to",
         (
-            "new-project",
             "commands",
             "unique",
             "testing",
@@ -53,7 +52,7 @@ _SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "Reference": (
         "reference",
-        ("cli", "settings", "errors", "wire-format", "tables", "metrics", "bulk-jobs", "performance"),
+        ("cli", "commands", "settings", "errors", "wire-format", "tables", "metrics", "bulk-jobs", "performance"),
     ),
     "API": (
         "reference/api",

@@ -3,7 +3,7 @@
 A block is written to the file that a comment before it names (`<!-- file: bank.py -->`), whatever its language. Other
 Python is executed in that folder, in a module that all such blocks of the page share, unless it is a `part` of a file;
 `await` may stand at its top, and tests that it defines are called. Lines of shell blocks run one by one: `eventjet dev`
-and `eventjet worker` in the background until the page is done, `export` and `. file` on the page's environment,
+and `eventjet worker` in the background until the page is done, `export`, `. file` and `cd` on the page's environment,
 `eventjet`, `python`, `pytest` and `node` to their end, which must be success. Of `nats-server` only the configuration
 is tested, since each page is run beside a server. A block of text after a block that printed something must be in what
 that printed, apart from numbers.
@@ -129,6 +129,9 @@ class Running:
 
     def _shell(self, line: str, block: Block) -> None:
         words = shlex.split(line, comments=True)
+        if words[:1] == ["cd"] and (self.folder / words[1]).is_dir():
+            self.folder /= words[1]
+            return
         if not words or words[0] in _NOT_HERE or words == [".", "venv/bin/activate"]:
             return
         if words[0] == "export":

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from eventjet.cli import db, process, quarantine, quarantines, status
+from eventjet.cli import db, doctor, process, quarantine, quarantines, status
 from eventjet.cli.help_text import commands_of
 from eventjet.cli.history import line
 from eventjet.cli.main import app, main
 from eventjet.cli.terminal import print_headed
+from eventjet.doctor.diagnosis import Diagnosis, Level
+from eventjet.doctor.runner import Examined
 from eventjet.quarantine.rows import Listed, Shown
 from eventjet.sql.retired_tables import Unused
 from eventjet.workers.status import WorkStatus
@@ -116,6 +118,17 @@ def test_history_and_tail(aggregate_id: str) -> None:
     }
     for named in (False, True):
         fits(line(event, named=named), REASON, str(POSITION), *([aggregate_id] if named else []))
+
+
+def test_doctor(printed: Callable[[], str]) -> None:
+    found = (
+        Diagnosis(
+            "Server", "stream", level, f"the stream {NAME * 2} is {REASON}", REASON, "Run `eventjet init --repair`."
+        )
+        for level in Level
+    )
+    doctor._print(Examined("bank", tuple(found), 3))
+    fits(printed(), NAME, REASON)
 
 
 @pytest.mark.parametrize("command", ["", *(name for name, _ in commands_of(app))])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
@@ -15,8 +14,8 @@ from eventjet.cli.terminal import (
     UNREACHABLE,
     WIDTH_MAX,
     counted,
+    filled,
     print_json,
-    printable,
     say,
     terminal_width,
 )
@@ -104,21 +103,12 @@ def _print(examined: Examined) -> None:
 def _shown(one: Diagnosis) -> str:
     """Each line within the terminal; what it costs and what mends it below."""
     width = min(WIDTH_MAX, terminal_width())
-    lines = [_filled(f"  {one.level:<{_INDENT - 3}} ", one.what, width)]
-    lines += [
-        _filled(f"{'':{_INDENT}}{label:<6}", text, width)
-        for label, text in (("costs", one.cost), ("fix", one.fix))
-        if text
-    ]
+    told = ((f"  {one.level:<{_INDENT - 3}} ", one.what), ("costs", one.cost), ("fix", one.fix))
+    lines: list[str] = []
+    for number, (label, text) in enumerate(told):
+        before = f"{'':{_INDENT}}{label:<6}" if number else label
+        # What mends it may be copied, so its words stay whole.
+        whole = label == "fix"
+        shown = filled(" ".join(text.split()), width, first=before, indent=" " * len(before), break_words=not whole)
+        lines += [shown] if text else []
     return "\n".join(lines)
-
-
-def _filled(before: str, text: str, width: int) -> str:
-    return textwrap.fill(
-        " ".join(printable(text).split()),
-        width,
-        initial_indent=before,
-        subsequent_indent=" " * len(before),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -129,9 +129,8 @@ def _constrained(app: App, aggregate: str | None, name: str | None) -> list[tupl
         known = [one.name for one in info.unique]
         if not known or (name is not None and name not in known):
             has = f"It has {listed(known)}." if known else "It has none; declare one with `@unique`."
-            raise UsageError(
-                f"The aggregate {aggregate!r} has no unique {name or 'values'}. {meant(name or '', known)}{has}"
-            )
+            near = meant(name or "", known)
+            raise UsageError(f"The aggregate {aggregate!r} has no unique {name or 'values'}. {near}{has}")
         return [(cls, aggregate, one) for one in known if name in (None, one)]
     return [(cls, info.name, one.name) for cls, info in app.aggregates.items() for one in info.unique]
 
