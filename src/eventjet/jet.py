@@ -100,8 +100,10 @@ class Jet:
     async def transact(self, /, *plans: Planned[Any, Any]) -> tuple[Committed[Any, Any], ...]:
         """Several aggregates in one atomic append: everything is recorded, or nothing.
 
-        All decisions are made again on conflict. Raises `Refused` when one of them records nothing or an aggregate is
-        named twice, what a decision raises, and what `EventStore.append` raises.
+        All decisions are made again on conflict. Repeated with the same command ids, it returns what came of all
+        members the first time. Raises `Refused` when one of them records nothing, an aggregate is named twice, or the
+        log knows only some of the commands; `UsageError` when only some have an id; `CommandReused`; what a decision
+        raises; and what `EventStore.append` raises.
         """
         return await transact(self.store, plans)
 

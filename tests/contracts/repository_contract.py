@@ -20,8 +20,12 @@ from tests.contracts.store_contract import write
 Accounts = Repository[Account, AccountEvent]
 
 
+def catalog() -> Catalog:
+    return Catalog([Opened, Deposited, Withdrawn])
+
+
 def repository(app: str, store: EventStore) -> Accounts:
-    return Repository(app, store, Catalog([Opened, Deposited, Withdrawn]), Account)
+    return Repository(app, store, catalog(), Account)
 
 
 class RepositoryContract:

@@ -9,11 +9,12 @@ import pytest
 from eventjet.dev.nats import NatsServer
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.memory import MemoryStore
+from tests.contracts.repeated_contract import RepeatedContract
 from tests.contracts.repository_contract import RepositoryContract
 from tests.stores import fresh_jetstream
 
 
-class TestRepositoryInMemory(RepositoryContract):
+class TestRepositoryInMemory(RepositoryContract, RepeatedContract):
     @pytest.fixture
     def app(self) -> str:
         return "bank"
@@ -23,7 +24,7 @@ class TestRepositoryInMemory(RepositoryContract):
         return MemoryStore(app)
 
 
-class TestRepositoryOnJetStream(RepositoryContract):
+class TestRepositoryOnJetStream(RepositoryContract, RepeatedContract):
     @pytest.fixture
     async def store(self, eventjet_nats: NatsServer) -> AsyncIterator[JetStreamStore]:
         async with fresh_jetstream((eventjet_nats.url,)) as store:

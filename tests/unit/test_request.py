@@ -39,14 +39,14 @@ def put(state: object, amount: Any) -> None:
 
 
 def asked(*args: Any, **kwargs: Any) -> str:
-    return request_of(place, args, kwargs)
+    return request_of(place, args, kwargs, whose="c")
 
 
 def test_a_request_is_the_same_in_every_process_and_release() -> None:
     """Golden: what is recorded must be known again for as long as the log is read."""
     things = {"b", "a"}, {2: Decimal("1.50"), "x": b"\x00"}, Line("l"), Colour.RED, UUID(int=7), date(2026, 5, 1)
-    assert asked(Decimal(3)) == "place:4380a7c8dc65c81d"
-    assert asked(*things, timedelta(1), 2.5, None, True, Body(amount=Decimal(1)), 2**70) == "place:7e000372b009d53b"
+    assert asked(Decimal(3)) == "place:8dab130465ef2d90"
+    assert asked(*things, timedelta(1), 2.5, None, True, Body(amount=Decimal(1)), 2**70) == "place:519173946489401a"
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_request_is_the_same_in_every_process_and_release() -> None:
 def test_arguments_that_are_equal_are_the_same_request(one: Any, other: Any) -> None:
     assert asked(one) == asked(other) == asked(amount=one)
     assert asked(one, reason="cash") == asked(one)
-    assert request_of(partial(place, amount=one), (), {}) == asked(one)
+    assert request_of(partial(place, amount=one), (), {}, whose="c") == asked(one)
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,21 @@ def test_arguments_that_differ_are_other_requests(others: tuple[Any, ...]) -> No
 def test_each_parameter_counts() -> None:
     told = {asked(1), asked(1, 2), asked(1, 2, 3), asked(1, reason="x"), asked(1, extra="x"), asked(1, reason="x", y=1)}
     assert len(told) == 6
-    assert not is_same_request(request_of(put, (1,), {}), request_of(place, (1,), {}))
+    assert not is_same_request(request_of(put, (1,), {}, whose="c"), asked(1))
+
+
+def test_the_same_arguments_of_another_command_look_different() -> None:
+    told = {
+        request_of(put, ("ada@example.org",), {}, whose=whose) for whose in ("a\nc1\n", "a\nc2\n", "b\nc1\n", "\ud800")
+    }
+    assert len(told) == 4
 
 
 def test_a_decision_behind_a_plain_wrapper_still_has_its_arguments() -> None:
     def wrapper(*args: Any, **kwargs: Any) -> None:
         place(*args, **kwargs)
 
-    told = {request_of(wrapper, args, kwargs) for args, kwargs in (((1,), {}), ((2,), {}), ((2,), {"x": 1}))}
+    told = {request_of(wrapper, args, kwargs, whose="c") for args, kwargs in (((1,), {}), ((2,), {}), ((2,), {"x": 1}))}
     assert len(told) == 3
 
 
@@ -107,6 +114,6 @@ def test_where_an_argument_has_no_form_the_name_decides() -> None:
     for odd in (object(), looped, int, lambda: 0):
         assert asked(odd) == "place"
         assert is_same_request(asked(odd), asked(1))
-        assert not is_same_request(asked(odd), request_of(put, (1,), {}))
-    assert request_of(put, (), {}) == "put", "a call that the decision itself will refuse"
-    assert request_of(Slotted(), (1,), {}).startswith("Slotted:")
+        assert not is_same_request(asked(odd), request_of(put, (1,), {}, whose="c"))
+    assert request_of(put, (), {}, whose="c") == "put", "a call that the decision itself will refuse"
+    assert request_of(Slotted(), (1,), {}, whose="c").startswith("Slotted:")

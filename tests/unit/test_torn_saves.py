@@ -10,7 +10,7 @@ from eventjet.codec.envelope import BATCH_COMMIT, BATCH_ID, BATCH_NUMBER
 from eventjet.errors import OutcomeUnknown, SaveTorn
 from eventjet.repository.repository import Repository
 from eventjet.store.memory import MemoryStore
-from tests.unit.written_logs import APP, Account
+from tests.unit.written_logs import APP, Account, unbatched
 
 
 class Log(MemoryStore):
@@ -22,7 +22,7 @@ class Log(MemoryStore):
             end = f"{BATCH_COMMIT}: 1\r\n" if ends and position == positions[-1] else ""
             told = f"{BATCH_ID}: b\r\n{BATCH_NUMBER}: {number}\r\n{end}\r\n".encode()
             at, time_ns, subject, block, body = self._records[position - 1]
-            self._records[position - 1] = (at, time_ns, subject, block[:-2] + told, body)
+            self._records[position - 1] = (at, time_ns, subject, unbatched(block)[:-2] + told, body)
 
 
 def accounts(log: Log) -> Repository[Account, object]:

@@ -109,6 +109,11 @@ def header_changed(record: RawRecord, name: str, value: str) -> RawRecord:
     return changed(record, headers=re.sub(rf"{name}: [^\r]*".encode(), f"{name}: {value}".encode(), record[3]))
 
 
+def unbatched(block: bytes) -> bytes:
+    """A header block without what it says of a batch."""
+    return re.sub(rb"Nats-Batch-[^\r]*\r\n", b"", block)
+
+
 def at(log: Log, position: int, change: Callable[[RawRecord], RawRecord]) -> list[RawRecord]:
     """The log with another record at a position."""
     return [change(one) if one[0] == position else one for one in log]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from eventjet import failpoints
-from eventjet.codec.request import request_of
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.committed import Committed
 from eventjet.domain.inbox import Incoming
@@ -76,13 +75,8 @@ class EventReaction:
         """Under the next id. A command can only have been recorded after its cause: so far back its id is looked for,
         and no farther, wherever the newest ids do not tell."""
         self._count += 1
-        plan = replace(
-            repository.decide(aggregate_id, decide, *args, **kwargs),
-            command_id=f"{self.key}/{self._count}",
-            metadata=self._cause.metadata,
-            request=request_of(decide, args, kwargs),
-            since=self._cause.since,
-        )
+        command = repository.command(f"{self.key}/{self._count}", metadata=self._cause.metadata)
+        plan = replace(command.decide(aggregate_id, decide, *args, **kwargs), since=self._cause.since)
         failpoints.reach("reaction.before")
         done = await repository.run(plan)
         failpoints.reach("reaction.stored")

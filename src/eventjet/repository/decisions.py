@@ -18,6 +18,7 @@ from eventjet.domain.history import FoldedState
 from eventjet.domain.recorded import NO_METADATA, Metadata
 from eventjet.errors import ConcurrencyConflict, Refused, UsageError
 from eventjet.repository.claims import claimed
+from eventjet.repository.repeated import all_repeated, check_ids
 from eventjet.store.store import Append, EventStore
 
 if TYPE_CHECKING:
@@ -110,9 +111,11 @@ async def recorded(
 async def transact(store: EventStore, plans: Sequence[Planned[Any, Any]]) -> tuple[Committed[Any, Any], ...]:
     """Take all decisions and record everything that follows, or nothing.
 
-    Every member must record something, since one that records nothing would not be fenced. Raises `Refused` for that
-    and for an aggregate named twice, `UsageError` for a decision of another connection, what a decision raises, and
-    `ConcurrencyConflict` after 100 lost races.
+    Every member must record something, since one that records nothing would not be fenced. Where all of them are
+    commands that were recorded before, it returns what came of them then. Raises `Refused` for a member that records
+    nothing, for an aggregate named twice and for commands of which only some were recorded, `UsageError` for a decision
+    of another connection and where only some have an id, what a decision raises, and `ConcurrencyConflict` after 100
+    lost races.
     """
     subjects = [plan.repository.subject(plan.aggregate_id) for plan in plans]
     if not plans:
@@ -121,12 +124,17 @@ async def transact(store: EventStore, plans: Sequence[Planned[Any, Any]]) -> tup
         raise UsageError("A transaction names a decision of another connection. Make all of them on one, then take it.")
     if len(set(subjects)) < len(subjects):
         raise Refused("A transaction", "it names one aggregate twice", "Put both steps into one decision.")
+    check_ids(plans)
 
     async def attempt(again: bool) -> tuple[Committed[Any, Any], ...] | ConcurrencyConflict:
+        held = [await plan.repository.known(plan.aggregate_id, again) for plan in plans]
+        before = await all_repeated(plans, held)
+        if before is not None:
+            return before
         decided: list[Decided[Any, Any]] = []
-        for plan in plans:
+        for plan, known in zip(plans, held, strict=True):
             repository = plan.repository
-            taken = await repository.decided(plan, await repository.known(plan.aggregate_id, again))
+            taken = await repository.decided(plan, known)
             if isinstance(taken, ConcurrencyConflict):
                 return taken
             if taken.append is None:

@@ -13,6 +13,7 @@ from eventjet.codec.envelope import (
     BATCH_ID,
     COMMAND,
     MSG_ID,
+    RECORDED_AT,
     VERSION,
     Decoder,
     RawRecord,
@@ -44,6 +45,22 @@ class Snapshots(Generic[S]):
     store: KeyValueSnapshots
     codec: SnapshotCodec[S]
     every: int
+
+
+@dataclass(frozen=True, slots=True)
+class FirstOutcome(Generic[S]):
+    """What a command recorded when it came first."""
+
+    after: FoldedState[S]
+    """The state after its last event."""
+    events: list[Recorded[Any]]
+    """Without retired ones."""
+    request: str | None
+    """What it asked for, where that was recorded."""
+    position: int
+    """Of its first event."""
+    batch: str | None
+    """The atomic batch it was saved in; None for an event alone, empty where a restored log does not tell."""
 
 
 def fold_records(held: FoldedState[S], records: Sequence[RawRecord], decoder: Decoder) -> FoldedState[S]:
@@ -100,19 +117,15 @@ class Histories(Generic[S]):
             records = [record for record in known if recorded_at(record) <= resolved]
         return self._fold_page(self._start(), records)
 
-    async def outcome(
-        self, aggregate_id: str, first: int, last: int, command_id: str
-    ) -> tuple[FoldedState[S], list[Recorded[Any]], str | None] | None:
-        """The state after version `last`, and the events from `first` to it, without retired ones, and their request.
+    async def outcome(self, aggregate_id: str, first: int, last: int, command_id: str) -> FirstOutcome[S] | None:
+        """What a command recorded as versions `first` to `last`.
 
         None when the log holds no such events of the command: what was known of it is of another log. Raises `SaveTorn`
         where these are not all that the command was to record.
         """
         return await self._obeying(lambda: self._outcome(aggregate_id, first, last, command_id))
 
-    async def _outcome(
-        self, aggregate_id: str, first: int, last: int, command_id: str
-    ) -> tuple[FoldedState[S], list[Recorded[Any]], str | None] | None:
+    async def _outcome(self, aggregate_id: str, first: int, last: int, command_id: str) -> FirstOutcome[S] | None:
         known = await self._read_until(aggregate_id, lambda record: (number_of(record[3], VERSION) or 0) >= last)
         records = known[:last]
         if len(records) < last or header(records[first - 1][3], COMMAND) != _told(command_id):
@@ -120,7 +133,10 @@ class Histories(Generic[S]):
         await self._check_ended(records[first - 1 :])
         decoded = map(self._decoder, records[first - 1 :])
         events = [one for one in decoded if one is not None]
-        return self._fold_page(self._start(), records), events, request_in(records[first - 1][3])
+        position, _, _, block, _ = records[first - 1]
+        after = self._fold_page(self._start(), records)
+        batch = header(block, BATCH_ID) if header(block, RECORDED_AT) is None else ""
+        return FirstOutcome(after, events, request_in(block), position, batch)
 
     async def _check_ended(self, records: Sequence[RawRecord]) -> None:
         """Raise `SaveTorn` where the batch of the last of these does not go on and has no end."""

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import MSG_ID, context_headers, header
-from eventjet.codec.request import is_same_request, request_of
+from eventjet.codec.request import request_of
 from eventjet.codec.subjects import subject_of
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.claim import Claim
@@ -24,11 +24,12 @@ from eventjet.domain.history import FoldedState, evolved
 from eventjet.domain.identity import new_event_id
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, current_metadata, merge
 from eventjet.domain.subscription import folded_events
-from eventjet.errors import CommandReused, ConcurrencyConflict, LogIncomplete, StoreUnavailable, UsageError
+from eventjet.errors import ConcurrencyConflict, LogIncomplete, StoreUnavailable, UsageError
 from eventjet.observability.tracing import current_traceparent
 from eventjet.repository.claims import Claims, claim_catalog
 from eventjet.repository.decisions import Committed, Decided, Planned, recorded, recorded_events, retried
 from eventjet.repository.histories import LAG_PAUSES_S, Histories, Snapshots
+from eventjet.repository.repeated import repeated
 from eventjet.store.store import Append, EventStore, NewEvent
 
 S = TypeVar("S")
@@ -170,22 +171,14 @@ class Repository(Generic[S, E]):
 
     async def _attempt(self, plan: Planned[S, E], again: bool) -> Committed[S, E] | ConcurrencyConflict:
         held = await self.known(plan.aggregate_id, again)
-        if plan.command_id is not None:
-            versions = await self.histories.find_command(plan.aggregate_id, held, plan.command_id, plan.since)
-            if versions is not None:
-                outcome = await self.histories.outcome(plan.aggregate_id, *versions, plan.command_id)
-                if outcome is None:
-                    return ConcurrencyConflict(self.subject(plan.aggregate_id), held.position)
-                first, events, request = outcome
-                if request is not None and plan.request is not None and not is_same_request(request, plan.request):
-                    where = f"{self.info.name} {plan.aggregate_id!r}"
-                    raise CommandReused(plan.command_id, where, versions[0], request, plan.request)
-                return self._answer(first, tuple(cast("E", event.data) for event in events))
+        before = await repeated(plan, held)
+        if before is not None:
+            return before if isinstance(before, ConcurrencyConflict) else before.done
         decided = await self.decided(plan, held)
         if isinstance(decided, ConcurrencyConflict):
             return decided
         if decided.append is None:
-            return replace(self._answer(held, ()), confirmed=False)
+            return replace(self.answer(held, ()), confirmed=False)
         saved = await recorded(self.histories.store, [decided])
         return saved if isinstance(saved, ConcurrencyConflict) else saved[0]
 
@@ -256,9 +249,10 @@ class Repository(Generic[S, E]):
             after.commands.add(command_id, after.version)
         self.cache.put(aggregate_id, after)
         self.histories.keep(aggregate_id, held.version, after)
-        return self._answer(after, events)
+        return self.answer(after, events)
 
-    def _answer(self, after: FoldedState[S], events: tuple[E, ...]) -> Committed[S, E]:
+    def answer(self, after: FoldedState[S], events: tuple[E, ...]) -> Committed[S, E]:
+        """What came of a decision whose events the log stored, now or when it was made first."""
         log = self.histories.store.identity
         return Committed(after.state, events, after.position, after.version, self._app, log)
 
@@ -300,7 +294,7 @@ class Repository(Generic[S, E]):
 
 
 class Command(Generic[S, E]):
-    """What `Repository.command` returns: `execute` with an id and metadata."""
+    """What `Repository.command` returns: `execute` and `decide` with an id and metadata."""
 
     def __init__(self, repository: Repository[S, E], command_id: str | None, metadata: Metadata) -> None:
         self._repository = repository
@@ -316,7 +310,19 @@ class Command(Generic[S, E]):
         **kwargs: P.kwargs,
     ) -> Committed[S, E]:
         """As `Repository.execute`, once."""
+        return await self._repository.run(self.decide(aggregate_id, decide, *args, **kwargs))
+
+    def decide(
+        self,
+        aggregate_id: str,
+        decide: Callable[Concatenate[S, P], E | Sequence[E] | None],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Planned[S, E]:
+        """As `Repository.decide`; a transaction of commands is recorded once."""
         plan = self._repository.decide(aggregate_id, decide, *args, **kwargs)
-        request = None if self._command_id is None else request_of(decide, args, kwargs)
-        plan = replace(plan, command_id=self._command_id, metadata=self._metadata, request=request)
-        return await self._repository.run(plan)
+        command_id, request = self._command_id, None
+        if command_id is not None:
+            request = request_of(decide, args, kwargs, whose=f"{aggregate_id}\n{command_id}\n")
+        return replace(plan, command_id=command_id, metadata=self._metadata, request=request)

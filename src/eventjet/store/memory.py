@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from uuid import uuid4
 
-from eventjet.codec.envelope import RawRecord, header_block, recorded_at
+from eventjet.codec.envelope import RawRecord, header_block, mark_batch, recorded_at
 from eventjet.codec.subjects import subject_of, type_subjects
 from eventjet.codec.voids import reason_in, voided_by
 from eventjet.errors import ConcurrencyConflict, Refused
@@ -57,12 +57,16 @@ class MemoryStore(EventStore):
             raise Refused("A save", "one of its event ids is in the log already", "Give every event an id of its own.")
         self._ids.update(ids)
         time_ns = self._clock()
-        for subject, write in zip(subjects, writes, strict=True):
-            for index, new in enumerate(write.events):
-                position = len(self._records) + 1
-                block = header_block(event_headers(write, index))
-                self._records.append((position, time_ns, subject.encode(), block, new.encoded.body))
-                self._last[subject] = position
+        stored = [
+            (subject, event_headers(write, index), new.encoded.body)
+            for subject, write in zip(subjects, writes, strict=True)
+            for index, new in enumerate(write.events)
+        ]
+        mark_batch([headers for _, headers, _ in stored])
+        for subject, headers, body in stored:
+            position = len(self._records) + 1
+            self._records.append((position, time_ns, subject.encode(), header_block(headers), body))
+            self._last[subject] = position
         async with self._grown:
             self._grown.notify_all()
         return len(self._records)

@@ -1,0 +1,195 @@
+"""The promises of commands that come again, alone and in transactions, over any store."""
+
+from __future__ import annotations
+
+import asyncio
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from eventjet.domain.recorded import Metadata
+from eventjet.errors import CommandReused, OutcomeUnknown, Refused, UsageError
+from eventjet.examples.bank.account import Account, AccountEvent, InsufficientFunds
+from eventjet.repository import Committed, Planned, Repository
+from eventjet.repository.decisions import transact
+from eventjet.repository.histories import Snapshots
+from eventjet.store.store import EventStore
+from tests.contracts.repository_contract import Accounts, catalog, repository
+
+Done = tuple[Committed[Account, AccountEvent], ...]
+
+
+def payment(accounts: Accounts, payer: str, payee: str, amount: int = 3, name: str = "t-1") -> list[Planned[Any, Any]]:
+    command = accounts.command(name, metadata=Metadata(actor="ada"))
+    return [
+        command.decide(payer, Account.withdraw, Decimal(amount)),
+        command.decide(payee, Account.deposit, Decimal(amount)),
+    ]
+
+
+async def opened(accounts: Accounts, *names: str) -> None:
+    for name in names:
+        await accounts.execute(name, Account.deposit, Decimal(10))
+
+
+class NoSnapshots:
+    async def get(self, *_: object) -> None:
+        return None
+
+    def keep(self, *_: object) -> None:
+        return None
+
+
+class LosesItsAnswer:
+    """A store whose next append is stored, and says that nobody knows."""
+
+    def __init__(self, store: EventStore) -> None:
+        self._inner = store
+        self.lost = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def append(self, writes: Any) -> int:
+        await self._inner.append(writes)
+        self.lost += 1
+        raise OutcomeUnknown([], [], "the answer was lost", writes)
+
+
+class RepeatedContract:
+    @pytest.fixture
+    def accounts(self, app: str, store: EventStore) -> Accounts:
+        return repository(app, store)
+
+    @pytest.fixture
+    def elsewhere(self, app: str, store: EventStore) -> Accounts:
+        """The same aggregates in another process, as far as anybody can tell."""
+        return repository(app, store)
+
+    async def test_a_transaction_of_commands_is_recorded_once(
+        self, store: EventStore, accounts: Accounts, elsewhere: Accounts
+    ) -> None:
+        await opened(accounts, "p1", "q1")
+        first = await transact(store, payment(accounts, "p1", "q1"))
+        assert [one.state.balance for one in first] == [Decimal(7), Decimal(13)]
+        await accounts.execute("p1", Account.withdraw, Decimal(7))  # what came since does not change the answer
+        before = (await store.state()).last
+        for again in (accounts, elsewhere):
+            assert await transact(store, payment(again, "p1", "q1")) == first
+            assert (await transact(store, payment(again, "p1", "q1")[::-1])) == first[::-1]
+        assert (await store.state()).last == before
+        recorded = (await accounts.history("q1"))[-1]
+        assert (recorded.command_id, recorded.metadata.actor) == ("t-1", "ada")
+        with pytest.raises(InsufficientFunds):  # another id is another payment
+            await transact(store, payment(elsewhere, "p1", "q1", name="t-2"))
+
+    async def test_members_may_have_ids_of_their_own(self, store: EventStore, accounts: Accounts) -> None:
+        await opened(accounts, "p2", "q2")
+
+        def plans() -> list[Planned[Any, Any]]:
+            return [
+                accounts.command("out").decide("p2", Account.withdraw, Decimal(1)),
+                accounts.command("in").decide("q2", Account.deposit, Decimal(1)),
+            ]
+
+        assert await transact(store, plans()) == await transact(store, plans())
+        assert (await accounts.load("q2")).balance == Decimal(11)
+
+    async def test_a_transaction_whose_answer_was_lost_is_answered_when_it_is_repeated(
+        self, app: str, store: EventStore, accounts: Accounts
+    ) -> None:
+        await opened(accounts, "p3", "q3")
+        losing: Any = LosesItsAnswer(store)
+        unlucky = repository(app, losing)
+        with pytest.raises(OutcomeUnknown):
+            await transact(losing, payment(unlucky, "p3", "q3"))
+        done = await transact(losing, payment(unlucky, "p3", "q3"))
+        assert [one.version for one in done] == [2, 2]
+        assert losing.lost == 1, "the second one only read"
+        assert done == await transact(store, payment(accounts, "p3", "q3"))
+
+    async def test_a_transaction_repeated_by_many_at_once_is_recorded_once(
+        self, app: str, store: EventStore, accounts: Accounts
+    ) -> None:
+        await opened(accounts, "p4", "q4")
+        everywhere = [repository(app, store) for _ in range(6)]
+        for one in everywhere:
+            await one.load("p4")  # remembered without the payment, and of "q4" nothing is
+        done = await asyncio.gather(*(transact(store, payment(one, "p4", "q4")) for one in everywhere))
+        assert len(set(map(repr, done))) == 1
+        assert len(await accounts.history("p4")) == 2
+
+    async def test_another_request_under_the_same_id_is_refused(self, store: EventStore, accounts: Accounts) -> None:
+        await opened(accounts, "p5", "q5")
+        await transact(store, payment(accounts, "p5", "q5"))
+        with pytest.raises(CommandReused, match="account 'p5'"):
+            await transact(store, payment(accounts, "p5", "q5", amount=4))
+        with pytest.raises(CommandReused, match=r"'t-1' on account 'q5'.*withdraw"):
+            await transact(store, payment(accounts, "q5", "p5"))
+        assert len(await accounts.history("p5")) == 2
+
+    async def test_a_transaction_of_which_a_part_is_recorded_is_refused(
+        self, store: EventStore, accounts: Accounts, elsewhere: Accounts
+    ) -> None:
+        await opened(accounts, "p6", "q6", "r6")
+        await transact(store, payment(accounts, "p6", "q6"))
+        before = (await store.state()).last
+        for again in (accounts, elsewhere):
+            for plans in (payment(again, "p6", "r6"), payment(again, "r6", "q6")):
+                with pytest.raises(Refused, match=r"recorded its command 't-1' .* 'r6' never recorded"):
+                    await transact(store, plans)
+        assert (await store.state()).last == before
+
+    async def test_commands_of_several_saves_are_no_transaction(self, store: EventStore, accounts: Accounts) -> None:
+        await opened(accounts, "p7", "q7", "r7")
+        command = accounts.command("t-1")
+        await command.execute("p7", Account.withdraw, Decimal(3))
+        await command.execute("q7", Account.deposit, Decimal(3))
+        with pytest.raises(Refused, match="in another save"):
+            await transact(store, payment(accounts, "p7", "q7"))
+        await transact(store, payment(accounts, "r7", "p7", name="t-2"))
+        await transact(store, payment(accounts, "q7", "x7", name="t-2"))
+        with pytest.raises(Refused, match="in another save"):
+            await transact(store, payment(accounts, "r7", "x7", name="t-2"))
+
+    async def test_what_one_member_has_forgotten_is_looked_for_where_another_knows_it(
+        self, app: str, store: EventStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("eventjet.domain.history.COMMANDS_MAX", 3)
+
+        class Forgets(Repository[Account, AccountEvent]):
+            """With a snapshot policy, and no snapshot kept: the newest ids are all that it knows."""
+
+            def __init__(self) -> None:
+                none: Any = NoSnapshots()
+                super().__init__(app, store, catalog(), Account, Snapshots(none, none, 100))
+
+        busy = Forgets()
+        await opened(busy, "p10", "q10")
+        first = await transact(store, payment(busy, "p10", "q10"))
+        for number in range(4):
+            await busy.command(f"c-{number}").execute("q10", Account.deposit, Decimal(1))
+        for accounts in (busy, Forgets()):
+            assert await transact(store, payment(accounts, "p10", "q10")) == first
+            with pytest.raises(Refused, match="'r10' never recorded"):
+                await transact(store, payment(accounts, "p10", "r10"))
+
+    async def test_one_member_alone_may_be_repeated_as_a_command(self, store: EventStore, accounts: Accounts) -> None:
+        await opened(accounts, "p8", "q8")
+        paid, _ = await transact(store, payment(accounts, "p8", "q8"))
+        assert await accounts.command("t-1").execute("p8", Account.withdraw, Decimal(3)) == paid
+
+    async def test_a_member_without_an_id_among_others_is_refused(self, store: EventStore, accounts: Accounts) -> None:
+        plans = payment(accounts, "p9", "q9")
+        with pytest.raises(UsageError, match="without a command id, account 'q9'"):
+            await transact(store, [plans[0], accounts.decide("q9", Account.deposit, Decimal(3))])
+        only_metadata = accounts.command(metadata=Metadata(actor="ada"))
+        done = await transact(
+            store,
+            [
+                only_metadata.decide("p9", Account.deposit, Decimal(3)),
+                accounts.decide("q9", Account.deposit, Decimal(3)),
+            ],
+        )
+        assert [one.version for one in done] == [1, 1]
