@@ -37,6 +37,16 @@ S2 = TypeVar("S2")
 E2 = TypeVar("E2")
 S3 = TypeVar("S3")
 E3 = TypeVar("E3")
+S4 = TypeVar("S4")
+E4 = TypeVar("E4")
+S5 = TypeVar("S5")
+E5 = TypeVar("E5")
+S6 = TypeVar("S6")
+E6 = TypeVar("E6")
+S7 = TypeVar("S7")
+E7 = TypeVar("E7")
+S8 = TypeVar("S8")
+E8 = TypeVar("E8")
 
 
 class ReadModels(Protocol):
@@ -86,15 +96,78 @@ class Jet:
         return self._repositories.of(aggregate)
 
     @overload
-    async def transact(self, first: Planned[S1, E1], /) -> tuple[Committed[S1, E1]]: ...
+    async def transact(self, a: Planned[S1, E1], /) -> tuple[Committed[S1, E1]]: ...
     @overload
     async def transact(
-        self, first: Planned[S1, E1], second: Planned[S2, E2], /
+        self, a: Planned[S1, E1], b: Planned[S2, E2], /
     ) -> tuple[Committed[S1, E1], Committed[S2, E2]]: ...
     @overload
     async def transact(
-        self, first: Planned[S1, E1], second: Planned[S2, E2], third: Planned[S3, E3], /
+        self, a: Planned[S1, E1], b: Planned[S2, E2], c: Planned[S3, E3], /
     ) -> tuple[Committed[S1, E1], Committed[S2, E2], Committed[S3, E3]]: ...
+    @overload
+    async def transact(
+        self, a: Planned[S1, E1], b: Planned[S2, E2], c: Planned[S3, E3], d: Planned[S4, E4], /
+    ) -> tuple[Committed[S1, E1], Committed[S2, E2], Committed[S3, E3], Committed[S4, E4]]: ...
+    @overload
+    async def transact(
+        self, a: Planned[S1, E1], b: Planned[S2, E2], c: Planned[S3, E3], d: Planned[S4, E4], e: Planned[S5, E5], /
+    ) -> tuple[Committed[S1, E1], Committed[S2, E2], Committed[S3, E3], Committed[S4, E4], Committed[S5, E5]]: ...
+    @overload
+    async def transact(
+        self,
+        a: Planned[S1, E1],
+        b: Planned[S2, E2],
+        c: Planned[S3, E3],
+        d: Planned[S4, E4],
+        e: Planned[S5, E5],
+        f: Planned[S6, E6],
+        /,
+    ) -> tuple[
+        Committed[S1, E1], Committed[S2, E2], Committed[S3, E3], Committed[S4, E4], Committed[S5, E5], Committed[S6, E6]
+    ]: ...
+    @overload
+    async def transact(
+        self,
+        a: Planned[S1, E1],
+        b: Planned[S2, E2],
+        c: Planned[S3, E3],
+        d: Planned[S4, E4],
+        e: Planned[S5, E5],
+        f: Planned[S6, E6],
+        g: Planned[S7, E7],
+        /,
+    ) -> tuple[
+        Committed[S1, E1],
+        Committed[S2, E2],
+        Committed[S3, E3],
+        Committed[S4, E4],
+        Committed[S5, E5],
+        Committed[S6, E6],
+        Committed[S7, E7],
+    ]: ...
+    @overload
+    async def transact(
+        self,
+        a: Planned[S1, E1],
+        b: Planned[S2, E2],
+        c: Planned[S3, E3],
+        d: Planned[S4, E4],
+        e: Planned[S5, E5],
+        f: Planned[S6, E6],
+        g: Planned[S7, E7],
+        h: Planned[S8, E8],
+        /,
+    ) -> tuple[
+        Committed[S1, E1],
+        Committed[S2, E2],
+        Committed[S3, E3],
+        Committed[S4, E4],
+        Committed[S5, E5],
+        Committed[S6, E6],
+        Committed[S7, E7],
+        Committed[S8, E8],
+    ]: ...
     @overload
     async def transact(self, /, *plans: Planned[Any, Any]) -> tuple[Committed[Any, Any], ...]: ...
     async def transact(self, /, *plans: Planned[Any, Any]) -> tuple[Committed[Any, Any], ...]:

@@ -50,8 +50,36 @@ async def use(jet: Jet) -> None:
     await accounts.execute("a", Account.withdraw, "three")  # wrong
     await accounts.execute("a", Counter.add, 1)  # wrong
     counters.decide("a", Account.deposit, Decimal(1))  # wrong
+    accounts.command("c").decide("a", Account.withdraw)  # wrong
+    accounts.command("c").decide("a", Counter.add, 1)  # wrong
+    accounts.command("c").decide("a", Account.deposit, amount="1")  # wrong
+    accounts.command(17)  # wrong
+    accounts.command("c", actor="ada")  # wrong
     await accounts.load("a", version="1")  # wrong
+    paid, added = await jet.transact(
+        accounts.decide("a", Account.deposit, Decimal(1)), counters.decide("b", Counter.add, 1)
+    )
+    str(paid.state.n)  # wrong
+    str(added.state.balance)  # wrong
+    *_, last = await jet.transact(*(counters.decide(str(n), Counter.add, 1) for n in range(9)))
+    str(last.stat)  # wrong
+    six = await jet.transact(
+        counters.decide("a", Counter.add, 1),
+        counters.decide("b", Counter.add, 1),
+        counters.decide("c", Counter.add, 1),
+        counters.decide("d", Counter.add, 1),
+        counters.decide("e", Counter.add, 1),
+        accounts.decide("f", Account.deposit, Decimal(1)),
+    )
+    str(six[4].state.balance)  # wrong
+    str(six[5].state.n)  # wrong
+    str(six[6])  # wrong
+    await jet.transact(accounts.decide("a", Account.deposit, Decimal(1)), accounts)  # wrong
+    await jet.transact(Account.deposit)  # wrong
     await jet.caught_up(Account, position=1)  # wrong
+    await jet.caught_up(balances, position="1")  # wrong
+    await jet.caught_up(balances, position=1, token="bank:1")  # wrong
+    await jet.caught_up(balances, positon=1)  # wrong
     await jet.caught_up(balances)  # wrong
 
 
@@ -76,6 +104,14 @@ async def settings(app: App) -> None:
     async with app.connect(server="nats://127.0.0.1:4222"):  # wrong
         pass
     async with app.connect(replicas=1.5):  # wrong
+        pass
+    async with app.connect(databse="sqlite:///x.db"):  # wrong
+        pass
+    async with app.connect(servers=4222):  # wrong
+        pass
+    async with app.connect("nats://127.0.0.1:4222"):  # wrong
+        pass
+    async with app.connect(request_timeout_s=[2]):  # wrong
         pass
     Settings.load({"databse": "sqlite:///x.db"})  # wrong
 
