@@ -25,8 +25,15 @@ def check(stream: Stream, attempts: Sequence[Attempt], request_s: float, *, fina
             _check_time(attempt, request_s)
 
 
+def check_repeated(command: str, found: Sequence[int]) -> None:
+    """Raises `Broken` where a command that is in the log is not told by all of its subjects."""
+    if not all(found):
+        raise Broken(f"the command {command} is in the log in part: {list(found)}")
+
+
 def _check_log(stream: Stream) -> None:
-    """No event twice; versions contiguous and the chain unbroken on every subject."""
+    """No event and no command twice; versions contiguous and the chain unbroken on every subject."""
+    saves: dict[str, str] = {}
     seen: set[tuple[str, str | None]] = set()
     last: dict[str, tuple[int, int]] = {}
     for position, message in enumerate(stream.log, 1):
@@ -35,6 +42,10 @@ def _check_log(stream: Stream) -> None:
         if (message.subject, message.event_id) in seen:
             raise Broken(f"{message.event_id} is in the log twice")
         seen.add((message.subject, message.event_id))
+        if message.command:
+            save = (message.event_id or "").rstrip("+").rsplit(".", 2)[0]
+            if saves.setdefault(message.command, save) != save:
+                raise Broken(f"the command {message.command} is in the log twice: {saves[message.command]} and {save}")
         before, version = last.get(message.subject, (0, 0))
         if message.version != version + 1:
             raise Broken(f"{message.event_id} is version {message.version} after {version}")

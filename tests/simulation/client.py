@@ -23,6 +23,8 @@ from tests.simulation.stream import Message, Stream
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+REPEATS_MAX = 3
+"""How often a command is decided again."""
 LEAST_S = 0.05
 """What a request is given, however near the deadline is."""
 
@@ -40,6 +42,10 @@ class Rules:
     look: Callable[[Stream, str, int], tuple[int, Message] | None] = slot_of
     fresh_ids: bool = False
     """New event ids on every try."""
+    looks_for_commands: bool = True
+    """A command that is repeated is looked for before it is decided again."""
+    looks_at_all_members: bool = True
+    """Where one member of it is known and another not, the newest state of the other is read."""
 
 
 @dataclass(slots=True)
@@ -55,6 +61,8 @@ class Attempt:
     ids: list[list[str]] = field(default_factory=list[list[str]])
     """Of all events, once for each different set of ids that was sent."""
     was_unknown: bool = False
+    command: str = ""
+    """The command whose save it is, the first one or a repetition."""
 
     @property
     def messages(self) -> list[Message]:
@@ -71,6 +79,7 @@ class Client:
         self._known: dict[str, tuple[int, int]] = {}
         self._token = 0
         self._tries = 0
+        self._repeats = 0
         self._attempt: Attempt
         self._save: Save
         self._found: list[SlotFound | None] = []
@@ -86,26 +95,59 @@ class Client:
         subjects = list(world.subjects)
         first = int(random() * len(subjects))
         subjects = subjects[first : first + (1 if random() < 0.75 else 2)]
-        self._tries = 0
+        self._repeats = 0
         name = f"{self._name}.{self._left}"
-        parts = [self._decided(f"{name}.{index}", subject) for index, subject in enumerate(subjects)]
-        patience = (1.5, 5.0, 12.0)[int(random() * 3)]
-        self._attempt = Attempt(name, parts, world.now + patience)
+        held = [self._known.pop(subject, None) or world.load(subject) for subject in subjects]
+        self._decide_on(name, name, subjects, held)
+
+    def _decide_on(self, name: str, command: str, subjects: list[str], held: list[tuple[int, int]]) -> None:
+        """Begin a save of a command on states that stand at these positions and versions."""
+        world = self._world
+        self._tries = 0
+        parts = [
+            self._decided(f"{name}.{index}", command, subject, known)
+            for index, (subject, known) in enumerate(zip(subjects, held, strict=True))
+        ]
+        patience = (1.5, 5.0, 12.0)[int(world.random() * 3)]
+        self._attempt = Attempt(name, parts, world.now + patience, command=command)
         self._begin(resume=False)
 
-    def _decided(self, name: str, subject: str) -> list[Message]:
-        world = self._world
-        random = world.random
-        position, version = self._known.pop(subject, (-1, 0))
-        if position < 0:
-            position, version = world.load(subject)
+    def _decided(self, name: str, command: str, subject: str, held: tuple[int, int]) -> list[Message]:
+        random = self._world.random
+        position, version = held
         if random() < 0.01:
             position, version = 10_000, 50  # a log that lost its tail: the expected event does not exist
         count = 1 if random() < 0.7 else 2
         return [
-            Message(subject, f"{name}.{index}", position if index == 0 else None, version=version + index + 1)
+            Message(
+                subject,
+                f"{name}.{index}",
+                position if index == 0 else None,
+                version=version + index + 1,
+                command=command,
+            )
             for index in range(count)
         ]
+
+    def _repeat(self) -> None:
+        """The same command again, in a process that may know nothing of it: found in the log, or decided anew."""
+        world, attempt = self._world, self._attempt
+        subjects = [part[0].subject for part in attempt.parts]
+        held = [world.load(subject) for subject in subjects]
+        stream, command = world.stream, attempt.command
+        rules = world.rules
+        ends = [position for position, _ in held]
+        found = [stream.recorded(subject, command, position) for subject, position in zip(subjects, ends, strict=True)]
+        if rules.looks_for_commands and any(found):
+            if not all(found) and rules.looks_at_all_members:
+                world.count("repeated with a stale member")
+                found = [stream.recorded(subject, command, len(stream.log)) for subject in subjects]
+            world.repeated(attempt, found)
+            world.at(world.random(), self.next_save)
+            return
+        self._repeats += 1
+        world.count("repeated and decided anew")
+        self._decide_on(f"{attempt.command}*{self._repeats}", command, subjects, held)
 
     def _begin(self, *, resume: bool) -> None:
         attempt = self._attempt
@@ -190,6 +232,11 @@ class Client:
         world.decided(attempt, self._tries)
         if isinstance(outcome, Unknown) and not attempt.was_unknown and world.random() < 0.5:
             world.at(world.random() * 20.0, self._resume)
+            return
+        # An answer may be lost between this process and whoever asked it, too.
+        is_repeated = not isinstance(outcome, Stored) or world.random() < 0.3
+        if is_repeated and self._repeats < REPEATS_MAX and world.random() < 0.5:
+            world.at(world.random() * 10.0, self._repeat)
             return
         if isinstance(outcome, Stored):
             position = outcome.position - len(attempt.messages)

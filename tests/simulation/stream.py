@@ -40,6 +40,8 @@ class Message(NamedTuple):
     body: bytes = b""
     version: int = 0
     """Of the event within its aggregate; the stream does not look at it."""
+    command: str = ""
+    """The command it was recorded by; the stream does not look at it."""
 
 
 @dataclass(slots=True)
@@ -142,6 +144,13 @@ class Stream:
         log = self.log
         for position in range(min(length, len(log)), 0, -1):
             if log[position - 1].subject == subject:
+                return position
+        return 0
+
+    def recorded(self, subject: str, command: str, until: int) -> int:
+        """Position of the first message that a command left on a subject, 0 for none up to there."""
+        for position, message in enumerate(self.log[:until], 1):
+            if message.subject == subject and message.command == command:
                 return position
         return 0
 

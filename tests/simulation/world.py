@@ -5,13 +5,13 @@ Everything is drawn from one seed, so the same seed gives the same trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
 from eventjet.store.outcome import Acked, Answer, Conflicted, ErrorReply, Silence, SlotFound, Violation
-from tests.simulation.checks import check
+from tests.simulation.checks import check, check_repeated
 from tests.simulation.client import Attempt, Client, Rules
 from tests.simulation.stream import CLAIMED, FULL, Message, Proposal, Stream
 from tests.simulation.weather import BUSY, NO_SPACE, UNAVAILABLE, UNLISTED, Weather, Window, drawn
@@ -82,6 +82,12 @@ class World:
             self.count("Conflicted without another's event")
         self.count(f"{kind} {'when resumed' if attempt.was_unknown else 'at once' if tries == 1 else 'after doubt'}")
         check(self.stream, [attempt], self.weather.request_s, final=False)
+
+    def repeated(self, attempt: Attempt, found: Sequence[int]) -> None:
+        """A command was answered out of the log: its first position on each of its subjects, 0 for none."""
+        self.note("repeated", attempt.command, found)
+        self.count("repeated and answered")
+        check_repeated(attempt.command, found)
 
     def load(self, subject: str) -> tuple[int, int]:
         """Position and version of a subject's last event, by a replica that may lag."""

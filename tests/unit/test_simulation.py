@@ -39,6 +39,7 @@ COVERED = {
     "answer lost", "answer of a deposed leader", "batch cut", "busy", "connection lost", "denied", "deposed",
     "duplicate", "election", "error 10071", "error 10158", "error 10164", "error 10176", "error 10201", "full",
     "id claimed", "landed late", "pause", "proposal lost", "proposal survived", "replicas 1", "replicas 3",
+    "repeated and answered", "repeated and decided anew", "repeated with a stale member",
     "request late", "request lost", "restart", "rival buried the slot", "rival won the slot", "sick",
     "slot of a deposed leader", "stale load", "two leaders", "unavailable", "unlisted",
 }  # fmt: skip
@@ -154,6 +155,8 @@ class SaysTheSlotIsTheLastPosition(Save):
         (Rules(save=BelievesADenialAfterDoubt), "was called ErrorReply"),
         (Rules(save=GivesUpEarly), "before its deadline"),
         (Rules(save=SaysTheSlotIsTheLastPosition), "was called stored at"),
+        (Rules(looks_for_commands=False), "is in the log twice"),
+        (Rules(looks_at_all_members=False), "is in the log in part"),
     ],
     ids=[
         "the tail is compared instead of the slot",
@@ -167,6 +170,8 @@ class SaysTheSlotIsTheLastPosition(Save):
         "a denial is believed after an unknown try",
         "the deadline is not used",
         "the position of a batch is taken from its slot",
+        "a command is decided again without looking for it",
+        "a member that a stale state does not tell is taken for missing",
     ],
 )
 def test_a_broken_rule_is_caught(rules: Rules, says: str) -> None:
