@@ -292,6 +292,7 @@ class Jet:
     ) -> AsyncIterator[Recorded[Any]]:
         """The log's events in order: all, from the last one, new ones only, from a position or from a time.
 
+        The time is that at which the log got them, which for imported events is not their `recorded_at`.
         Ends at the tail unless `follow`. Raises `UnknownEvent` and `UndecodableEvent`, and `UsageError` for a time
         without a zone.
         """

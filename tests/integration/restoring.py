@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
@@ -54,10 +55,12 @@ async def fill(app: App, url: str, count: int = 1_500, seed: int = 3) -> None:
                 accounts.decide("bob", Account.deposit, Decimal(2)),
             )
         opened = [Imported(Account, f"a-{number}", Opened(owner=f"o-{number}")) for number in range(40)]
+        long_ago = datetime(2001, 5, 1, tzinfo=UTC)
         deposits = [
-            Imported(Account, f"a-{chance.randrange(40)}", Deposited(amount=Decimal(chance.randrange(1, 999)) / 100))
-            for _ in range(count)
-        ]
+            Imported(Account, f"b-{chance.randrange(40)}", Deposited(amount=Decimal(chance.randrange(1, 999)) / 100),
+                     long_ago + timedelta(seconds=number), Metadata(actor="till", correlation=f"day-{number % 7}"))
+            for number in range(count)
+        ]  # fmt: skip
         await jet.append_many(opened + deposits, source="till")
 
 

@@ -14,6 +14,7 @@ from eventjet.archive.batches import BATCH_BYTES, BATCH_MAX, HEADERS_ADDED, Rest
 from eventjet.archive.reading import ArchiveReader
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.envelope import RawRecord, header, header_block, recorded_at
+from eventjet.codec.imported import logged_at
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
 from eventjet.errors import ArchiveBroken, Refused
 from eventjet.store.store import Append, NewEvent, check_save, event_headers, message_size
@@ -155,8 +156,24 @@ def test_what_was_published_again_is_published_again_in_the_same_way(drawn: list
     assert [published(one) for one in twice] == [published(one) for one in once]
 
 
-def test_the_largest_event_that_a_save_takes_has_room_for_what_a_restore_adds() -> None:
-    context = (("Ej-Meta-k", "v" * 900),)
+@pytest.mark.parametrize(
+    "told", [(), ("Ej-Recorded-At: 2001-05-01T00:00:00Z",)], ids=["without a time", "with its own"]
+)
+def test_an_imported_event_keeps_both_of_its_times(told: tuple[str, ...]) -> None:
+    imported = record(0, "Ej-Imported: 1", *told)
+    _, subject, kept, body = lasting(imported)
+    restored = (0, NS + 10**15, subject, kept, body)
+    assert (recorded_at(restored), logged_at(restored)) == (recorded_at(imported), logged_at(imported))
+    assert logged_at(imported) == recorded_at(record(0)) == logged_at(record(0))
+    assert recorded_at(imported) == (datetime(2001, 5, 1, tzinfo=UTC) if told else logged_at(imported))
+    assert lasting(restored) == lasting(imported)
+
+
+@pytest.mark.parametrize("more", [(), (("Ej-Imported", "1"),)], ids=["recorded", "imported"])
+def test_the_largest_event_that_a_save_takes_has_room_for_what_a_restore_adds(
+    more: tuple[tuple[str, str], ...],
+) -> None:
+    context = (("Ej-Meta-k", "v" * 900), *more)
 
     def save_of(size: int) -> Append:
         encoded = EncodedEvent("t" * 60, 9_999_999, b"x" * size)

@@ -1,8 +1,9 @@
 """An archived log as it is published again, in batches that are stored whole or not at all.
 
 Subject, body, and all headers that are told to readers stay as they are, in their order. What was said only to the
-server (batches, expectations of a whole stream) goes, and `Ej-Recorded-At` keeps the time that the server will not give
-again. Whatever is published twice in this way is the same as what was published once.
+server (batches, expectations of a whole stream) goes. `Ej-Recorded-At` keeps the time that the server will not give
+again, and `Ej-Logged-At` that of an imported event, whose own may be another. Whatever is published twice in this way
+is the same as what was published once.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import lru_cache
 from eventjet.archive.manifest import Archive
 from eventjet.archive.reading import ArchiveReader
 from eventjet.codec.envelope import EXPECTED, MSG_ID, RECORDED_AT, RawRecord, header, number_of
+from eventjet.codec.imported import LOGGED_AT, is_imported
 from eventjet.errors import ArchiveBroken
 from eventjet.nats.protocol import publish_frame
 
@@ -23,14 +25,14 @@ BATCH_MAX = 500
 """Messages of one atomic batch: beyond that, a batch costs what its messages cost."""
 BATCH_BYTES = 4_000_000
 """Of one batch, about: the server waits ten seconds for the rest of it."""
-HEADERS_ADDED = 200
-"""Bytes that a message grows by at the most: `Ej-Recorded-At` (48), the batch's headers (79), the expected end of the
-log (51)."""
+HEADERS_ADDED = 240
+"""Bytes that a message grows by at the most: `Ej-Recorded-At` (48), `Ej-Logged-At` (46), the batch's headers (79), the
+expected end of the log (51)."""
 
 _TO_THE_SERVER = re.compile(rb"\r\nNats-(?!Msg-Id: |Expected-Last-Subject-Sequence: )[^\r\n]*")
 _EXPECTATION = re.compile(rb"\r\nNats-Expected-Last-Subject-Sequence: [^\r\n]*")
 _OF_ANOTHER = b"\r\nNats-Expected-Last-Subject-Sequence-Subject: "
-_TOLD = f"\r\n{RECORDED_AT}: ".encode()
+_TOLD, _LOGGED = (f"\r\n{name}: ".encode() for name in (RECORDED_AT, LOGGED_AT))
 _NO_HEADERS = b"NATS/1.0\r\n\r\n"
 
 
@@ -124,12 +126,14 @@ def lasting(record: RawRecord) -> tuple[int, bytes, bytes, bytes]:
 def _kept(record: RawRecord) -> bytes:
     """The header block without what was said to the server, and with the time."""
     block = _TO_THE_SERVER.sub(b"", record[3] or _NO_HEADERS)
-    bare = block.rstrip(b"\r\n")
-    if _TOLD in block:
-        return bare + b"\r\n\r\n"
-    second, nanosecond = divmod(record[1], 1_000_000_000)
-    time = f"{_second(second)}.{nanosecond:09d}Z"
-    return b"%b%b%b\r\n\r\n" % (bare, _TOLD, time.encode())
+    names = [_TOLD, _LOGGED] if is_imported(block) else [_TOLD]
+    missing = [name for name in names if name not in block]
+    kept = block.rstrip(b"\r\n")
+    if missing:
+        second, nanosecond = divmod(record[1], 1_000_000_000)
+        time = f"{_second(second)}.{nanosecond:09d}Z".encode()
+        kept += b"".join(name + time for name in missing)
+    return kept + b"\r\n\r\n"
 
 
 @lru_cache(maxsize=64)

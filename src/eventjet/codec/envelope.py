@@ -1,8 +1,8 @@
 """Headers of a stored event: written in one order, read without parsing them all.
 
 Order: `Nats-Msg-Id` · `Nats-Expected-Last-Subject-Sequence` · `Ej-Type` · `Ej-Schema` · `Ej-Version` · `Ej-Command` ·
-`Ej-Request` · `Ej-Correlation` · `Ej-Causation` · `traceparent` · `Ej-Meta-*` · `Ej-Imported`. A record of the log
-stays bytes until it is decoded here, once, by every engine alike.
+`Ej-Request` · `Ej-Correlation` · `Ej-Causation` · `traceparent` · `Ej-Meta-*` · `Ej-Imported` · `Ej-Recorded-At` ·
+`Ej-Logged-At`. A record of the log stays bytes until it is decoded here, once, by every engine alike.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ CORRELATION = "Ej-Correlation"
 CAUSATION = "Ej-Causation"
 TRACEPARENT = "traceparent"
 META = "Ej-Meta-"
-IMPORTED = "Ej-Imported"
-"""Says that an event was imported: it happened elsewhere and long ago, so nothing is to follow from it."""
 RECORDED_AT = "Ej-Recorded-At"
+"""When it was recorded first, where that is not when the server stored it: written by imports and restores."""
 BATCH_ID, BATCH_NUMBER, BATCH_COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
 """Of an atomic batch (ADR-50); the server stores them."""
 ENCODING = "Ej-Encoding"
@@ -96,12 +95,6 @@ def header(block: bytes, name: str) -> str | None:
     return block[start : end if end >= 0 else None].decode("utf-8", "replace")  # others may have left its end out
 
 
-def request_in(block: bytes) -> str | None:
-    """What the command of an event asked for; None where that was not recorded."""
-    told = header(block, REQUEST)
-    return None if told is None else unquote(told)
-
-
 def mark_batch(blocks: Sequence[list[tuple[str, str]]]) -> None:
     """Make the messages of these headers one atomic batch (ADR-50); a message alone stays a plain publish."""
     if len(blocks) < 2:
@@ -153,7 +146,12 @@ def metadata_of(block: bytes) -> tuple[str | None, Metadata]:
 
 def recorded_at(record: RawRecord) -> datetime:
     """When it was recorded: JetStream's time, unless the record says otherwise; raises `UndecodableEvent`."""
-    return _told_time(record[3], _EPOCH + timedelta(microseconds=record[1] // 1000), record)
+    return told_time(record, RECORDED_AT, stored_at(record))
+
+
+def stored_at(record: RawRecord) -> datetime:
+    """JetStream's time."""
+    return _EPOCH + timedelta(microseconds=record[1] // 1000)
 
 
 class Decoder:
@@ -214,7 +212,7 @@ class Decoder:
             command_id, metadata = None, NO_METADATA
             if not is_plain and _CONTEXT.search(block):
                 command_id, metadata = metadata_of(block)
-                at_utc = _told_time(block, at_utc, record)
+                at_utc = told_time(record, RECORDED_AT, at_utc)
         except Exception as error:
             self._pass_over(record)
             if isinstance(error, CodecError):
@@ -254,7 +252,7 @@ class Decoder:
             if at == 2:
                 expected = number_of(block, EXPECTED)  # written by others, after the type
             if b"\r\nEj-R" in block:
-                _told_time(block, _EPOCH, record)
+                told_time(record, RECORDED_AT, _EPOCH)
             start = block.find(b"\r\nEj-Command: ")
             command_id = None if start < 0 else _unescaped(block[start + 14 : block.index(b"\r\n", start + 14)])
             return Link(version, position, expected, command_id, data)
@@ -375,15 +373,16 @@ def _unescaped(value: bytes) -> str:
     return unquote(text) if "%" in text else text
 
 
-def _told_time(block: bytes, default: datetime, record: RawRecord) -> datetime:
-    text = header(block, RECORDED_AT)
+def told_time(record: RawRecord, name: str, default: datetime) -> datetime:
+    """The time in a header, a default where it is absent; raises `UndecodableEvent`."""
+    text = header(record[3], name)
     if text is None:
         return default
     try:
         told = datetime.fromisoformat(text)
         return told.astimezone(UTC) if told.tzinfo else default
     except (ValueError, OverflowError):
-        raise undecodable(record, f"{RECORDED_AT} is {_shown(text)!r}") from None
+        raise undecodable(record, f"{name} is {_shown(text)!r}") from None
 
 
 def _escaped(name: str, value: str) -> str:

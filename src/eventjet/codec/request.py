@@ -19,8 +19,11 @@ from enum import Enum
 from functools import partial
 from pathlib import PurePath
 from typing import Any, cast
+from urllib.parse import unquote
 from uuid import UUID
 from weakref import WeakKeyDictionary
+
+from eventjet.codec.envelope import REQUEST, header
 
 _EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 """Takes the zeros off a Decimal's end and rounds nothing."""
@@ -45,6 +48,12 @@ def request_of(decide: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
         return name
     digest = hashlib.blake2b(f"{whose}{told}".encode("utf-8", "surrogatepass"), digest_size=8)
     return f"{name}:{digest.hexdigest()}"
+
+
+def request_in(block: bytes) -> str | None:
+    """What the command of an event asked for, by its headers; None where that was not recorded."""
+    told = header(block, REQUEST)
+    return None if told is None else unquote(told)
 
 
 def is_same_request(one: str, other: str) -> bool:

@@ -58,7 +58,7 @@ class Recorded(Generic[E_co]):
     position: int
     """The stream sequence: one dense order over all events of an app."""
     recorded_at: datetime
-    """UTC; the server's clock when it stored the event."""
+    """UTC; the server's clock when it stored the event, or what its import said."""
     event_id: str = ""
     aggregate: str = ""
     """The aggregate's name."""

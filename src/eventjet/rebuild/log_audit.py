@@ -24,7 +24,7 @@ from eventjet.codec.envelope import (
     number_of,
     open_batch,
 )
-from eventjet.codec.envelope import recorded_at as recorded_at_of
+from eventjet.codec.imported import logged_at
 from eventjet.codec.subjects import entity_of
 from eventjet.codec.voids import voided_by
 from eventjet.errors import UndecodableEvent, UnknownEvent
@@ -205,7 +205,7 @@ class LogAudit:
         try:
             version, _, expected, *_ = self._decode.link(record)
             if _TOLD_TIME in block:
-                time_ns = int(recorded_at_of(record).timestamp() * 1e9)
+                time_ns = int(logged_at(record).timestamp() * 1e9)
         except (UnknownEvent, UndecodableEvent) as error:
             self._unreadable(record, error)
             readable = False

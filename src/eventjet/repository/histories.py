@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import Any, Generic, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
@@ -22,8 +23,8 @@ from eventjet.codec.envelope import (
     number_of,
     open_batch,
     recorded_at,
-    request_in,
 )
+from eventjet.codec.request import request_in
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState, fold_history
 from eventjet.domain.recorded import NO_METADATA, Recorded
@@ -114,7 +115,8 @@ class Histories(Generic[S]):
         else:
             resolved = cast("datetime", at)
             known = await self._read_until(aggregate_id, lambda record: recorded_at(record) > resolved)
-            records = [record for record in known if recorded_at(record) <= resolved]
+            # Up to the first later one, whatever the times of events say that other programs wrote behind it.
+            records = list(takewhile(lambda record: recorded_at(record) <= resolved, known))
         return self._fold_page(self._start(), records)
 
     async def outcome(self, aggregate_id: str, first: int, last: int, command_id: str) -> FirstOutcome[S] | None:

@@ -10,22 +10,34 @@ import asyncio
 import re
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from eventjet.codec.catalog import EncodedEvent
-from eventjet.codec.envelope import COMMAND, IMPORTED, VERSION, context_headers, header, number_of
+from eventjet.codec.envelope import (
+    COMMAND,
+    RECORDED_AT,
+    VERSION,
+    context_headers,
+    header,
+    number_of,
+    recorded_at,
+)
+from eventjet.codec.imported import IMPORTED
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.identity import new_event_id
-from eventjet.domain.recorded import NO_METADATA
+from eventjet.domain.recorded import NO_METADATA, Metadata
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import ConcurrencyConflict, Refused, UsageError
 from eventjet.repository.decisions import CONFLICTS_MAX, retried
 from eventjet.repository.repositories import Repositories
 from eventjet.store.store import BATCH_MAX, Append, NewEvent
 
-_Item = tuple[tuple[str, str], int, EncodedEvent]
-"""(aggregate and id, ordinal within it, event)."""
+_Context = tuple[tuple[str, str], ...]
+_Item = tuple[tuple[str, str], int, EncodedEvent, datetime | None, _Context]
+"""(aggregate and id, ordinal within it, event, its time, headers)."""
 _SOURCE = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
+_NEVER = datetime.min.replace(tzinfo=UTC)
 _BYTES_MAX = 8_000_000
 """Bodies of one batch, in bytes: well below what a connection may have pending."""
 
@@ -44,6 +56,10 @@ class Imported:
     aggregate: type
     aggregate_id: str
     event: Any
+    at: datetime | None = None
+    """When it was recorded where it comes from; None for now. Never before that of the aggregate's event before it."""
+    metadata: Metadata = NO_METADATA
+    """Who, in which conversation, because of what; recorded beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +82,8 @@ class _Known:
     position: int
     version: int
     imported: int
+    at: datetime = _NEVER
+    """When its last event was recorded."""
 
 
 class Importer:
@@ -91,6 +109,8 @@ class Importer:
         self._position = 0
         self._log = ""
         """Whose positions are known."""
+        self._times: dict[tuple[str, str], datetime] = {}
+        """When the last event of each aggregate in the piece under way was recorded."""
 
     async def run(
         self, events: Iterable[Imported] | AsyncIterable[Imported], progress: Callable[[int], object] | None
@@ -102,8 +122,9 @@ class Importer:
             key = (aggregate_info(one.aggregate).name, one.aggregate_id)
             encoded = self._encoded(one)
             ordinal = self._ordinals[key] = self._ordinals.get(key, 0) + 1
-            chunk.append((key, ordinal, encoded))
-            size += len(encoded.body)
+            context = self._context(one, ordinal)
+            chunk.append((key, ordinal, encoded, one.at, context))
+            size += len(encoded.body) + sum(len(value) for _, value in context)
             if len(chunk) == BATCH_MAX or size > _BYTES_MAX:
                 await self._store_chunk(chunk, progress)
                 chunk, size = [], 0
@@ -121,9 +142,23 @@ class Importer:
             )
         return self._catalog.encode(one.event)
 
+    def _context(self, one: Imported, ordinal: int) -> _Context:
+        """Its headers; raises `UsageError` for a time that cannot be one of the past, and `Refused`."""
+        told = (*context_headers(f"{self._source}/{ordinal}", one.metadata), (IMPORTED, "1"))
+        if one.at is None:
+            return told
+        is_time = isinstance(one.at, datetime)  # pyright: ignore[reportUnnecessaryIsInstance]  text is easily given
+        if not is_time or one.at.tzinfo is None or one.at > datetime.now(UTC):
+            where = f"{aggregate_info(one.aggregate).name} {one.aggregate_id!r}"
+            raise UsageError(
+                f"Event {ordinal} of {where} in the import is of {one.at!s}, which is in the future or has "
+                "no time zone. Give a past time with its zone."
+            )
+        return (*told, (RECORDED_AT, one.at.astimezone(UTC).isoformat().replace("+00:00", "Z")))
+
     async def _store_chunk(self, chunk: Sequence[_Item], progress: Callable[[int], object] | None) -> None:
         await self._check_log()
-        await self._learn({key for key, _, _ in chunk if key not in self._known})
+        await self._learn({key for key, *_ in chunk if key not in self._known})
         missing = self._missing(chunk)
         await self._unbuild(missing)
         limit = len(missing)
@@ -132,7 +167,7 @@ class Importer:
             """Store the next piece; how many events it had, or a conflict with somebody who writes to one of them."""
             nonlocal missing, limit
             if again:
-                await self._learn({key for key, _, _ in missing[:limit]})
+                await self._learn({key for key, *_ in missing[:limit]})
                 missing = self._missing(missing)
                 limit = max(1, limit // 4)  # A smaller piece is quicker, so it wins sooner.
             writes = self._writes(missing[:limit])
@@ -171,7 +206,7 @@ class Importer:
 
     async def _unbuild(self, missing: Sequence[_Item]) -> None:
         """Say before the first event of a type with unique values that they are not claimed; raises `Refused`."""
-        for name in {key[0] for key, _, _ in missing} & self._unclaimed.keys():
+        for name in {key[0] for key, *_ in missing} & self._unclaimed.keys():
             claims = self._unclaimed[name].claims
             assert claims is not None
             await claims.unbuild()
@@ -185,9 +220,20 @@ class Importer:
 
     def _writes(self, missing: Sequence[_Item]) -> list[Append]:
         grouped: dict[tuple[str, str], list[NewEvent]] = {}
-        for key, ordinal, encoded in missing:
-            context = (*context_headers(f"{self._source}/{ordinal}", NO_METADATA), (IMPORTED, "1"))
+        times: dict[tuple[str, str], datetime] = {}
+        now = datetime.now(UTC)
+        for key, ordinal, encoded, at, context in missing:
+            before = times.get(key, self._known[key].at)
+            if at is not None and at < before:
+                raise Refused(
+                    f"Event {ordinal} of {key[0]} {key[1]!r} in the import {self._source!r}",
+                    f"it is of {at.isoformat()}, and the event before it of {before.isoformat()}",
+                    "Import the events of an aggregate in the order of their times, before it records others. What is "
+                    "stored stays stored.",
+                )
+            times[key] = at or max(now, before)
             grouped.setdefault(key, []).append(NewEvent(new_event_id(), encoded, context))
+        self._times = times
         return [
             Append(*key, self._known[key].position, self._known[key].version, tuple(events))
             for key, events in grouped.items()
@@ -201,6 +247,7 @@ class Importer:
             known.position = position
             known.version += len(write.events)
             known.imported += len(write.events)
+            known.at = self._times[(write.aggregate, write.aggregate_id)]
             self._stored += len(write.events)
         self._position = last
 
@@ -212,8 +259,10 @@ class Importer:
     async def _learn_one(self, key: tuple[str, str]) -> None:
         known = self._known.get(key) or _Known(0, 0, 0)
         prefix = f"{self._source}/"
-        for position, _, _, block, _ in await self._store.history(*key, after=known.position):
+        for record in await self._store.history(*key, after=known.position):
+            position, _, _, block, _ = record
             known.position = position
+            known.at = max(known.at, recorded_at(record))
             known.version = number_of(block, VERSION) or 0
             command = header(block, COMMAND) or ""
             if command.startswith(prefix) and command[len(prefix) :].isdigit():

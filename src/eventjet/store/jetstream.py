@@ -20,8 +20,8 @@ from eventjet.codec.envelope import (
     header,
     header_block,
     mark_batch,
-    recorded_at,
 )
+from eventjet.codec.imported import logged_at
 from eventjet.codec.subjects import stream_subjects, subject_of, type_subjects
 from eventjet.errors import (
     ApiRefused,
@@ -224,13 +224,13 @@ class JetStreamStore(EventStore):
     async def position_at(self, at: datetime) -> int:
         found = await self._patiently(api.direct_since(self.app, at, stream_subjects(self.app)))
         end = (await self.state()).last + 1
-        if found is None or recorded_at(found) >= at:
+        if found is None or logged_at(found) >= at:
             return end if found is None else found[0]
         before = found[0]  # the log was restored, and the server knows only when that was
         while end - before > 1:
             middle = (before + end) // 2
             found = await self._from_leader(api.next_message(self.app, middle, stream_subjects(self.app)))
-            before, end = (middle, end) if found is not None and recorded_at(found) < at else (before, middle)
+            before, end = (middle, end) if found is not None and logged_at(found) < at else (before, middle)
         return end
 
     async def state(self) -> LogState:

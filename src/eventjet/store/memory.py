@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from uuid import uuid4
 
-from eventjet.codec.envelope import RawRecord, header_block, mark_batch, recorded_at
+from eventjet.codec.envelope import RawRecord, header_block, mark_batch
+from eventjet.codec.imported import logged_at
 from eventjet.codec.subjects import subject_of, type_subjects
 from eventjet.codec.voids import reason_in, voided_by
 from eventjet.errors import ConcurrencyConflict, Refused
@@ -97,7 +98,7 @@ class MemoryStore(EventStore):
         yield [record for record in self._records[max(after, 0) :] if record[2].startswith(of_type)]
 
     async def position_at(self, at: datetime) -> int:
-        return next((record[0] for record in self._records if recorded_at(record) >= at), len(self._records) + 1)
+        return next((record[0] for record in self._records if logged_at(record) >= at), len(self._records) + 1)
 
     async def voids(self) -> dict[int, str]:
         found = ((voided_by(subject), body) for _, _, subject, _, body in self._records)

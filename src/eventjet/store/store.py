@@ -118,7 +118,7 @@ class EventStore(Protocol):
         ...
 
     async def position_at(self, at: datetime) -> int:
-        """Position of the first record recorded at or after a time; one beyond the last when there is none."""
+        """Position of the first record that the log got at or after a time; one beyond the last when there is none."""
         ...
 
     async def voids(self) -> dict[int, str]:

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from eventjet import failpoints
-from eventjet.codec.envelope import IMPORTED, RawRecord, header
+from eventjet.codec.envelope import RawRecord
+from eventjet.codec.imported import is_imported
 from eventjet.cursors.cursor import Cursor
 from eventjet.cursors.kv import CHANGES_MAX, HeldCursor, ParkedEntry, parked_now
 from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, RETRIED, AggregateKey, Parked
@@ -149,7 +150,7 @@ class Term:
 
     def _add(self, offered: Offered) -> None:
         position, event_id = offered.position, offered.event_id
-        imported = not self._followed.takes_imported and header(offered.record[3], IMPORTED) is not None
+        imported = not self._followed.takes_imported and is_imported(offered.record[3])
         known = self._known.get(position)
         if known is not None and not is_of(known.parked.event_id, offered.record):
             raise LogRolledBack(self._followed.declaration.name, position, "the event parked there is another")
