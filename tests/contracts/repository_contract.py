@@ -15,7 +15,7 @@ from eventjet.errors import CommandReused, ConcurrencyConflict, HistoryBroken, R
 from eventjet.examples.bank.account import Account, AccountEvent, Deposited, InsufficientFunds, Opened, Withdrawn
 from eventjet.repository import Repository
 from eventjet.store.store import EventStore, NewEvent
-from tests.contracts.store_contract import write
+from eventjet.testing.store_contract import write
 
 Accounts = Repository[Account, AccountEvent]
 

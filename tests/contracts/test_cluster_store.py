@@ -14,7 +14,7 @@ from eventjet.errors import ConcurrencyConflict, StoreUnavailable
 from eventjet.nats.client import connect
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore
-from tests.contracts.store_contract import StoreContract, new, write
+from eventjet.testing.store_contract import StoreContract, new, write
 from tests.nats_cluster import NatsCluster
 from tests.simulation.lines import answers_of_both
 from tests.simulation.scripts import WRITTEN, Script, drawn

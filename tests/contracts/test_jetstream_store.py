@@ -8,7 +8,7 @@ import pytest
 
 from eventjet.dev.nats import NatsServer
 from eventjet.store.jetstream import JetStreamStore
-from tests.contracts.store_contract import StoreContract
+from eventjet.testing.store_contract import StoreContract
 from tests.stores import fresh_jetstream
 
 

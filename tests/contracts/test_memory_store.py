@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eventjet.store.memory import MemoryStore
-from tests.contracts.store_contract import StoreContract
+from eventjet.testing.store_contract import StoreContract
 
 
 class TestMemoryStore(StoreContract):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eventjet.dev.nats import NatsServer
-from tests.contracts.store_contract import StoreContract
+from eventjet.testing.store_contract import StoreContract
 from tests.simulation.lines import answers_of_both
 from tests.simulation.scripts import AFTER_A_WHILE, FORGOTTEN_S, WRITTEN, Script, drawn
 from tests.simulation.store import SimulatedStore

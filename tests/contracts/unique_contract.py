@@ -19,7 +19,7 @@ from eventjet.repository.decisions import transact
 from eventjet.repository.importing import Importer
 from eventjet.repository.repositories import Repositories
 from eventjet.store.store import EventStore, NewEvent
-from tests.contracts.store_contract import write
+from eventjet.testing.store_contract import write
 
 
 @event("user.called")

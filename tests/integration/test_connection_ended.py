@@ -24,7 +24,7 @@ from eventjet.nats.dial import dial
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.store.jetstream import REQUESTS_MAX
-from tests.contracts.store_contract import write
+from eventjet.testing.store_contract import write
 from tests.integration.wire_fake import FakeServer, greet
 from tests.logs import fresh_name
 

@@ -12,7 +12,7 @@ from eventjet.nats.client import connect
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.topology import declare
-from tests.contracts.store_contract import new, write
+from eventjet.testing.store_contract import new, write
 
 USERS = """
 authorization { timeout: 30, users [

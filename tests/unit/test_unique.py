@@ -25,7 +25,7 @@ from eventjet.serving.problems import problem
 from eventjet.store.memory import MemoryStore
 from eventjet.store.store import Append
 from eventjet.testing import world
-from tests.contracts.store_contract import write
+from eventjet.testing.store_contract import write
 from tests.contracts.unique_contract import User, called, repository
 
 values: Any = st.recursive(

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from eventjet.testing.laws import AggregateLaws, CodecLaws, ProjectionLaws
     from eventjet.testing.projecting import on, projected
     from eventjet.testing.reacting import reacted
+    from eventjet.testing.running import running
     from eventjet.testing.scenarios import scenario
+    from eventjet.testing.store_contract import StoreContract
     from eventjet.testing.stories import story
     from eventjet.testing.world import world
 
@@ -24,9 +26,11 @@ __all__ = [
     "AggregateLaws",
     "CodecLaws",
     "ProjectionLaws",
+    "StoreContract",
     "on",
     "projected",
     "reacted",
+    "running",
     "scenario",
     "story",
     "world",
@@ -38,7 +42,9 @@ __getattr__ = lazy(
         "eventjet.testing.laws": ("AggregateLaws", "CodecLaws", "ProjectionLaws"),
         "eventjet.testing.projecting": ("on", "projected"),
         "eventjet.testing.reacting": ("reacted",),
+        "eventjet.testing.running": ("running",),
         "eventjet.testing.scenarios": ("scenario",),
+        "eventjet.testing.store_contract": ("StoreContract",),
         "eventjet.testing.stories": ("story",),
         "eventjet.testing.world": ("world",),
     },

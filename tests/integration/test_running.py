@@ -1,0 +1,99 @@
+"""`running`: an app on servers of its own, with its workers, and nothing left of it afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+from sqlalchemy import create_engine, select
+
+from eventjet import App, Reaction, Recorded, aggregate, event, reactor
+from eventjet.errors import Unreachable
+from eventjet.examples.bank.account import Account
+from eventjet.examples.bank.app import bank
+from eventjet.examples.bank.read_models import balances_table
+from eventjet.examples.transfer.accounts import Account as Frozen
+from eventjet.examples.transfer.app import transfers
+from eventjet.examples.transfer.transfers import Transfer
+from eventjet.nats.client import connect
+from eventjet.testing import running
+
+PATIENT_S = 120.0
+
+
+async def test_an_app_runs_with_its_read_models_on_servers_that_are_gone_afterwards() -> None:
+    async with running(bank) as jet:
+        done = await jet.repository(Account).execute("a-1", Account.open, "ada")
+        await jet.caught_up("balances", position=done.position, timeout_s=PATIENT_S)
+        with create_engine(jet.settings.database).connect() as connection:
+            assert connection.execute(select(balances_table.c.owner)).scalars().all() == ["ada"]
+    with pytest.raises(Unreachable):
+        await connect(jet.settings)
+
+
+class Mails:
+    """Stands in for what the app opens."""
+
+    def __init__(self) -> None:
+        self.mails = self
+        self.texts: list[str] = []
+        self.came = asyncio.Event()
+
+    async def send(self, text: str, *, key: str) -> None:
+        self.texts.append(text)
+        self.came.set()
+
+
+async def test_processes_and_reactors_run_with_what_stands_in_for_their_deps() -> None:
+    fakes = Mails()
+    async with running(transfers, deps=fakes) as jet:
+        accounts, asked = jet.repository(Frozen), jet.repository(Transfer)
+        await accounts.execute("ada", Frozen.deposit, Decimal(10))
+        until = datetime.now(UTC) + timedelta(hours=1)
+        await asked.execute("t", Transfer.request, "t", "ada", "bob", Decimal(4), until=until)
+        async with asyncio.timeout(PATIENT_S):
+            await fakes.came.wait()
+        assert (await accounts.load("bob")).balance == 4
+    assert len(fakes.texts) == 1
+    assert transfers.deps is not None, "the app itself is as it was"
+
+
+@event("bell.rung")
+class Rung:
+    pass
+
+
+@aggregate("bell")
+class Bell:
+    def ring(self) -> Rung:
+        return Rung()
+
+    def evolve(self, event: Rung) -> Bell:
+        return self
+
+
+@reactor("ringer")
+async def ringer(event: Recorded[Rung], reaction: Reaction[None]) -> None:
+    """Does nothing."""
+
+
+@asynccontextmanager
+async def no_mail_server() -> AsyncGenerator[None]:
+    raise OSError("no mail server")
+    yield
+
+
+async def test_what_ends_the_workers_is_raised_before_anything_is_tried() -> None:
+    app = App("bells", aggregates=[Bell], reactors=[ringer], deps=no_mail_server)
+    with pytest.raises(OSError, match="no mail server"):
+        async with running(app):
+            pytest.fail("it does not begin")  # pragma: no cover
+
+
+async def test_an_app_with_nothing_to_work_on_runs_without_workers() -> None:
+    async with running(App("bells", aggregates=[Bell])) as jet:
+        assert (await jet.repository(Bell).execute("b", Bell.ring)).position == 1
