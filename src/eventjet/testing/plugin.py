@@ -6,11 +6,14 @@ that must be alone takes a stream (an app name) or a database of its own, as `ev
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
+
+_UNSET = 'The configuration option "asyncio_default_fixture_loop_scope" is unset'
 
 if TYPE_CHECKING:
     from eventjet.dev.nats import NatsServer
@@ -24,6 +27,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="Write down how events fold and look today, for `AggregateLaws` and `CodecLaws` of later releases.",
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """In a folder without a configuration of pytest, say nothing of the configuration that pytest-asyncio misses."""
+    if config.inipath is None:
+        warnings.filterwarnings("ignore", _UNSET, pytest.PytestDeprecationWarning)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,26 @@
+"""The plugin that the extra `testing` registers with pytest, in an application's folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def pytest_in(folder: Path) -> subprocess.CompletedProcess[str]:
+    """A run in which every warning is an error."""
+    program = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "--rootdir", "."]
+    return subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=240)
+
+
+def test_a_run_in_a_folder_without_configuration_warns_of_nothing(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n", encoding="utf-8")
+    done = pytest_in(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert "warning" not in done.stdout
+
+
+def test_a_folder_with_a_configuration_that_lacks_a_line_is_told(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n", encoding="utf-8")
+    assert "asyncio_default_fixture_loop_scope" in pytest_in(tmp_path).stderr
