@@ -159,12 +159,13 @@ def broken(law: Callable[[Any], object], cls: Any) -> str:
     error: BaseException = raised.value
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return str(error)
+    return "\n".join((str(error), *getattr(error, "__notes__", ())))
 
 
 def test_a_fold_that_refuses_an_event_is_found_with_the_shortest_history() -> None:
     said = broken(AggregateLaws.test_evolve_takes_every_history, Refusing)
-    assert "Refusing.evolve raised ValueError('negative') for Counted(by=-1)" in said
+    assert "Refusing.evolve raised ValueError for Counted: negative. It takes every event" in said
+    assert "the event: Counted(by=-1)\nthe state: Refusing(total=0)" in said
 
 
 def test_a_fold_that_returns_something_else_is_found_in_the_words_of_production() -> None:

@@ -155,7 +155,7 @@ async def test_changing_what_was_recorded_changes_no_state() -> None:
 
 async def test_an_event_that_its_own_evolve_cannot_take_is_not_stored() -> None:
     jet = connection(Clock)
-    with pytest.raises(RuntimeError, match="forgot"):
+    with pytest.raises(DefinitionError, match=r"Clock\.evolve raised RuntimeError for Broken: evolve forgot"):
         await jet.repository(Clock).execute("a", Clock.smash)
     assert (await jet.log()).last == 0
     forgetful = connection(Forgetful)

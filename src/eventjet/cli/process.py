@@ -15,7 +15,7 @@ import typer
 from eventjet.cli.completing import names_of
 from eventjet.cli.target import AppTarget, on_app
 from eventjet.cli.terminal import Answer, note, print_headed, print_table
-from eventjet.errors import EventjetError, Forbidden, StoreUnavailable, Unreachable, UsageError
+from eventjet.errors import DefinitionError, Forbidden, StoreUnavailable, Unreachable, UsageError
 from eventjet.spelling import listed, meant
 
 if TYPE_CHECKING:
@@ -103,10 +103,8 @@ async def _show(at: AppTarget, name: str, process_id: str) -> ProcessShown:
         found.parked = None if head is None else {"position": head.position, "reason": head.reason}
         try:
             state = (await runner.state(process_id)).state
-        except EventjetError:
-            raise
-        except Exception as error:  # noqa: BLE001 - of the application's `evolve`
-            found.faults = [f"its state: {_reason(error)}"]
+        except DefinitionError as error:  # of the application's `evolve`
+            found.faults = [f"its state: {fault}" for fault in error.faults]
             return found
     found.state = _plain(state)
     step = _asked("step", state.step, faults)

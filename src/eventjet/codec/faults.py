@@ -10,6 +10,8 @@ import re
 
 from pydantic_core import ValidationError
 
+from eventjet.errors import DefinitionError
+
 FIELDS_MAX = 5
 """Fields that are named; of the rest it is said how many they are."""
 _FIELD_MAX = 80
@@ -19,6 +21,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]{0,40}")
 
 def faults_of(error: BaseException) -> str:
     """`amount: Field required; lines[2].price: a Decimal travels as a string`; of other errors their first line."""
+    if isinstance(error, DefinitionError):
+        return "; ".join(error.faults)
     if not isinstance(error, ValidationError):
         return next(iter(str(error).splitlines()), "")
     found = error.errors(include_url=False, include_input=False, include_context=False)

@@ -78,10 +78,17 @@ class Link(NamedTuple):
 
 
 def evolved(state: S, event: Any) -> S:
-    """One step of the fold; raises `DefinitionError` for an `evolve` that returns something else than its state."""
-    after: Any = cast("Any", state).evolve(event)
+    """One step of the fold; raises `DefinitionError` for an `evolve` that raises, or returns no state of its type."""
+    name = type(state).__qualname__
+    try:
+        after: Any = cast("Any", state).evolve(event)
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), "")
+        fault = f"{name}.evolve raised {type(error).__name__} for {type(event).__qualname__}: {reason}".rstrip(": .")
+        remedy = "It takes every event in any state: return self where nothing changes"
+        raise DefinitionError([f"{fault}. {remedy}"]) from error
     if type(after) is not type(state):
-        name, given = type(state).__qualname__, "None" if after is None else f"a {type(after).__qualname__}"
+        given = "None" if after is None else f"a {type(after).__qualname__}"
         raise DefinitionError([f"{name}.evolve returned {given} for {type(event).__qualname__}; return a {name}"])
     return cast("S", after)
 

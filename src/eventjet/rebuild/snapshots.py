@@ -15,7 +15,7 @@ from eventjet.codec.faults import faults_of
 from eventjet.codec.subjects import entity_of, snapshot_bucket
 from eventjet.domain.aggregate import AggregateInfo
 from eventjet.domain.history import FoldedState
-from eventjet.errors import EventjetError, StreamMissing, Unreachable, UsageError
+from eventjet.errors import DefinitionError, EventjetError, StreamMissing, Unreachable, UsageError
 from eventjet.nats.api import stream_info
 from eventjet.nats.connection import ask_once
 from eventjet.nats.endpoint import Endpoint
@@ -90,11 +90,13 @@ class SnapshotFold:
         try:
             entity_of(subject)  # raises for a subject that names no entity
             self._held[subject] = fold_records(held, records, self._decoder)
+        except DefinitionError as error:  # of one aggregate's `evolve`: the others go on
+            self._break(subject, f"Folding {_named(subject)}: {faults_of(error)}. Fix that first.")
         except EventjetError as error:
             self._break(subject, str(error))
-        except Exception as error:  # noqa: BLE001 - whatever one aggregate's `evolve` raises, the others go on
-            named = subject.decode("utf-8", "replace")
-            self._break(subject, f"Folding {named} raised {type(error).__name__}: {faults_of(error)}. Fix that first.")
+        except Exception as error:  # noqa: BLE001 - the subject may be any
+            reason = f"{type(error).__name__}: {faults_of(error)}"
+            self._break(subject, f"Folding {_named(subject)} raised {reason}. Fix that first.")
 
     def finish(self, subject: bytes) -> None:
         """Offer the state after the last event of an aggregate."""
@@ -199,6 +201,10 @@ async def build_snapshots(
         check=lambda app: snapshotted(app, aggregate),
         progress=progress,
     )
+
+
+def _named(subject: bytes) -> str:
+    return subject.decode("utf-8", "replace")
 
 
 def _build(job: Job, aggregate: str, min_events: int | None) -> SnapshotReport:
