@@ -117,6 +117,10 @@ def test_an_event_of_the_quarantine_is_shown_as_it_is_stored(office: Office) -> 
     assert (another["payload"], "another one is there" in another["missing"]) == (None, True)
 
 
+def unwrapped(out: str) -> str:
+    return " ".join(out.split())
+
+
 UNFOLDED = (
     "Trip.evolve raised KeyError for Begun: 'never'. "
     "It takes every event in any state: return self where nothing changes"
@@ -131,12 +135,12 @@ def test_processes_that_cannot_be_woken_are_named_and_the_others_are(office: Off
     office.breaks()
     done = office("process", "sync", "trip")
     assert done.status == 1
-    assert done.out.splitlines() == [
+    assert done.out.splitlines()[:3] == [
         "woke 1, which took 0 steps; 3 could not be woken",
         "trip 'raise': KeyError: 'oops'",
         "trip 'step': LookupError: no box",
-        f"trip 'unfolded': {UNFOLDED}",
     ]
+    assert unwrapped(done.out).endswith(f"trip 'unfolded': {UNFOLDED}")
     nobody = office.json("process", "sync", "trip", "a", "nobody", status=1)
     assert (nobody["woken"], nobody["steps"], nobody["failed"]) == (1, 0, 1)
     assert nobody["examples"] == [{"id": "nobody", "reason": "there are no events of it"}]
@@ -166,7 +170,7 @@ def test_a_process_is_shown_in_plain_words(office: Office) -> None:
     assert "deadline  2090-01-01T00:00:00Z  give_up" in lines
     raised = office("process", "show", "trip", "raise")
     assert (raised.status, "fault     trip 'raise', its step: KeyError: 'oops'" in raised.out) == (1, True)
-    assert f"its state: {UNFOLDED}" in office("process", "show", "trip", "unfolded").out
+    assert f"its state: {UNFOLDED}" in unwrapped(office("process", "show", "trip", "unfolded").out)
     nobody = office("process", "show", "trip", "nobody")
     assert (nobody.status, nobody.out, nobody.err) == (1, "", "There are no events of trip nobody.\n")
 
