@@ -12,7 +12,8 @@ from eventjet.codec.envelope import Decoder, RawRecord
 from eventjet.cursors.kv import Cursors
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.recorded import Recorded
-from eventjet.errors import OutcomeUnknown, UsageError
+from eventjet.errors import NotCaughtUp, OutcomeUnknown, UsageError
+from eventjet.errors.projection import ANOTHER_LOG
 from eventjet.nats.client import Client
 from eventjet.projections.app_ref import Application, Declared, projections_of
 from eventjet.projections.sql_projection import AnyResolved
@@ -52,8 +53,8 @@ E8 = TypeVar("E8")
 class ReadModels(Protocol):
     """Brings read models up to a log in memory, in place of workers."""
 
-    async def catch_up(self, resolved: AnyResolved) -> None:
-        """The rows are true for all of the log afterwards."""
+    async def catch_up(self, resolved: AnyResolved) -> int:
+        """The rows are true for all of the log afterwards; the position of its last record."""
         ...
 
 
@@ -256,7 +257,11 @@ class Jet:
         if self.client is None:
             if self._read_models is None:
                 raise UsageError("This log is in memory, and nothing keeps read models of it. Take `App.in_memory`.")
-            await self._read_models.catch_up(resolved)
+            reached = await self._read_models.catch_up(resolved)
+            if log not in ("", self.store.identity):
+                raise NotCaughtUp(name, wanted, reached, timeout_s, ANOTHER_LOG)
+            if reached < wanted:  # nobody else writes: it would never come
+                raise NotCaughtUp(name, wanted, reached, timeout_s)
             return
         if not log and await self.store.confirm():
             log = self.store.identity

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, select
 
-from eventjet import App, UsageError
+from eventjet import App, NotCaughtUp, UsageError
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import bank
 from eventjet.examples.bank.read_models import balances, balances_table
 from eventjet.examples.orders.goods import Shipment
-from eventjet.testing import on, projected
+from eventjet.testing import on, projected, world
 
 
 async def test_what_was_recorded_is_in_the_rows_when_it_is_waited_for() -> None:
@@ -33,6 +34,30 @@ async def test_what_was_recorded_is_in_the_rows_when_it_is_waited_for() -> None:
     row = projected(balances, on("a-1", *history)).row()
     assert rows[0].amount == row.amount == Decimal(7)
     assert not Path(database.removeprefix("sqlite:///")).exists()
+
+
+async def test_a_position_that_is_not_in_the_log_is_never_reached() -> None:
+    async with bank.in_memory() as other, bank.in_memory() as jet:
+        done = await other.repository(Account).execute("a-1", Account.open, "ada")
+        with pytest.raises(NotCaughtUp, match="is at position 0 and did not reach 1"):
+            await jet.caught_up(balances, position=done.position)
+        await jet.repository(Account).execute("a-1", Account.open, "ada")
+        with pytest.raises(NotCaughtUp, match="another log"):
+            await jet.caught_up(balances, token=done.token)
+
+
+async def test_a_world_keeps_read_models_and_tells_the_time_at_which_an_event_was_recorded() -> None:
+    now = datetime(2030, 1, 1, tzinfo=UTC)
+    async with world(bank, now=now) as here:
+        accounts = here.jet.repository(Account)
+        await accounts.execute("a-1", Account.open, "ada")
+        await here.pass_time(timedelta(days=1, microseconds=3))
+        done = await accounts.execute("a-1", Account.deposit, Decimal(2))
+        await here.jet.caught_up(balances, position=done.position)
+        with create_engine(here.jet.settings.database).connect() as connection:
+            assert connection.execute(select(balances_table.c.amount)).scalars().all() == [Decimal(2)]
+        times = [event.recorded_at for event in await accounts.history("a-1")]
+    assert times == [now, now + timedelta(days=1, microseconds=3)]
 
 
 async def test_an_app_without_read_models_has_none_to_wait_for() -> None:

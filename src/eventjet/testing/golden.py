@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -23,24 +25,50 @@ class Golden:
         self._write = write
 
     def check_folds(
-        self, revision: int, catalog: Catalog, histories: Sequence[Sequence[Any]], fold: Callable[[Sequence[Any]], str]
+        self,
+        revision: int,
+        catalog: Catalog,
+        kinds: Sequence[type],
+        histories: Callable[[], Sequence[Sequence[Any]]],
+        fold: Callable[[Sequence[Any]], Any],
     ) -> None:
-        """Raise `AssertionError` when a history that was written down folds to another state at the same revision."""
-        if self._write:
-            told = [{"events": [_told(catalog, one) for one in each], "state": fold(each)} for each in histories]
-            self._save({"revision": revision, "histories": told})
-            return
-        held: dict[str, Any] = self._load()
-        if held["revision"] != revision:
+        """Raise `AssertionError` when a history that was written down folds to another state at the same revision.
+
+        Of the `histories` to write down, the file takes those with events that none of its own has. A field that a
+        state has not any more, or had not then, is not compared: snapshots with other fields are not believed.
+        """
+        held: dict[str, Any] = self._load() if self._file.exists() or not self._write else {"histories": []}
+        is_same = held.get("revision", revision) == revision
+        if not is_same and not self._write:
             raise AssertionError(f"{self._shown} is of revision {held['revision']}, declared is {revision}: {_WRITE}.")
-        for each in held["histories"]:
-            events = [_read(catalog, one, self._shown) for one in each["events"]]
-            state = fold(events)
-            if state != each["state"]:
+        told: list[list[dict[str, Any]]] = [each["events"] for each in held["histories"]]
+        if is_same:
+            self._compare(held["histories"], lambda events: pictured(fold(self._events(catalog, events))))
+        missing = {_name(kind) for kind in kinds} - {(one["event"], one["schema"]) for each in told for one in each}
+        if missing and not self._write:
+            raise AssertionError(f"{self._shown} has no history with {_listed(missing)}: {_WRITE}.")
+        if self._write:
+            if missing:
+                new = [[_told(catalog, one) for one in each] for each in histories()]
+                told += [each for each in new if any((one["event"], one["schema"]) in missing for one in each)]
+            folded = [{"state": pictured(fold(self._events(catalog, each))), "events": each} for each in told]
+            self._save(folded, f'"revision": {revision}, "histories": ')
+
+    def _compare(self, held: Sequence[dict[str, Any]], fold: Callable[[Sequence[Any]], Any]) -> None:
+        for each in sorted(held, key=lambda one: len(one["events"])):
+            was, now = each["state"], fold(each["events"])
+            changed = [name for name in was if name in now and was[name] != now[name]]
+            if changed:
+                fields = "\n".join(f"  {name} was {_line(was[name])} and is {_line(now[name])}" for name in changed)
+                events = "\n".join(f"  {one['event']} {_line(one['body'])}" for one in each["events"])
                 raise AssertionError(
-                    f"these events folded to {each['state']} and fold to {state} now: {events!r}. Snapshots of the old "
-                    f"fold would be believed: raise `revision`, then {_WRITE}."
+                    f"these events fold to another state than {self._shown} says:\n{events}\n{fields}\nSnapshots of "
+                    f"the old fold would be believed. Raise `revision`, then {_WRITE}; or let it fold as it did."
                 )
+
+    def _events(self, catalog: Catalog, told: Sequence[dict[str, Any]]) -> list[Any]:
+        """The events as they are read today; those that are retired are passed over, as in a history."""
+        return [_read(catalog, one, self._shown) for one in told if not catalog.is_retired(one["event"])]
 
     def check_schemas(self, catalog: Catalog, kinds: Sequence[type], example: Callable[[type], Any]) -> None:
         """Raise `AssertionError` for a body that is not read any more, and for a schema that has none yet."""
@@ -51,8 +79,7 @@ class Golden:
             held += [_told(catalog, example(kind)) for kind in missing]
             self._save(sorted(held, key=lambda one: (one["event"], one["schema"])))
         elif missing:
-            names = ", ".join(f"{name} schema {schema}" for name, schema in missing.values())
-            raise AssertionError(f"{self._shown} has no example of {names}: {_WRITE}.")
+            raise AssertionError(f"{self._shown} has no example of {_listed(missing.values())}: {_WRITE}.")
         for one in held:
             if not catalog.is_retired(one["event"]):
                 _read(catalog, one, self._shown)
@@ -62,9 +89,34 @@ class Golden:
             raise AssertionError(f"{self._shown} is not there yet: {_WRITE}.")
         return orjson.loads(self._file.read_bytes())
 
-    def _save(self, value: Any) -> None:
+    def _save(self, entries: Sequence[Any], head: str = "") -> None:
+        """As JSON with one entry a line, so that what changed in it can be looked at."""
         self._file.parent.mkdir(exist_ok=True)
-        self._file.write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        lines = ",\n".join(map(_line, entries))
+        listed = f"[\n{lines}\n]"
+        self._file.write_text(f"{{{head}{listed}}}\n" if head else f"{listed}\n", encoding="utf-8")
+
+
+def pictured(value: Any) -> Any:
+    """What is in a state, as JSON that is equal for equal states, whatever order a set happens to be in."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: pictured(getattr(value, one.name)) for one in fields(value) if one.compare}
+    if isinstance(value, Mapping):
+        pairs = [[pictured(key), pictured(each)] for key, each in cast("Mapping[Any, Any]", value).items()]
+        return sorted(pairs, key=_line)
+    if isinstance(value, AbstractSet):
+        return sorted(map(pictured, cast("AbstractSet[Any]", value)), key=_line)
+    if isinstance(value, list | tuple):
+        return [pictured(each) for each in cast("Sequence[Any]", value)]
+    return value if value is None or type(value) in (bool, str) else repr(value)
+
+
+def _line(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _listed(kinds: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{name} schema {schema}" for name, schema in sorted(kinds))
 
 
 def _name(kind: type) -> tuple[str, int]:

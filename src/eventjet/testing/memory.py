@@ -44,18 +44,18 @@ class MemoryReadModels:
         async with self.engine.begin() as connection:
             await connection.run_sync(create_tables, list(self.app.projections.values()))
 
-    async def catch_up(self, resolved: AnyResolved) -> None:
+    async def catch_up(self, resolved: AnyResolved) -> int:
         """All the log in one transaction; raises `HandlerFailed`, and what the database raises."""
         async with self._lock, self.engine.begin() as connection:
-            await self._catch_up(connection, resolved)
+            return await self._catch_up(connection, resolved)
 
-    async def _catch_up(self, connection: AsyncConnection, resolved: AnyResolved) -> None:
+    async def _catch_up(self, connection: AsyncConnection, resolved: AnyResolved) -> int:
         await connection.run_sync(checkpoint.ensure, resolved.name, resolved.revision)
         held = await connection.run_sync(checkpoint.read, resolved.name, resolved.revision)
         assert held is not None
         records = [record async for record in self.store.records(start=held.position + 1)]
         if not records:
-            return
+            return held.position
         read = reader(self.app.catalog.of_log(await self.store.voids()), resolved)
         read.expect(records)
         events = [event for event in map(read, records) if event is not None]
@@ -71,6 +71,7 @@ class MemoryReadModels:
         else:
             await connection.run_sync(writer.write, held, batch)
         self._writers[resolved.name] = writer
+        return batch.last
 
 
 @asynccontextmanager

@@ -5,12 +5,12 @@ from __future__ import annotations
 import types
 import typing
 from collections import abc
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, cast
 from uuid import UUID
 
 from hypothesis import reject
@@ -21,8 +21,35 @@ from pydantic.fields import FieldInfo
 
 from eventjet.errors import UsageError
 
-Given: TypeAlias = Mapping[Any, SearchStrategy[Any]]
-"""Type → the strategy of its values, before what is known here."""
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What is said of values, before what is known here."""
+
+    strategies: Mapping[Any, SearchStrategy[Any]] = field(default_factory=dict[Any, SearchStrategy[Any]])
+    """Type → the strategy of its values."""
+    text_max: int = 20
+    """Characters of a text whose annotation says nothing."""
+    number_max: int = 10**6
+    places: int = 2
+    """Decimals of a `Decimal`."""
+
+    @classmethod
+    def within(cls, strategies: Mapping[Any, SearchStrategy[Any]], tables: Iterable[Any], events_max: int) -> Given:
+        """Of values that fit every column of these SQLAlchemy tables, and so do the sums of so many."""
+        made = cls(strategies)
+        texts, numbers, places = [made.text_max], [made.number_max], [made.places]
+        for kind in (column.type for table in tables for column in table.columns):
+            length, precision, scale = (getattr(kind, name, None) for name in ("length", "precision", "scale"))
+            if length and not hasattr(kind, "enums"):
+                texts.append(length)
+            if precision is not None and scale is not None:
+                numbers.append(10 ** (precision - scale) // (2 * events_max))
+                places.append(scale)
+            elif kind.__visit_name__.lower() in ("small_integer", "smallint"):
+                numbers.append(2**15 // (2 * events_max))
+        return cls(strategies, min(texts), max(1, min(numbers)), min(places))
+
 
 _ITEMS_MAX = 4
 _TEXT = st.characters(exclude_categories=("Cs",), exclude_characters="\0")
@@ -52,8 +79,8 @@ def values_of(hint: Any, where: str, given: Given) -> SearchStrategy[Any]:
 
 def instances_of(cls: Any, given: Given) -> SearchStrategy[Any]:
     """Instances of an event, a dataclass or a pydantic model; those that its own validation refuses are drawn again."""
-    if cls in given:
-        return given[cls]
+    if cls in given.strategies:
+        return given.strategies[cls]
     required, optional = dict[str, SearchStrategy[Any]](), dict[str, SearchStrategy[Any]]()
     for name, hint, limits, needed in _fields_of(cls):
         (required if needed else optional)[name] = _values(hint, limits, f"{cls.__qualname__}.{name}", given)
@@ -86,8 +113,8 @@ def _values(hint: Any, limits: Sequence[Any], where: str, given: Given) -> Searc
         base, *more = parts
         unpacked = [each for one in more for each in (one.metadata if isinstance(one, FieldInfo) else [one])]
         return _values(base, [*limits, *unpacked], where, given)
-    if hint in given:
-        return given[hint]
+    if hint in given.strategies:
+        return given.strategies[hint]
     if isinstance(hint, typing.NewType):
         return _values(hint.__supertype__, limits, where, given)
     if origin in (typing.Union, types.UnionType):
@@ -119,9 +146,9 @@ def _scalar(hint: Any, limits: Sequence[Any], where: str, given: Given) -> Searc
     if (plain := _PLAIN.get(hint)) is not None:
         return plain
     if hint is str:
-        return _texts(limits)
+        return _texts(limits, given.text_max)
     if hint in (int, float, Decimal):
-        return _numbers(hint, limits)
+        return _numbers(hint, limits, given)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return st.sampled_from([*hint])
     if isinstance(hint, type) and (is_dataclass(hint) or issubclass(hint, BaseModel)):
@@ -129,19 +156,19 @@ def _scalar(hint: Any, limits: Sequence[Any], where: str, given: Given) -> Searc
     raise _unknown(hint, where)
 
 
-def _texts(limits: Sequence[Any]) -> SearchStrategy[str]:
+def _texts(limits: Sequence[Any], longest: int) -> SearchStrategy[str]:
     patterns: list[str] = [one.pattern for one in limits if _has(one, "pattern")]
     if patterns:
         return st.from_regex(patterns[0], fullmatch=True)
-    least, most = _sizes(limits, 20)
+    least, most = _sizes(limits, longest)
     return st.text(_TEXT, min_size=least, max_size=most)
 
 
-def _numbers(kind: Any, limits: Sequence[Any]) -> SearchStrategy[Any]:
+def _numbers(kind: Any, limits: Sequence[Any], given: Given) -> SearchStrategy[Any]:
     """Within what the annotation allows; money-like where it says nothing."""
     bounds = {name: getattr(one, name) for one in limits for name in ("gt", "ge", "lt", "le") if _has(one, name)}
     least, most = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
-    far = 10**6
+    far = given.number_max
     low = least if least is not None else min(-far, most if most is not None else 0)
     high = most if most is not None else max(far, least if least is not None else 0)
 
@@ -152,7 +179,7 @@ def _numbers(kind: Any, limits: Sequence[Any]) -> SearchStrategy[Any]:
         return st.integers(int(low), int(high)).filter(inside)
     if kind is float:
         return st.floats(float(low), float(high), allow_nan=False, allow_infinity=False).filter(inside)
-    places = next((one.decimal_places for one in limits if _has(one, "decimal_places")), 2)
+    places = next((one.decimal_places for one in limits if _has(one, "decimal_places")), given.places)
     return st.decimals(low, high, places=places, allow_nan=False, allow_infinity=False).filter(inside)
 
 

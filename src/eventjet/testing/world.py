@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from datetime import datetime, timedelta
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from eventjet.codec.subjects import entity_of
@@ -18,27 +19,44 @@ from eventjet.reactions.following import opened_deps
 from eventjet.reactions.reaction import Cause, EventReaction
 from eventjet.reactions.steps import NextDeadline, ProcessRunner
 from eventjet.repository.repositories import Repositories
-from eventjet.settings import Settings
 from eventjet.store.memory import MemoryStore
+from eventjet.testing.memory import open_in_memory
 
 _ROUNDS_MAX = 10_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(slots=True)
+class Clock:
+    """The time of a log in memory."""
+
+    now: datetime
+
+    def time_ns(self) -> int:
+        since = self.now - _EPOCH
+        return ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1_000
 
 
 class World:
-    """Made by `world`. `jet` is used as a real one; nothing of a process or a reactor happens before `settle`."""
+    """Made by `world`. `jet` is used as a real one; nothing of a process or a reactor happens before `settle`.
 
-    def __init__(self, app: Application, deps: Any, now: datetime) -> None:
-        if now.tzinfo is None:
-            raise UsageError(f"{now.isoformat()} has no time zone. Give a time with its zone.")
-        self.now = now
-        """What the log's clock says; moved by `pass_time`."""
-        self._store = MemoryStore(app.name, clock=lambda: int(self.now.timestamp() * 1e9))
-        self._repositories = Repositories(app, self._store)
-        self.jet = Jet(self._repositories, Settings())
+    Read models are kept as those of `App.in_memory` are.
+    """
+
+    def __init__(self, app: Application, deps: Any, jet: Jet, clock: Clock) -> None:
+        self.jet = jet
+        self._clock = clock
+        self._store = jet.store
+        self._repositories = Repositories(app, jet.store)
         self._app = app
         self._deps = deps
         self._runners = [ProcessRunner(self._repositories, cls, info) for cls, info in app.processes.items()]
         self._position = 0
+
+    @property
+    def now(self) -> datetime:
+        """What the log's clock says, and so when an event is recorded; moved by `pass_time`."""
+        return self._clock.now
 
     async def settle(self) -> None:
         """Until nobody has anything to do now. Raises what a handler or a decision raises."""
@@ -61,8 +79,8 @@ class World:
             due = [found.at for _, _, _, found in await self._waiting() if found.at <= end]
             if not due:
                 break
-            self.now = max(self.now, min(due))
-        self.now = end
+            self._clock.now = max(self.now, min(due))
+        self._clock.now = end
         await self.settle()
 
     async def _handle(self, event: Recorded[Any]) -> None:
@@ -123,8 +141,9 @@ async def world(app: Application, *, now: datetime, deps: Any = None) -> AsyncGe
         assert there.now == datetime(2030, 1, 2, tzinfo=UTC)
     ```
     """
-    if deps is None:
-        async with opened_deps(app) as opened:
-            yield World(app, opened, now)
-    else:
-        yield World(app, deps, now)
+    if now.tzinfo is None:
+        raise UsageError(f"{now.isoformat()} has no time zone. Give a time with its zone.")
+    clock = Clock(now)
+    opening = opened_deps(app) if deps is None else nullcontext(deps)
+    async with opening as opened, open_in_memory(app, MemoryStore(app.name, clock.time_ns)) as jet:
+        yield World(app, opened, jet, clock)
