@@ -26,9 +26,11 @@ async def running(app: Application, *, postgres: bool = False, deps: Any = None)
     for what `App(deps=…)` opens, and without it that is opened. Raises `Unreachable` where a server does not start, and
     what ended the workers.
 
-        async with running(bank) as jet:
-            done = await jet.repository(Account).execute("a-1", Account.open, "ada")
-            await jet.caught_up("balances", position=done.position, timeout_s=30)
+    ```python
+    async with running(bank) as jet:
+        done = await jet.repository(Account).execute("a-1", Account.open, "ada")
+        await jet.caught_up("balances", position=done.position, timeout_s=30)
+    ```
     """
     if deps is not None:
         app = _with_deps(app, deps)

@@ -1,12 +1,4 @@
-"""`StoreContract`: what an `EventStore` promises, as tests that every store passes.
-
-A store's test class inherits them and gives an empty `store`, or one that no other test writes these aggregates of:
-
-    class TestMemoryStore(StoreContract):
-        @pytest.fixture
-        def store(self) -> MemoryStore:
-            return MemoryStore("shop")
-"""
+"""`StoreContract`: what an `EventStore` promises, as tests that every store passes."""
 
 from __future__ import annotations
 
@@ -34,7 +26,22 @@ def write(aggregate_id: str, expected: int, version: int, *events: NewEvent, agg
 
 
 class StoreContract:
-    """Tests of `append`, `history`, `last`, `records` and `state`; they are coroutines, for pytest-asyncio."""
+    """Tests of `append`, `history`, `last`, `records` and `state` of an `eventjet.store.store.EventStore`.
+
+    A store's test class inherits them, and gives each a new `store`. They are coroutines, for pytest-asyncio.
+
+    ```python
+    import pytest
+
+    from eventjet.store.memory import MemoryStore
+
+
+    class TestMemoryStore(StoreContract):
+        @pytest.fixture
+        def store(self) -> MemoryStore:
+            return MemoryStore("shop")
+    ```
+    """
 
     async def test_an_empty_history_is_empty(self, store: EventStore) -> None:
         assert await store.history("thing", "nobody") == []

@@ -134,6 +134,8 @@ async def _heard(runner: ProcessRunner, info: ProcessInfo, event: Recorded[Any])
 async def world(app: Application, *, now: datetime, deps: Any = None) -> AsyncGenerator[World]:
     """An app in memory at a time; `deps` stands in for what `App(deps=…)` opens, and without it that is opened.
 
+    Raises `UsageError` for a time without a zone.
+
     ```python
     async with world(bank, now=datetime(2030, 1, 1, tzinfo=UTC)) as there:
         await there.jet.repository(Account).execute("a-1", Account.open, "ada")
