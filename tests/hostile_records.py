@@ -101,6 +101,7 @@ class _OfCatalog:
 
     def __init__(self, catalog: Catalog) -> None:
         self.decode = Decoder(catalog)
+        self.masked = catalog.masked
 
 
 def check_record(catalog: Catalog, only: tuple[type, ...], record: RawRecord) -> None:
@@ -114,7 +115,7 @@ def check_record(catalog: Catalog, only: tuple[type, ...], record: RawRecord) ->
     offer = outcome(Offering(catalog, only), record)
     assert isinstance(offer, Offered | UnknownEvent | None)
     if isinstance(offer, Offered) and offer.error is not None:
-        parked = parked_for(offer, offer.error)
+        parked = parked_for(offer, offer.error, private=False)
         assert "\0" not in f"{parked.aggregate}{parked.aggregate_id}{parked.event_id}{parked.event_type}"
     assert lasting((*record[:3], lasting(record)[2], record[4])) == lasting(record)
     with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from eventjet.codec.catalog import Upcaster, upcaster
     from eventjet.domain.aggregate import aggregate, event
     from eventjet.domain.inbox import Inbox, Incoming, inbox
+    from eventjet.domain.personal import Personal
     from eventjet.domain.process import Deadline, Outcome, Step, after, at, do, listens, process
     from eventjet.domain.publication import Publication, publication
     from eventjet.domain.reactor import Reaction, Reactor, Retry, reactor
@@ -68,6 +69,7 @@ __all__ = [
     "NotUnique",
     "Outcome",
     "OutcomeUnknown",
+    "Personal",
     "Planned",
     "Projection",
     "Publication",
@@ -111,6 +113,7 @@ __getattr__ = lazy(
         "eventjet.codec.catalog": ("Upcaster", "upcaster"),
         "eventjet.domain.aggregate": ("aggregate", "event"),
         "eventjet.domain.inbox": ("Inbox", "Incoming", "inbox"),
+        "eventjet.domain.personal": ("Personal",),
         "eventjet.domain.process": ("Deadline", "Outcome", "Step", "after", "at", "do", "listens", "process"),
         "eventjet.domain.publication": ("Publication", "publication"),
         "eventjet.domain.reactor": ("Reaction", "Reactor", "Retry", "reactor"),

@@ -17,6 +17,7 @@ from eventjet.codec.subjects import is_name
 from eventjet.domain.aggregate import AggregateInfo, AggregateType, aggregate_info, event_info
 from eventjet.domain.claim import CLAIM_EVENTS
 from eventjet.domain.inbox import Inbox
+from eventjet.domain.personal import decisions_are_private, is_private
 from eventjet.domain.process import ProcessInfo, ProcessType, is_process
 from eventjet.domain.publication import Publication
 from eventjet.domain.reactor import Reactor
@@ -132,6 +133,8 @@ class App:
         faults += shared_names({"projection": list(self.projections), **following})
         if faults:
             raise DefinitionError(faults)
+        kinds = [*self.aggregates, *(one.type for one in self.inboxes.values())]
+        self.catalog.is_private |= any(map(is_private, kinds)) or any(map(decisions_are_private, self.aggregates))
 
     def connect(
         self, settings: Settings | None = None, /, **overrides: Unpack[SettingsOverrides]

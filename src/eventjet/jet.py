@@ -282,6 +282,10 @@ class Jet:
         finally:
             await service.close()
 
+    def masked(self, type_name: str, schema: int | None, body: Any) -> Any:
+        """The JSON of a body of the log with what is personal in it hidden."""
+        return self._catalog.masked(type_name, schema, body)
+
     async def close(self) -> None:
         """Let go of what the connection opened to read; whoever still waits in `caught_up` gets `Unreachable`."""
         await self._waiting.close()

@@ -15,6 +15,7 @@ from sqlalchemy import Column, Integer, MetaData, Numeric, String, Table
 from eventjet import App, aggregate
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import RawRecord, header_block
+from eventjet.codec.reasons import TRACEBACK_MAX
 from eventjet.domain.aggregate import event
 from eventjet.domain.parked import Parked
 from eventjet.domain.recorded import Recorded
@@ -24,7 +25,6 @@ from eventjet.projections.projection import entries, projection
 from eventjet.projections.resolve import resolve
 from eventjet.projections.row_codec import RowCodec
 from eventjet.quarantine.fold import (
-    TRACEBACK_MAX,
     BlockedAggregates,
     Offered,
     Offering,
@@ -280,7 +280,7 @@ class Unprintable(Exception):
     [
         (ValueError("a\nb"), "ValueError: a"),
         (ValueError(""), "ValueError"),
-        (ValueError("x" * 100_000), "ValueError: " + "x" * 488),
+        (ValueError("x" * 100_000), "ValueError: " + "x" * 488 + "… (100,012 characters)"),
         (ValueError("nul \0 and \ud800"), "ValueError: nul \\x00 and \\ud800"),
         (Unprintable(), "Unprintable: it cannot be printed"),
         (RecursionError("deep"), "RecursionError: deep"),
@@ -295,7 +295,7 @@ def test_a_reason_is_one_line_and_a_traceback_is_bounded(error: Exception, reaso
     try:
         deep(200)
     except Exception as raised:  # noqa: BLE001 - it is what is parked
-        kept = parked_for(Offered(record(7), None), raised)
+        kept = parked_for(Offered(record(7), None), raised, private=False)
     assert (kept.reason, kept.resolution, kept.payload) == (reason, "parked", b'{"amount":"1"}')
     assert (kept.event_id, kept.event_type, kept.aggregate_id) == ("id-7", "account.added", "a-1")
     assert 0 < len(kept.traceback) <= TRACEBACK_MAX

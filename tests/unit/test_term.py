@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -117,7 +118,8 @@ def term_of(
 ) -> Term:
     anything: Any = None
     kept: Any = cursors
-    context = FollowerContext(anything, kept, anything, "me", WorkerOptions(), clock=lambda: NOW)
+    repositories: Any = SimpleNamespace(catalog=SimpleNamespace(is_private=False))
+    context = FollowerContext(repositories, kept, anything, "me", WorkerOptions(), clock=lambda: NOW)
     held = HeldCursor(Cursor("echo", "reactor", "log"), 1, written_at)
     return Term(followed or Handled(cursors), context, held, lanes, parked, FollowerMeter("", ""))
 

@@ -27,6 +27,7 @@ from eventjet.cli.terminal import (
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import CodecError
 from eventjet.projections.app_ref import aggregate_of
+from eventjet.shown import cut, cut_values
 
 if TYPE_CHECKING:
     from eventjet.codec.envelope import RawRecord
@@ -35,6 +36,12 @@ if TYPE_CHECKING:
 _LAST = 10
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _INDENT = " " * 9
+_DATA_MAX = 2_000
+"""Characters of an event in a listing."""
+
+PersonalOption = Annotated[
+    bool, typer.Option("--show-personal", help="Show the fields that are marked personal; else they are hidden.")
+]
 
 
 @on_app()
@@ -49,22 +56,25 @@ def history(
         ),
     ],
     aggregate_id: Annotated[str, typer.Argument(metavar="ID", help="Which one.")],
+    personal: PersonalOption = False,
 ) -> Answer:
     """Show what happened to one aggregate; exit status 1 when it has no events."""
-    events = asyncio.run(_history(at, aggregate, aggregate_id))
+    events = asyncio.run(_history(at, aggregate, aggregate_id, personal))
     if not events:
         return Answer([], lambda: note(f"There are no events of {aggregate} {aggregate_id}."), ok=False)
     return Answer(events, lambda: print("\n".join(line(event, named=False) for event in events)))
 
 
-async def _history(at: AppTarget, aggregate: str, aggregate_id: str) -> list[dict[str, Any]]:
+async def _history(at: AppTarget, aggregate: str, aggregate_id: str, personal: bool) -> list[dict[str, Any]]:
     app = at.app()
     if aggregate != CLAIMS:
         aggregate_of(app, aggregate)
     async with app.connect(at.settings) as jet:
         await jet.log()  # says that `init` is missing, where it is
         voids = await jet.voids()
-        return [shown(jet, record, voids) for record in await jet.store.history(aggregate, aggregate_id)]
+        return [
+            shown(jet, record, voids, personal=personal) for record in await jet.store.history(aggregate, aggregate_id)
+        ]
 
 
 @on_app()
@@ -76,18 +86,19 @@ def tail(
         int | None,
         typer.Option("--from", metavar="N", min=1, help=f"Begin at this position; else with the last {_LAST} events."),
     ] = None,
+    personal: PersonalOption = False,
 ) -> None:
     """Show the log's events in order: the last ones, or from a position on."""
-    asyncio.run(_tail(at, start, follow=follow, as_json=json))
+    asyncio.run(_tail(at, start, follow=follow, as_json=json, personal=personal))
 
 
-async def _tail(at: AppTarget, start: int | None, *, follow: bool, as_json: bool) -> None:
+async def _tail(at: AppTarget, start: int | None, *, follow: bool, as_json: bool, personal: bool) -> None:
     async with at.app().connect(at.settings) as jet:
         log = await jet.log()
         voids = await jet.voids()
         first = start if start is not None else max(log.first, log.last - _LAST + 1)
         async for record in jet.store.records(start=first, follow=follow):
-            event = shown(jet, record, voids)
+            event = shown(jet, record, voids, personal=personal)
             if as_json:
                 print_json(event, indent=None)
             else:
@@ -102,10 +113,10 @@ def line(event: Mapping[str, Any], *, named: bool) -> str:
     schema = "" if event["schema"] in (None, 1) else f" (schema {event['schema']})"
     data = event["data"]
     if not isinstance(data, str):
-        data = jsonlib.dumps(data, ensure_ascii=False, separators=(",", ":"))
+        data = jsonlib.dumps(cut_values(data), ensure_ascii=False, separators=(",", ":"))
     head = printable(f"{event['position']:>7}  {when}  {whose}{version}  {event['type']}{schema}")
     told = f"  void: {event['void']}" if "void" in event else ""
-    rest = printable(data + (f"  unreadable: {event['fault']}" if "fault" in event else told))
+    rest = printable(cut(data, _DATA_MAX) + (f"  unreadable: {event['fault']}" if "fault" in event else told))
     width = terminal_width()
     if columns(f"{head}  {rest}") <= width:
         return f"{head}  {rest}"
@@ -113,8 +124,13 @@ def line(event: Mapping[str, Any], *, named: bool) -> str:
     return "\n".join(filter(None, lines))
 
 
-def shown(jet: Jet, record: RawRecord, voids: Mapping[int, str] = MappingProxyType({})) -> dict[str, Any]:
-    """What can be said of a record, with the names of the vocabulary; never raises for what is in it."""
+def shown(
+    jet: Jet, record: RawRecord, voids: Mapping[int, str] = MappingProxyType({}), *, personal: bool = False
+) -> dict[str, Any]:
+    """What can be said of a record, with the names of the vocabulary; never raises for what is in it.
+
+    What is `personal` is hidden unless that is asked for.
+    """
     from eventjet.codec.envelope import MSG_ID, SCHEMA, TYPE, VERSION, header, metadata_of, number_of, recorded_at
     from eventjet.codec.subjects import entity_of
     from eventjet.codec.voids import voided_by
@@ -141,6 +157,7 @@ def shown(jet: Jet, record: RawRecord, voids: Mapping[int, str] = MappingProxyTy
         metadata = {name: value for name, value in named.items() if value} | extra
     except ValueError as error:
         fault = fault or str(error)
+    kind, schema, data = header(block, TYPE) or "?", number_of(block, SCHEMA), stored_json(body)
     event: dict[str, Any] = {
         "position": position,
         "recorded_at": when.isoformat().replace("+00:00", "Z"),
@@ -148,9 +165,9 @@ def shown(jet: Jet, record: RawRecord, voids: Mapping[int, str] = MappingProxyTy
         "aggregate_id": aggregate_id,
         "version": number_of(block, VERSION),
         "event_id": header(block, MSG_ID) or "",
-        "type": header(block, TYPE) or "?",
-        "schema": number_of(block, SCHEMA),
-        "data": stored_json(body),
+        "type": kind,
+        "schema": schema,
+        "data": data if personal or voided is not None else jet.masked(kind, schema, data),
     }
     void = voids.get(position)
     optional = {"command_id": command_id, "metadata": metadata or None, "fault": fault if void is None else None}

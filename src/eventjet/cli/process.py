@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from eventjet.cli.completing import names_of
 from eventjet.cli.target import AppTarget, on_app
 from eventjet.cli.terminal import Answer, note, print_headed, print_table
 from eventjet.errors import DefinitionError, Forbidden, StoreUnavailable, Unreachable, UsageError
+from eventjet.shown import cut_values
 from eventjet.spelling import listed, meant
 
 if TYPE_CHECKING:
@@ -87,9 +89,11 @@ async def _show(at: AppTarget, name: str, process_id: str) -> ProcessShown:
     from eventjet.codec.envelope import VERSION, number_of, recorded_at
     from eventjet.cursors.cursor import PAUSED
     from eventjet.domain.parked import BLOCKED
+    from eventjet.domain.personal import masked
     from eventjet.domain.process import deadlines_of
 
     found, faults = ProcessShown(name, process_id), list[str]()
+    private = at.app().catalog.is_private
     async with _running(at, name) as running:
         runner = running.runner
         last = await runner.store.tail(name, process_id)
@@ -106,23 +110,26 @@ async def _show(at: AppTarget, name: str, process_id: str) -> ProcessShown:
         except DefinitionError as error:  # of the application's `evolve`
             found.faults = [f"its state: {fault}" for fault in error.faults]
             return found
-    found.state = _plain(state)
-    step = _asked("step", state.step, faults)
+    found.state = masked(_plain(state), type(state))
+    step = _asked("step", state.step, faults, private=private)
     found.step = None if step is None else _step_shown(step)
     due = _asked(
-        "deadline", lambda: [(one.due_at(recorded_at(last)), one.call.name) for one in deadlines_of(state)], faults
+        "deadline",
+        lambda: [(one.due_at(recorded_at(last)), one.call.name) for one in deadlines_of(state)],
+        faults,
+        private=private,
     )
     found.deadlines = [{"at": _time(when), "decision": decision} for when, decision in sorted(due or [])]
     found.faults = faults
     return found
 
 
-def _asked(what: str, ask: Callable[[], T], faults: list[str]) -> T | None:
+def _asked(what: str, ask: Callable[[], T], faults: list[str], *, private: bool) -> T | None:
     """What a function of the application's says; what it raises is noted."""
     try:
         return ask()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the application's
-        faults.append(f"its {what}: {_reason(error)}")
+        faults.append(f"its {what}: {_reason(error, private=private)}")
         return None
 
 
@@ -182,7 +189,7 @@ async def _sync(at: AppTarget, name: str, ids: list[str]) -> Woken:
             except (StoreUnavailable, Unreachable, Forbidden):
                 raise  # no other would fare better
             except Exception as error:  # noqa: BLE001 - of this one alone, and mostly the application's
-                reason = _reason(error)
+                reason = _reason(error, private=at.app().catalog.is_private)
             done.woken += not reason
             done.failed += bool(reason)
             if reason and len(examples) < EXAMPLES_MAX:
@@ -281,12 +288,21 @@ def _step_shown(step: Step[Any, Any]) -> str:
 
 
 def _call_shown(call: Call) -> str:
-    told = [*map(_text, call.args), *(f"{name}={_text(value)}" for name, value in call.kwargs)]
+    """Each argument as the decision's annotations and its own type let it be shown."""
+    from eventjet.domain.personal import masked, parameter_hint
+
+    def text(name: str, value: Any) -> str:
+        told = masked(_plain(value), parameter_hint(call.decide, name), type(value))
+        return json.dumps(cut_values(told), ensure_ascii=False)
+
+    names = list(inspect.signature(call.decide).parameters)[1:]
+    told = [text(names[index] if index < len(names) else "", value) for index, value in enumerate(call.args)]
+    told += [f"{name}={text(name, value)}" for name, value in call.kwargs]
     return f"{call.name}({', '.join(told)})"
 
 
 def _text(value: Any) -> str:
-    return json.dumps(_plain(value), ensure_ascii=False)
+    return json.dumps(cut_values(_plain(value)), ensure_ascii=False)
 
 
 def _plain(value: Any) -> Any:
@@ -299,10 +315,10 @@ def _plain(value: Any) -> Any:
         return str(value)
 
 
-def _reason(error: Exception) -> str:
-    from eventjet.writers.batch import reason_of
+def _reason(error: Exception, *, private: bool) -> str:
+    from eventjet.codec.reasons import reason_of
 
-    return reason_of(error)
+    return reason_of(error, private=private)
 
 
 def _time(at: datetime) -> str:

@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eventjet.cli.completing import names_of
+from eventjet.cli.history import PersonalOption
 from eventjet.cli.quarantines import StoredEvent, quarantine_of
 from eventjet.cli.target import AppTarget, on_app
 from eventjet.cli.terminal import ANSWER_IS_NO, Answer, note, print_headed, print_table, printable, say, stored_json
 from eventjet.errors import UsageError
+from eventjet.shown import cut, cut_values
 
 if TYPE_CHECKING:
     from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
 
 _HEAD = 12
 _POLL_S = 0.2
+_BODY_MAX = 10_000
+"""Characters of what is stored of an event."""
 _RESOLUTIONS = {"retry": "to be tried again"}
 
 commands = typer.Typer(
@@ -59,6 +63,7 @@ def show(
     at: AppTarget,
     name: NameArgument,
     position: Annotated[int, typer.Argument(metavar="POSITION", help="Of the event.")],
+    personal: PersonalOption = False,
 ) -> Answer:
     """Show one event of the quarantine: its reason, the traceback, and what is stored of it."""
     quarantine = quarantine_of(at, name)
@@ -69,14 +74,17 @@ def show(
             f"Look at `eventjet quarantine list {name} --all`."
         )
     stored = quarantine.stored(found)
+    body = None if stored.body is None else stored_json(stored.body)
+    if body is not None and not personal:
+        body = at.app().catalog.masked(stored.type, stored.schema, body)
     whole = {
         "event_type": stored.type,
         "traceback": found.traceback,
-        "payload": None if stored.body is None else stored_json(stored.body),
+        "payload": body,
         "missing": stored.missing or None,
         "blocked_by": found.blocked_by,
     }
-    return Answer(_as_json(found.event) | whole, lambda: _print_one(found, stored))
+    return Answer(_as_json(found.event) | whole, lambda: _print_one(found, stored, body))
 
 
 @commands.command()
@@ -148,7 +156,7 @@ def _outcome_of(at: AppTarget, name: str, chosen: Sequence[int], timeout_s: floa
 
 def _told(one: VerdictOutcome) -> str:
     if one.resolution == "parked":
-        return f"{one.position}: failed again: {one.reason}"
+        return f"{one.position}: failed again: {cut(one.reason)}"
     if one.resolution == "retry":
         return f"{one.position}: to be tried again"
     done = {"retried": "taken", "dropped": "dropped"}.get(one.resolution, one.resolution)
@@ -156,7 +164,7 @@ def _told(one: VerdictOutcome) -> str:
         return f"{one.position}: {done}, and it blocks nothing any more"
     if one.next_resolution == "retry":
         return f"{one.position}: {done}; position {one.next}, which it blocked, is to be tried"
-    return f"{one.position}: {done}; position {one.next}, which it blocked, failed: {one.next_reason}"
+    return f"{one.position}: {done}; position {one.next}, which it blocked, failed: {cut(one.next_reason)}"
 
 
 def _print(events: Sequence[Listed], declared: Mapping[str, int], everything: bool) -> None:
@@ -173,12 +181,12 @@ def _print(events: Sequence[Listed], declared: Mapping[str, int], everything: bo
 def _row(one: Listed, declared: int, everything: bool) -> tuple[object, ...]:
     whose = f"{one.aggregate} {one.aggregate_id}"
     name = one.projection if one.revision == declared else f"{one.projection}:{one.revision}"
-    reason = f"to be tried again; it failed with {one.reason}" if one.resolution == "retry" else one.reason
+    reason = f"to be tried again; it failed with {cut(one.reason)}" if one.resolution == "retry" else cut(one.reason)
     row = (name, one.position, whose, one.event_type or "?", one.blocked, reason)
     return (*row, one.resolution) if everything else row
 
 
-def _print_one(found: Shown, stored: StoredEvent) -> None:
+def _print_one(found: Shown, stored: StoredEvent, body: Any) -> None:
     event = found.event
     resolved = "" if event.resolved_at is None else f", resolved {_time(event.resolved_at)}"
     resolution = _RESOLUTIONS.get(event.resolution, event.resolution)
@@ -193,13 +201,13 @@ def _print_one(found: Shown, stored: StoredEvent) -> None:
     if event.blocked:
         lines.append(f"blocks      {event.blocked}")
     if event.reason:
-        lines.append(f"reason      {event.reason}")
+        lines.append(f"reason      {cut(event.reason)}")
     if stored.missing:
         lines.append(f"missing     {stored.missing}")
     print_headed(lines, _HEAD)
-    if stored.body is not None:
-        body = stored_json(stored.body)
-        print_headed(["", body if isinstance(body, str) else jsonlib.dumps(body, ensure_ascii=False)], 0)
+    if body is not None:
+        text = body if isinstance(body, str) else jsonlib.dumps(cut_values(body), ensure_ascii=False)
+        print_headed(["", cut(text, _BODY_MAX)], 0)
     if found.traceback:
         # Its lines are whole, as Python prints them.
         print("", *map(printable, found.traceback.rstrip().splitlines()), sep="\n")

@@ -28,6 +28,8 @@ class StoredEvent:
     body: bytes | None
     type: str
     """Its wire name, a CloudEvent's type, or `message` of an inbox; empty where nothing says it."""
+    schema: int | None = None
+    """Of its shape; 0 where nobody says it, which no event has."""
     missing: str = ""
     """Why there is no body where one should be."""
 
@@ -79,7 +81,12 @@ class _OfProjection:
             return shown(connection, *self._of, position)
 
     def stored(self, found: Shown) -> StoredEvent:
-        return StoredEvent(found.payload, found.event.event_type)
+        return StoredEvent(found.payload, found.event.event_type, self._schema(found.event.event_type))
+
+    def _schema(self, event_type: str) -> int:
+        """The quarantine does not keep it: known of an event that has one shape only."""
+        kind = self._at.app().catalog.named(event_type)
+        return kind.info.schema if kind is not None and kind.info.schema == 1 else 0
 
     def retry(self, positions: Sequence[int] | None) -> list[int]:
         from eventjet.quarantine.rows import retry
@@ -138,6 +145,7 @@ class _OfCursors:
 
     def stored(self, found: Shown) -> StoredEvent:
         """Read from the log, or the stream of the inbox, where it is the event that was parked."""
+        from eventjet.codec.envelope import SCHEMA, number_of
         from eventjet.cursors.kv import Cursors
         from eventjet.errors import Forbidden, StreamMissing
         from eventjet.nats.api import message_at, stream_info
@@ -155,17 +163,19 @@ class _OfCursors:
                     held = await Cursors(client, self._at.app().name).read(event.projection)
                     is_same = (await client.ask(stream_info(stream))).created == held.cursor.log
             if record is not None and is_same:
-                return StoredEvent(record[4], event.event_type or _cloud_type(record[4]) or self._kind)
+                return StoredEvent(
+                    record[4], event.event_type or _cloud_type(record[4]) or self._kind, number_of(record[3], SCHEMA)
+                )
             there = "nothing is there" if record is None else "another one is there"
             missing = f"{where} no longer has this event at position {event.position}: {there}"
-            return StoredEvent(None, event.event_type, missing)
+            return StoredEvent(None, event.event_type, missing=missing)
 
         try:
             return asyncio.run(read())
         except StreamMissing:
-            return StoredEvent(None, event.event_type, f"{where} does not exist")
+            return StoredEvent(None, event.event_type, missing=f"{where} does not exist")
         except Forbidden as error:
-            return StoredEvent(None, event.event_type, str(error))
+            return StoredEvent(None, event.event_type, missing=str(error))
 
     def retry(self, positions: Sequence[int] | None) -> list[int]:
         from eventjet.reactions import verdicts

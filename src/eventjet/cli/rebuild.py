@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -15,6 +15,7 @@ from eventjet.cli.running import finished
 from eventjet.cli.target import AppTarget, on_app, without_token
 from eventjet.cli.terminal import Answer, counted, say, spent, where
 from eventjet.errors import UsageError
+from eventjet.shown import cut
 
 if TYPE_CHECKING:
     from eventjet.rebuild import Difference, EngineOptions, Preview, RebuildReport, SnapshotReport, VerifyReport
@@ -101,9 +102,14 @@ def verify(
     name = at.projection(projection).name
     work = partial(compare, at.ref, name, at.settings, engine=chosen, from_archive=from_archive)
     report = finished("Nothing was changed.", work)
-    examples = [{**asdict(example), "key": shown_key(example.key)} for example in report.examples]
+    private = at.app().projections[name].is_private
+    sides = [(_columns(one.live, private=private), _columns(one.expected, private=private)) for one in report.examples]
+    examples = [
+        {"key": shown_key(one.key), "live": live, "expected": expected, "since": one.since}
+        for one, (live, expected) in zip(report.examples, sides, strict=True)
+    ]
     value = {**asdict(report), "examples": examples}
-    return Answer(value, lambda: _print_verified(report), ok=not report.differences)
+    return Answer(value, lambda: _print_verified(report, private=private), ok=not report.differences)
 
 
 @snapshots.command()
@@ -213,32 +219,40 @@ def _as_json(planned: Preview) -> dict[str, Any]:
     }
 
 
-def _print_verified(report: VerifyReport) -> None:
+def _print_verified(report: VerifyReport, *, private: bool) -> None:
     differences = counted(report.differences, "difference")
     say(f"{differences}: {report.projection} at position {report.position:,}, {counted(report.rows, 'row')}")
     for example in report.examples:
-        say(f"  - {shown_key(example.key)}: {_compared(example)}; {example.since}")
+        say(f"  - {shown_key(example.key)}: {_compared(example, private=private)}; {example.since}")
     if report.differences > len(report.examples):
         say(f"  - and {report.differences - len(report.examples):,} more")
     if report.differences:
         say(f"`eventjet rebuild {report.projection}` makes it again from the log.")
 
 
-def _compared(example: Difference) -> str:
+def _compared(example: Difference, *, private: bool) -> str:
     """What differs between two rows, column by column."""
     if example.live is None:
         return "it has no row and should have one"
     if example.expected is None:
         return "it has a row and should have none"
-    live, expected = _columns(example.live), _columns(example.expected)
-    pairs = [(name, value, expected[name]) for name, value in live.items()]
-    return ", ".join(f"{name} is {value} and should be {due}" for name, value, due in pairs if value != due)
+    live, expected = _columns(example.live, private=private) or {}, _columns(example.expected, private=private) or {}
+    differ = [name for name in live if _value(example.live, name) != _value(example.expected, name)]
+    return ", ".join(f"{name} is {cut(str(live[name]))} and should be {cut(str(expected[name]))}" for name in differ)
 
 
-def _columns(row: Any) -> Mapping[str, Any]:
-    if isinstance(row, Mapping):
-        return cast("Mapping[str, Any]", row)
-    return {field.name: getattr(row, field.name) for field in fields(row)}
+def _value(row: Any, name: str) -> Any:
+    return cast("Mapping[str, Any]", row)[name] if isinstance(row, Mapping) else getattr(row, name)
+
+
+def _columns(row: Any, *, private: bool) -> Mapping[str, Any] | None:
+    """A row as it may be shown; of a table by hand nobody knows which columns are personal."""
+    from eventjet.domain.personal import masked_row, masked_whole
+
+    if row is None or not isinstance(row, Mapping):
+        return None if row is None else masked_row(row)
+    named = dict(cast("Mapping[str, Any]", row))
+    return masked_whole(named) if private else named
 
 
 def shown_key(key: tuple[Any, ...]) -> str:

@@ -33,7 +33,9 @@ class Arguments:
             bare["__annotations__"][one.name] = resolved_hint(decide, one.name)
             if one.default is not one.empty:
                 bare[one.name] = one.default
-        made = pydantic_dataclass(frozen=True, kw_only=True, config={"strict": True, "extra": "forbid"})
+        made = pydantic_dataclass(
+            frozen=True, kw_only=True, config={"strict": True, "extra": "forbid", "hide_input_in_errors": True}
+        )
         try:
             self._type: Any = made(type(str(getattr(decide, "__name__", "arguments")), (), bare))
             self._codec = BodyCodec(self._type)

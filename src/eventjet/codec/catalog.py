@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
 from eventjet.codec.json import BodyCodec
 from eventjet.domain.aggregate import EventInfo, event_info
+from eventjet.domain.personal import is_private, masked, masked_whole
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 
@@ -110,6 +111,8 @@ class Catalog:
             each: EventType(each, event_info(each), BodyCodec(each), owners.get(each))
             for each in dict.fromkeys(event_types)
         }
+        self.is_private = any(map(is_private, self._types))
+        """Whether an event of the app holds something personal, or whatever else the app adds to that."""
         self._upcasters = tuple(upcasters)
         self._steps = {(step.name, step.schema): step for step in upcasters}
         self._retired = frozenset(retired)
@@ -148,6 +151,19 @@ class Catalog:
     def retired(self) -> frozenset[str]:
         """Names of events that nobody records any more."""
         return self._retired
+
+    def masked(self, type_name: str, schema: int | None, body: Any) -> Any:
+        """The JSON of a body with what is personal hidden: all of it, where nobody can tell what is."""
+        if not self.is_private:
+            return body
+        kind = self._names.get(type_name)
+        if kind is None or not isinstance(body, dict):
+            return masked_whole(body)
+        if not is_private(kind.event_type):
+            return cast("dict[str, Any]", body)
+        # Fields of another schema may be called otherwise.
+        is_same = kind.info.schema == (1 if schema is None else schema)
+        return masked(body, kind.event_type) if is_same else masked_whole(body)
 
     def is_retired(self, type_name: str) -> bool:
         """Whether nobody records this event any more and readers pass over it."""

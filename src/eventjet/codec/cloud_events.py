@@ -12,11 +12,12 @@ from pydantic.errors import PydanticUserError
 
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.envelope import MSG_ID, RawRecord
-from eventjet.codec.faults import faults_of
 from eventjet.codec.json import BodyCodec
+from eventjet.codec.reasons import reason_of
 from eventjet.domain.aggregate import event_info
 from eventjet.domain.identity import encode_id
 from eventjet.domain.inbox import Incoming
+from eventjet.domain.personal import is_private
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import DefinitionError, UndecodableMessage
 
@@ -65,6 +66,7 @@ class IncomingDecoder:
     def __init__(self, kind: Any, created: str) -> None:
         """`created` is when the stream was made; raises `DefinitionError` for what nothing can be validated as."""
         self._created = created
+        self._is_private = is_private(kind)
         try:
             event_info(kind)
         except DefinitionError:
@@ -91,5 +93,5 @@ class IncomingDecoder:
             return Incoming(self._read(data), name, source, subject.decode("utf-8", "replace"), position, at)
         except (ValueError, RecursionError) as error:
             raise UndecodableMessage(
-                subject.decode("utf-8", "replace"), position, body, faults_of(error)[:300]
+                subject.decode("utf-8", "replace"), position, body, reason_of(error, private=self._is_private)
             ) from None

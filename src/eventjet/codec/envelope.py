@@ -15,12 +15,13 @@ from urllib.parse import quote, unquote
 from uuid import uuid4
 
 from eventjet.codec.catalog import Catalog, Resolved
-from eventjet.codec.faults import faults_of
+from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_of
 from eventjet.codec.voids import reason_in, voided_by
 from eventjet.domain.history import VOID, Link
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, recorded
 from eventjet.errors import CodecError, Refused, UndecodableEvent, UnknownEvent
+from eventjet.shown import TEXT_MAX, cut, shown
 
 if TYPE_CHECKING:
     from eventjet.codec.chain import Chain
@@ -58,7 +59,8 @@ _VISIBLE = "".join(chr(code) for code in range(33, 127) if chr(code) != "%")
 _VALUE_MAX = 1_000
 _SHOWN_MAX = 100
 """Characters of what others wrote that a message repeats."""
-_REASON_MAX = 500
+_REASON_MAX = TEXT_MAX + 100
+"""With how long it was, where it was cut already."""
 _NUMBERS_END = 2**63
 
 
@@ -75,7 +77,7 @@ def context_headers(command_id: str | None, metadata: Metadata, request: str | N
     pairs = [(name, _escaped(name, value)) for name, value in named if value is not None]
     for key, value in metadata.extra.items():
         if not _KEY.fullmatch(key) or key == "actor":
-            raise Refused(f"The metadata key {key!r}", "keys are [a-z][a-z0-9-]* and not `actor`", "Rename it.")
+            raise Refused(f"The metadata key {shown(key)}", "keys are [a-z][a-z0-9-]* and not `actor`", "Rename it.")
         pairs.append((META + key, _escaped(key, value)))
     return pairs
 
@@ -218,7 +220,7 @@ class Decoder:
             if isinstance(error, CodecError):
                 raise
             # Whoever wrote it wrote anything: nothing but the record may be to blame, and it has to be named.
-            raise undecodable(record, error) from error
+            raise undecodable(record, reason_of(error, private=self._catalog.is_private)) from error
         if chain is not None and not follows and (fault := chain.fault(record, version, expected)):
             raise undecodable(record, fault)
         return recorded(data, aggregate_id, version, position, at_utc, event_id, aggregate, command_id, metadata)
@@ -259,7 +261,7 @@ class Decoder:
         except CodecError:
             raise
         except Exception as error:
-            raise undecodable(record, error) from error
+            raise undecodable(record, reason_of(error, private=self._catalog.is_private)) from error
 
     def _look_up(self, record: RawRecord) -> tuple[Resolved | None, list[bytes], int]:
         """How to read a record, its headers in the order they are written in, and where its type is among them."""
@@ -353,14 +355,9 @@ def _out_of_line(version: int, before: int, position: int) -> str:
     return f"its version is {version}, and it was written after position {before}"
 
 
-def undecodable(record: RawRecord, fault: str | Exception) -> UndecodableEvent:
+def undecodable(record: RawRecord, fault: str) -> UndecodableEvent:
     """The error for a record, with what is wrong with it in one line."""
-    if isinstance(fault, Exception):
-        try:
-            fault = f"{type(fault).__name__}: {faults_of(fault)}"
-        except Exception:  # noqa: BLE001 - an upcaster's own, which cannot even be printed
-            fault = type(fault).__name__
-    reason = next(iter(fault.splitlines()), "")[:_REASON_MAX]
+    reason = cut(next(iter(fault.splitlines()), ""), _REASON_MAX)
     return UndecodableEvent(_shown(header(record[3], TYPE) or "?"), record[0], record[4], reason)
 
 
@@ -387,11 +384,11 @@ def told_time(record: RawRecord, name: str, default: datetime) -> datetime:
 
 def _escaped(name: str, value: str) -> str:
     if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]  a UUID is easily forgotten
-        raise Refused(f"{name} {value!r}", "it is not text", "Give it as text, for instance str(…).")
+        raise Refused(f"{name} {shown(value)}", "it is not text", "Give it as text, for instance str(…).")
     try:
         text = quote(value, safe=_VISIBLE)
     except UnicodeEncodeError:
-        raise Refused(f"{name} {value!r}", "it holds a lone surrogate", "Use text.") from None
+        raise Refused(f"{name} {shown(value)}", "it holds a lone surrogate", "Use text.") from None
     if not value or len(text) > _VALUE_MAX:
         raise Refused(f"{name} of {len(value)} characters", f"a header holds 1 to {_VALUE_MAX} bytes", "Shorten it.")
     return text

@@ -20,7 +20,9 @@ from typing import Any, cast
 from pydantic_core import PydanticSerializationError, SchemaSerializer, SchemaValidator, ValidationError, core_schema
 
 from eventjet.codec.faults import faults_of
+from eventjet.domain.personal import is_private
 from eventjet.errors import UnencodableEvent
+from eventjet.shown import cut, shown
 
 SAFE_INTEGER = 2**53
 """Beyond it a JSON number loses digits in many languages (RFC 8259, section 6)."""
@@ -44,14 +46,19 @@ class BodyCodec:
             body = self._serializer.to_json(event)
             again = self._validator.validate_json(body)
         except (PydanticSerializationError, ValidationError, UnicodeEncodeError, ValueError, RecursionError) as error:
-            raise UnencodableEvent(event, faults_of(error) or type(error).__name__) from None
+            raise UnencodableEvent(event, cut(faults_of(error)) or type(error).__name__) from None
         if again != event and not _equal(again, event):
-            raise UnencodableEvent(event, f"it would be read back as {again!r}")
+            raise UnencodableEvent(event, f"it would be read back as {_shown(again)}")
         return body, again
 
     def text(self, value: Any) -> str:
         """A value as JSON in the profile's form, not checked."""
         return self._serializer.to_json(value).decode()
+
+
+def _shown(value: Any) -> str:
+    kind = cast("type[Any]", type(value))
+    return f"another {kind.__name__}" if is_private(kind) else shown(value)
 
 
 def _equal(one: Any, other: Any) -> bool:

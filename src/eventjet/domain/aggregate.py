@@ -47,7 +47,9 @@ def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> C
     def declare(cls: type[T]) -> type[T]:
         from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-        made = pydantic_dataclass(frozen=True, kw_only=True, slots=True, config={"strict": True})(cls)
+        made = pydantic_dataclass(
+            frozen=True, kw_only=True, slots=True, config={"strict": True, "hide_input_in_errors": True}
+        )(cls)
         setattr(made, _MARK, EventInfo(name, schema, tuple(formerly)))
         return cast("type[T]", made)
 

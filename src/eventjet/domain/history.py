@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
+from eventjet.domain.personal import is_private
 from eventjet.errors import DefinitionError, HistoryBroken
 
 S = TypeVar("S")
@@ -83,7 +84,9 @@ def evolved(state: S, event: Any) -> S:
     try:
         after: Any = cast("Any", state).evolve(event)
     except Exception as error:
-        reason = next(iter(str(error).splitlines()), "")
+        # What it says may repeat a value.
+        private = is_private(type(state)) or is_private(type(event))
+        reason = "" if private else next(iter(str(error).splitlines()), "")
         fault = f"{name}.evolve raised {type(error).__name__} for {type(event).__qualname__}: {reason}".rstrip(": .")
         remedy = "It takes every event in any state: return self where nothing changes"
         raise DefinitionError([f"{fault}. {remedy}"]) from error

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from eventjet.errors.base import EventjetError
+from eventjet.shown import cut, shown
 
 HALF_WRITTEN = "may hold half of a batch"
 """In the reason that a checkpoint keeps: such tables are not read on, only rebuilt."""
@@ -56,13 +57,15 @@ class HandlerFailed(ProjectionError):
 class RowRefused(ProjectionError):
     """A value would not come back equal from its column."""
 
-    def __init__(self, table: str, column: str, value: Any, reason: str) -> None:
+    def __init__(self, table: str, column: str, value: Any, reason: str, *, given: str = "") -> None:
+        """`given` is what is shown instead of the value."""
         self.table = table
         self.column = column
         self.value = value
         self.reason = reason
         super().__init__(
-            f"{table}.{column} cannot hold {value!r}: {reason}. Widen the column or round in the projection."
+            f"{table}.{column} cannot hold {given or shown(value)}: {cut(reason)}. "
+            "Widen the column or round in the projection."
         )
 
 

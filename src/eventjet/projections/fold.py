@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeAlias
 
-from eventjet.codec.faults import faults_of
+from eventjet.codec.reasons import reason_of
 from eventjet.domain.recorded import Recorded
-from eventjet.errors import CodecError, EventjetError, HandlerFailed, StoreError
+from eventjet.errors import CodecError, HandlerFailed, StoreError
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
+from eventjet.shown import shown
 
 RowKey: TypeAlias = tuple[Any, ...]
 Rows: TypeAlias = dict[RowKey, Any]
@@ -87,8 +88,9 @@ class Fold:
     def _fail(self, event: Recorded[Any] | None, error: Exception) -> NoReturn:
         if isinstance(error, _PASSED_ON):
             raise error
+        reason = reason_of(error, private=self._resolved.is_private)
         position, aggregate_id = (event.position, event.aggregate_id) if event is not None else (0, "")
-        raise HandlerFailed(self._resolved.name, position, aggregate_id, _reason(error)) from error
+        raise HandlerFailed(self._resolved.name, position, aggregate_id, reason) from error
 
 
 def row_step(
@@ -120,11 +122,4 @@ def without_ghosts(changed: Rows, rows: Mapping[RowKey, Any]) -> Rows:
 
 
 def _stranger(got: RowKey, key: RowKey) -> str:
-    return f"it returned a row with the key {got!r} for the key {key!r}"
-
-
-def _reason(error: Exception) -> str:
-    text = faults_of(error).rstrip(".")
-    if isinstance(error, EventjetError):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"it returned a row with the key {shown(got)} for the key {shown(key)}"

@@ -16,12 +16,14 @@ from sqlalchemy import Column, Table
 from sqlalchemy import types as sa
 
 from eventjet.codec.catalog import Catalog
+from eventjet.domain.personal import is_private
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.subscription import events_of, resolved_hint, shown_name, union_members
 from eventjet.errors import DefinitionError
 from eventjet.projections.columns import Convert, key_check
 from eventjet.projections.projection import Entries, OnError, Projection
 from eventjet.projections.row_type import listed_names, row_faults, table_faults
+from eventjet.shown import shown
 
 KeyOf: TypeAlias = Callable[[Recorded[Any]], tuple[Any, ...]]
 KeysOf: TypeAlias = Callable[[Recorded[Any]], tuple[tuple[Any, ...], ...]]
@@ -70,6 +72,11 @@ class ResolvedProjection:
     def quarantines(self) -> bool:
         """Whether an event that cannot be taken is parked, instead of stopping the projection."""
         return self.on_error == "quarantine"
+
+    @property
+    def is_private(self) -> bool:
+        """Whether an event that it takes, or its row, holds something personal."""
+        return any(map(is_private, (*self.events, self.row_type)))
 
     def apply(self, row: Any, event: Recorded[Any], key: tuple[Any, ...]) -> Any:
         """The row after one event for one key, as the projection's own function says; not normalised."""
@@ -284,7 +291,7 @@ def _several(keys: Callable[[Recorded[Any]], Sequence[Any]], checks: Sequence[Co
     def keys_of(event: Recorded[Any]) -> tuple[tuple[Any, ...], ...]:
         found = keys(event)
         if isinstance(found, str | bytes):
-            raise ValueError(f"{shown_name(keys)} returned {found!r} instead of a sequence of keys")
+            raise ValueError(f"{shown_name(keys)} returned {shown(found)} instead of a sequence of keys")
         return tuple(dict.fromkeys(_checked(key, checks) for key in found))
 
     return keys_of
@@ -293,7 +300,7 @@ def _several(keys: Callable[[Recorded[Any]], Sequence[Any]], checks: Sequence[Co
 def _checked(key: Any, checks: Sequence[Convert]) -> tuple[Any, ...]:
     parts = cast("tuple[Any, ...]", key) if isinstance(key, tuple) else (key,)
     if len(parts) != len(checks):
-        raise ValueError(f"the key {key!r} has {len(parts)} parts and the table's has {len(checks)}")
+        raise ValueError(f"the key {shown(parts)} has {len(parts)} parts and the table's has {len(checks)}")
     return tuple([check(part) for check, part in zip(checks, parts, strict=True)])
 
 

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 from sqlalchemy import JSON, Column, Table
 from sqlalchemy import types as sa
 
+from eventjet.domain.personal import MASK, field_hint, is_private
 from eventjet.errors import RowRefused
 from eventjet.projections.columns import Convert, normaliser
 
@@ -92,6 +93,9 @@ def _normaliser_of(
     def refuse(row: Any, index: int, error: ValueError) -> NoReturn:
         attribute, name, _ = columns[index]
         value = getattr(row, attribute)
+        if is_private(field_hint(row_type, attribute)):
+            reason = "it is NOT NULL" if value is None else "it would not come back equal"
+            raise RowRefused(table_name, name, MASK, reason, given=MASK) from None
         raise RowRefused(table_name, name, value, "it is NOT NULL" if value is None else str(error)) from None
 
     known = {"row_type": row_type, "make": make, "stray": stray, "refuse": refuse}

@@ -20,6 +20,7 @@ from uuid import UUID
 from sqlalchemy import Column, Table
 from sqlalchemy import types as sa
 
+from eventjet.domain.personal import field_hint, is_private
 from eventjet.domain.subscription import shown_name, union_members
 from eventjet.projections.columns import plain, unsupported
 
@@ -73,6 +74,8 @@ def row_faults(row_type: type, table: Table) -> Iterator[str]:
     if fixed:
         yield f"{row_type.__qualname__} cannot be made with {listed_names(fixed)}: init=False"
     for name in own:
+        if name in columns and columns[name].primary_key and is_private(field_hint(row_type, name)):
+            yield f"{row_type.__qualname__}.{name} is personal and a key, and keys are shown: take an id of the person"
         if name in columns:
             yield from _type_faults(row_type, name, table, columns[name])
 

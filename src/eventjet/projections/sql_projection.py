@@ -18,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet.codec.catalog import Catalog
+from eventjet.domain.personal import is_private
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.subscription import events_of, shown_name
 from eventjet.errors import DefinitionError
@@ -97,6 +98,11 @@ class ResolvedSql:
     def quarantines(self) -> bool:
         """No: what its handlers did for other events cannot be told apart by aggregate."""
         return False
+
+    @property
+    def is_private(self) -> bool:
+        """Whether an event that it takes holds something personal."""
+        return any(map(is_private, self.events))
 
     @property
     def durable(self) -> str:

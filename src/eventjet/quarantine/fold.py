@@ -7,7 +7,6 @@ in the rows or in the quarantine, never in both and never in neither.
 from __future__ import annotations
 
 import hashlib
-import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,19 +15,19 @@ from typing import Any, Protocol
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.chain import Earlier, chained
 from eventjet.codec.envelope import MSG_ID, TYPE, RawRecord, header
-from eventjet.codec.faults import faults_of
+from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.codec.subjects import entity_of
 from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, AggregateKey, Parked
 from eventjet.domain.recorded import Recorded
-from eventjet.errors import CodecError, EventjetError, UndecodableEvent, UnknownEvent
+from eventjet.errors import CodecError, UndecodableEvent, UnknownEvent
 from eventjet.projections.fold import RowKey, Rows, row_step, without_ghosts
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import AnyResolved
+from eventjet.shown import TEXT_MAX, cut
 
-TRACEBACK_MAX = 8_000
-"""Characters; the end is kept."""
-_REASON_MAX = 500
+_REASON_MAX = TEXT_MAX + 100
+"""With how long it was, where it was cut already."""
 _NAME_MAX = 200
 _SUBJECT_MAX = 400
 _STRANGE = "?"
@@ -174,7 +173,7 @@ class ParkingFold:
                     step(offer.event, key_of(offer.event))
             except Exception as error:  # noqa: BLE001 - whatever it is, it is kept with its event
                 fresh.add(offer.aggregate_key)
-                parked.append(parked_for(offer, error))
+                parked.append(parked_for(offer, error, private=self._resolved.is_private))
         return Sorted(without_ghosts(changed, rows), parked, fresh)
 
 
@@ -208,10 +207,10 @@ def blocked_by(offer: Offered) -> Parked:
     return _kept(offer, BLOCKED)
 
 
-def parked_for(offer: Offered, error: Exception) -> Parked:
-    """The parked event, with what can be told of the reason."""
-    told = "".join(traceback.TracebackException.from_exception(error, limit=-20).format())
-    return _kept(offer, PARKED, _reason(error), _plain(told)[-TRACEBACK_MAX:], offer.record[4])
+def parked_for(offer: Offered, error: Exception, *, private: bool) -> Parked:
+    """The parked event, with what can be told of the reason; `private` where something personal is at hand."""
+    told = _plain(traceback_of(error, private=private))
+    return _kept(offer, PARKED, _reason(error, private=private), told, offer.record[4])
 
 
 def is_of(event_id: str, record: RawRecord | None) -> bool:
@@ -252,21 +251,15 @@ def _bounded(subject: str) -> str:
     return f"{text[:100]}…{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, *, private: bool) -> str:
     """One line."""
-    cause: Any = getattr(error, "orig", None) or error
-    try:
-        text = faults_of(cause)
-    except Exception:  # noqa: BLE001 - an error that cannot even be printed
-        text = "it cannot be printed"
     if isinstance(error, UndecodableEvent):
         text = f"it cannot be decoded: {error.reason}"
     elif isinstance(error, UnknownEvent):
         text = f"{error.type_name!r} schema {error.schema} is not declared"
-    elif not isinstance(error, EventjetError):
-        text = f"{type(cause).__name__}: {text}"
-    line = next(iter(text.strip().splitlines()), "")
-    return _plain(line.rstrip(".: "))[:_REASON_MAX] or type(cause).__name__
+    else:
+        text = reason_of(error, private=private)
+    return cut(_plain(next(iter(text.strip().splitlines()), "").rstrip(".: ")), _REASON_MAX) or type(error).__name__
 
 
 def _plain(text: str) -> str:

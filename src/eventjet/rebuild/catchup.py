@@ -92,7 +92,7 @@ class Follower:
         events = [event for record in records if (event := self._decode(record)) is not None]
         last = records[-1]
         batch = Batch(self.position, last[0], header(last[3], MSG_ID) or "", events)
-        parts = Parts(self._shadow.resolved.name, batch)
+        parts = Parts(self._shadow.resolved.name, batch, private=self._shadow.resolved.is_private)
         for part in parts:
             try:
                 self._commit(part)

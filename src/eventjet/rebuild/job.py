@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlch
 from eventjet.archive.manifest import Segment
 from eventjet.archive.reading import ArchiveFiles, folder_of
 from eventjet.codec.catalog import Catalog
-from eventjet.errors import RebuildError, UsageError
+from eventjet.errors import RebuildError, RowsRefused, UsageError
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef, loaded
@@ -216,10 +216,23 @@ async def in_job(
 
     def run(watch: Watch) -> T:
         check(loaded(app))
-        with open_job(app, settings, watch, engine, from_archive) as job:
+        with open_job(app, settings, watch, engine, from_archive) as job, _discreet(job.app):
             return work(job)
 
     return await in_thread(settings, progress, run)
+
+
+@contextmanager
+def _discreet(app: Application) -> Generator[None]:
+    """What the database says of a row that it refuses repeats its values: not where some of them are personal."""
+    try:
+        yield
+    except RowsRefused as error:
+        resolved = app.projections.get(error.projection)
+        if resolved is None or not resolved.is_private:
+            raise
+        reason = "a rule of its table; the row is not shown, since it may hold personal fields"
+        raise RowsRefused(error.projection, reason) from None
 
 
 async def in_thread(settings: Settings, report: Report | None, work: Callable[[Watch], T]) -> T:

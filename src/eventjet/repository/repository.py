@@ -280,8 +280,9 @@ class Repository(Generic[S, E]):
         """The part of a save that these events are; raises `UsageError` and `UnencodableEvent`."""
         for event in events:
             if type(event) not in self._events:
+                kind = type(event).__qualname__
                 raise UsageError(
-                    f"A decision of {self.info.name!r} returned {event!r}, which is not one of its events. "
+                    f"A decision of {self.info.name!r} returned a {kind}, which is not one of its events. "
                     "Return events that its `evolve` is annotated with."
                 )
         merged = merge(current_metadata(), plan.metadata)

@@ -21,6 +21,7 @@ import orjson
 from eventjet.codec.arguments import Arguments, arguments_of
 from eventjet.codec.envelope import header_block, metadata_of
 from eventjet.codec.faults import faults_of
+from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.identity import decode_id
 from eventjet.domain.served import Served
@@ -29,6 +30,7 @@ from eventjet.nats.client import Client, Listening
 from eventjet.nats.protocol import Frame
 from eventjet.repository.repositories import Repositories
 from eventjet.serving.problems import INTERNAL, INVALID, Problem, problem
+from eventjet.shown import cut
 
 _log = logging.getLogger(__name__)
 
@@ -156,7 +158,7 @@ class Service:
             arguments = endpoint.arguments.decode(body)
             command_id, metadata = metadata_of(headers)
         except (ValueError, RecursionError) as error:
-            return Problem(INVALID, "Invalid", faults_of(error)[:500])
+            return Problem(INVALID, "Invalid", cut(faults_of(error)))
         repository = self._repositories.of(endpoint.served.aggregate)
         try:
             command = repository.command(command_id, metadata=metadata)
@@ -165,7 +167,10 @@ class Service:
             told = problem(error, endpoint.served.errors)
             if told.status == INTERNAL:
                 whose = f"{endpoint.name} of {aggregate_id!r} (command {command_id or 'without an id'})"
-                _log.warning("%s failed: %s", whose, error, exc_info=not isinstance(error, EventjetError))
+                private = self._repositories.catalog.is_private
+                told_of = reason_of(error, private=private)
+                trace = "" if isinstance(error, EventjetError) else f"\n{traceback_of(error, private=private)}"
+                _log.warning("%s failed: %s%s", whose, told_of, trace)
             return told
         return {"position": done.position, "version": done.version, "token": done.token, "events": len(done.events)}
 

@@ -92,7 +92,8 @@ class EventFollower:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Term after term until `stop`; what is being dealt with is finished and the cursor let go."""
-        await run_terms(self.name, self._term, stop, self._meter.terms, self._pace)
+        private = self._context.repositories.catalog.is_private
+        await run_terms(self.name, self._term, stop, self._meter.terms, self._pace, private=private)
 
     async def _term(self, stop: asyncio.Event) -> None:
         """From the taking of the cursor, as soon as it is free, to its end."""

@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from eventjet import failpoints
 from eventjet.errors import CheckpointFenced, HandlerFailed
+from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.dialect import is_about_data
 from eventjet.workers.context import Session, WorkerOptions
@@ -133,13 +134,14 @@ class BatchPipeline:
 
     def __init__(
         self,
+        resolved: AnyResolved,
         held: Checkpoint,
         reader: EventReader,
         committer: Committer,
         pace: Pace,
         on_commit: Callable[[int, int, float], None],
     ) -> None:
-        self._name = held.name
+        self._resolved = resolved
         self._reader = reader
         self._committer = committer
         self._pace = pace
@@ -165,7 +167,7 @@ class BatchPipeline:
         return True
 
     async def _commit(self, batch: Batch) -> None:
-        parts = Parts(self._name, batch)
+        parts = Parts(self._resolved.name, batch, private=self._resolved.is_private)
         for part in parts:
             try:
                 took_s = await self._committer.commit(part)

@@ -78,7 +78,8 @@ class Projector:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Term after term until `stop`; the batch in hand is finished and the lease let go."""
-        await run_terms(self.resolved.name, self._term, stop, self._meter.terms, self._pace)
+        resolved, ends = self.resolved, self._meter.terms
+        await run_terms(resolved.name, self._term, stop, ends, self._pace, private=resolved.is_private)
 
     async def _term(self, stop: asyncio.Event) -> None:
         by_hand = isinstance(self.resolved, ResolvedSql)
@@ -140,7 +141,7 @@ class Projector:
             writer = context.fold_writer(resolved, held, blocked)
             overlaps = context.database.dialect.is_concurrent
             committer = FoldCommitter(session, writer, held, reader, overlaps=overlaps)
-        return BatchPipeline(held, reader, committer, self._pace, self._committed)
+        return BatchPipeline(resolved, held, reader, committer, self._pace, self._committed)
 
     def _committed(self, position: int, events: int, seconds: float) -> None:
         self._meter.committed(events, seconds)

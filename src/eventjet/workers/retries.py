@@ -77,7 +77,7 @@ class _Retries:
         """Each round takes events out of the quarantine, or parks them anew."""
         while not stop.is_set() and (waiting := await self.waiting()):
             offers = await asyncio.to_thread(self._offers, waiting[: self._size])
-            parts = Parts(self._resolved.name, self._unmoved(offers))
+            parts = Parts(self._resolved.name, self._unmoved(offers), private=self._resolved.is_private)
             for part in parts:
                 tried = cast("Sequence[Any]", part.events)
                 try:

@@ -21,6 +21,7 @@ from eventjet.projections.app_ref import Application
 from eventjet.quarantine.rows import parked_counts
 from eventjet.reactions.following import Declaration, declarations_of
 from eventjet.settings import Settings
+from eventjet.shown import cut
 from eventjet.sql import checkpoint, table_identity
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, NEW, Checkpoint
 from eventjet.sql.database import COMMAND, READ_ONLY, Database
@@ -29,6 +30,8 @@ from eventjet.workers.cursor_status import CursorLook, look_at_cursors
 from eventjet.workers.reader import log_fault, state_of_log
 
 PROJECTION = "projection"
+REASON_MAX = 1_000
+"""Characters of why something stands still."""
 _PACE_S = 10.0
 _CLOCK_S = 1.0
 """How far the database's clock may be corrected without notice."""
@@ -230,7 +233,7 @@ def look_at_projections(
             lag_s=ages[held.position],
             owner=held.owner if _lives(held, lease_left_s) else None,
             generation=held.generation,
-            reason=faults.get(held, held.reason),
+            reason=_cut(faults.get(held, held.reason)),
             declared=(held.name, held.revision) in declared,
             location=held.location,
             lost_owner=None if _lives(held, lease_left_s) else held.owner,
@@ -269,7 +272,7 @@ def _follower(name: str, declared: Declaration | None, look: CursorLook | None, 
         lost_owner=cursor.owner if look.seen.has_lost_owner else None,
         lost_s=look.seen.silent_s if look.seen.has_lost_owner else None,
         generation=1,
-        reason=look.fault or cursor.reason,
+        reason=_cut(look.fault or cursor.reason),
         declared=declared is not None,
         parked=look.parked,
         kind=cursor.kind,
@@ -297,6 +300,11 @@ def _log(
         record = connection.ask(next_message(stream, position + 1))
         ages[position] = None if record is None else max(0.0, time.time() - record[1] / 1e9)
     return state.last, ages, faults
+
+
+def _cut(reason: str | None) -> str | None:
+    """Whoever wrote it may have written anything."""
+    return None if reason is None else cut(reason, REASON_MAX)
 
 
 def _lives(held: Checkpoint, left_s: float) -> bool:

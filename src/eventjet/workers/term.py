@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from eventjet import failpoints
 from eventjet.codec.envelope import RawRecord
 from eventjet.codec.imported import is_imported
+from eventjet.codec.reasons import reason_of
 from eventjet.cursors.cursor import Cursor
 from eventjet.cursors.kv import CHANGES_MAX, HeldCursor, ParkedEntry, parked_now
 from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, RETRIED, AggregateKey, Parked
@@ -32,7 +33,7 @@ from eventjet.quarantine.fold import Offered, blocked_by, is_of, parked_for
 from eventjet.reactions.lanes import Lanes
 from eventjet.store.timers import Due
 from eventjet.workers.followed import Followed, Try
-from eventjet.writers.batch import Batch, reason_of
+from eventjet.writers.batch import Batch
 
 if TYPE_CHECKING:
     from eventjet.workers.follower import FollowerContext
@@ -192,12 +193,12 @@ class Term:
             if isinstance(error, CodecError):
                 raise error
             name, aggregate_id = self._followed.declaration.name, offered.aggregate_key[1]
-            raise ReactionFailed(name, offered.position, aggregate_id, reason_of(error)) from error
+            raise ReactionFailed(name, offered.position, aggregate_id, self._reason(error)) from error
         if self._is_behind(offered, key):
             self._park(_of(blocked_by(offered), key))
             return
         self._waiting[key] = offered.position
-        self._park(_of(parked_for(offered, error), key), tries)
+        self._park(_of(parked_for(offered, error, private=self._is_private), key), tries)
 
     def _is_behind(self, offered: Offered, key: AggregateKey) -> bool:
         """Whether an earlier event waits: where a cursor was set back, a later one may."""
@@ -235,7 +236,14 @@ class Term:
     def _say_failed(self, key: AggregateKey, position: int, number: int, error: Exception) -> None:
         name, what = self._followed.declaration.name, f"position {position}" if position else "its deadline"
         whose = repr(key[1]) if key[0] == name else f"{key[0]} {key[1]!r}"
-        _log.info("%s: %s, %s, try %d: %s", name, whose, what, number, reason_of(error))
+        _log.info("%s: %s, %s, try %d: %s", name, whose, what, number, self._reason(error))
+
+    @property
+    def _is_private(self) -> bool:
+        return self._context.repositories.catalog.is_private
+
+    def _reason(self, error: Exception) -> str:
+        return reason_of(error, private=self._is_private)
 
     async def _in_time(self) -> None:
         """Begin nothing while the lease may be over: a process that was stopped looks before it acts."""
@@ -286,7 +294,8 @@ class Term:
                 if error is not None:
                     assert error.error is not None
                     self._waiting[key] = entry.position
-                    self._park(_of(parked_for(error, error.error), key), self._followed.retry.tries)
+                    parked = parked_for(error, error.error, private=self._is_private)
+                    self._park(_of(parked, key), self._followed.retry.tries)
                     return
                 if entry.parked.resolution == BLOCKED:
                     self._gone.append(entry)

@@ -10,8 +10,8 @@ from contextlib import suppress
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.errors import CheckpointFenced, CursorFenced, EventjetError
-from eventjet.writers.batch import reason_of
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +45,10 @@ async def run_terms(
     stop: asyncio.Event,
     ends: dict[str, int],
     pace: Backoff,
+    *,
+    private: bool,
 ) -> None:
-    """Term after term until `stop`; `ends` counts how they ended."""
+    """Term after term until `stop`; `ends` counts how they ended. `private` where something personal is at hand."""
     while not stop.is_set():
         try:
             await term(stop)
@@ -56,7 +58,8 @@ async def run_terms(
         except Exception as error:  # noqa: BLE001 - others go on, and so does this one, at a bounded rate
             ends["fault"] += 1
             unforeseen = not isinstance(error, _PASSES)
-            _log.warning("%s: %s. Trying again.", name, reason_of(error), exc_info=unforeseen)
+            trace = f"\n{traceback_of(error, private=private)}" if unforeseen else ""
+            _log.warning("%s: %s. Trying again.%s", name, reason_of(error, private=private), trace)
             await pause(stop, pace.pause_s)
             pace.paused()
 

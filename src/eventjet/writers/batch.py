@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy.exc import DBAPIError, StatementError
+from sqlalchemy.exc import DBAPIError
 
-from eventjet.codec.faults import faults_of
+from eventjet.codec.reasons import reason_of
 from eventjet.domain.recorded import Recorded
-from eventjet.errors import EventjetError, HandlerFailed
+from eventjet.errors import HandlerFailed
 from eventjet.quarantine.fold import Offered
 from eventjet.sql.dialect import is_about_data
 
@@ -60,8 +60,10 @@ class Parts:
                 parts.refused(part, error)
     """
 
-    def __init__(self, projection: str, batch: Batch) -> None:
+    def __init__(self, projection: str, batch: Batch, *, private: bool = False) -> None:
+        """`private` where something personal is at hand."""
         self._projection = projection
+        self._private = private
         self._waiting = [batch]  # the next one last
         self._failure: HandlerFailed | None = None
 
@@ -85,11 +87,14 @@ class Parts:
             return
         event: Any = part.events[0]
         if not isinstance(event, Offered):
-            raise HandlerFailed(self._projection, event.position, event.aggregate_id, reason_of(error)) from error
+            raise HandlerFailed(self._projection, event.position, event.aggregate_id, self._reason(error)) from error
         if event.error is not None:  # parking itself was refused
             _, aggregate_id = event.aggregate_key
-            raise HandlerFailed(self._projection, event.position, aggregate_id, reason_of(error)) from error
+            raise HandlerFailed(self._projection, event.position, aggregate_id, self._reason(error)) from error
         self._waiting.append(replace(part, events=[event.failed(error)]))
+
+    def _reason(self, error: DBAPIError) -> str:
+        return reason_of(error, private=self._private)
 
     def failed(self, part: Batch, error: HandlerFailed) -> None:
         """An event of a part cannot be taken: what precedes it is still to be committed, then the error is raised."""
@@ -97,13 +102,3 @@ class Parts:
         if before is None:
             raise error
         self._waiting, self._failure = [before], error
-
-
-def reason_of(error: BaseException) -> str:
-    """What happened, in one line; of a statement neither its text nor its values."""
-    if isinstance(error, StatementError) and error.orig is not None:
-        error = error.orig
-    text = faults_of(error).rstrip(".")
-    if isinstance(error, EventjetError):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

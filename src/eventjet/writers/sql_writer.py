@@ -20,12 +20,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.dml import UpdateBase
 
 from eventjet import failpoints
+from eventjet.codec.reasons import reason_of
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CheckpointFenced, HandlerFailed, TransactionEnded
 from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.sql.checkpoint import Checkpoint, advance, renew
 from eventjet.sql.dialect import is_transient
-from eventjet.writers.batch import Batch, reason_of
+from eventjet.writers.batch import Batch
 from eventjet.writers.fold_writer import fenced
 
 _ENDS = re.compile(
@@ -87,7 +88,7 @@ class SqlWriter:
             error = raised
         error = guard.refusal or guard.fault or error
         if error is not None:
-            reason = reason_of(error)
+            reason = reason_of(error, private=self._resolved.is_private)
         elif is_over(driver):
             raise TransactionEnded(self._resolved.name, event.position, name)
         elif is_spoilt(driver):

@@ -1,0 +1,185 @@
+"""`Personal`: the mark of a field that says something of a person, and what of a value is shown then. PURE.
+
+eventjet shows no such value: not in listings, logs, spans, metrics or errors of its own. A class that holds one,
+however deep, is private, and so is whatever a function of the application's says of it.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from typing import Annotated, Any, TypeAlias, TypeVar, cast
+
+T = TypeVar("T")
+
+MASK = "<personal>"
+"""What stands in the place of a personal value."""
+
+
+class _Mark:
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "personal"
+
+
+_MARK = _Mark()
+
+Personal: TypeAlias = Annotated[T, _MARK]
+"""Marks a field of an event, a state or a row, or a parameter of a decision: `email: Personal[str]`."""
+
+
+@lru_cache(maxsize=10_000)
+def is_private(hint: Any) -> bool:
+    """Whether a class or an annotation holds something personal, however deep."""
+    return _is_private(hint, set())
+
+
+def masked(value: Any, *hints: Any) -> Any:
+    """JSON of something annotated so (of one of several kinds), with what is personal in it hidden.
+
+    What a private class does not declare is hidden as well: nobody knows what it is.
+    """
+    if not any(map(is_private, hints)):
+        return value
+    kinds = [kind for hint in hints for kind in _kinds(hint)]
+    if _MARK in kinds:
+        return MASK
+    if isinstance(value, list):
+        # A NamedTuple is a list in JSON.
+        inner = [each for kind in kinds for each in (*_items(kind), *_fields(kind).values())]
+        return [masked(each, *inner) for each in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        if any(_is_mapping(kind) and is_private(typing.get_args(kind)[0]) for kind in kinds):
+            return MASK
+        return {name: _masked_field(name, each, kinds) for name, each in cast("dict[str, Any]", value).items()}
+    return MASK if all(_fields(kind) for kind in kinds if kind is not type(None)) else value
+
+
+def masked_whole(value: Any) -> Any:
+    """JSON of which nothing is known: its shape without its values."""
+    if isinstance(value, dict):
+        return dict.fromkeys(cast("dict[str, Any]", value), MASK)
+    return MASK
+
+
+def masked_row(row: Any) -> Any:
+    """An object of fields by name, those hidden that are personal or hold something that is."""
+    kind = cast("type[Any]", type(row))
+    return {one.name: MASK if is_private(field_hint(kind, one.name)) else getattr(row, one.name) for one in fields(row)}
+
+
+def field_hint(cls: type, name: str) -> Any:
+    """The annotation of a field; `Any` where there is none."""
+    return _fields(cls).get(name, Any)
+
+
+def decisions_are_private(cls: type) -> bool:
+    """Whether a method of a class has a parameter that is personal."""
+    for function in vars(cls).values():
+        if not isinstance(function, types.FunctionType):
+            continue
+        for name in function.__annotations__:
+            if is_private(parameter_hint(function, name)):
+                return True
+    return False
+
+
+def parameter_hint(function: Any, name: str) -> Any:
+    """The annotation of a parameter: personal where it says so and cannot be resolved, `Any` where there is none."""
+    raw: Any = dict(getattr(function, "__annotations__", {})).get(name, Any)
+    probe = types.SimpleNamespace(__annotations__={name: raw})
+    try:
+        scope = getattr(function, "__globals__", {})
+        return typing.get_type_hints(probe, globalns=scope, include_extras=True)[name]
+    except Exception:  # noqa: BLE001 - an annotation is any expression
+        return Personal[Any] if "Personal" in str(raw) else Any
+
+
+def _masked_field(name: str, value: Any, kinds: list[Any]) -> Any:
+    found: list[Any] = []
+    for kind in kinds:
+        if _is_mapping(kind):
+            found.append(typing.get_args(kind)[1])
+        elif name in (named := _fields(kind)):
+            found.append(named[name])
+    return masked(value, *found) if found else MASK
+
+
+def _is_mapping(kind: Any) -> bool:
+    origin = typing.get_origin(kind)
+    return isinstance(origin, type) and issubclass(origin, Mapping) and len(typing.get_args(kind)) == 2
+
+
+def _is_private(hint: Any, seen: set[Any]) -> bool:
+    for kind in _kinds(hint):
+        if kind is _MARK:
+            return True
+        try:
+            if kind in seen:
+                continue
+            seen.add(kind)
+        except TypeError:  # of a Literal with something that has no hash
+            continue
+        inner = [*_items(kind), *_fields(kind).values()]
+        if any(_is_private(each, seen) for each in inner):
+            return True
+    return False
+
+
+def _kinds(hint: Any) -> Iterator[Any]:
+    """The members of an annotation; the mark itself for what is personal."""
+    origin = typing.get_origin(hint)
+    if origin is Annotated:
+        if any(isinstance(one, _Mark) for one in hint.__metadata__):
+            yield _MARK
+        yield from _kinds(hint.__origin__)
+    elif origin in (typing.Union, types.UnionType):
+        for each in typing.get_args(hint):
+            yield from _kinds(each)
+    elif isinstance(hint, typing.NewType):
+        yield from _kinds(hint.__supertype__)
+    elif type(hint).__name__ == "TypeAliasType":
+        yield from _kinds(hint.__value__)
+    elif origin in (typing.Required, typing.NotRequired, typing.Final, typing.ClassVar):
+        yield from _kinds(typing.get_args(hint)[0])
+    else:
+        yield hint
+
+
+def _items(kind: Any) -> tuple[Any, ...]:
+    """What a container holds."""
+    if typing.get_origin(kind) is typing.Literal:
+        return ()
+    return tuple(each for each in typing.get_args(kind) if each is not Ellipsis)
+
+
+@lru_cache(maxsize=10_000)
+def _hints(cls: type) -> Mapping[str, Any]:
+    told = getattr(cls, "__pydantic_fields__", None)
+    if isinstance(told, dict):
+        known = cast("dict[str, Any]", told)
+        by_name = {name: _of_pydantic(one) for name, one in known.items()}
+        return by_name | {str(one.alias): by_name[name] for name, one in known.items() if one.alias}
+    try:
+        return typing.get_type_hints(cls, include_extras=True)
+    except Exception:  # noqa: BLE001 - an annotation is any expression
+        return dict.fromkeys(getattr(cls, "__annotations__", {}), Personal[Any])  # better hidden than shown
+
+
+def _of_pydantic(one: Any) -> Any:
+    is_personal = any(isinstance(each, _Mark) for each in one.metadata)
+    return Personal[one.annotation] if is_personal else one.annotation
+
+
+def _fields(kind: Any) -> Mapping[str, Any]:
+    """Annotations by name, of a class whose values have fields."""
+    cls: Any = typing.get_origin(kind) or kind
+    if not isinstance(cls, type):
+        return {}
+    cls = cast("Any", cls)
+    has = is_dataclass(cls) or hasattr(cls, "model_fields") or typing.is_typeddict(cls) or hasattr(cls, "_fields")
+    return _hints(cls) if has else {}

@@ -1,0 +1,222 @@
+"""What is personal is hidden wherever it is, and nothing else is; long values are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, NamedTuple, TypedDict
+
+import pytest
+from pydantic import BaseModel
+from sqlalchemy import Column, MetaData, String, Table
+
+from eventjet import App, Personal, aggregate, event, upcaster
+from eventjet.codec.reasons import reason_of, traceback_of
+from eventjet.domain.personal import MASK, decisions_are_private, is_private, masked, masked_row, parameter_hint
+from eventjet.errors import RowRefused, UnencodableEvent
+from eventjet.projections.row_codec import RowCodec
+from eventjet.projections.row_type import row_faults
+from eventjet.shown import cut, cut_values, shown
+
+SECRET = "ada@example.org"
+
+
+@dataclass(frozen=True)
+class Home:
+    street: Personal[str]
+    country: str
+
+
+class Pair(NamedTuple):
+    code: str
+    phone: Personal[str]
+
+
+class Extra(TypedDict):
+    note: Personal[str]
+    size: int
+
+
+class Model(BaseModel):
+    nickname: Personal[str]
+    plan: str = "free"
+
+
+@dataclass(frozen=True)
+class Node:
+    label: str
+    children: tuple[Node, ...] = ()
+    owner: Personal[str] = ""
+
+
+@dataclass(frozen=True)
+class Plain:
+    size: int = 0
+    inner: tuple[int, ...] = ()
+
+
+@event("person.joined")
+class Joined:
+    email: Personal[str]
+    plan: str
+    home: Home | None = None
+    others: tuple[Home, ...] = ()
+    by_name: Mapping[str, Home] = field(default_factory=dict)
+    keyed: Mapping[Personal[str], int] = field(default_factory=dict)
+    maybe: Personal[str] | None = None
+    amount: Decimal = Decimal(0)
+
+
+@event("person.left")
+class Left:
+    reason: str = ""
+
+
+@event("person.moved", schema=2)
+class Moved:
+    home: Home
+
+
+@aggregate("person")
+class Person:
+    plan: str = ""
+
+    def join(self, email: Personal[str]) -> Joined:
+        return Joined(email=email, plan="free")
+
+    def evolve(self, event: Joined | Left | Moved) -> Person:
+        return self
+
+
+HIDDEN = {"street": MASK, "country": "GB"}
+HOME = {"street": SECRET, "country": "GB"}
+
+
+@pytest.mark.parametrize("hint", [Home, Pair, Extra, Model, Node, Joined, list[Home], Home | None, dict[str, Home]])
+def test_a_class_is_private_however_deep_the_mark_is(hint: Any) -> None:
+    assert is_private(hint)
+
+
+@pytest.mark.parametrize("hint", [Plain, Left, int, dict[str, int], Any, tuple[Plain, ...]])
+def test_a_class_without_a_mark_is_not(hint: Any) -> None:
+    assert not is_private(hint)
+
+
+def test_every_personal_value_of_an_event_is_hidden_and_no_other() -> None:
+    body = {
+        "email": SECRET,
+        "plan": "free",
+        "home": HOME,
+        "others": [HOME, HOME],
+        "by_name": {"first": HOME},
+        "keyed": {SECRET: 1},
+        "maybe": None,
+        "amount": "1.50",
+        "unheard": SECRET,
+    }
+    assert masked(body, Joined) == {
+        "email": MASK,
+        "plan": "free",
+        "home": HIDDEN,
+        "others": [HIDDEN, HIDDEN],
+        "by_name": {"first": HIDDEN},
+        "keyed": MASK,
+        "maybe": MASK,
+        "amount": "1.50",
+        "unheard": MASK,
+    }
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "expected"),
+    [
+        (Pair, ["+44", SECRET], [MASK, MASK]),
+        (Extra, {"note": SECRET, "size": 3}, {"note": MASK, "size": 3}),
+        (Model, {"nickname": SECRET, "plan": "free"}, {"nickname": MASK, "plan": "free"}),
+        (
+            Node,
+            {"label": "a", "children": [{"label": "b", "children": [], "owner": SECRET}], "owner": SECRET},
+            {"label": "a", "children": [{"label": "b", "children": [], "owner": MASK}], "owner": MASK},
+        ),
+        (Home, SECRET, MASK),
+        (Plain, {"size": 1, "strange": "kept"}, {"size": 1, "strange": "kept"}),
+    ],
+)
+def test_containers_and_other_classes_are_masked_alike(hint: Any, value: Any, expected: Any) -> None:
+    assert masked(value, hint) == expected
+
+
+def test_a_body_that_nobody_can_read_is_hidden_whole_in_an_app_with_personal_fields() -> None:
+    catalog = App("people", aggregates=[Person], upcasters=[upcaster("person.moved", schema=1)(dict)]).catalog
+    assert catalog.masked("person.left", 1, {"reason": "cost"}) == {"reason": "cost"}
+    assert catalog.masked("person.moved", 2, {"home": HOME}) == {"home": HIDDEN}
+    assert catalog.masked("person.moved", 1, {"address": SECRET}) == {"address": MASK}
+    assert catalog.masked("person.forgotten", 1, {"email": SECRET}) == {"email": MASK}
+    assert catalog.masked("person.joined", 1, f'{{"email":"{SECRET}') == MASK
+
+
+def test_a_parameter_of_a_decision_is_known_to_be_personal() -> None:
+    assert decisions_are_private(Person)
+    assert is_private(parameter_hint(Person.join, "email"))
+    assert not is_private(parameter_hint(Person.evolve, "event")) or is_private(Joined)
+
+
+def test_an_error_beside_personal_fields_is_named_without_what_it_says() -> None:
+    def fail() -> None:
+        try:
+            raise KeyError(SECRET)
+        except KeyError:
+            raise ValueError(f"no {SECRET}")  # noqa: B904 - its context is told too
+
+    with pytest.raises(ValueError, match=SECRET) as raised:
+        fail()
+    told = reason_of(raised.value, private=True) + traceback_of(raised.value, private=True)
+    assert SECRET not in told
+    assert all(word in told for word in ("ValueError", "KeyError", "test_personal.py"))
+    assert SECRET in reason_of(raised.value)
+
+
+def test_an_error_that_carries_itself_and_one_that_cannot_be_printed_are_told() -> None:
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    error = ValueError("a")
+    error.__cause__ = error
+    assert "ValueError" in traceback_of(error, private=True)
+    assert reason_of(Silent()) == "Silent: it cannot be printed"
+
+
+def test_a_refused_event_and_row_do_not_repeat_a_personal_value() -> None:
+    with pytest.raises(ValueError, match="email") as refused:
+        Joined(email=SECRET.encode(), plan=SECRET, amount=SECRET)  # type: ignore[arg-type]
+    assert SECRET not in str(refused.value)
+    assert SECRET not in str(UnencodableEvent(Joined(email=SECRET, plan=""), "reason"))
+
+    @dataclass(frozen=True, slots=True)
+    class Contact:
+        person_id: str
+        email: Personal[str]
+
+    table = Table("contacts", MetaData(), Column("person_id", String(36), primary_key=True), Column("email", String(5)))
+    with pytest.raises(RowRefused) as too_long:
+        RowCodec(table, Contact).normalise(Contact("p-1", SECRET))
+    assert SECRET not in str(too_long.value)
+    assert SECRET not in repr(vars(too_long.value))
+    assert masked_row(Contact("p-1", SECRET)) == {"person_id": "p-1", "email": MASK}
+
+
+def test_a_key_cannot_be_personal() -> None:
+    table = Table("homes", MetaData(), Column("street", String, primary_key=True), Column("country", String))
+    assert any("personal and a key" in fault for fault in row_faults(Home, table))
+
+
+def test_what_is_long_is_cut_and_says_how_long_it_was() -> None:
+    long = "x" * 800_000
+    assert cut(long) == "x" * 500 + "… (800,000 characters)"
+    assert cut("short") == "short"
+    assert shown(long) == f"{'x' * 200!r}… (800,000 characters)"
+    assert len(shown(list(range(800_000)))) < 300
+    assert cut_values({"a": [long, 1], "b": {"c": long}})["a"][0].endswith("… (800,000 characters)")
+    assert len(reason_of(ValueError(long))) < 600
