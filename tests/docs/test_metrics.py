@@ -1,18 +1,121 @@
-"""The page of metrics says what the code declares."""
+"""The page of metrics says what the code declares, and dashboard and alert rules ask for nothing else."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
+import promql_parser
+import pytest
+import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from eventjet.observability import spans
 from eventjet.observability.metrics import METRICS
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "reference" / "metrics.md"
+DASHBOARD = ROOT / "deploy" / "grafana-dashboard.json"
+ALERTS = ROOT / "deploy" / "alerts.yaml"
+SCRAPED = {"job", "instance"}
+"""Labels that Prometheus adds."""
 
 
-def test_the_page_lists_every_metric_as_it_is_declared() -> None:
-    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
-    declared = [
-        f"| `{one.name}` | {one.kind} | {', '.join(f'`{label}`' for label in one.labels) or '–'} | {one.help} |"
-        for one in METRICS
+def told_rows() -> list[str]:
+    return [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+
+
+def named(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{one}`" for one in names) or "–"
+
+
+def test_the_page_lists_every_metric_and_span_as_it_is_declared() -> None:
+    declared = [f"| `{one.name}` | {one.kind} | {named(one.labels)} | {one.help} |" for one in METRICS]
+    declared += [
+        f"| `{one.name}` | {one.kind} | {named(one.labels)} | {named(one.attributes)} | {one.help} |"
+        for one in spans.SPANS
     ]
-    assert rows == declared
+    assert told_rows() == declared
+
+
+def known_labels() -> dict[str, set[str]]:
+    """Every name that a query may ask for, with its labels."""
+    known: dict[str, set[str]] = {}
+    declared = [(one.name, one.labels, one.kind == "histogram") for one in METRICS]
+    declared += [(one.prometheus, tuple(label.replace(".", "_") for label in one.labels), True) for one in spans.SPANS]
+    declared.append((spans.CONFLICTS_PROMETHEUS, ("eventjet_aggregate",), False))
+    for name, labels, is_histogram in declared:
+        names = [f"{name}_{part}" for part in ("bucket", "sum", "count")] if is_histogram else [name]
+        known |= {each: {*labels, *SCRAPED, *({"le"} if each.endswith("_bucket") else ())} for each in names}
+    return known
+
+
+def asked(node: Any) -> list[tuple[str, set[str]]]:
+    """The metrics of an expression, each with the labels that are asked of it."""
+    match node:
+        case promql_parser.VectorSelector():
+            return [(node.name, {one.name for one in node.matchers.matchers})]
+        case promql_parser.MatrixSelector():
+            return asked(node.vector_selector)
+        case promql_parser.AggregateExpr():
+            by = set(node.modifier.labels) if node.modifier is not None else set[str]()
+            return [(name, labels | by) for name, labels in asked(node.expr)]
+        case promql_parser.BinaryExpr():
+            return asked(node.lhs) + asked(node.rhs)
+        case promql_parser.Call():
+            return [one for each in node.args for one in asked(each)]
+        case promql_parser.ParenExpr() | promql_parser.UnaryExpr() | promql_parser.SubqueryExpr():
+            return asked(node.expr)
+        case promql_parser.NumberLiteral() | promql_parser.StringLiteral():
+            return []
+    raise AssertionError(type(node))
+
+
+def expressions() -> list[str]:
+    panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
+    groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
+    rules = [rule["expr"] for group in groups for rule in group["rules"]]
+    on_page = PAGE.read_text(encoding="utf-8").partition("```promql\n")[2].partition("```")[0].splitlines()
+    return [*queries, *rules, *on_page]
+
+
+@pytest.mark.parametrize("expression", expressions())
+def test_what_is_asked_of_prometheus_is_declared(expression: str) -> None:
+    found = asked(promql_parser.parse(expression))
+    assert found
+    known = known_labels()
+    assert [(name, labels - known.get(name, set())) for name, labels in found if labels - known.get(name, set())] == []
+    assert {name for name, _ in found} <= known.keys()
+
+
+def test_a_query_for_what_nobody_tells_is_noticed() -> None:
+    ((name, labels),) = asked(promql_parser.parse('sum by (who) (rate(eventjet_nothing_total{a="b"}[5m]))'))
+    assert (name, labels) == ("eventjet_nothing_total", {"who", "a"})
+    assert name not in known_labels()
+
+
+def test_grafana_reads_the_dashboard_and_would_write_it_alike() -> None:
+    register_default_plugins()
+    stored = DASHBOARD.read_text(encoding="utf-8")
+    read = Dashboard.from_json(json.loads(stored))
+    assert json.loads(JSONEncoder().encode(read)) == json.loads(stored)
+    panels = json.loads(stored)["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels) == len({panel["title"] for panel in panels})
+
+
+def test_every_alert_is_a_rule_that_says_what_to_look_at() -> None:
+    """As Prometheus reads rules, which refuses what it does not know."""
+    groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert [group.keys() - {"name", "rules", "interval"} for group in groups] == [set()] * len(groups)
+    for rule in rules:
+        assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations", "keep_firing_for"}, rule
+        assert {"summary", "description"} == rule["annotations"].keys()
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        if "for" in rule:
+            assert promql_parser.parse_duration(rule["for"]).total_seconds() > 0
+    assert len({rule["alert"] for rule in rules}) == len(rules)

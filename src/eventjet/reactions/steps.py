@@ -21,6 +21,7 @@ from eventjet.domain.history import FoldedState
 from eventjet.domain.process import Call, Deadline, Listener, Outcome, ProcessInfo, Step, deadlines_of
 from eventjet.domain.recorded import Metadata, Recorded
 from eventjet.errors import ConcurrencyConflict, EventjetError, NotUnique, UsageError
+from eventjet.observability import spans, tracing
 from eventjet.repository.decisions import Decided, Planned, recorded, retried
 from eventjet.repository.repositories import Repositories
 from eventjet.repository.repository import Repository
@@ -87,6 +88,7 @@ class ProcessRunner:
                 self._own,
                 process_id,
                 lambda state: listener.handler(state, event),
+                called=listener.handler,
                 command_id=f"{self._heard}{event.position}",
                 metadata=self._metadata(process_id, event.event_id, event.metadata.correlation),
                 since=event.position,
@@ -114,7 +116,17 @@ class ProcessRunner:
         failpoints.reach("due.before")
         command_id = f"{self._step_id(process_id, held)}/due"
         metadata = self._metadata(process_id, held.event_id)
-        await self._own.run(Planned(self._own, process_id, decide, command_id, metadata, since=held.position))
+        await self._own.run(
+            Planned(
+                self._own,
+                process_id,
+                decide,
+                command_id,
+                metadata,
+                since=held.position,
+                called=found.deadline.call.decide,
+            )
+        )
         failpoints.reach("due.stored")
 
     async def next_deadline(self, process_id: str, held: FoldedState[Any]) -> NextDeadline | None:
@@ -144,10 +156,12 @@ class ProcessRunner:
             for _, lock in sorted(locks.items(), key=lambda one: one[0]):
                 # In one order everywhere, as transactions do.
                 await stack.enter_async_context(lock)
-            try:
-                return await retried(lambda again: self._attempt(process_id, held, step, again))
-            except _Moved:
-                return held.position
+            labels = {"eventjet.name": self.name}
+            with tracing.span(spans.STEP, self.name, labels, {"eventjet.decision": asked.call.name}):
+                try:
+                    return await retried(lambda again: self._attempt(process_id, held, step, again))
+                except _Moved:
+                    return held.position
 
     async def _attempt(
         self, process_id: str, held: FoldedState[Any], step: Step[Any, Any], again: bool

@@ -11,6 +11,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from importlib.util import find_spec
 from os import cpu_count
@@ -26,6 +27,7 @@ from eventjet.codec.catalog import Catalog
 from eventjet.errors import RebuildError, RowsRefused, UsageError
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
+from eventjet.observability import spans, tracing
 from eventjet.projections.app_ref import Application, AppRef, loaded
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild.choice import CHOICES, EngineChoice, Work, choose
@@ -240,10 +242,10 @@ async def in_thread(settings: Settings, report: Report | None, work: Callable[[W
     watch = Watch(report)
 
     def run() -> T:
-        with _translated(Database(settings.database)):
+        with tracing.span(spans.REBUILD), _translated(Database(settings.database)):
             return work(watch)
 
-    future = asyncio.get_running_loop().run_in_executor(None, run)
+    future = asyncio.get_running_loop().run_in_executor(None, copy_context().run, run)
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from eventjet.observability import spans, tracing
+
 Phase: TypeAlias = Literal[
     "start",
     "check",
@@ -62,7 +64,8 @@ class Watch:
         self.tell(name, 0, total)
         started = time.perf_counter()
         try:
-            yield
+            with tracing.span(spans.PHASE, name, {"eventjet.phase": name}):
+                yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 

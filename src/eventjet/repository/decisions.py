@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -15,13 +16,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from eventjet.domain.committed import Committed
 from eventjet.domain.history import FoldedState
-from eventjet.domain.recorded import NO_METADATA, Metadata
+from eventjet.domain.recorded import NO_METADATA, Metadata, current_metadata
 from eventjet.errors import ConcurrencyConflict, Refused, UsageError
+from eventjet.observability.tracing import active
 from eventjet.repository.claims import claimed
 from eventjet.repository.repeated import all_repeated, check_ids
 from eventjet.store.store import Append, EventStore
 
 if TYPE_CHECKING:
+    from eventjet.observability.otel import Telemetry
     from eventjet.repository.repository import Repository
 
 S = TypeVar("S")
@@ -47,6 +50,8 @@ class Planned(Generic[S, E]):
     """What is asked for, where there is a command id."""
     since: int | None = None
     """A position that the command cannot have been recorded before, where one is known: its cause's."""
+    called: Any = None
+    """The decision itself, which traces name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +100,12 @@ async def recorded(
     assert len(appends) == len(decided), "what records nothing is not appended"
     for one in decided:
         one.plan.repository.cache.drop(one.plan.aggregate_id)
+    telemetry = active()
+    began = 0.0 if telemetry is None else time.perf_counter()
     try:
         position = await store.append(appends) - sum(len(append.events) for append in appends)
+        if telemetry is not None:
+            telemetry.appended(time.perf_counter() - began)
     except ConcurrencyConflict as conflict:
         for one in decided:
             one.plan.repository.cache.put(one.plan.aggregate_id, one.held)  # what follows it is all there is to read
@@ -150,7 +159,26 @@ async def transact(store: EventStore, plans: Sequence[Planned[Any, Any]]) -> tup
         for _, plan in sorted(zip(subjects, plans, strict=True), key=lambda pair: pair[0]):
             # In one order everywhere, so that two transactions never wait for each other.
             await stack.enter_async_context(plan.repository.cache.lock(plan.aggregate_id))
-        return await retried(attempt)
+        telemetry = active()
+        return await (retried(attempt) if telemetry is None else _observed(attempt, telemetry))
+
+
+async def _observed(
+    attempt: Callable[[bool], Awaitable[tuple[Committed[Any, Any], ...] | ConcurrencyConflict]], telemetry: Telemetry
+) -> tuple[Committed[Any, Any], ...]:
+    """A transaction with a span."""
+    span, more = telemetry.command("transact", current_metadata().traceparent), dict[str, Any]()
+    error: BaseException | None = None
+    try:
+        done = await retried(lambda again: attempt(span.again(again)))
+        more["eventjet.events"] = sum(len(one.events) for one in done)
+        more["eventjet.position"] = done[-1].position
+        return done
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        span.ended("several", "transact", more, error)
 
 
 def recorded_events(result: Any) -> tuple[Any, ...]:

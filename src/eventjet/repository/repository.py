@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Concatenate, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from eventjet.codec.catalog import Catalog
@@ -25,12 +25,16 @@ from eventjet.domain.identity import new_event_id
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, current_metadata, merge
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import ConcurrencyConflict, LogIncomplete, StoreUnavailable, UsageError
-from eventjet.observability.tracing import current_traceparent
+from eventjet.observability import spans, tracing
+from eventjet.observability.tracing import active, current_traceparent
 from eventjet.repository.claims import Claims, claim_catalog
 from eventjet.repository.decisions import Committed, Decided, Planned, recorded, recorded_events, retried
 from eventjet.repository.histories import LAG_PAUSES_S, Histories, Snapshots
 from eventjet.repository.repeated import repeated
 from eventjet.store.store import Append, EventStore, NewEvent
+
+if TYPE_CHECKING:
+    from eventjet.observability.otel import Telemetry
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -151,7 +155,7 @@ class Repository(Generic[S, E]):
         **kwargs: P.kwargs,
     ) -> Planned[S, E]:
         """A decision for `Jet.transact` to take together with others."""
-        return Planned(self, aggregate_id, lambda state: decide(state, *args, **kwargs))
+        return Planned(self, aggregate_id, lambda state: decide(state, *args, **kwargs), called=decide)
 
     def command(self, command_id: str | None = None, /, *, metadata: Metadata = NO_METADATA) -> Command[S, E]:
         """An idempotent command: the same id on the same aggregate returns the first outcome.
@@ -166,8 +170,32 @@ class Repository(Generic[S, E]):
     async def run(self, plan: Planned[S, E]) -> Committed[S, E]:
         """What `execute` does, with an id and metadata where the plan has them."""
         self.subject(plan.aggregate_id)
-        async with self.cache.lock(plan.aggregate_id):
-            return await retried(lambda again: self._attempt(plan, again))
+        telemetry = active()
+        if telemetry is None:
+            async with self.cache.lock(plan.aggregate_id):
+                return await retried(lambda again: self._attempt(plan, again))
+        return await self._observed(plan, telemetry)
+
+    async def _observed(self, plan: Planned[S, E], telemetry: Telemetry) -> Committed[S, E]:
+        """The same, with a span."""
+        aggregate, more = self.info.name, dict[str, Any]()
+        decision = getattr(plan.called, "__name__", "decide")
+        parent = plan.metadata.traceparent or current_metadata().traceparent
+        span = telemetry.command(f"{aggregate}.{decision}", parent)
+        more["eventjet.aggregate_id"] = plan.aggregate_id
+        error: BaseException | None = None
+        try:
+            async with self.cache.lock(plan.aggregate_id):
+                done = await retried(lambda again: self._attempt(plan, span.again(again)))
+            more["eventjet.position"] = done.position
+            if len(done.events) != 1:
+                more["eventjet.events"] = len(done.events)
+            return done
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            span.ended(aggregate, decision, more, error)
 
     async def _attempt(self, plan: Planned[S, E], again: bool) -> Committed[S, E] | ConcurrencyConflict:
         held = await self.known(plan.aggregate_id, again)
@@ -232,7 +260,9 @@ class Repository(Generic[S, E]):
     async def fresh(self, aggregate_id: str) -> FoldedState[S]:
         """The newest state, remembered."""
         known = self.cache.get(aggregate_id)
-        held = await self.histories.load(aggregate_id, known)
+        with tracing.span(spans.LOAD, labels={"eventjet.aggregate": self.info.name}) as told:
+            held = await self.histories.load(aggregate_id, known)
+            told["eventjet.version"] = held.version
         if known is not None and held.position < known.position:
             self.cache.drop(aggregate_id)  # the log was restored, and knows nothing of it
         self.cache.put(aggregate_id, held)
@@ -286,8 +316,9 @@ class Repository(Generic[S, E]):
                     "Return events that its `evolve` is annotated with."
                 )
         merged = merge(current_metadata(), plan.metadata)
-        if merged.traceparent is None and (traceparent := current_traceparent()) is not None:
-            merged = merge(Metadata(traceparent=traceparent), merged)
+        traceparent = current_traceparent()
+        if traceparent is not None:  # the command's own span, which goes on with the trace it was given
+            merged = replace(merged, traceparent=traceparent)
         bare = merged is NO_METADATA and plan.command_id is None
         context = () if bare else tuple(context_headers(plan.command_id, merged, plan.request))
         made = tuple(NewEvent(new_event_id(), self._catalog.encode(event), context) for event in events)

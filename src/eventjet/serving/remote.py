@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 import orjson
 
 from eventjet.codec.arguments import arguments_of
-from eventjet.codec.envelope import context_headers, header, header_block
+from eventjet.codec.envelope import TRACEPARENT, context_headers, header, header_block
 from eventjet.codec.faults import faults_of
 from eventjet.domain.aggregate import AggregateType, aggregate_info
 from eventjet.domain.identity import encode_id
@@ -28,6 +28,8 @@ from eventjet.errors import (
 )
 from eventjet.nats.client import Client
 from eventjet.nats.endpoint import Endpoint
+from eventjet.observability import spans, tracing
+from eventjet.observability.tracing import current_traceparent
 from eventjet.serving.problems import DOMAIN, REUSED, TAKEN, UNAVAILABLE, UNKNOWN
 from eventjet.serving.service import ERROR, ERROR_CODE, command_subject
 from eventjet.settings import Settings
@@ -56,7 +58,12 @@ class Remote(Generic[S, E]):
     """Commands of one aggregate type over the wire, typed by the decisions themselves."""
 
     def __init__(
-        self, client: Client, app: str, aggregate: Any, served: Sequence[Served], headers: bytes = b""
+        self,
+        client: Client,
+        app: str,
+        aggregate: Any,
+        served: Sequence[Served],
+        headers: Sequence[tuple[str, str]] = (),
     ) -> None:
         self._client = client
         self._app = app
@@ -66,7 +73,7 @@ class Remote(Generic[S, E]):
 
     def command(self, command_id: str, /, *, metadata: Metadata = NO_METADATA) -> Remote[S, E]:
         """An idempotent command: what nobody answered is asked again under the same id, and carried out once."""
-        headers = header_block(context_headers(command_id, merge(current_metadata(), metadata)))
+        headers = context_headers(command_id, merge(current_metadata(), metadata))
         return Remote(self._client, self._app, self._aggregate, self._served, headers)
 
     async def execute(
@@ -95,7 +102,9 @@ class Remote(Generic[S, E]):
         name = aggregate_info(one.aggregate).name
         subject = command_subject(self._app, name, one.name, encode_id(aggregate_id))
         try:
-            status, kind, answer = await self._asked(subject, body)
+            labels = {"eventjet.aggregate": name, "eventjet.decision": one.name}
+            with tracing.span(spans.REQUEST, f"{name}.{one.name}", labels):
+                status, kind, answer = await self._asked(subject, body)
         except NoResponders:
             raise NobodyServes(subject, self._app, f"{name}.{one.name}") from None
         if not status:
@@ -113,9 +122,13 @@ class Remote(Generic[S, E]):
     async def _asked(self, subject: str, body: bytes) -> tuple[int, str, dict[str, Any]]:
         """(status, type of error, answer), asked again where that is safe: only under an id."""
         tries = _TRIES if self._headers else 1
+        told, traceparent = list(self._headers), current_traceparent()
+        if traceparent is not None:
+            told = [*(one for one in told if one[0] != TRACEPARENT), (TRACEPARENT, traceparent)]
+        headers = header_block(told) if told else b""
         for left in reversed(range(tries)):
             try:
-                frame = await self._client.request(subject, body, self._headers)
+                frame = await self._client.request(subject, body, headers)
             except StoreUnavailable:
                 if not left:
                     raise

@@ -19,7 +19,7 @@ from uuid import uuid4
 import orjson
 
 from eventjet.codec.arguments import Arguments, arguments_of
-from eventjet.codec.envelope import header_block, metadata_of
+from eventjet.codec.envelope import TRACEPARENT, header, header_block, metadata_of
 from eventjet.codec.faults import faults_of
 from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.domain.aggregate import aggregate_info
@@ -28,6 +28,7 @@ from eventjet.domain.served import Served
 from eventjet.errors import EventjetError
 from eventjet.nats.client import Client, Listening
 from eventjet.nats.protocol import Frame
+from eventjet.observability import spans, tracing
 from eventjet.repository.repositories import Repositories
 from eventjet.serving.problems import INTERNAL, INVALID, Problem, problem
 from eventjet.shown import cut
@@ -141,7 +142,13 @@ class Service:
     async def _handle(self, endpoint: ServedEndpoint, frame: Frame) -> None:
         async with self._room:
             began = time.perf_counter_ns()
-            answer = await self._executed(endpoint, frame)
+            labels = {"eventjet.aggregate": endpoint.aggregate, "eventjet.decision": endpoint.served.name}
+            parent = header(frame[3], TRACEPARENT)
+            with tracing.span(
+                spans.SERVE, f"{endpoint.aggregate}.{endpoint.served.name}", labels, parent=parent
+            ) as told:
+                answer = await self._executed(endpoint, frame)
+                told["eventjet.status"] = answer.status if isinstance(answer, Problem) else 200
             endpoint.requests += 1
             endpoint.nanoseconds += time.perf_counter_ns() - began
             if isinstance(answer, Problem):

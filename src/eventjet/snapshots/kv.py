@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from eventjet.nats.client import Client
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
+from eventjet.observability import spans, tracing
 
 VALUE_MAX = 890_000
 """Bytes of one value; larger states are not kept."""
@@ -100,7 +102,8 @@ class KeyValueSnapshots:
     def keep(self, aggregate: str, aggregate_id: str, encode: Callable[[], bytes | None]) -> None:
         """Queue one; encoded when its turn comes."""
         if self._task is None:
-            self._task = asyncio.ensure_future(self._run())
+            # Of no command: it outlives the one that began it.
+            self._task = asyncio.get_running_loop().create_task(self._run(), context=contextvars.Context())
         try:
             self._queue.put_nowait((aggregate, aggregate_id, encode))
         except asyncio.QueueFull:
@@ -127,7 +130,8 @@ class KeyValueSnapshots:
                 if value is None:
                     self.dropped += 1
                 else:
-                    await self.put(aggregate, aggregate_id, value)
+                    with tracing.span(spans.SNAPSHOT, labels={"eventjet.aggregate": aggregate}):
+                        await self.put(aggregate, aggregate_id, value)
                     self.written += 1
             except Exception:  # noqa: BLE001  one state that cannot be kept must not keep the others from it
                 self.dropped += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 from eventjet import failpoints
@@ -13,6 +14,7 @@ from eventjet.domain.parked import AggregateKey
 from eventjet.domain.publication import Publication
 from eventjet.domain.reactor import Reactor, Retry
 from eventjet.domain.recorded import Recorded
+from eventjet.observability import spans, tracing
 from eventjet.quarantine.fold import aggregate_key_of
 from eventjet.reactions.following import Declaration
 from eventjet.reactions.reaction import Cause, EventReaction
@@ -48,6 +50,15 @@ class Followed:
         """What to do about an event, or a message, and in whose lane; None for nothing."""
         raise NotImplementedError
 
+    def handling(self, attempt: int, event: Recorded[Any] | None = None) -> AbstractContextManager[dict[str, Any]]:
+        """A span of one try, in the trace of the event's command."""
+        labels = {"eventjet.name": self.declaration.name, "eventjet.kind": self.declaration.kind}
+        parent = None if event is None else event.metadata.traceparent
+        more: dict[str, Any] = {"eventjet.attempt": attempt}
+        if event is not None:
+            more["eventjet.position"] = event.position
+        return tracing.span(spans.HANDLE, self.declaration.name, labels, more, parent=parent)
+
     async def fired(self, after: int) -> Sequence[Due]:
         """Timers that have fired, after a sequence."""
         del after
@@ -79,7 +90,8 @@ class FollowedReactor(Followed):
 
         async def handle(attempt: int) -> None:
             cause = Cause.of_event(reactor.name, event)
-            await reactor.handle(event, EventReaction(self._repositories, self._deps, cause, attempt))
+            with self.handling(attempt, event):
+                await reactor.handle(event, EventReaction(self._repositories, self._deps, cause, attempt))
 
         return (event.aggregate, event.aggregate_id), handle
 
@@ -95,15 +107,21 @@ class FollowedProcess(Followed):
     def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try] | None:
         info = self._runner.info
         if event.aggregate == info.name:
-            return (info.name, event.aggregate_id), lambda _: self.wake(event.aggregate_id, event.position)
+
+            async def woken(attempt: int) -> None:
+                with self.handling(attempt, event):
+                    await self.wake(event.aggregate_id, event.position)
+
+            return (info.name, event.aggregate_id), woken
         listener = info.listener_to(event.data.__class__)
         process_id = None if listener is None else listener.by(event)
         if listener is None or process_id is None:
             return None
 
-        async def hear(_attempt: int) -> None:
-            await self._runner.hear(process_id, listener, event)
-            await self.wake(process_id)
+        async def hear(attempt: int) -> None:
+            with self.handling(attempt, event):
+                await self._runner.hear(process_id, listener, event)
+                await self.wake(process_id)
 
         return (info.name, process_id), hear
 
@@ -116,8 +134,9 @@ class FollowedProcess(Followed):
         return await self._timers.due(self.declaration.name, after)
 
     async def come_due(self, due: Due) -> None:
-        await self._runner.come_due(due.process_id, due.version, due.at)
-        await self.wake(due.process_id, fired=due.sequence)
+        with self.handling(1):
+            await self._runner.come_due(due.process_id, due.version, due.at)
+            await self.wake(due.process_id, fired=due.sequence)
         await self._timers.clear(self.declaration.name, due)
 
 
@@ -141,7 +160,8 @@ class FollowedInbox(Followed):
     def work(self, event: Incoming[Any]) -> tuple[AggregateKey, Try]:
         async def handle(attempt: int) -> None:
             cause = Cause.of_message(self._inbox.name, event)
-            await self._inbox.handle(event, EventReaction(self._repositories, self._deps, cause, attempt))
+            with self.handling(attempt):
+                await self._inbox.handle(event, EventReaction(self._repositories, self._deps, cause, attempt))
 
         return aggregate_key_of(event.subject.encode()), handle
 
@@ -159,7 +179,11 @@ class FollowedPublication(Followed):
     def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try]:
         one = self._publication
 
-        async def tell(_attempt: int) -> None:
+        async def tell(attempt: int) -> None:
+            with self.handling(attempt, event):
+                await told()
+
+        async def told() -> None:
             if await self._stream.told_until() >= event.position:
                 return
             encoded = [self._public.encode(each) for each in recorded_events(one.translate(event))]

@@ -10,13 +10,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from sqlalchemy.exc import DBAPIError
 
 from eventjet import failpoints
 from eventjet.errors import CheckpointFenced, HandlerFailed
+from eventjet.observability.tracing import active
 from eventjet.projections.sql_projection import AnyResolved
+from eventjet.quarantine.fold import Offered
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.dialect import is_about_data
 from eventjet.workers.context import Session, WorkerOptions
@@ -166,11 +168,21 @@ class BatchPipeline:
             self._pace.committed(len(part.events), time.monotonic() - began)
         return True
 
+    async def _committed(self, part: Batch) -> float:
+        telemetry = active()
+        if telemetry is None:
+            return await self._committer.commit(part)
+        labels = {"eventjet.projection": self._resolved.name, "eventjet.revision": self._resolved.revision}
+        with telemetry.batch(self._resolved.name, labels, _traces(part)) as told:
+            told["eventjet.events"] = len(part.events)
+            told["eventjet.position"] = part.last
+            return await self._committer.commit(part)
+
     async def _commit(self, batch: Batch) -> None:
         parts = Parts(self._resolved.name, batch, private=self._resolved.is_private)
         for part in parts:
             try:
-                took_s = await self._committer.commit(part)
+                took_s = await self._committed(part)
             except HandlerFailed as error:
                 parts.failed(part, error)
             except CheckpointFenced:
@@ -184,3 +196,10 @@ class BatchPipeline:
                 failpoints.reach("worker.after_commit")
                 self.position = part.last
                 self._on_commit(part.last, len(part.events), took_s)
+
+
+def _traces(part: Batch) -> list[str]:
+    """The headers of the commands that its events came from."""
+    events: Any = part.events
+    recorded = [one.event if isinstance(one, Offered) else one for one in events]
+    return [one.metadata.traceparent for one in recorded if one is not None and one.metadata.traceparent is not None]

@@ -1,0 +1,257 @@
+"""One trace leads from an HTTP request over command and log to the row, and to what reactors do next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry import propagate, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
+from sqlalchemy import Column, Integer, MetaData, String, Table
+
+from eventjet import App, Jet, Reaction, Recorded, Settings, aggregate, event, projection, reactor, served
+from eventjet.dev.nats import NatsServer
+from eventjet.observability import spans, tracing
+from eventjet.observability.otel import Telemetry
+from tests.integration.projecting import made
+from tests.integration.reacting import until, working
+from tests.logs import fresh_name
+
+SECRET = "a secret reason"
+BROWSER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@event("cup.filled")
+class Filled:
+    n: int
+
+
+@event("cup.washed")
+class Washed:
+    pass
+
+
+@aggregate("cup")
+class Cup:
+    n: int = 0
+
+    def fill(self, n: int) -> Filled:
+        if n < 0:
+            raise ValueError(SECRET)
+        return Filled(n=n)
+
+    def wash(self) -> Washed:
+        return Washed()
+
+    def evolve(self, event: Filled | Washed) -> Cup:
+        return Cup(n=self.n + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    cup_id: str
+    n: int
+
+
+@projection(
+    "cups", table=Table("cups", MetaData(), Column("cup_id", String(9), primary_key=True), Column("n", Integer))
+)
+def cups(row: Row | None, event: Recorded[Filled]) -> Row | None:
+    return Row(event.aggregate_id, event.data.n)
+
+
+@reactor("washer", start="beginning")
+async def washer(event: Recorded[Filled], to: Reaction[object]) -> None:
+    await to.repository(Cup).execute("other", Cup.wash)
+
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+def asgi(jet: Jet) -> Callable[[dict[str, Any], Send], Awaitable[None]]:
+    """An HTTP application, instrumented as its frameworks are: one span a request, beneath the caller's."""
+    tracer = tracing.active()
+    assert tracer is not None
+
+    async def answer(scope: dict[str, Any], send: Send) -> None:
+        given = {name.decode(): value.decode() for name, value in scope["headers"]}
+        context = propagate.extract(given)
+        with trace.get_tracer("web", tracer_provider=PROVIDERS[-1]).start_as_current_span(
+            f"{scope['method']} {scope['path']}", context, kind=SpanKind.SERVER
+        ):
+            done = await jet.repository(Cup).execute("c-1", Cup.fill, 3)
+            await jet.caught_up(cups, position=done.position, timeout_s=60)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+
+    return answer
+
+
+PROVIDERS: list[TracerProvider] = []
+
+
+@pytest.fixture
+def told() -> Iterator[tuple[InMemorySpanExporter, InMemoryMetricReader]]:
+    exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
+    tracers, meters = TracerProvider(), MeterProvider([reader])
+    tracers.add_span_processor(SimpleSpanProcessor(exporter))
+    PROVIDERS.append(tracers)
+    with tracing.telling(Telemetry.of(tracers, meters)):
+        yield exporter, reader
+    PROVIDERS.pop()
+    tracers.shutdown()
+    meters.shutdown()
+
+
+@pytest.fixture
+def app() -> App:
+    return App(
+        fresh_name("cups"), aggregates=[Cup], projections=[cups], reactors=[washer], served=[served(Cup, Cup.fill)]
+    )
+
+
+@pytest.fixture
+def settings(nats: NatsServer, tmp_path: Path, app: App) -> Settings:
+    settings = Settings(servers=(nats.url,), database=f"sqlite:///{tmp_path / 'read.db'}")
+    made(settings.database, *app.projections.values())
+    return settings
+
+
+def of(exporter: InMemorySpanExporter, kind: spans.SpanType) -> list[ReadableSpan]:
+    """The finished spans of a kind; a command's is called after its decision."""
+    finished = exporter.get_finished_spans()
+    if kind is spans.COMMAND:
+        return [one for one in finished if one.name in ("cup.fill", "cup.wash")]
+    return [one for one in finished if one.name.partition(" ")[0] == kind.name]
+
+
+def ids(span: ReadableSpan) -> tuple[int, int]:
+    assert span.context is not None
+    return span.context.trace_id, span.context.span_id
+
+
+async def test_one_trace_leads_from_a_request_to_its_row_and_to_what_follows(
+    app: App, settings: Settings, told: tuple[InMemorySpanExporter, InMemoryMetricReader]
+) -> None:
+    exporter, reader = told
+    async with app.connect(settings) as jet:
+        await jet.init()
+        async with working(app, settings):
+            sent: list[dict[str, Any]] = []
+
+            async def send(message: dict[str, Any]) -> None:
+                sent.append(message)
+
+            scope = {"method": "POST", "path": "/cups", "headers": [(b"traceparent", BROWSER.encode())]}
+            await asgi(jet)(scope, send)
+            assert sent[0]["status"] == 204
+            await until(lambda: bool(of(exporter, spans.BATCH)) and len(of(exporter, spans.COMMAND)) == 2)
+            await until(lambda: bool(of(exporter, spans.HANDLE)))
+    (request,) = [one for one in exporter.get_finished_spans() if one.name == "POST /cups"]
+    fill = next(one for one in of(exporter, spans.COMMAND) if one.name == "cup.fill")
+    wash = next(one for one in of(exporter, spans.COMMAND) if one.name == "cup.wash")
+    batch, handle = of(exporter, spans.BATCH)[0], of(exporter, spans.HANDLE)[0]
+    trace_id = int(BROWSER[3:35], 16)
+    assert {ids(one)[0] for one in (request, fill, wash, batch, handle)} == {trace_id}
+    parents = {one.name: one.parent.span_id if one.parent else 0 for one in (request, fill, wash, batch, handle)}
+    assert parents == {
+        request.name: int(BROWSER[36:52], 16),
+        fill.name: ids(request)[1],
+        batch.name: ids(fill)[1],
+        handle.name: ids(fill)[1],
+        wash.name: ids(handle)[1],
+    }
+    assert [(one.context.trace_id, one.context.span_id) for one in batch.links] == [ids(fill)]
+    assert dict(batch.attributes or {}).items() >= {"eventjet.projection": "cups", "eventjet.events": 1}.items()
+    assert spans.APPEND_SECONDS in (fill.attributes or {})
+    durations = metrics_of(reader)
+    assert durations[spans.COMMAND.metric] == 2
+    assert durations[spans.BATCH.metric] >= 1
+
+
+async def test_a_batch_of_many_traces_is_linked_to_each_and_has_a_trace_of_its_own(
+    app: App, settings: Settings, told: tuple[InMemorySpanExporter, InMemoryMetricReader]
+) -> None:
+    exporter, _ = told
+    async with app.connect(settings) as jet:
+        await jet.init()
+        for n in range(5):
+            await jet.repository(Cup).execute(f"c-{n}", Cup.fill, n)
+        async with working(app, settings):
+            await until(lambda: sum(len(one.links) for one in of(exporter, spans.BATCH)) == 5)
+    filled = {ids(one) for one in of(exporter, spans.COMMAND) if one.name == "cup.fill"}
+    linked = [(one.context.trace_id, one.context.span_id) for batch in of(exporter, spans.BATCH) for one in batch.links]
+    assert set(linked) == filled
+    assert all(one.parent is None for one in of(exporter, spans.BATCH) if len(one.links) > 1)
+
+
+async def test_a_refusal_is_told_by_its_type_and_a_lost_race_is_counted(
+    app: App, settings: Settings, told: tuple[InMemorySpanExporter, InMemoryMetricReader]
+) -> None:
+    exporter, reader = told
+    async with app.connect(settings) as jet, app.connect(settings) as rival:
+        await jet.init()
+        with pytest.raises(ValueError, match=SECRET):
+            await jet.repository(Cup).execute("c-1", Cup.fill, -1)
+        await jet.repository(Cup).execute("c-1", Cup.fill, 1)
+        await rival.repository(Cup).execute("c-1", Cup.fill, 2)
+        await jet.repository(Cup).execute("c-1", Cup.fill, 3)
+        await asyncio.sleep(0)
+    refused, *_, last = of(exporter, spans.COMMAND)
+    assert (refused.attributes or {})[spans.ERROR] == "ValueError"
+    assert (refused.attributes or {})[spans.OUTCOME] == "refused"
+    assert (last.attributes or {})[spans.LOST] == 1
+    assert metrics_of(reader)[spans.CONFLICTS] == 1
+    assert not [one for one in exporter.get_finished_spans() if SECRET in one.to_json()]
+
+
+async def test_a_served_command_is_in_its_callers_trace(
+    app: App, settings: Settings, told: tuple[InMemorySpanExporter, InMemoryMetricReader]
+) -> None:
+    exporter, _ = told
+    async with app.connect(settings) as jet:
+        await jet.init()
+        async with jet.service(), app.client(settings) as remote:
+            await remote.repository(Cup).execute("c-1", Cup.fill, 1)
+            await remote.repository(Cup).command("once").execute("c-1", Cup.fill, 2)
+        await asyncio.sleep(0)
+    commands = [one for one in of(exporter, spans.COMMAND) if one.name == "cup.fill"]
+    for request, served_one, command in zip(
+        of(exporter, spans.REQUEST), of(exporter, spans.SERVE), commands, strict=True
+    ):
+        assert served_one.parent is not None
+        assert served_one.parent.span_id == ids(request)[1]
+        assert command.parent is not None
+        assert command.parent.span_id == ids(served_one)[1]
+
+
+async def test_without_opentelemetry_nothing_is_told_and_headers_stay_as_they_were(
+    app: App, settings: Settings
+) -> None:
+    assert tracing.active() is None
+    async with app.connect(settings) as jet:
+        await jet.init()
+        await jet.repository(Cup).execute("c-1", Cup.fill, 1)
+        (recorded,) = await jet.repository(Cup).history("c-1")
+    assert recorded.metadata.traceparent is None
+
+
+def metrics_of(reader: InMemoryMetricReader) -> dict[str, int]:
+    """How often each metric was recorded, or what it counted."""
+    data = reader.get_metrics_data()
+    assert data is not None
+    found: dict[str, int] = {}
+    for resource in data.resource_metrics:
+        for scope in resource.scope_metrics:
+            for metric in scope.metrics:
+                points: Any = metric.data.data_points
+                found[metric.name] = sum(getattr(one, "count", None) or getattr(one, "value", 0) for one in points)
+    return found
