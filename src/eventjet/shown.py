@@ -15,6 +15,13 @@ def cut(text: str, most: int = TEXT_MAX) -> str:
     return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
 
 
+def printable(text: str) -> str:
+    """The text with what could steer a terminal, or begin a line of a log, made visible."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
+
+
 def shown(value: object, most: int = VALUE_MAX) -> str:
     """A value as Python writes it, cut."""
     if isinstance(value, str | bytes) and len(value) > most:

@@ -154,3 +154,19 @@ def test_a_worker_tells_health_and_metrics_where_it_is_asked_to(
     worker.send_signal(signal.SIGTERM)
     worker.communicate(timeout=_END_S)
     assert worker.returncode == 0
+
+
+def test_every_line_of_a_worker_is_one_object_where_its_log_is_json(
+    bank: Program, ready: Bank, ended_processes: Keep
+) -> None:
+    worker = bank.start("worker", "--log-format", "json")
+    ended_processes(worker)
+    ready.await_balance(ready.deposit("a-1", 5))
+    worker.send_signal(signal.SIGTERM)
+    _, said = worker.communicate(timeout=_END_S)
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert all({"at", "level", "logger", "event", "message"} <= line.keys() for line in lines), said
+    assert {"eventjet.took_lease", "eventjet.note"} <= {line["event"] for line in lines}
+    assert next(line for line in lines if line["event"] == "eventjet.took_lease")["name"] == "balances"
+    refused = bank("worker", "--log-format", "json", "nobody")
+    assert json.loads(refused.err)["event"] == "eventjet.note"

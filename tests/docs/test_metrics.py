@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from eventjet.observability import spans
+from eventjet.observability import logs, spans
 from eventjet.observability.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +40,15 @@ def test_the_page_lists_every_metric_and_span_as_it_is_declared() -> None:
         f"| `{one.name}` | {one.kind} | {named(one.labels)} | {named(one.attributes)} | {one.help} |"
         for one in spans.SPANS
     ]
+    declared += [
+        f"| `{one.name}` | {logging.getLevelName(one.level).lower()} | {named(fields_of(one))} | {one.help} |"
+        for one in logs.LOG_EVENTS
+    ]
     assert told_rows() == declared
+
+
+def fields_of(event: logs.LogEvent) -> tuple[str, ...]:
+    return tuple(re.findall(r"%\((\w+)\)", event.text))
 
 
 def known_labels() -> dict[str, set[str]]:

@@ -172,7 +172,7 @@ async def test_errors_of_the_domain_come_back_as_themselves_and_of_others_nothin
     assert (caught.value.status, caught.value.kind) == (500, "Internal")
     assert "secret" not in str(caught.value)
     assert str(caught.value).count("log says") == 1
-    assert "purse-break of 'p/1' (command break-1) failed: a secret of ours" in caplog.text
+    assert "purse-break of 'p/1' (command break-1) failed: RuntimeError: a secret of ours" in caplog.text
 
 
 async def test_what_is_not_served_or_does_not_fit_is_refused_before_it_is_sent(remote: RemoteApp) -> None:

@@ -14,6 +14,7 @@ from eventjet import (
     Committed,
     Jet,
     LogState,
+    Personal,
     Planned,
     Projection,
     Recorded,
@@ -195,3 +196,37 @@ def test() -> None:
 
 
 app = App("x", aggregates=[Account, Counter], projections=[balances, owners, ledger])
+
+
+@event("person.joined")
+class Joined:
+    email: Personal[str]
+    others: list[Personal[str]]
+    age: Personal[int] | None = None
+
+
+@aggregate("person")
+class Person:
+    email: Personal[str] = ""
+
+    def join(self, email: Personal[str], age: Personal[int] | None = None) -> Joined:
+        return Joined(email=email.lower(), others=[email], age=age)
+
+    def evolve(self, event: Joined) -> Person:
+        return Person(email=event.email)
+
+
+@dataclass(frozen=True, slots=True)
+class Contact:
+    person_id: str
+    email: Personal[str]
+
+
+def contacts(row: Contact | None, event: Recorded[Joined]) -> Contact | None:
+    email: str = event.data.email
+    return Contact(event.aggregate_id, email)
+
+
+async def joined(repository: Repository[Person, Joined]) -> str:
+    await repository.execute("p-1", Person.join, "ada@example.org", age=36)
+    return (await repository.load("p-1")).email

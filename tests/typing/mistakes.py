@@ -16,7 +16,9 @@ from tests.typing.application import (
     Balance,
     Counter,
     Deposited,
+    Joined,
     Opened,
+    Person,
     balances,
     ledger,
     table,
@@ -149,4 +151,6 @@ async def without_connection(event: Recorded[Opened]) -> None:
     return None
 
 
+Joined(email=7, others=[])  # wrong
+Person().join(7)  # wrong
 App("x", aggregates=[Opened])  # wrong

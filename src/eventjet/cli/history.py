@@ -14,20 +14,11 @@ import typer
 
 from eventjet.cli.completing import names_of
 from eventjet.cli.target import AppTarget, on_app
-from eventjet.cli.terminal import (
-    Answer,
-    columns,
-    filled,
-    note,
-    print_json,
-    printable,
-    stored_json,
-    terminal_width,
-)
+from eventjet.cli.terminal import Answer, columns, filled, note, print_json, stored_json, terminal_width
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import CodecError
 from eventjet.projections.app_ref import aggregate_of
-from eventjet.shown import cut, cut_values
+from eventjet.shown import cut, cut_values, printable
 
 if TYPE_CHECKING:
     from eventjet.codec.envelope import RawRecord

@@ -15,9 +15,9 @@ from eventjet.cli.completing import names_of
 from eventjet.cli.history import PersonalOption
 from eventjet.cli.quarantines import StoredEvent, quarantine_of
 from eventjet.cli.target import AppTarget, on_app
-from eventjet.cli.terminal import ANSWER_IS_NO, Answer, note, print_headed, print_table, printable, say, stored_json
+from eventjet.cli.terminal import ANSWER_IS_NO, Answer, note, print_headed, print_table, say, stored_json
 from eventjet.errors import UsageError
-from eventjet.shown import cut, cut_values
+from eventjet.shown import cut, cut_values, printable
 
 if TYPE_CHECKING:
     from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome

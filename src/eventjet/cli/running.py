@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import os
 import signal
 import sys
@@ -155,10 +154,6 @@ async def run_until_stopped(
     """
     from eventjet.workers.supervisor import run_workers
 
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
-    )
-    logging.getLogger("eventjet").setLevel(logging.INFO)
     # Batches of thousands of events live for a moment and make no cycles: looked for at the usual rate, they
     # cost an eighth of a worker's time.
     gc.freeze()

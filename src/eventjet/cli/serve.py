@@ -6,16 +6,17 @@ import asyncio
 
 from eventjet.cli.running import until_signalled
 from eventjet.cli.target import AppTarget, on_app
-from eventjet.cli.terminal import note
+from eventjet.cli.terminal import LogFormat, LogFormatOption, log_to_stderr, note
 from eventjet.errors import UsageError
 
 
 @on_app(database=False)
-def serve(at: AppTarget) -> None:
+def serve(at: AppTarget, logs: LogFormatOption = LogFormat.TEXT) -> None:
     """Serve the app's commands (`App(served=[…])`) as a NATS micro-service, until SIGTERM or Ctrl-C.
 
     Any number may run: they share the requests. What is in hand is finished first.
     """
+    log_to_stderr(logs)
     if not at.app().served:
         raise UsageError("The app serves nothing. List its commands in App(served=[served(…)]).")
     asyncio.run(_serve(at))

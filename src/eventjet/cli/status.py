@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eventjet.cli.target import AppTarget, JsonOption, on_app
-from eventjet.cli.terminal import Answer, counted, note, print_json, printable, say, where
+from eventjet.cli.terminal import Answer, counted, note, print_json, say, where
+from eventjet.shown import printable
 
 if TYPE_CHECKING:
     from rich.table import Table

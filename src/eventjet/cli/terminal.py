@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass
-from typing import Any
+from enum import StrEnum
+from typing import Annotated, Any
 
 import typer
+
+from eventjet.observability import logs
+from eventjet.shown import printable
+
+_is_json_log = False
 
 ANSWER_IS_NO = 1
 """Exit status of a command that was carried out and found what should not be; `main` has the others."""
@@ -32,9 +39,45 @@ def say(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Prose on standard error: what is going on, not the answer."""
+    """Prose on standard error: what is going on, not the answer; a line of the log where that is JSON."""
+    if _is_json_log:
+        logs.NOTE.tell(logging.getLogger("eventjet.cli"), text=" ".join(text.split()))
+        return
     with suppress(OSError):  # of a terminal that was closed
         print(wrapped(text), file=sys.stderr, flush=True)
+
+
+class LogFormat(StrEnum):
+    """How a command that runs for long tells what it does."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+LogFormatOption = Annotated[
+    LogFormat,
+    typer.Option(
+        "--log-format",
+        envvar="EVENTJET_LOG_FORMAT",
+        help="How the log on standard error is written: a line is text, or JSON.",
+    ),
+]
+
+
+def log_format() -> str:
+    """As this process writes it."""
+    return LogFormat.JSON if _is_json_log else LogFormat.TEXT
+
+
+def log_to_stderr(how: LogFormat) -> None:
+    """Send the log of this process to standard error: eventjet's from INFO on, that of libraries from WARNING on."""
+    global _is_json_log  # noqa: PLW0603 - standard error is one, too
+    _is_json_log = how is LogFormat.JSON
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    handler.setFormatter(logs.JsonLines() if _is_json_log else text)
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    logging.getLogger("eventjet").setLevel(logging.INFO)
 
 
 def wrapped(text: str) -> str:
@@ -77,11 +120,6 @@ def print_headed(lines: Sequence[str], head: int) -> None:
     """Lines that each begin with a word and blanks, `head` columns in all; the rest is wrapped beside it."""
     for line in lines:
         print(filled(line, terminal_width(), indent=" " * head))
-
-
-def printable(text: str) -> str:
-    """The text with what could steer a terminal made visible."""
-    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
 
 
 def terminal_width() -> int:

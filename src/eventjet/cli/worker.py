@@ -17,7 +17,7 @@ from eventjet.cli.db import prepare
 from eventjet.cli.reloading import work_reloading
 from eventjet.cli.running import interruptible, progress, run_until_stopped
 from eventjet.cli.target import AppTarget, on_app
-from eventjet.cli.terminal import Answer, note, print_table, say
+from eventjet.cli.terminal import Answer, LogFormat, LogFormatOption, log_format, log_to_stderr, note, print_table, say
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def worker(
         ),
     ] = None,
     make: Annotated[bool, typer.Option("--prepare", hidden=True)] = False,
+    logs: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Keep read models up to date, and do what events lead to, until SIGTERM or Ctrl-C, which finish what is in hand.
 
@@ -64,6 +65,7 @@ def worker(
     """
     from eventjet.workers.health import address_of
 
+    log_to_stderr(logs)
     address = None if http is None else address_of(http)
     chosen = at.work(names or []).names
     if not chosen:
@@ -140,6 +142,7 @@ def dev(
     reload: Annotated[
         bool, typer.Option("--reload", help="Start the workers again when a Python file of the app changes.")
     ] = False,
+    logs: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Run NATS, a database and the app's workers here, until Ctrl-C.
 
@@ -147,6 +150,7 @@ def dev(
     """
     from eventjet.dev.stack import running_stack
 
+    log_to_stderr(logs)
     at.app()  # A fault in it is best told before anything starts.
     folder = None if temporary else Path.cwd() / ".eventjet"
     with interruptible(_ENDED_S) as interruption, running_stack(folder, postgres=postgres) as stack:
@@ -169,7 +173,8 @@ async def _work(at: AppTarget, stack: Stack, *, reload: bool) -> None:
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     print(f". {shlex.quote(str(shown))}", flush=True)
     if reload:
-        await work_reloading(at, {"EVENTJET_SERVERS": stack.servers, "EVENTJET_DATABASE": stack.database})
+        environ = {"EVENTJET_SERVERS": stack.servers, "EVENTJET_DATABASE": stack.database}
+        await work_reloading(at, {**environ, "EVENTJET_LOG_FORMAT": log_format()})
         return
     names = at.work([]).names
     kept = ", ".join(names) or "nothing to work on"

@@ -28,7 +28,7 @@ from eventjet.domain.served import Served
 from eventjet.errors import EventjetError
 from eventjet.nats.client import Client, Listening
 from eventjet.nats.protocol import Frame
-from eventjet.observability import spans, tracing
+from eventjet.observability import logs, spans, tracing
 from eventjet.repository.repositories import Repositories
 from eventjet.serving.problems import INTERNAL, INVALID, Problem, problem
 from eventjet.shown import cut
@@ -177,7 +177,7 @@ class Service:
                 private = self._repositories.catalog.is_private
                 told_of = reason_of(error, private=private)
                 trace = "" if isinstance(error, EventjetError) else f"\n{traceback_of(error, private=private)}"
-                _log.warning("%s failed: %s%s", whose, told_of, trace)
+                logs.COMMAND_FAILED.tell(_log, name=whose, reason=told_of, trace=trace)
             return told
         return {"position": done.position, "version": done.version, "token": done.token, "events": len(done.events)}
 

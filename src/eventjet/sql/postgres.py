@@ -23,6 +23,7 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateSchema
 
 from eventjet.domain.parked import Parked
+from eventjet.observability import logs
 from eventjet.projections.columns import canonical, dumps
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql import postgres_settings, postgres_statements
@@ -261,12 +262,7 @@ def _warn_of_trust(given: Mapping[str, Any]) -> None:
 @cache
 def warn_once(hosts: str, mode: str) -> None:
     """Say that whoever answers there need not prove who it is; once in a process."""
-    _log.warning(
-        "PostgreSQL at %s is reached with sslmode=%s, which does not prove who answers there. "
-        "Add ?sslmode=verify-full&sslrootcert=/path/to/ca.pem to EVENTJET_DATABASE.",
-        hosts,
-        mode,
-    )
+    logs.UNPROVEN_PEER.tell(_log, hosts=hosts, mode=mode)
 
 
 def _is_here(host: str) -> bool:

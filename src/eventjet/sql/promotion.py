@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from eventjet import failpoints
 from eventjet.errors import CheckpointFenced, PromotionRefused, TableLost
+from eventjet.observability import logs
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql import checkpoint, table_identity
 from eventjet.sql.checkpoint import DECLARED, Checkpoint, names_of, revisions
@@ -175,7 +176,7 @@ def _check(connection: Connection, resolved: AnyResolved, own: Checkpoint, excha
     declared = {str(index.name) for table in resolved.tables for index in table.indexes}
     lost = [one for _, table in leaving for one in dialect.indexes(connection, table) if one not in declared]
     if lost:
-        _log.warning("%s: the indexes %s stay with the table that leaves", resolved.name, listed(lost))
+        logs.INDEXES_LEFT.tell(_log, name=resolved.name, indexes=listed(lost))
 
 
 def _own(found: Sequence[Checkpoint], resolved: AnyResolved) -> Checkpoint:

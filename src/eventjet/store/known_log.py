@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from eventjet.errors import LogUnusable, StoreError
 from eventjet.nats.api import StreamState
 from eventjet.nats.client import Client
+from eventjet.observability import logs
 from eventjet.store.topology import IDENTITY, Drift, drifts_of, identity_of, info
 from eventjet.store.wholeness import loss
 
@@ -106,7 +107,7 @@ class KnownLog:
         if drifts != self._warned:
             self._warned = drifts
             for drift in drifts:
-                _log.warning("%s. Run `eventjet init --repair`.", drift)
+                logs.LOG_DRIFTED.tell(_log, drift=drift)
 
     def _told(self) -> None:
         """The stream may hold another past."""

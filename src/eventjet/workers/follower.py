@@ -25,6 +25,7 @@ from eventjet.errors import (
     ReactionFailed,
 )
 from eventjet.nats.endpoint import Endpoint
+from eventjet.observability import logs
 from eventjet.observability.metrics import FollowerMeter
 from eventjet.quarantine.fold import Reader
 from eventjet.reactions.lanes import Lanes
@@ -128,7 +129,7 @@ class EventFollower:
         except CursorFenced:
             return False
         held.written_at = began
-        _log.info("%s: took the cursor at position %d", self.name, held.cursor.position)
+        logs.TOOK_CURSOR.tell(_log, name=self.name, position=held.cursor.position)
         return True
 
     async def _hold(self, held: HeldCursor, stop: asyncio.Event, let_go: asyncio.Event) -> None:
@@ -137,7 +138,7 @@ class EventFollower:
             await self._follow(held, stop, let_go)
             self._meter.terms["drained"] += 1
         except _STOPS as error:
-            _log.error("%s is stopped: %s", self.name, error)
+            logs.STOPPED.tell(_log, name=self.name, reason=error)
             await self._context.cursors.write(held, held.cursor.failed(str(error)))
             self._failed_at = held.cursor.position
             self._meter.terms["failed"] += 1
@@ -184,7 +185,7 @@ class EventFollower:
             await _first_of([drained, *keeping], self._context.options.drain_s / 2 if stop.is_set() else 0.0)
             _raise_first(keeping)
             if not drained.done():
-                _log.warning("%s: what was being handled is cut off; its next worker does it again", self.name)
+                logs.HANDLER_CUT_OFF.tell(_log, name=self.name)
             await lanes.close()
             await term.release()
         finally:

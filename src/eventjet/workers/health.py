@@ -20,7 +20,7 @@ from socketserver import TCPServer
 from typing import Any
 
 from eventjet.errors import EventjetError, Unreachable, UsageError
-from eventjet.observability import metrics
+from eventjet.observability import logs, metrics
 from eventjet.observability.metrics import CONTENT_TYPE, FollowerMeter, Meter, Sample, exposition
 from eventjet.sql.checkpoint import FAILED, PAUSED, RETIRED, STATES
 from eventjet.workers.context import WorkerOptions
@@ -205,7 +205,7 @@ async def serving(address: tuple[str, int], monitor: HealthMonitor) -> AsyncGene
     try:
         host, port = server.server_address[:2]
         shown = f"[{host!s}]" if server.address_family == socket.AF_INET6 else str(host)
-        _log.info("health and metrics at http://%s:%d/healthz and /metrics", shown, port)
+        logs.HTTP.tell(_log, address=f"{shown}:{port}")
         yield str(host), port
     finally:
         keeping.cancel()
@@ -257,7 +257,7 @@ class _Server(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002  as it is called
-        _log.debug("a request from %s broke off", client_address, exc_info=True)
+        logs.REQUEST_BROKE_OFF.tell(_log, client=client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

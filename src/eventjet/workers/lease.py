@@ -19,6 +19,7 @@ from sqlalchemy import Connection, select
 
 from eventjet import failpoints
 from eventjet.errors import CheckpointFenced, PromotionRefused, TableOccupied
+from eventjet.observability import logs
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql import checkpoint, locations, table_identity
 from eventjet.sql.checkpoint import Checkpoint, revisions
@@ -112,7 +113,7 @@ class Lease:
             if await session.read(is_free):
                 held = await session.write(take)
                 if held is not None:
-                    _log.info("%s: took the lease at position %d, epoch %d", held.name, held.position, held.epoch)
+                    logs.TOOK_LEASE.tell(_log, name=held.name, position=held.position, epoch=held.epoch)
                     return cls(session, resolved, ttl_s, held)
             on_standby()
             await pause(stop, context.options.poll_s)
@@ -212,18 +213,18 @@ class Promotion:
         try:
             done = await self._exchange(step)
         except NotNow as later:
-            _log.info("%s waits to take over: %s", self._shown, later)
+            logs.TAKE_OVER_WAITS.tell(_log, name=self._shown, reason=later)
             self._later(self._pause_s)
             self._pause_s = min(2 * self._pause_s, _PAUSE_S[1])
             return False
         except PromotionRefused as error:
-            _log.warning("%s", error)
+            logs.TAKE_OVER_REFUSED.tell(_log, name=self._shown, reason=error)
             await self._lease.settle(None, str(error))
             self._later(_REFUSED_S)
             return False
         failpoints.reach("takeover.committed")
         left = ", ".join(map(str, done.left)) if done else ""
-        _log.info("%s took over from revision %s", self._shown, left or "none")
+        logs.TOOK_OVER.tell(_log, name=self._shown, before=left or "none")
         return True
 
     async def _exchange(self, step: Callable[[float], Awaitable[object]]) -> Promoted | None:

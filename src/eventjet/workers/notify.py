@@ -16,6 +16,7 @@ from eventjet.errors import EventjetError, Forbidden, Unauthorized
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import publish_frame
+from eventjet.observability import logs
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class Notifier:
             try:
                 self._publish(news)
             except (EventjetError, OSError) as error:
-                _log.debug("notices wait: %s", error)
+                logs.NOTICES_WAIT.tell(_log, reason=error)
                 self._drop_link()
                 with self._changed:
                     self._news = {**news, **self._news}
@@ -101,7 +102,7 @@ class Notifier:
             raise
         except Forbidden as error:
             self._denied = True
-            _log.warning("%s Until then whoever waits for a position looks once a second.", error)
+            logs.NOTICES_DENIED.tell(_log, reason=error)
 
     def _drop_link(self) -> None:
         link, self._link = self._link, None

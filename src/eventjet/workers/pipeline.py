@@ -15,7 +15,9 @@ from typing import Any, TypeAlias
 from sqlalchemy.exc import DBAPIError
 
 from eventjet import failpoints
+from eventjet.codec.reasons import reason_of
 from eventjet.errors import CheckpointFenced, HandlerFailed
+from eventjet.observability import logs
 from eventjet.observability.tracing import active
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.quarantine.fold import Offered
@@ -62,8 +64,16 @@ class FoldCommitter:
     """Reads and folds, then writes; `overlaps` says whether the next batch is folded while this one is written."""
 
     def __init__(
-        self, session: Session, writer: FoldWriter, held: Checkpoint, reader: EventReader, *, overlaps: bool
+        self,
+        session: Session,
+        writer: FoldWriter,
+        held: Checkpoint,
+        reader: EventReader,
+        *,
+        overlaps: bool,
+        private: bool,
     ) -> None:
+        self._is_private = private
         self._session = session
         self._writer = writer
         self._held = held
@@ -102,7 +112,8 @@ class FoldCommitter:
         try:
             self._ahead = self._writer.prepare_next(batch)
         except Exception as error:  # noqa: BLE001 - folded again in its turn, it raises this again
-            _log.debug("the batch after position %d could not be folded ahead: %s", after, error)
+            reason = reason_of(error, private=self._is_private)
+            logs.NOT_FOLDED_AHEAD.tell(_log, position=after, reason=reason)
 
 
 class SqlCommitter:

@@ -30,6 +30,7 @@ from eventjet.errors import (
     TransactionEnded,
     UnknownEvent,
 )
+from eventjet.observability import logs
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine.fold import is_newer
 from eventjet.quarantine.fold import reader as reader_of
@@ -140,7 +141,8 @@ class Projector:
         else:
             writer = context.fold_writer(resolved, held, blocked)
             overlaps = context.database.dialect.is_concurrent
-            committer = FoldCommitter(session, writer, held, reader, overlaps=overlaps)
+            private = resolved.is_private
+            committer = FoldCommitter(session, writer, held, reader, overlaps=overlaps, private=private)
         return BatchPipeline(resolved, held, reader, committer, self._pace, self._committed)
 
     def _committed(self, position: int, events: int, seconds: float) -> None:
@@ -185,7 +187,7 @@ class Projector:
             self._pace.hold_off()
             await lease.settle(None, str(error))
             raise error
-        _log.error("%s is stopped: %s", self.resolved.name, error)
+        logs.STOPPED.tell(_log, name=self.resolved.name, reason=error)
         self._failed_at = await lease.settle(FAILED, str(error))
         self._meter.terms["failed"] += 1
 

@@ -31,6 +31,7 @@ from eventjet.nats.api import StreamState, message_at, stream_info
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.consumer import DurablePull
 from eventjet.nats.endpoint import Endpoint
+from eventjet.observability import logs
 from eventjet.quarantine.fold import Reader
 from eventjet.store.earlier import EarlierRecords
 from eventjet.store.topology import identity_of, missing
@@ -136,7 +137,7 @@ class EventReader:
         if self._thread.ident is not None:
             self._thread.join(_JOIN_S)
             if self._thread.is_alive():
-                _log.warning("the thread %r did not end within %g s", self._thread.name, _JOIN_S)
+                logs.THREAD_LEFT.tell(_log, thread=self._thread.name, seconds=_JOIN_S)
 
     def _read(self) -> None:
         """The thread: whatever ends it is handed over."""

@@ -16,6 +16,7 @@ from eventjet.domain.parked import PARKED, RETRIED, RETRY, AggregateKey, Parked
 from eventjet.errors import HistoryBroken, StillHeld
 from eventjet.nats.api import message_at
 from eventjet.nats.connection import NatsConnection
+from eventjet.observability import logs
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine import rows
@@ -154,4 +155,4 @@ def log_parked(name: str, quarantine: QuarantineChanges | None, how: str = "is p
     if heads:
         more = f", and {len(heads) - 1} more" if len(heads) > 1 else ""
         reason = next(iter(heads[0].reason.splitlines()), "")
-        _log.warning("%s: the event at position %d %s%s: %s", name, heads[0].position, how, more, reason)
+        logs.PARKED.tell(_log, name=name, position=heads[0].position, how=how, more=more, reason=reason)

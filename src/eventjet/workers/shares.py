@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 
 from eventjet.cursors.kv import Cursors
 from eventjet.errors import EventjetError
+from eventjet.observability import logs
 from eventjet.workers.terms import pause
 
 _log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class Share:
                 try:
                     self.divide(await cursors.beat(name, owner, self._partitions, lease_s))
                 except (EventjetError, OSError, TimeoutError) as error:
-                    _log.warning("%s: it is not known how many workers share it: %s", name, error)
+                    logs.SHARES_UNKNOWN.tell(_log, name=name, reason=error)
                 await pause(stop, lease_s / 3)
         finally:
             with suppress(EventjetError, OSError, TimeoutError):

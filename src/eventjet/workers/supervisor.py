@@ -15,6 +15,7 @@ from eventjet.errors import UsageError
 from eventjet.nats.client import Client
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
+from eventjet.observability import logs
 from eventjet.observability.metrics import FollowerMeter, Meter
 from eventjet.projections.app_ref import Application, projections_of
 from eventjet.projections.sql_projection import AnyResolved
@@ -182,9 +183,7 @@ class _Working:
             await stop.wait()
             _, late = await asyncio.wait(tasks, timeout=drain_s)
             for task in late:
-                _log.warning(
-                    "%s did not finish what it had in hand within %g s and is cut off", task.get_name(), drain_s
-                )
+                logs.CUT_OFF.tell(_log, name=task.get_name(), seconds=drain_s)
         finally:
             for task in tasks:
                 task.cancel()
@@ -219,4 +218,4 @@ def _check_stream(endpoint: Endpoint, app: Application) -> None:
     with NatsConnection.open(endpoint) as connection:
         _, state = state_of_log(connection, app.name)
         for error in strangers(connection, state, app.catalog):
-            _log.warning("%s", error)
+            logs.LOG_UNREADABLE.tell(_log, reason=error)

@@ -28,6 +28,7 @@ from eventjet.errors import (
     Unreachable,
     UsageError,
 )
+from eventjet.observability import logs
 from eventjet.observability.metrics import FollowerMeter
 from eventjet.quarantine.fold import Offered, blocked_by, is_of, parked_for
 from eventjet.reactions.lanes import Lanes
@@ -208,7 +209,7 @@ class Term:
         name = self._followed.declaration.name
         if parked.resolution == PARKED:
             self._meter.tries["parked"] += 1
-            _log.warning("%s: the event at position %d is parked: %s", name, parked.position, parked.reason)
+            logs.PARKED.tell(_log, name=name, position=parked.position, how="is parked", more="", reason=parked.reason)
         self._kept.append(parked_now(parked, tries, self._before.log))
         self._lanes.changed.set()
 
@@ -236,7 +237,7 @@ class Term:
     def _say_failed(self, key: AggregateKey, position: int, number: int, error: Exception) -> None:
         name, what = self._followed.declaration.name, f"position {position}" if position else "its deadline"
         whose = repr(key[1]) if key[0] == name else f"{key[0]} {key[1]!r}"
-        _log.info("%s: %s, %s, try %d: %s", name, whose, what, number, self._reason(error))
+        logs.TRY_FAILED.tell(_log, name=name, whose=whose, what=what, attempt=number, reason=self._reason(error))
 
     @property
     def _is_private(self) -> bool:
@@ -308,7 +309,7 @@ class Term:
 
     def _forget(self, entry: ParkedEntry) -> None:
         name, stream = self._followed.declaration.name, self._followed.feed.stream
-        _log.warning("%s: position %d is dropped: the stream %s no longer has it", name, entry.position, stream)
+        logs.DROPPED.tell(_log, name=name, position=entry.position, stream=stream)
         self._kept.append(entry.resolved(DROPPED))
         self._lanes.changed.set()
 

@@ -12,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.errors import CheckpointFenced, CursorFenced, EventjetError
+from eventjet.observability import logs
 
 _log = logging.getLogger(__name__)
 
@@ -54,12 +55,12 @@ async def run_terms(
             await term(stop)
         except (CheckpointFenced, CursorFenced) as error:
             ends["fenced"] += 1
-            _log.warning("%s", error)
+            logs.FENCED.tell(_log, name=name, reason=error)
         except Exception as error:  # noqa: BLE001 - others go on, and so does this one, at a bounded rate
             ends["fault"] += 1
             unforeseen = not isinstance(error, _PASSES)
             trace = f"\n{traceback_of(error, private=private)}" if unforeseen else ""
-            _log.warning("%s: %s. Trying again.%s", name, reason_of(error, private=private), trace)
+            logs.TRYING_AGAIN.tell(_log, name=name, reason=reason_of(error, private=private), trace=trace)
             await pause(stop, pace.pause_s)
             pace.paused()
 

@@ -1,0 +1,185 @@
+"""PURE: every line that eventjet logs, through the standard library's `logging`: a stable name, and fields.
+
+A record carries both as `record.event` and `record.fields`, for whatever formatter an application has; `JsonLines` is
+one. Each field is cut. `docs/reference/logs.md` is checked against it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from eventjet.shown import cut, printable
+
+FIELD_MAX = 1_000
+"""Characters of a field."""
+TRACE_MAX = 8_000
+"""Those of a traceback, or of a text of another library."""
+OTHER = "log"
+"""The name of what other libraries log."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogEvent:
+    """One kind of line: its name, and its text with a place for each field."""
+
+    name: str
+    level: int
+    text: str
+    help: str
+
+    def tell(self, logger: logging.Logger, **fields: Any) -> None:
+        """Log it."""
+        if logger.isEnabledFor(self.level):
+            told = {name: _bounded(name, value) for name, value in fields.items()}
+            logger.log(self.level, self.text, told, extra={"event": self.name, "fields": told}, stacklevel=2)
+
+
+_D, _I, _W, _E = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR
+
+STOPPED = LogEvent("eventjet.stopped", _E, "%(name)s is stopped: %(reason)s", "It will not go on by itself.")
+TRYING_AGAIN = LogEvent(
+    "eventjet.trying_again", _W, "%(name)s: %(reason)s. Trying again.%(trace)s", "A term ended in a fault."
+)
+FENCED = LogEvent("eventjet.fenced", _W, "%(reason)s", "Another worker has it, or somebody decided about it.")
+PARKED = LogEvent(
+    "eventjet.parked",
+    _W,
+    "%(name)s: the event at position %(position)d %(how)s%(more)s: %(reason)s",
+    "An event was put into a quarantine.",
+)
+DROPPED = LogEvent(
+    "eventjet.dropped",
+    _W,
+    "%(name)s: position %(position)d is dropped: the stream %(stream)s no longer has it",
+    "A parked message that is gone.",
+)
+TRY_FAILED = LogEvent(
+    "eventjet.try_failed",
+    _I,
+    "%(name)s: %(whose)s, %(what)s, try %(attempt)d: %(reason)s",
+    "One try of a reactor, process, publication or inbox.",
+)
+TOOK_LEASE = LogEvent(
+    "eventjet.took_lease",
+    _I,
+    "%(name)s: took the lease at position %(position)d, epoch %(epoch)d",
+    "This process works on a read model.",
+)
+TOOK_CURSOR = LogEvent(
+    "eventjet.took_cursor",
+    _I,
+    "%(name)s: took the cursor at position %(position)d",
+    "This process does what events lead to.",
+)
+CUT_OFF = LogEvent(
+    "eventjet.cut_off",
+    _W,
+    "%(name)s did not finish what it had in hand within %(seconds)g s and is cut off",
+    "Its next worker reads it again.",
+)
+HANDLER_CUT_OFF = LogEvent(
+    "eventjet.handler_cut_off",
+    _W,
+    "%(name)s: what was being handled is cut off; its next worker does it again",
+    "A handler took too long to end.",
+)
+SHARES_UNKNOWN = LogEvent(
+    "eventjet.shares_unknown",
+    _W,
+    "%(name)s: it is not known how many workers share it: %(reason)s",
+    "Partitions stay as they are.",
+)
+TAKE_OVER_WAITS = LogEvent(
+    "eventjet.take_over_waits", _I, "%(name)s waits to take over: %(reason)s", "A newer revision is not ready."
+)
+TAKE_OVER_REFUSED = LogEvent("eventjet.take_over_refused", _W, "%(reason)s", "A newer revision stays aside.")
+TOOK_OVER = LogEvent(
+    "eventjet.took_over", _I, "%(name)s took over from revision %(before)s", "Readers see a newer revision."
+)
+INDEXES_LEFT = LogEvent(
+    "eventjet.indexes_left",
+    _W,
+    "%(name)s: the indexes %(indexes)s stay with the table that leaves",
+    "They are not declared.",
+)
+HTTP = LogEvent(
+    "eventjet.http",
+    _I,
+    "health and metrics at http://%(address)s/healthz and /metrics",
+    "Where a worker answers.",
+)
+REQUEST_BROKE_OFF = LogEvent(
+    "eventjet.request_broke_off", _D, "a request from %(client)s broke off", "Of whoever asked for health or metrics."
+)
+NOT_FOLDED_AHEAD = LogEvent(
+    "eventjet.not_folded_ahead",
+    _D,
+    "the batch after position %(position)d could not be folded ahead: %(reason)s",
+    "It is folded again in its turn.",
+)
+THREAD_LEFT = LogEvent(
+    "eventjet.thread_left", _W, "the thread %(thread)s did not end within %(seconds)g s", "A reader hangs."
+)
+NOTICES_WAIT = LogEvent("eventjet.notices_wait", _D, "notices wait: %(reason)s", "The server does not answer.")
+NOTICES_DENIED = LogEvent(
+    "eventjet.notices_denied",
+    _W,
+    "%(reason)s Until then whoever waits for a position looks once a second.",
+    "The server denies this worker to tell how far it is.",
+)
+COMMAND_FAILED = LogEvent(
+    "eventjet.command_failed",
+    _W,
+    "%(name)s failed: %(reason)s%(trace)s",
+    "A served command, whose caller is told less.",
+)
+LOG_DRIFTED = LogEvent(
+    "eventjet.log_drifted", _W, "%(drift)s. Run `eventjet init --repair`.", "Another program changed the stream."
+)
+LOG_UNREADABLE = LogEvent(
+    "eventjet.log_unreadable", _W, "%(reason)s", "The log has events that this release cannot read."
+)
+UNPROVEN_PEER = LogEvent(
+    "eventjet.unproven_peer",
+    _W,
+    "PostgreSQL at %(hosts)s is reached with sslmode=%(mode)s, which does not prove who answers there. "
+    "Add ?sslmode=verify-full&sslrootcert=/path/to/ca.pem to EVENTJET_DATABASE.",
+    "A connection could be to somebody else.",
+)
+NOTE = LogEvent("eventjet.note", _I, "%(text)s", "Whatever else the command line says: it is ready, it ends, and why.")
+
+LOG_EVENTS = tuple(one for one in tuple(globals().values()) if isinstance(one, LogEvent))
+"""In the order of their declarations."""
+
+
+class JsonLines(logging.Formatter):
+    """One object of JSON a line: `at`, `level`, `logger`, `event`, `message`, and the event's fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: Mapping[str, Any] = getattr(record, "fields", {})
+        told: dict[str, Any] = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": getattr(record, "event", OTHER),
+            "message": cut(record.getMessage(), TRACE_MAX),
+            **{name: value for name, value in fields.items() if value not in ("", None)},
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            told["error"] = record.exc_info[0].__qualname__
+            told["trace"] = self.formatException(record.exc_info)[-TRACE_MAX:]
+        return json.dumps(told, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace").decode()
+
+
+def _bounded(name: str, value: Any) -> Any:
+    if isinstance(value, int | float):
+        return value
+    text = str(value)
+    if name == "trace":
+        return "\n".join(map(printable, text[-TRACE_MAX:].split("\n")))
+    return printable(cut(text, FIELD_MAX))
