@@ -85,7 +85,7 @@ def evolved(state: S, event: Any) -> S:
         after: Any = cast("Any", state).evolve(event)
     except Exception as error:
         # What it says may repeat a value.
-        private = is_private(type(state)) or is_private(type(event))
+        private = is_private(state.__class__) or is_private(event.__class__)
         reason = "" if private else next(iter(str(error).splitlines()), "")
         fault = f"{name}.evolve raised {type(error).__name__} for {type(event).__qualname__}: {reason}".rstrip(": .")
         remedy = "It takes every event in any state: return self where nothing changes"
