@@ -19,7 +19,7 @@ from eventjet.errors import UsageError
 from eventjet.nats.ranges import EVENTS_PER_RANGE, range_count, split
 from eventjet.projections.projection import projection
 from eventjet.projections.resolve import resolve
-from eventjet.rebuild.choice import LOCAL_ROWS_MAX, Work, choose, spark_pays_from
+from eventjet.rebuild.choice import LOCAL_ROWS_MAX, Work, choose, slower_than_local, spark_pays_from
 from eventjet.rebuild.folding import key_token
 from eventjet.rebuild.job import EngineOptions, open_engine, options_of
 from eventjet.rebuild.plan import (
@@ -169,6 +169,14 @@ def test_the_engine_is_chosen_by_what_the_work_costs(work: Work, engine: str, sa
     chosen, why = choose(work)
     assert chosen == engine
     assert re.search(says, why), why
+
+
+def test_who_asks_for_spark_on_a_small_log_is_told_what_is_quicker() -> None:
+    assert "local engine would be quicker" in slower_than_local(Work(40_000, 9_000, 2))
+    assert "this log has 40,000." in slower_than_local(Work(40_000, 9_000, 2))
+    assert "never, with one core" in slower_than_local(Work(40_000_000, 9_000, 1))
+    assert slower_than_local(Work(100_000_000, 9_000, 8)) == ""
+    assert slower_than_local(Work(40_000, LOCAL_ROWS_MAX + 1, 8)) == ""
 
 
 def test_more_cores_make_spark_pay_earlier() -> None:

@@ -61,3 +61,14 @@ def choose(work: Work) -> tuple[EngineName, str]:
         return "local", f"Engine: local, since pyspark is not installed, though {events}: {why}."
     pays = "does not pay on one core" if least is None else f"pays from about {least:,} on {work.cores} cores"
     return "local", f"Engine: local: {events}; Spark {pays}, or on a cluster."
+
+
+def slower_than_local(work: Work) -> str:
+    """What to say of Spark on this machine where this process is done before it; empty where that is not so."""
+    if choose(work)[0] == "spark":
+        return ""
+    least = spark_pays_from(work.cores)
+    pays = "never, with one core" if least is None else f"from about {least:,} events, with {work.cores} cores"
+    return (
+        f"The local engine would be quicker than starting Spark here, which pays {pays}: this log has {work.events:,}."
+    )

@@ -30,7 +30,7 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import spans, tracing
 from eventjet.projections.app_ref import Application, AppRef, loaded
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.rebuild.choice import CHOICES, EngineChoice, Work, choose
+from eventjet.rebuild.choice import CHOICES, EngineChoice, Work, choose, slower_than_local
 from eventjet.rebuild.plan import EngineName, Extent, Plan, make_plan
 from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.replay_source import Log, ReplaySource, archived_source
@@ -109,6 +109,14 @@ class Job:
         """A plan from the first event to `last`, for this machine."""
         keys, cores = self.log.state.subjects, cpu_count() or 1
         return make_plan(self.extent(last), resolved, keys=keys, engine=self.engine.name, cores=cores)
+
+    def say_if_slow(self, plan: Plan) -> None:
+        """Tell who named Spark when this process would be quicker, as far as that is known without an archive."""
+        is_here = (self.engine.location() or "").startswith("local")
+        if self.engine.name == "spark" and is_here and not self.source.archived:
+            work = Work(plan.events, self.log.state.subjects, cpu_count() or 1)
+            if said := slower_than_local(work):
+                self.watch.say(said)
 
 
 class Engine(Protocol):

@@ -104,7 +104,10 @@ def load(job: Job, plan: Plan, shadows: Sequence[Shadow[ResolvedProjection]]) ->
     """Carry out on its engine what a plan has for one, once the archive it reads from was checked."""
     job.source.check(plan, job.watch)
     folded = plan.folded()
-    return job.engine.load(job, folded, [shadow.target for shadow in shadows]) if folded.passes else []
+    if not folded.passes:
+        return []
+    job.say_if_slow(folded)
+    return job.engine.load(job, folded, [shadow.target for shadow in shadows])
 
 
 def _rebuild(job: Job, names: Sequence[str]) -> RebuildReport:

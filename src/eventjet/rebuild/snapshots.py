@@ -220,5 +220,6 @@ def _build(job: Job, aggregate: str, min_events: int | None) -> SnapshotReport:
         except StreamMissing:
             raise Unreachable(f"The bucket {bucket!r}", "it does not exist", "Run `eventjet init` once.") from None
     plan = plan_snapshots(job.extent(job.log.state.last), engine=job.engine.name, cores=cpu_count() or 1)
+    job.say_if_slow(plan)
     tally = job.engine.fold_snapshots(job, plan, aggregate, least) if plan.events else Tally()
     return SnapshotReport(aggregate, plan.engine, plan.last, least, tally, job.watch.seconds)
