@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-import orjson
-
 from eventjet.errors import UsageError
 
 _FILES_MAX = 20_000
@@ -90,6 +88,8 @@ def _check_count(count: int, where: str) -> None:
 
 
 def _parsed(texts: Mapping[str, bytes], where: str) -> dict[str, Any]:
+    import orjson
+
     found: dict[str, Any] = {}
     for name, text in texts.items():
         try:
