@@ -6,7 +6,7 @@ from typing import Any, cast
 
 TEXT_MAX = 500
 """Characters of a text, a reason for instance."""
-VALUE_MAX = 200
+VALUE_MAX = 300
 """Characters of one value in a listing."""
 
 

@@ -15,7 +15,7 @@ from eventjet.cli import db, doctor, process, quarantine, quarantines, status
 from eventjet.cli.help_text import commands_of
 from eventjet.cli.history import line
 from eventjet.cli.main import app, main
-from eventjet.cli.terminal import print_headed
+from eventjet.cli.terminal import print_headed, stored_json
 from eventjet.doctor.diagnosis import Diagnosis, Level
 from eventjet.doctor.runner import Examined
 from eventjet.quarantine.rows import Listed, Shown
@@ -80,7 +80,7 @@ def test_quarantine_list(aggregate_id: str, printed: Callable[[], str]) -> None:
 def test_quarantine_show(aggregate_id: str, printed: Callable[[], str]) -> None:
     shown = Shown(listed(aggregate_id), "Traceback:\n  File x\n", None, POSITION)
     body = json.dumps({"note": aggregate_id}, ensure_ascii=False).encode()
-    quarantine._print_one(shown, quarantines.StoredEvent(body, NAME))
+    quarantine._print_one(shown, quarantines.StoredEvent(body, NAME), stored_json(body))
     fits(printed(), aggregate_id, aggregate_id, REASON)
 
 
