@@ -27,11 +27,13 @@ from eventjet.examples.bank import app as wired
 from eventjet.examples.transfer import transfers
 
 RAISED = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+ALIASES = {"Personal"}
+"""Annotations, which have no docstring: pages show them."""
 NAMES = {
     f"{package.__name__}.{name}": getattr(package, name)
     for package in (eventjet, eventjet.testing)
     for name in package.__all__
-    if name not in RAISED
+    if name not in RAISED | ALIASES
 } | {"eventjet.alembic.include_object": eventjet.alembic.include_object}
 MADE = {
     "Command": "Repository",

@@ -137,7 +137,7 @@ def do(
     ```python
     asked = do(Account, "a-1", Account.withdraw, Decimal(5))
     step = asked.then(Transfer.debited).refused(InsufficientFunds, Transfer.failed)
-    assert str(step.asked) == "Account 'a-1': withdraw(Decimal('5'))"
+    assert str(step.asked) == "Account 'a-1': withdraw"
     ```
     """
     return Asked(target, aggregate_id, Call.of(decide, args, kwargs))
