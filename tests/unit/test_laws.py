@@ -15,14 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
-from sqlalchemy import Column, Integer, MetaData, String, Table
+from sqlalchemy import Column, ForeignKey, Integer, MetaData, Numeric, String, Table, insert
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from eventjet import App, Recorded, aggregate, event, projection, upcaster
+from eventjet import App, Recorded, SqlProjection, aggregate, event, projection
 from eventjet.codec.catalog import Catalog
 from eventjet.errors import DefinitionError, UsageError
+from eventjet.examples.transfer.transfers import Transfer
 from eventjet.testing import AggregateLaws, CodecLaws, ProjectionLaws
-from eventjet.testing.golden import Golden
-from eventjet.testing.strategies import Given, instances_of
+from eventjet.testing.strategies import Values, instances_of
 
 
 class Colour(enum.Enum):
@@ -67,7 +68,7 @@ class Strange:
 
 
 @settings(max_examples=30, deadline=None)
-@given(instances_of(Filled, Given()))
+@given(instances_of(Filled, Values()))
 def test_events_are_made_up_from_their_annotations_and_come_back_from_the_wire(filled: Filled) -> None:
     catalog = Catalog([Filled])
     encoded = catalog.encode(filled)
@@ -80,11 +81,11 @@ def test_events_are_made_up_from_their_annotations_and_come_back_from_the_wire(f
 
 def test_a_type_that_nothing_is_known_of_is_named_with_the_way_out() -> None:
     with pytest.raises(UsageError, match=r"Strange\.what is of the type Path.*strategies = \{Path: …\}"):
-        instances_of(Strange, Given())
+        instances_of(Strange, Values())
 
 
 @settings(max_examples=5)
-@given(instances_of(Strange, Given({Path: st.just(Path("a"))})))
+@given(instances_of(Strange, Values({Path: st.just(Path("a"))})))
 def test_a_strategy_that_is_given_is_taken(strange: Strange) -> None:
     assert strange == Strange(what=Path("a"))
 
@@ -188,110 +189,6 @@ class TestTally(AggregateLaws):
     aggregate = Tally
 
 
-@event("tally.reset")
-class Reset:
-    pass
-
-
-@dataclass(frozen=True)
-class Counting:
-    total: int = 0
-    seen: frozenset[str] = frozenset()
-
-
-def counting(step: int = 1) -> Callable[[Any], Counting]:
-    return lambda events: Counting(sum(one.by for one in events) * step, frozenset("abc"))
-
-
-class GoldenCase:
-    """A file of folds, and runs that compare or write it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.file = folder / "golden" / "tally.json"
-        self.kinds: list[type] = [Counted]
-
-    def run(self, fold: Callable[[Any], Any], *, revision: int = 1, write: bool = False) -> None:
-        histories = [[Counted(by=2), Counted(by=1)], [Counted(by=2)], [Reset()]][: len(self.kinds) + 1]
-        catalog = Catalog([Counted, Reset])
-        Golden(self.file, write=write).check_folds(revision, catalog, self.kinds, lambda: histories, fold)
-
-
-def test_folds_are_compared_with_what_was_written_down(tmp_path: Path) -> None:
-    case = GoldenCase(tmp_path)
-    with pytest.raises(AssertionError, match="is not there yet: run `pytest --write-golden`"):
-        case.run(counting())
-    case.run(counting(), write=True)
-    case.run(counting())
-
-
-def test_a_fold_that_changed_its_mind_at_the_same_revision_is_found_and_not_written_over(tmp_path: Path) -> None:
-    case = GoldenCase(tmp_path)
-    case.run(counting(), write=True)
-    written = case.file.read_bytes()
-    for write in (False, True):
-        with pytest.raises(AssertionError) as raised:
-            case.run(counting(step=2), write=write)
-        said = str(raised.value)
-        assert '  tally.counted {"by":2}\n  total was "2" and is "4"\n' in said, "the shortest history, and the field"
-        assert "Raise `revision`" in said
-    assert case.file.read_bytes() == written
-
-
-def test_a_revision_that_was_raised_asks_for_new_states_of_the_same_histories(tmp_path: Path) -> None:
-    case = GoldenCase(tmp_path)
-    case.run(counting(), write=True)
-    with pytest.raises(AssertionError, match="is of revision 1, declared is 2"):
-        case.run(counting(step=2), revision=2)
-    case.run(counting(step=2), revision=2, write=True)
-    case.run(counting(step=2), revision=2)
-    with pytest.raises(AssertionError, match="Raise `revision`"):
-        case.run(counting(), revision=2)
-
-
-def test_an_event_that_is_new_is_asked_for_and_what_was_written_stays(tmp_path: Path) -> None:
-    case = GoldenCase(tmp_path)
-    case.run(counting(), write=True)
-    before = case.file.read_text(encoding="utf-8").splitlines()
-    case.kinds.append(Reset)
-    resetting = lambda events: Counting(sum(getattr(one, "by", 0) for one in events), frozenset("abc"))  # noqa: E731
-    with pytest.raises(AssertionError, match=r"no history with tally\.reset schema 1"):
-        case.run(resetting)
-    case.run(resetting, write=True)
-    after = case.file.read_text(encoding="utf-8").splitlines()
-    assert [line.rstrip(",]}") for line in after if "reset" not in line] == [line.rstrip(",]}") for line in before]
-
-
-def test_a_field_that_a_state_gained_is_not_a_change_of_mind(tmp_path: Path) -> None:
-    case = GoldenCase(tmp_path)
-    case.run(lambda events: Tally(total=len(events)), write=True)
-    case.run(lambda events: Counting(len(events)))
-
-
-@event("tally.counted", schema=2)
-class CountedOnce:
-    by: int
-    reason: str
-
-
-@upcaster("tally.counted", schema=1)
-def with_reason(body: dict[str, Any]) -> dict[str, Any]:
-    return {**body, "reason": ""}
-
-
-def test_a_stored_schema_that_is_not_read_any_more_is_found(tmp_path: Path) -> None:
-    file = tmp_path / "golden" / "app.events.json"
-    Golden(file, write=True).check_schemas(Catalog([Counted]), [Counted], lambda kind: Counted(by=1))
-    Golden(file, write=False).check_schemas(Catalog([Counted]), [Counted], lambda kind: None)
-    newer = Catalog([CountedOnce], [with_reason])
-    with pytest.raises(AssertionError, match=r"no example of tally\.counted schema 2"):
-        Golden(file, write=False).check_schemas(newer, [CountedOnce], lambda kind: None)
-    Golden(file, write=True).check_schemas(newer, [CountedOnce], lambda kind: CountedOnce(by=1, reason="x"))
-    Golden(file, write=False).check_schemas(newer, [CountedOnce], lambda kind: None)
-    with pytest.raises(AssertionError, match=r"tally\.counted.*schema 1 was stored once"):
-        Golden(file, write=False).check_schemas(Catalog([CountedOnce]), [CountedOnce], lambda kind: None)
-    Golden(file, write=False).check_schemas(Catalog([], retired=["tally.counted"]), [], lambda kind: None)
-
-
 class TestCodec(CodecLaws):
     app = App("tally", aggregates=[Tally])
 
@@ -327,3 +224,98 @@ def test_a_projection_that_is_no_function_of_the_log_is_found() -> None:
 
     with pytest.raises(AssertionError, match=r"the rows of totals depend on how the log is read"):
         Laws().test_every_way_to_read_the_log_gives_the_same_rows()
+
+
+NARROW = Table(
+    "narrow",
+    MetaData(),
+    Column("id", String(20), primary_key=True),
+    Column("code", String(3), nullable=False),
+    Column("total", Numeric(4, 2), nullable=False),
+)
+
+
+@event("narrow.named")
+class Named:
+    code: str
+
+
+@event("narrow.paid")
+class Paid:
+    amount: Decimal
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    id: str
+    code: str | None
+    total: Decimal = Decimal(0)
+
+
+@projection("narrow", table=NARROW)
+def narrow(row: Narrow | None, event: Recorded[Named | Paid]) -> Narrow | None:
+    match row, event.data:
+        case _, Named(code=code):
+            return Narrow(event.aggregate_id, code)
+        case Narrow(total=total), Paid(amount=amount):
+            return replace(row, total=total + amount)
+        case _:
+            return row
+
+
+@projection("narrow", table=NARROW)
+def nameless(row: Narrow | None, event: Recorded[Named]) -> Narrow:
+    return Narrow(event.aggregate_id, None)
+
+
+class TestNarrow(ProjectionLaws):
+    """What is tried fits the columns, and so do its sums."""
+
+    projection = narrow
+
+
+PARENTS = Table("parents", META := MetaData(), Column("id", String(20), primary_key=True))
+CHILDREN = Table(
+    "children", META, Column("n", Integer, primary_key=True), Column("parent", ForeignKey("parents.id"), nullable=False)
+)
+family = SqlProjection("family", tables=[PARENTS, CHILDREN])
+
+
+@family.handler
+async def on_named(event: Recorded[Named], connection: AsyncConnection) -> None:
+    await connection.execute(insert(PARENTS).values(id=event.aggregate_id))
+
+
+@family.handler
+async def on_paid(event: Recorded[Paid], connection: AsyncConnection) -> None:
+    await connection.execute(insert(CHILDREN).values(n=event.position, parent=event.aggregate_id))
+
+
+class TestFamily(ProjectionLaws):
+    """In the order that its foreign keys take."""
+
+    projection = family
+    histories = st.just([Named(code="a"), Paid(amount=Decimal(1)), Paid(amount=Decimal(2))])
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        (nameless, r"narrow\.code cannot hold None"),
+        (family, r"family cannot take (Named|Paid)\(.*\): IntegrityError: "),
+    ],
+    ids=["none", "order"],
+)
+def test_what_a_projection_cannot_take_is_found_with_its_event(declared: Any, said: str) -> None:
+    class Laws(ProjectionLaws):
+        projection = declared
+
+    with pytest.raises(AssertionError, match=said) as raised:
+        Laws().test_every_way_to_read_the_log_gives_the_same_rows()
+    assert any(note.startswith("log:\n  1 a-") for note in raised.value.__notes__)
+
+
+class TestTransfer(AggregateLaws):
+    """A process: what it decides on errors and outcomes of its steps is passed over."""
+
+    aggregate = Transfer

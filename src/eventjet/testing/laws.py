@@ -38,7 +38,7 @@ from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.testing.golden import Golden
 from eventjet.testing.read_model import ReadModelCase, TableRows, read_model_case, resolved_alone
 from eventjet.testing.scenarios import folded, left_as_they_are
-from eventjet.testing.strategies import Given, instances_of, values_of
+from eventjet.testing.strategies import Values, instances_of, values_of
 
 _LAW = settings(
     deadline=None,
@@ -58,8 +58,8 @@ class Laws:
     strategies: ClassVar[Mapping[Any, SearchStrategy[Any]]] = {}
     """Type → strategy, for types that nothing is known of, or whose values need care."""
 
-    def _given(self) -> Given:
-        return Given(self.strategies)
+    def _given(self) -> Values:
+        return Values(self.strategies)
 
     def golden(self, name: str, pytestconfig: pytest.Config) -> Golden:
         """What an earlier run wrote down, in a folder `golden` beside the file of the test class."""
@@ -228,7 +228,7 @@ class ProjectionLaws(Laws):
     def _log(self, data: DataObject, case: ReadModelCase) -> list[Recorded[Any]]:
         histories = self.histories
         if histories is None:
-            values = Given.within(self.strategies, case.resolved.tables, _EVENTS_MAX)
+            values = Values.within(self.strategies, case.resolved.tables, _EVENTS_MAX)
             event = st.one_of([instances_of(each, values) for each in case.events])
             histories = st.lists(event, max_size=_EVENTS_MAX // len(_AGGREGATES))
         drawn = data.draw(st.fixed_dictionaries(dict.fromkeys(_AGGREGATES, histories)), label="histories")

@@ -23,7 +23,7 @@ from eventjet.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Values:
     """What is said of values, before what is known here."""
 
     strategies: Mapping[Any, SearchStrategy[Any]] = field(default_factory=dict[Any, SearchStrategy[Any]])
@@ -35,7 +35,7 @@ class Given:
     """Decimals of a `Decimal`."""
 
     @classmethod
-    def within(cls, strategies: Mapping[Any, SearchStrategy[Any]], tables: Iterable[Any], events_max: int) -> Given:
+    def within(cls, strategies: Mapping[Any, SearchStrategy[Any]], tables: Iterable[Any], events_max: int) -> Values:
         """Of values that fit every column of these SQLAlchemy tables, and so do the sums of so many."""
         made = cls(strategies)
         texts, numbers, places = [made.text_max], [made.number_max], [made.places]
@@ -72,12 +72,12 @@ _EACH: dict[Any, Callable[..., Any]] = {
 }
 
 
-def values_of(hint: Any, where: str, given: Given) -> SearchStrategy[Any]:
+def values_of(hint: Any, where: str, given: Values) -> SearchStrategy[Any]:
     """Values of an annotation; raises `UsageError`, which names `where`, for a type that nothing is known of."""
     return _values(hint, [], where, given)
 
 
-def instances_of(cls: Any, given: Given) -> SearchStrategy[Any]:
+def instances_of(cls: Any, given: Values) -> SearchStrategy[Any]:
     """Instances of an event, a dataclass or a pydantic model; those that its own validation refuses are drawn again."""
     if cls in given.strategies:
         return given.strategies[cls]
@@ -107,7 +107,7 @@ def _fields_of(cls: Any) -> list[tuple[str, Any, list[Any], bool]]:
     ]
 
 
-def _values(hint: Any, limits: Sequence[Any], where: str, given: Given) -> SearchStrategy[Any]:
+def _values(hint: Any, limits: Sequence[Any], where: str, given: Values) -> SearchStrategy[Any]:
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         base, *more = parts
@@ -127,7 +127,7 @@ def _values(hint: Any, limits: Sequence[Any], where: str, given: Given) -> Searc
 
 
 def _container(
-    origin: Any, parts: Sequence[Any], limits: Sequence[Any], where: str, given: Given
+    origin: Any, parts: Sequence[Any], limits: Sequence[Any], where: str, given: Values
 ) -> SearchStrategy[Any]:
     least, most = _sizes(limits, _ITEMS_MAX)
     if origin is tuple and parts[-1:] != (Ellipsis,):
@@ -142,7 +142,7 @@ def _container(
     raise _unknown(origin, where)
 
 
-def _scalar(hint: Any, limits: Sequence[Any], where: str, given: Given) -> SearchStrategy[Any]:
+def _scalar(hint: Any, limits: Sequence[Any], where: str, given: Values) -> SearchStrategy[Any]:
     if (plain := _PLAIN.get(hint)) is not None:
         return plain
     if hint is str:
@@ -164,7 +164,7 @@ def _texts(limits: Sequence[Any], longest: int) -> SearchStrategy[str]:
     return st.text(_TEXT, min_size=least, max_size=most)
 
 
-def _numbers(kind: Any, limits: Sequence[Any], given: Given) -> SearchStrategy[Any]:
+def _numbers(kind: Any, limits: Sequence[Any], given: Values) -> SearchStrategy[Any]:
     """Within what the annotation allows; money-like where it says nothing."""
     bounds = {name: getattr(one, name) for one in limits for name in ("gt", "ge", "lt", "le") if _has(one, name)}
     least, most = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))

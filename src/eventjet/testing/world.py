@@ -27,7 +27,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(slots=True)
-class Clock:
+class WorldClock:
     """The time of a log in memory."""
 
     now: datetime
@@ -43,7 +43,7 @@ class World:
     Read models are kept as those of `App.in_memory` are.
     """
 
-    def __init__(self, app: Application, deps: Any, jet: Jet, clock: Clock) -> None:
+    def __init__(self, app: Application, deps: Any, jet: Jet, clock: WorldClock) -> None:
         self.jet = jet
         self._clock = clock
         self._store = jet.store
@@ -145,7 +145,7 @@ async def world(app: Application, *, now: datetime, deps: Any = None) -> AsyncGe
     """
     if now.tzinfo is None:
         raise UsageError(f"{now.isoformat()} has no time zone. Give a time with its zone.")
-    clock = Clock(now)
+    clock = WorldClock(now)
     opening = opened_deps(app) if deps is None else nullcontext(deps)
     async with opening as opened, open_in_memory(app, MemoryStore(app.name, clock.time_ns)) as jet:
         yield World(app, opened, jet, clock)
