@@ -68,6 +68,11 @@ class Call:
         """Without its arguments, which may be anybody's."""
         return self.name
 
+    def whole(self) -> str:
+        """With its arguments: for tests, whose values are nobody's."""
+        told = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs)]
+        return f"{self.name}({', '.join(told)})"
+
 
 @dataclass(frozen=True, slots=True)
 class Asked(Generic[T, F]):

@@ -110,4 +110,4 @@ async def reacted(
 
 def _shown(call: tuple[Any, str, Call]) -> str:
     aggregate, aggregate_id, decided = call
-    return f"{aggregate_info(aggregate).name} {aggregate_id!r}: {decided}"
+    return f"{aggregate_info(aggregate).name} {aggregate_id!r}: {decided.whole()}"

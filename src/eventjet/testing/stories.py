@@ -68,13 +68,13 @@ class Story(Generic[S, E]):
             raise AssertionError(f"it rests in {self.state!r}")
         wanted: Asked[Any, Any] = Asked(cast("Any", target), aggregate_id, Call.of(decide, args, kwargs))
         if step.asked != wanted:
-            raise AssertionError(f"it asks {step.asked}\nexpected {wanted}")
+            raise AssertionError(f"it asks {_shown(step.asked)}\nexpected {_shown(wanted)}")
         return Doing(self, step)
 
     def rests(self) -> Story[S, E]:
         """There is no next step."""
         if (step := self._step()) is not None:
-            raise AssertionError(f"it does not rest: it asks {step.asked}")
+            raise AssertionError(f"it does not rest: it asks {_shown(step.asked)}")
         return self
 
     def waits_until(self, when: datetime, *, last_event: datetime | None = None) -> Story[S, E]:
@@ -183,3 +183,7 @@ def story(process: ProcessType[S, E], /) -> Story[S, E]:
     if faults := state_faults(cls):
         raise DefinitionError(faults)
     return Story(cast("S", cls()), Catalog(folded_events(cls)))
+
+
+def _shown(asked: Asked[Any, Any]) -> str:
+    return f"{shown_name(asked.aggregate)} {asked.aggregate_id!r}: {asked.call.whole()}"
