@@ -54,10 +54,10 @@ async def fill(app: App, url: str, count: int = 1_500, seed: int = 3) -> None:
                 accounts.decide("ada", Account.withdraw, Decimal(2)),
                 accounts.decide("bob", Account.deposit, Decimal(2)),
             )
-        opened = [Imported(Account, f"a-{number}", Opened(owner=f"o-{number}")) for number in range(40)]
         long_ago = datetime(2001, 5, 1, tzinfo=UTC)
+        opened = [Imported(Account, f"a-{number}", Opened(owner=f"o-{number}"), long_ago) for number in range(40)]
         deposits = [
-            Imported(Account, f"b-{chance.randrange(40)}", Deposited(amount=Decimal(chance.randrange(1, 999)) / 100),
+            Imported(Account, f"a-{chance.randrange(40)}", Deposited(amount=Decimal(chance.randrange(1, 999)) / 100),
                      long_ago + timedelta(seconds=number), Metadata(actor="till", correlation=f"day-{number % 7}"))
             for number in range(count)
         ]  # fmt: skip

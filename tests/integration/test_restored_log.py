@@ -13,6 +13,7 @@ from sqlalchemy import select
 
 from eventjet.app import App
 from eventjet.codec.envelope import recorded_at
+from eventjet.codec.imported import logged_at
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, Refused, UsageError
 from eventjet.examples.bank.account import Account
@@ -186,10 +187,10 @@ async def test_commands_and_time_travel_go_on(old: str, new: str, tmp_path: Path
             assert await accounts.load("ada", at=at) == await accounts.load("ada", position=record[0])
         told = {one.position: one.recorded_at for one in await accounts.history("ada")}
         assert all(told[record[0]] == recorded_at(record) for record in mine)
-        middle = recorded_at(records[60])
-        expected = [one[0] for one in records if recorded_at(one) >= middle] + [last + 1, last + 2, last + 3]
+        middle = logged_at(records[60])
+        expected = [one[0] for one in records if logged_at(one) >= middle] + [last + 1, last + 2, last + 3]
         assert [one.position async for one in jet.tail(since=middle)] == expected
-        just = recorded_at(records[-1]) + timedelta(microseconds=1)
+        just = logged_at(records[-1]) + timedelta(microseconds=1)
         assert [one.position async for one in jet.tail(since=just)] == expected[-3:]
 
 
