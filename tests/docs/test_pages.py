@@ -16,6 +16,8 @@ from tests.docs.pages import Running, blocks_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LONG = {"bank.md", "fastapi.md", "first-project.md", "keys.md", "read-models.md", "revisions.md", "testing.md"}
+"""Pages that start many programs one after the other."""
 ON_SPARK = {
     "README.md",
     "archive.md",
@@ -59,7 +61,7 @@ def _running(shown: Path, tmp_path: Path, nats: NatsServer) -> Iterator[Running]
         pytest.param(
             page,
             id=str(page.relative_to(ROOT)),
-            marks=[pytest.mark.slow] if page.name in ON_SPARK | READ_BY_OTHERS else [],
+            marks=[pytest.mark.slow] if page.name in ON_SPARK | READ_BY_OTHERS | LONG else [],
         )
         for page in PAGES
     ],
