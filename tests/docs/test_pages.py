@@ -16,7 +16,18 @@ from tests.docs.pages import Running, blocks_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LONG = {"bank.md", "fastapi.md", "first-project.md", "keys.md", "read-models.md", "revisions.md", "testing.md"}
+LONG = {
+    "bank.md",
+    "fastapi.md",
+    "first-project.md",
+    "keys.md",
+    "processes.md",
+    "quarantine.md",
+    "read-models.md",
+    "revisions.md",
+    "testing.md",
+    "transfers.md",
+}
 """Pages that start many programs one after the other."""
 ON_SPARK = {
     "README.md",

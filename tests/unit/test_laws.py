@@ -175,11 +175,13 @@ def test_a_fold_that_returns_something_else_is_found_in_the_words_of_production(
     )
 
 
+@pytest.mark.slow
 def test_a_state_that_a_snapshot_does_not_give_back_is_found() -> None:
     said = broken(AggregateLaws.test_a_snapshot_and_the_events_after_it_are_the_whole_history, Unkept)
     assert "would not come back equal from a snapshot" in said
 
 
+@pytest.mark.slow
 def test_a_decision_that_changes_its_arguments_is_found() -> None:
     said = broken(AggregateLaws.test_decisions_leave_alone_what_they_are_given, Changing)
     assert "Changing.count changed what it was given" in said
@@ -218,6 +220,7 @@ class TestTotals(ProjectionLaws):
     projection = totals
 
 
+@pytest.mark.slow
 def test_a_projection_that_is_no_function_of_the_log_is_found() -> None:
     class Laws(ProjectionLaws):
         projection = impure
