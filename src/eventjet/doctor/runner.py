@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -92,7 +91,7 @@ class _Part(Generic[T]):
         """
         try:
             return self._result.result(max(0.0, self._deadline - _SAY_S - time.monotonic()))
-        except (NotYet, Exception):  # noqa: BLE001 - the part tells of it itself
+        except Exception:  # noqa: BLE001 - the part tells of it itself, of a time that was too short too
             return None
 
     def join(self) -> None:

@@ -192,10 +192,7 @@ class _Check:
                     held = fold_history(held, [self._decoder.link(record)], record[2].decode(), "")
                 except StoreUnavailable:
                     raise
-                except CodecError as error:
-                    self._fault(record, _reason_of(error))
-                    return
-                except Exception as error:  # noqa: BLE001 - whatever an application's `evolve` raises
+                except Exception as error:  # noqa: BLE001 - whatever stands in the way of reading it is to be told
                     self._fault(record, _reason_of(error))
                     return
             count += len(page)
