@@ -13,13 +13,14 @@ from typing import Any, cast
 from hypothesis import strategies as st
 
 from eventjet.archive.batches import lasting
-from eventjet.cli.history import line, shown
-from eventjet.cli.terminal import print_json, stored_json
+from eventjet.cli.history import line
+from eventjet.cli.terminal import print_json
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import Decoder, RawRecord, header_block
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, UndecodableEvent, UnknownEvent
 from eventjet.nats.api import direct_record
+from eventjet.operations.events import shown, stored_json
 from eventjet.quarantine.fold import Offered, Offering, parked_for
 
 _NUMBERS = st.one_of(

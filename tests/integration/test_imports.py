@@ -9,12 +9,12 @@ from decimal import Decimal
 import pytest
 
 from eventjet import App, Imported, Jet, Metadata, with_metadata
-from eventjet.cli.history import shown
 from eventjet.codec.imported import is_imported, logged_at
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Refused, UsageError
 from eventjet.examples.bank.account import Account, Deposited, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
+from eventjet.operations.events import shown
 from tests.logs import fresh_name
 
 LONG_AGO = datetime(2001, 5, 1, tzinfo=UTC)

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from eventjet.cli.history import line, shown
+from eventjet.cli.history import line
 from eventjet.cli.main import exit_status, main, report
 from eventjet.cli.rebuild import shown_key
 from eventjet.cli.running import Lines, finished
@@ -31,6 +31,7 @@ from eventjet.errors import (
     UsageError,
     VerificationFailed,
 )
+from eventjet.operations.events import shown
 
 
 @pytest.fixture(autouse=True)

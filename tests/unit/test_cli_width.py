@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from eventjet.cli import db, doctor, process, quarantine, quarantines, status
+from eventjet.cli import db, doctor, process, quarantine, status
 from eventjet.cli.help_text import commands_of
 from eventjet.cli.history import line
 from eventjet.cli.main import app, main
-from eventjet.cli.terminal import print_headed, stored_json
+from eventjet.cli.terminal import print_headed
 from eventjet.doctor.diagnosis import Diagnosis, Level
 from eventjet.doctor.runner import Examined
+from eventjet.operations import processes, quarantines
+from eventjet.operations.events import stored_json
 from eventjet.quarantine.rows import Listed, Shown
 from eventjet.sql.retired_tables import Unused
 from eventjet.workers.status import WorkStatus
@@ -91,7 +93,7 @@ def test_deadlines_list(aggregate_id: str, printed: Callable[[], str]) -> None:
 
 
 def test_process_show(aggregate_id: str, printed: Callable[[], str]) -> None:
-    found = process.ProcessShown(
+    found = processes.ProcessShown(
         NAME, aggregate_id, 3, {"note": REASON}, f'account {aggregate_id}: withdraw("4")', parked=None, paused=True
     )
     print_headed(process._lines(found), process._HEAD)

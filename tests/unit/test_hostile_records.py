@@ -6,11 +6,12 @@ import pytest
 from hypothesis import example, given
 
 from eventjet import event
-from eventjet.cli.terminal import print_json, stored_json
+from eventjet.cli.terminal import print_json
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import Decoder, RawRecord, header_block
 from eventjet.domain.identity import decode_id, encode_id
 from eventjet.errors import Refused, UndecodableEvent
+from eventjet.operations.events import stored_json
 from tests.hostile_records import check_record, records
 
 

@@ -5,27 +5,22 @@ from __future__ import annotations
 import asyncio
 import json as jsonlib
 from collections.abc import Mapping
-from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
-from types import MappingProxyType
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from eventjet.cli.completing import names_of
 from eventjet.cli.target import AppTarget, on_app
-from eventjet.cli.terminal import Answer, columns, filled, note, print_json, stored_json, terminal_width
+from eventjet.cli.terminal import Answer, columns, filled, note, print_json, terminal_width
 from eventjet.domain.unique import CLAIMS
-from eventjet.errors import CodecError
 from eventjet.projections.app_ref import aggregate_of
 from eventjet.shown import cut, cut_values, printable
 
 if TYPE_CHECKING:
-    from eventjet.codec.envelope import RawRecord
-    from eventjet.jet import Jet
+    pass
 
 _LAST = 10
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _INDENT = " " * 9
 _DATA_MAX = 2_000
 """Characters of an event in a listing."""
@@ -57,6 +52,8 @@ def history(
 
 
 async def _history(at: AppTarget, aggregate: str, aggregate_id: str, personal: bool) -> list[dict[str, Any]]:
+    from eventjet.operations.events import shown
+
     app = at.app()
     if aggregate != CLAIMS:
         aggregate_of(app, aggregate)
@@ -84,6 +81,8 @@ def tail(
 
 
 async def _tail(at: AppTarget, start: int | None, *, follow: bool, as_json: bool, personal: bool) -> None:
+    from eventjet.operations.events import shown
+
     async with at.app().connect(at.settings) as jet:
         log = await jet.log()
         voids = await jet.voids()
@@ -113,54 +112,3 @@ def line(event: Mapping[str, Any], *, named: bool) -> str:
         return f"{head}  {rest}"
     lines = [filled(head, width, indent=_INDENT), filled(rest, width, indent=_INDENT, first=_INDENT)]
     return "\n".join(filter(None, lines))
-
-
-def shown(
-    jet: Jet, record: RawRecord, voids: Mapping[int, str] = MappingProxyType({}), *, personal: bool = False
-) -> dict[str, Any]:
-    """What can be said of a record, with the names of the vocabulary; never raises for what is in it.
-
-    What is `personal` is hidden unless that is asked for.
-    """
-    from eventjet.codec.envelope import MSG_ID, SCHEMA, TYPE, VERSION, header, metadata_of, number_of, recorded_at
-    from eventjet.codec.subjects import entity_of
-    from eventjet.codec.voids import voided_by
-
-    position, time_ns, subject, block, body = record
-    fault: str | None = None
-    voided = voided_by(subject)
-    try:
-        aggregate, aggregate_id = ("void", str(voided)) if voided is not None else entity_of(subject)
-    except ValueError as error:
-        aggregate, aggregate_id = "?", subject.decode("utf-8", "replace")
-        fault = f"the subject {aggregate_id!r} names no entity: {error}"
-    when = _EPOCH + timedelta(microseconds=time_ns // 1000)
-    try:
-        when = recorded_at(record)
-        jet.decode(record)
-    except CodecError as error:
-        fault = fault or str(error)
-    command_id, metadata = None, dict[str, Any]()
-    try:
-        command_id, known = metadata_of(block)
-        named = asdict(known)
-        extra = named.pop("extra")
-        metadata = {name: value for name, value in named.items() if value} | extra
-    except ValueError as error:
-        fault = fault or str(error)
-    kind, schema, data = header(block, TYPE) or "?", number_of(block, SCHEMA), stored_json(body)
-    event: dict[str, Any] = {
-        "position": position,
-        "recorded_at": when.isoformat().replace("+00:00", "Z"),
-        "aggregate": aggregate,
-        "aggregate_id": aggregate_id,
-        "version": number_of(block, VERSION),
-        "event_id": header(block, MSG_ID) or "",
-        "type": kind,
-        "schema": schema,
-        "data": data if personal or voided is not None else jet.masked(kind, schema, data),
-    }
-    void = voids.get(position)
-    optional = {"command_id": command_id, "metadata": metadata or None, "fault": fault if void is None else None}
-    optional["void"] = void
-    return event | {name: value for name, value in optional.items() if value is not None}

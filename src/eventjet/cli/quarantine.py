@@ -13,13 +13,13 @@ import typer
 
 from eventjet.cli.completing import names_of
 from eventjet.cli.history import PersonalOption
-from eventjet.cli.quarantines import StoredEvent, quarantine_of
 from eventjet.cli.target import AppTarget, on_app
-from eventjet.cli.terminal import ANSWER_IS_NO, Answer, note, print_headed, print_table, say, stored_json
+from eventjet.cli.terminal import ANSWER_IS_NO, Answer, note, print_headed, print_table, say
 from eventjet.errors import UsageError
 from eventjet.shown import cut, cut_values, printable
 
 if TYPE_CHECKING:
+    from eventjet.operations.quarantines import Quarantine, StoredEvent
     from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
 
 _HEAD = 12
@@ -52,7 +52,7 @@ def list_(
     chosen = at.work([name] if name else [])
     every = [*(one.name for one in chosen.projections), *(one.declared_as for one in chosen.followers)]
     asked = [name] if name else dict.fromkeys(every)
-    events = [event for each in asked for event in quarantine_of(at, each).listed(resolved=everything)]
+    events = [event for each in asked for event in _quarantine(at, each).listed(resolved=everything)]
     declared = {one.name: one.revision for one in (*chosen.projections, *chosen.followers)}
     return Answer([_as_json(event) for event in events], lambda: _print(events, declared, everything))
 
@@ -66,7 +66,9 @@ def show(
     personal: PersonalOption = False,
 ) -> Answer:
     """Show one event of the quarantine: its reason, the traceback, and what is stored of it."""
-    quarantine = quarantine_of(at, name)
+    from eventjet.operations.events import stored_json
+
+    quarantine = _quarantine(at, name)
     found = quarantine.shown(position)
     if found is None:
         raise UsageError(
@@ -102,7 +104,7 @@ def retry(
     """
     if bool(positions) == everything:
         raise UsageError("Name the positions of the events to try again, or give --all for every parked one.")
-    chosen = quarantine_of(at, name).retry(None if everything else positions)
+    chosen = _quarantine(at, name).retry(None if everything else positions)
     return _outcome_of(at, name, chosen, timeout_s, waited=timeout_s > 0)
 
 
@@ -116,7 +118,7 @@ def drop(
     timeout_s: TimeoutOption = 10.0,
 ) -> Answer:
     """Give parked events up for good: no engine will take them, and a worker goes on with those they blocked."""
-    quarantine = quarantine_of(at, name)
+    quarantine = _quarantine(at, name)
     if not yes:
         listed = ", ".join(map(str, positions))
         question = f"Never take position {listed} in {name}? {quarantine.what_dropping_means}"
@@ -126,6 +128,12 @@ def drop(
     return _outcome_of(at, name, quarantine.drop(positions), timeout_s, waited=False)
 
 
+def _quarantine(at: AppTarget, name: str) -> Quarantine:
+    from eventjet.operations.quarantines import quarantine_of
+
+    return quarantine_of(at.app(), at.settings, name)
+
+
 def _outcome_of(at: AppTarget, name: str, chosen: Sequence[int], timeout_s: float, *, waited: bool) -> Answer:
     """What became of the verdicts, as soon as no worker has anything to do about them.
 
@@ -133,7 +141,7 @@ def _outcome_of(at: AppTarget, name: str, chosen: Sequence[int], timeout_s: floa
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        found = quarantine_of(at, name).outcomes(chosen)
+        found = _quarantine(at, name).outcomes(chosen)
         left_s = deadline - time.monotonic()
         if left_s <= 0 or not any(outcome.is_open for outcome in found):
             break

@@ -88,13 +88,10 @@ class AppTarget:
     @asynccontextmanager
     async def client(self) -> AsyncGenerator[Client]:
         """A connection to the server."""
-        from eventjet.nats.client import connect
+        from eventjet.nats.client import connected
 
-        client = await connect(self.settings)
-        try:
+        async with connected(self.settings) as client:
             yield client
-        finally:
-            await client.close()
 
     def projection(self, name: str) -> AnyResolved:
         """The projection of this name; raises `UsageError` for one that the app does not have."""

@@ -26,8 +26,6 @@ UNREACHABLE = 3
 """That of one that could not reach a component."""
 INTERRUPTED = 130
 """That of one that was ended by a signal."""
-_DEPTH_SURE = 100
-"""So many brackets can be printed however they are nested."""
 WIDTH_MAX = 80
 """Prose is wrapped here, on wider terminals too."""
 _SECOND = "\0"
@@ -159,17 +157,6 @@ def print_json(value: object, *, indent: int | None = 2) -> None:
 
 def _plain(value: Any) -> object:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
-
-
-def stored_json(body: bytes) -> Any:
-    """The JSON that is stored; text when it is none, or nested so deeply that it cannot be printed again."""
-    try:
-        value = json.loads(body)
-        if body.count(b"[") + body.count(b"{") > _DEPTH_SURE:
-            json.dumps(value, indent=2)
-    except (ValueError, RecursionError):
-        return body.decode("utf-8", "backslashreplace")
-    return value
 
 
 def counted(number: int, noun: str) -> str:

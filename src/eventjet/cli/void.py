@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eventjet.cli.history import line, shown
+from eventjet.cli.history import line
 from eventjet.cli.target import AppTarget, on_app
 from eventjet.cli.terminal import ANSWER_IS_NO, Answer, note
 from eventjet.errors import Refused, UndecodableEvent, UnknownEvent, UsageError
@@ -31,6 +31,7 @@ def void(
 async def _void(at: AppTarget, position: int, reason: str, *, yes: bool) -> Answer:
     from eventjet.codec.voids import voided_by
     from eventjet.nats.api import message_at
+    from eventjet.operations.events import shown
     from eventjet.store.voids import record_void
 
     async with at.app().connect(at.settings) as jet:

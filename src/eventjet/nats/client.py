@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -63,6 +63,16 @@ async def connect(settings: Settings) -> Client:
         )
         raise Unreachable(where, f"it refused the credentials ({error.reason})", remedy) from None
     return client
+
+
+@asynccontextmanager
+async def connected(settings: Settings) -> AsyncGenerator[Client]:
+    """What `connect` gives, closed on the way out."""
+    client = await connect(settings)
+    try:
+        yield client
+    finally:
+        await client.close()
 
 
 async def _connected(client: Client) -> dict[str, Any]:

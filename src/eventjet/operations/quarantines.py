@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
-from eventjet.cli.target import AppTarget
 from eventjet.errors import UsageError
+from eventjet.nats.client import connected
+from eventjet.workers.supervisor import chosen_of
 
 if TYPE_CHECKING:
+    from eventjet.app import App
     from eventjet.cursors.kv import Cursors
     from eventjet.projections.sql_projection import AnyResolved
     from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
+    from eventjet.settings import Settings
 
 T = TypeVar("T")
 _Decide: TypeAlias = "Callable[[Cursors, str, Sequence[int]], Coroutine[Any, Any, list[int]]]"
@@ -53,19 +56,20 @@ class Quarantine(Protocol):
     def outcomes(self, positions: Sequence[int]) -> list[VerdictOutcome]: ...
 
 
-def quarantine_of(at: AppTarget, name: str) -> Quarantine:
+def quarantine_of(app: App, settings: Settings, name: str) -> Quarantine:
     """The quarantine of what the app calls so; raises `UsageError` for a stranger."""
-    chosen = at.work([name])
+    chosen = chosen_of(app, [name])
     if chosen.projections:
-        return _OfProjection(at, chosen.projections[0])
-    return _OfCursors(at, [one.name for one in chosen.followers])
+        return _OfProjection(app, settings, chosen.projections[0])
+    return _OfCursors(app, settings, [one.name for one in chosen.followers])
 
 
 class _OfProjection:
     what_dropping_means = "A rebuild will leave it out too."
 
-    def __init__(self, at: AppTarget, resolved: AnyResolved) -> None:
-        self._at = at
+    def __init__(self, app: App, settings: Settings, resolved: AnyResolved) -> None:
+        self._app = app
+        self._settings = settings
         self._of = resolved.name, resolved.revision
 
     def listed(self, *, resolved: bool) -> Sequence[Listed]:
@@ -85,7 +89,7 @@ class _OfProjection:
 
     def _schema(self, event_type: str) -> int:
         """The quarantine does not keep it: known of an event that has one shape only."""
-        kind = self._at.app().catalog.named(event_type)
+        kind = self._app.catalog.named(event_type)
         return kind.info.schema if kind is not None and kind.info.schema == 1 else 0
 
     def retry(self, positions: Sequence[int] | None) -> list[int]:
@@ -110,7 +114,7 @@ class _OfProjection:
     def _connected(self, *, read_only: bool = False) -> Generator[Any]:
         from eventjet.sql.database import COMMAND, READ_ONLY, Database
 
-        where = Database(self._at.settings.database)
+        where = Database(self._settings.database)
         with (
             where.reaching_sync(),
             where.sync_engine("eventjet quarantine", COMMAND).connect() as connection,
@@ -124,10 +128,11 @@ class _OfCursors:
 
     what_dropping_means = "What it leads to will not happen, and what waits behind it goes on."
 
-    def __init__(self, at: AppTarget, names: Sequence[str]) -> None:
-        self._at = at
+    def __init__(self, app: App, settings: Settings, names: Sequence[str]) -> None:
+        self._app = app
+        self._settings = settings
         self._names = names
-        self._inbox = at.app().inboxes.get(names[0])
+        self._inbox = app.inboxes.get(names[0])
         self._kind = "message" if self._inbox is not None else ""
 
     def listed(self, *, resolved: bool) -> Sequence[Listed]:
@@ -152,15 +157,15 @@ class _OfCursors:
         from eventjet.quarantine.fold import is_of
 
         event, inbox = found.event, self._inbox
-        stream = self._at.app().name if inbox is None else inbox.stream
+        stream = self._app.name if inbox is None else inbox.stream
         where = "the log" if inbox is None else f"the stream {stream!r}"
 
         async def read() -> StoredEvent:
-            async with self._at.client() as client:
+            async with connected(self._settings) as client:
                 record = await client.ask(message_at(stream, event.position))
                 is_same = is_of(event.event_id, record)
                 if is_same and inbox is not None:
-                    held = await Cursors(client, self._at.app().name).read(event.projection)
+                    held = await Cursors(client, self._app.name).read(event.projection)
                     is_same = (await client.ask(stream_info(stream))).created == held.cursor.log
             if record is not None and is_same:
                 return StoredEvent(
@@ -244,9 +249,11 @@ class _OfCursors:
         return self._asked(each)
 
     def _asked(self, ask: Callable[[Cursors], Coroutine[Any, Any, T]]) -> T:
+        from eventjet.cursors.kv import Cursors
+
         async def run() -> T:
-            async with self._at.cursors() as cursors:
-                return await ask(cursors)
+            async with connected(self._settings) as client:
+                return await ask(Cursors(client, self._app.name))
 
         return asyncio.run(run())
 

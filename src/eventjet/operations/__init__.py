@@ -1,0 +1,1 @@
+"""What operators look at and decide, as values: the command line prints it, the console shows it."""
