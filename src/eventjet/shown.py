@@ -8,6 +8,8 @@ TEXT_MAX = 500
 """Characters of a text, a reason for instance."""
 VALUE_MAX = 300
 """Characters of one value in a listing."""
+_YEAR_S = 365 * 86_400
+_UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
 
 
 def cut(text: str, most: int = TEXT_MAX) -> str:
@@ -40,3 +42,18 @@ def cut_values(value: Any, most: int = VALUE_MAX) -> Any:
         named = cast("dict[str, Any]", value)
         return {cut(name, most): cut_values(each, most) for name, each in named.items()}
     return value
+
+
+def duration(seconds: float | None) -> str:
+    """`0.4s`, `12s`, `3m05s`, `2h10m`, `3d04h`, `5y`; a dash for what is not known."""
+    if seconds is None:
+        return "–"
+    if 0.05 <= seconds < 9.95:
+        return f"{seconds:.1f}s"
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds}s"
+    if seconds >= _YEAR_S:
+        return f"{seconds / _YEAR_S:,.0f}y"
+    size, unit, part, part_unit = next(one for one in _UNITS if seconds >= one[0])
+    return f"{int(seconds // size):,}{unit}{int(seconds % size) // part:02d}{part_unit}"

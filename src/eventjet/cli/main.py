@@ -32,6 +32,7 @@ from eventjet.cli.schema import schema
 from eventjet.cli.serve import serve
 from eventjet.cli.status import status
 from eventjet.cli.terminal import ANSWER_IS_NO, INTERRUPTED, UNREACHABLE, note
+from eventjet.cli.ui import ui
 from eventjet.cli.unique import unique
 from eventjet.cli.void import void
 from eventjet.cli.worker import demo, dev, pause, resume, worker
@@ -56,7 +57,7 @@ app = typer.Typer(
 _PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Begin": (new, dev, demo),
     "Run": (init, worker, serve, pause, resume, nats_config),
-    "Look": (status, doctor, history, tail, process, deadlines, quarantine, cursor),
+    "Look": (status, doctor, ui, history, tail, process, deadlines, quarantine, cursor),
     "Read models": (rebuild, verify, db, snapshots),
     "The log": (archive, restore, audit, void, unique, schema),
 }

@@ -15,7 +15,7 @@ import typer
 
 from eventjet.cli.target import AppTarget, JsonOption, on_app
 from eventjet.cli.terminal import Answer, counted, note, print_json, say, where
-from eventjet.shown import printable
+from eventjet.shown import duration, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,8 +27,6 @@ _COLUMNS = (PROJECTION, "rev", "state", "position", "lag", "behind", "rate", "ET
 _NAME_MIN, _WORKER_MIN = 10, 6
 _FLOWING = ("lag_s", "events_per_s", "eta_s", "lost_s")
 """What differs between any two looks; a line of its own is for what changed besides."""
-_YEAR_S = 365 * 86_400
-_UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
 
 
 @on_app()
@@ -188,18 +186,3 @@ def _cells(one: WorkStatus) -> tuple[str, ...]:
     numbers = (f"{one.position:,}", f"{one.lag_events:,}", duration(one.lag_s), rate, duration(one.eta_s))
     name = one.name if one.kind == PROJECTION else f"{one.kind} {one.name}"
     return (name, str(one.revision), one.state, *numbers, one.owner or "–")
-
-
-def duration(seconds: float | None) -> str:
-    """`0.4s`, `12s`, `3m05s`, `2h10m`, `3d04h`, `5y`; a dash for what is not known."""
-    if seconds is None:
-        return "–"
-    if 0.05 <= seconds < 9.95:
-        return f"{seconds:.1f}s"
-    seconds = round(seconds)
-    if seconds < 60:
-        return f"{seconds}s"
-    if seconds >= _YEAR_S:
-        return f"{seconds / _YEAR_S:,.0f}y"
-    size, unit, part, part_unit = next(one for one in _UNITS if seconds >= one[0])
-    return f"{int(seconds // size):,}{unit}{int(seconds % size) // part:02d}{part_unit}"

@@ -30,6 +30,8 @@ WORKER = SessionLimits()
 """For sessions that hold a checkpoint's row."""
 COMMAND = SessionLimits(idle_in_transaction_ms=15_000)
 """For what somebody asked for once, and nobody tries again: a busy machine may keep it waiting between statements."""
+PAGE = SessionLimits(lock_ms=1_000, statement_ms=1_800)
+"""For what a page of the console shows: whoever looks waits no longer."""
 BULK = SessionLimits(lock_ms=5_000, statement_ms=0, idle_in_transaction_ms=60_000)
 """For loads, indexes and other statements that may take long."""
 

@@ -1,0 +1,119 @@
+"""`eventjet ui`: the console, served alone."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import socket
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from eventjet.cli.running import until_signalled
+from eventjet.cli.target import AppTarget, on_app
+from eventjet.cli.terminal import LogFormat, LogFormatOption, log_to_stderr, say
+from eventjet.errors import Unreachable, UsageError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import ASGIApp
+
+    from eventjet.ui.access import Access, Level
+
+_HERE = ("127.0.0.1", "::1", "localhost")
+_PORT = 8321
+
+
+@on_app()
+def ui(
+    at: AppTarget,
+    host: Annotated[str, typer.Option("--host", metavar="HOST", help="Where it listens.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="0: any free one.")] = _PORT,
+    allow_actions: Annotated[
+        bool, typer.Option("--allow-actions", help="Let whoever looks also act; else they can only look.")
+    ] = False,
+    access: Annotated[
+        str | None,
+        typer.Option(
+            "--access",
+            metavar="MODULE:NAME",
+            help="Your function that says who may look and who may act; needed where others can reach it.",
+        ),
+    ] = None,
+    logs: LogFormatOption = LogFormat.TEXT,
+) -> None:
+    """Look at the log, the read models and what went wrong in a browser, until Ctrl-C.
+
+    It listens on this machine alone and only shows, unless told otherwise.
+    """
+    try:
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+        from eventjet.ui import console
+    except ModuleNotFoundError as error:
+        raise UsageError(f"The console needs {error.name}. Install it with `pip install 'eventjet[ui]'`.") from None
+    log_to_stderr(logs)
+    if access is not None and allow_actions:
+        raise UsageError("--access says who may act, so --allow-actions has no say. Leave one of them out.")
+    if host not in _HERE and access is None:
+        raise UsageError(
+            f"Others can reach {host}, and nothing would ask them who they are. Give --access module:name, a function "
+            "of the request that says who may look and who may act, or leave --host out."
+        )
+    may = _named(at, access) if access is not None else _owner if allow_actions else None
+    site = console(at.app(), settings=at.settings, **({} if may is None else {"access": may}))
+    # On this machine a page of another site could have the browser ask under a name of its own (DNS rebinding).
+    served = TrustedHostMiddleware(site, [*_HERE, "[::1]"]) if host in _HERE else site
+    with closing(_listening(host, port)) as listening:
+        shown = f"[{host}]" if ":" in host else host
+        say(f"http://{shown}:{listening.getsockname()[1]}/")
+        asyncio.run(_serve(served, site.state.streams.end, listening))
+
+
+async def _serve(site: ASGIApp, end_streams: Callable[[], None], listening: socket.socket) -> None:
+    """Until a signal asks for an end; what is being answered is finished first, for two seconds at the most."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """Leaves signals to us."""
+
+        @contextmanager
+        def capture_signals(self) -> Generator[None]:
+            yield
+
+    how = uvicorn.Config(site, log_config=None, access_log=False, timeout_graceful_shutdown=2, server_header=False)
+    server = Server(how)
+    serving = asyncio.ensure_future(server.serve(sockets=[listening]))
+    signalled = asyncio.ensure_future(until_signalled())
+    await asyncio.wait({serving, signalled}, return_when=asyncio.FIRST_COMPLETED)
+    signalled.cancel()
+    end_streams()
+    server.should_exit = True
+    await serving
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Raises `Unreachable` where the address is taken, or is none of this machine."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise Unreachable(f"{host}:{port}", reason, "Give another --port, or 0 for any free one.") from None
+
+
+def _named(at: AppTarget, reference: str) -> Access:
+    """The function of this name; raises `UsageError`."""
+    from eventjet.projections.app_ref import AppRef
+
+    found: Any = AppRef.parse(reference, at.folder).load()
+    if not callable(found):
+        raise UsageError(f"{reference!r} is no function. Name one that takes a request and says who may act.")
+    return cast("Access", found)
+
+
+def _owner(_request: Request) -> tuple[Level, str]:
+    """Whoever reaches this machine's own address acts as the one who started the console."""
+    return "all", getpass.getuser()

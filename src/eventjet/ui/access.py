@@ -1,0 +1,128 @@
+"""Who may look, and who may act: asked of the application for each request; and that a form is the console's own."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from inspect import isawaitable
+from typing import Any, Literal, TypeAlias, cast, get_args
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from eventjet.shown import cut, printable
+
+Level: TypeAlias = Literal["all", "read_only", "forbidden"]
+"""`all`: look and act; `read_only`: look; `forbidden`: neither."""
+Access: TypeAlias = Callable[[Request], "tuple[Level, str] | Awaitable[tuple[Level, str]]"]
+"""Given a request, says what its sender may do, and who that is; the name is recorded with what they do.
+
+```python
+def by_proxy(request: Request) -> tuple[Level, str]:
+    user = request.headers.get("x-forwarded-user", "")
+    return ("all" if user in {"ada", "grace"} else "read_only" if user else "forbidden"), user
+```
+"""
+
+TOKEN = "csrf"  # noqa: S105 - the name of a field, not a secret
+_COOKIE = "eventjet-console"
+_SAFE = ("GET", "HEAD", "OPTIONS")
+_TOKEN_BYTES = 32
+_ACTOR_MAX = 200
+_FORM_MAX = 100_000
+"""Bytes of a form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Who sent a request."""
+
+    level: Level
+    actor: str
+    """As the application names them; shown and recorded."""
+    token: str
+    """What each of the console's forms carries: equal to a cookie that no other site can read or set."""
+
+    @property
+    def may_act(self) -> bool:
+        return self.level == "all"
+
+
+def visitor_of(request: Request) -> Visitor:
+    """Whom the middleware found."""
+    return request.state.visitor
+
+
+def read_only(_request: Request) -> tuple[Level, str]:
+    """What holds where nobody says anything else."""
+    return "read_only", ""
+
+
+class Gate:
+    """Lets in whom the application lets in, and takes no form that is not the console's own.
+
+    A form must carry the value of a cookie (double submit; OWASP Cross-Site Request Forgery Prevention), and where the
+    browser says where it comes from, that must be here. It needs no session, so any number of processes may serve.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(f"{scope.get('root_path', '')}/static/"):
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        level, actor = await self._asked(request)
+        known = request.cookies.get(_COOKIE, "")
+        token = known if len(known) == _TOKEN_BYTES * 2 else secrets.token_hex(_TOKEN_BYTES)
+        visitor = Visitor(level, cut(printable(actor), _ACTOR_MAX), token)
+        scope.setdefault("state", {})["visitor"] = visitor
+
+        async def answered(message: Message) -> None:
+            if message["type"] == "http.response.start" and token != known:
+                root = scope.get("root_path", "") or "/"
+                secure = "; Secure" if scope.get("scheme") == "https" else ""
+                cookie = f"{_COOKIE}={token}; Path={root}; HttpOnly; SameSite=Strict{secure}"
+                MutableHeaders(scope=message).append("set-cookie", cookie)
+            await send(message)
+
+        await self._app(scope, receive, answered)
+
+    async def _asked(self, request: Request) -> tuple[Level, str]:
+        said = self._access(request)
+        answer: Any = await cast("Awaitable[Any]", said) if isawaitable(said) else said
+        pair = cast("tuple[Any, ...]", answer) if isinstance(answer, tuple) else ()
+        level: Any
+        level, actor = pair if len(pair) == 2 else (None, None)
+        if level not in get_args(Level) or not isinstance(actor, str):
+            raise TypeError(
+                'The `access` of the console returned no pair of "all", "read_only" or "forbidden" and the '
+                "actor's name. Nobody is let in until it does."
+            )
+        return level, actor
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """The fields of a form that changes something. Raises `HTTPException` where its sender may not, or did not send it.
+
+    403 for whoever may only look, and for a form that another site had the browser send.
+    """
+    visitor = visitor_of(request)
+    if not visitor.may_act:
+        raise HTTPException(403, "You may look at this console, and not act in it.")
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        raise HTTPException(403, "This form was sent from another site. Nothing was done.")
+    if int(request.headers.get("content-length") or 0) > _FORM_MAX:
+        raise HTTPException(413, "This form is larger than any of the console's. Nothing was done.")
+    async with request.form(max_files=0, max_fields=100, max_part_size=_FORM_MAX) as form:
+        fields = {name: value for name, value in form.items() if isinstance(value, str)}
+    if not secrets.compare_digest(fields.pop(TOKEN, "").encode(), request.cookies.get(_COOKIE, "?").encode()):
+        raise HTTPException(403, "This form is not of this console, or it is an old one. Open the page again.")
+    return fields

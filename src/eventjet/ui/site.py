@@ -1,0 +1,111 @@
+"""`console`: the routes, what stands before them, and the pages of what went wrong."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from importlib.resources import files
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from eventjet.app import App
+from eventjet.errors import EventjetError
+from eventjet.settings import Settings
+from eventjet.ui.access import Access, Gate, read_only
+from eventjet.ui.live import Streams
+from eventjet.ui.pages import PATHS, page
+from eventjet.ui.pulse import Pulse
+from eventjet.ui.screens import ROUTES
+from eventjet.ui.security import Headers
+from eventjet.ui.sources import Sources
+
+_LOG = logging.getLogger("eventjet.ui")
+
+
+def console(app: App, *, access: Access = read_only, settings: Settings | None = None) -> Starlette:
+    """The console of an app as an ASGI app: serve it, or mount it in your own.
+
+    `access` says of each request what its sender may do and who that is; without one everybody may look and nobody act.
+    Connections are opened when pages need them, and closed at the end of its lifespan, or with the process where the
+    app it is mounted in runs no lifespans of others. Raises `UsageError` for settings that cannot be used.
+
+    ```python
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    site = Starlette(routes=[Mount("/console", console(bank, access=lambda request: ("read_only", "")))])
+    ```
+    """
+    sources = Sources(app, settings or Settings.load())
+    pulse = Pulse(sources)
+
+    @asynccontextmanager
+    async def lifespan(_site: Starlette) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            await pulse.close()
+            await sources.close()
+
+    static = StaticFiles(directory=str(files("eventjet.ui") / "static"))
+    routes = [Route(PATHS[name], **how) for name, how in ROUTES.items()]
+    site = Starlette(
+        routes=[Mount(PATHS["static"].rstrip("/"), static), *routes],
+        middleware=[Middleware(Headers), Middleware(Gate, access=access), Middleware(_Front)],
+        exception_handlers={HTTPException: _refused, EventjetError: _failed},
+        lifespan=lifespan,
+    )
+    site.state.sources = sources
+    site.state.pulse = pulse
+    site.state.streams = Streams()
+    return site
+
+
+class _Front:
+    """Answers whoever may not look with one page, whatever they ask for; and what broke with another."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        visitor = scope.get("state", {}).get("visitor")
+        if visitor is None:
+            await self._app(scope, receive, send)
+            return
+        request, has_begun = Request(scope, receive), False
+
+        async def answered(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        if visitor.level == "forbidden":
+            said = "You may not look at this console. Ask whoever runs it; its `access` decides."
+            await page(request, "fault.html", 403, title="Not allowed", said=said)(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, answered)
+        except Exception as error:
+            if has_begun:
+                raise
+            _LOG.error("a page of the console failed: %s", type(error).__name__, exc_info=error)
+            said = f"This is a fault of eventjet's own ({type(error).__name__}). Its traceback is in the console's log."
+            await page(request, "fault.html", 500, title="A fault of eventjet's own", said=said)(scope, receive, send)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    said = "There is no such page." if error.status_code == 404 and error.detail == "Not Found" else error.detail
+    return page(request, "fault.html", error.status_code, title=f"{error.status_code}", said=said)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return page(request, "fault.html", 502, title="It could not be shown", said=str(error))

@@ -1,0 +1,126 @@
+"""What pages are made from: a connection to the server and one to the database, each opened when first asked for.
+
+A page waits two seconds for any of it and then says what did not answer; the rest of the page is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from eventjet.app import App
+from eventjet.errors import EventjetError, Unreachable
+from eventjet.jet import Jet
+from eventjet.nats.client import Client
+from eventjet.repository.repositories import Repositories, open_repositories
+from eventjet.settings import Settings
+from eventjet.sql.database import PAGE, READ_ONLY, Database
+
+T = TypeVar("T")
+
+ANSWER_S = 2.0
+"""How long a page waits for one of its parts."""
+_SESSIONS = 5
+"""With the database at once."""
+_ABANDONED_MAX = 50
+"""Looks that a page no longer waits for and that have not ended; from here on nothing new is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen(Generic[T]):
+    """What a look came to: a value, or a fault in words."""
+
+    value: T | None
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLog:
+    """An open connection to the log."""
+
+    jet: Jet
+    repositories: Repositories
+    client: Client
+
+
+class Sources:
+    """Of one console, for any number of requests of one loop. Nothing is connected before it is asked for."""
+
+    def __init__(self, app: App, settings: Settings) -> None:
+        self.app = app
+        self.settings = settings
+        self.database = Database(settings.database)
+        self._engine: AsyncEngine | None = None
+        self._log: OpenLog | None = None
+        self._opening = asyncio.Lock()
+        self._ending = AsyncExitStack()
+        self._abandoned: set[asyncio.Future[Any]] = set()
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        for look in self._abandoned:
+            look.cancel()
+        await self._forget_engine()
+        self._log = None
+        await self._ending.aclose()
+
+    async def log(self) -> OpenLog:
+        """The connection to the log; raises `Unreachable`. Once it is open it opens itself anew whenever it is lost."""
+        async with self._opening:
+            if self._log is None:
+                opened = await self._ending.enter_async_context(open_repositories(self.app, self.settings))
+                repositories, client = opened
+                jet = Jet(repositories, self.settings, client)
+                self._ending.push_async_callback(jet.close)
+                self._log = OpenLog(jet, repositories, client)
+        return self._log
+
+    @asynccontextmanager
+    async def rows(self) -> AsyncGenerator[AsyncConnection]:
+        """A connection to the database that only reads; raises `Unreachable`."""
+        if self._engine is None:
+            self._engine = self.database.engine("eventjet ui", PAGE, pool_size=_SESSIONS)
+        async with self.database.reaching(), self._engine.connect() as connection:
+            await connection.execution_options(**{READ_ONLY: True})
+            yield connection
+
+    async def see(self, what: str, look: Callable[[], Coroutine[Any, Any, T]], within_s: float = ANSWER_S) -> Seen[T]:
+        """What a look comes to, within its time; `what` is asked, as "The database", is said of one that did not.
+
+        Whatever is still going on then is left alone: an answer that never comes would keep the page, too.
+        """
+        if len(self._abandoned) >= _ABANDONED_MAX:
+            return Seen(None, f"{what} has not answered for a while, so it is not asked again yet.")
+        task = asyncio.ensure_future(look())
+        done, _ = await asyncio.wait({task}, timeout=within_s)
+        if not done:
+            task.cancel()
+            self._abandoned.add(task)
+            task.add_done_callback(self._ended)
+            await self._forget_engine()
+            return Seen(None, f"{what} did not answer within {within_s:g} s.")
+        try:
+            return Seen(task.result())
+        except Unreachable as error:
+            await self._forget_engine()
+            return Seen(None, str(error))
+        except (EventjetError, TimeoutError) as error:
+            return Seen(None, str(error) or f"{what} did not answer in time.")
+
+    def _ended(self, look: asyncio.Future[Any]) -> None:
+        self._abandoned.discard(look)
+        if not look.cancelled():
+            look.exception()
+
+    async def _forget_engine(self) -> None:
+        """The next page connects anew: sessions that hang are not handed on."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            closing = asyncio.ensure_future(engine.dispose(close=False))
+            self._abandoned.add(closing)
+            closing.add_done_callback(self._ended)

@@ -1,0 +1,2 @@
+// What the pages need beyond links, forms and htmx.
+"use strict";
