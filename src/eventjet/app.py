@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import MISSING, fields
 from itertools import combinations
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, cast, overload
 
 from sqlalchemy import Table
 
@@ -28,6 +29,7 @@ from eventjet.domain.unique import CLAIMS, unique_faults
 from eventjet.errors import DefinitionError, UsageError
 from eventjet.jet import Jet, open_jet
 from eventjet.projections.app_ref import AppRef, Declared
+from eventjet.projections.projection import Entries, Projection
 from eventjet.projections.resolve import resolve
 from eventjet.projections.sql_projection import AnyResolved, SqlProjection, resolve_sql
 from eventjet.reactions.resolve import (
@@ -40,10 +42,13 @@ from eventjet.reactions.resolve import (
 )
 from eventjet.serving.remote import RemoteApp, open_remote
 from eventjet.settings import Settings, SettingsOverrides
+from eventjet.shown import shown
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.sql.sqlite import make_readable
 
 D = TypeVar("D")
+T = TypeVar("T")
+_EVOLVE_PARAMETERS = 2
 
 NAME_RULE = "[a-z][a-z0-9_]*"
 
@@ -100,6 +105,8 @@ class App:
         upcasters: Sequence[Upcaster] = (),
         retired_events: Sequence[str] = (),
     ) -> None:
+        _check_lists(projections, aggregates=aggregates, processes=processes, reactors=reactors, served=served)
+        _check_lists((), publications=publications, upcasters=upcasters, retired_events=retired_events)
         faults: list[str] = [] if is_name(name) else [f"the app's name {name!r} is not {NAME_RULE}"]
         self.name = name
         """Also the name of its stream and the first token of its subjects."""
@@ -140,8 +147,7 @@ class App:
         self, settings: Settings | None = None, /, **overrides: Unpack[SettingsOverrides]
     ) -> AbstractAsyncContextManager[Jet]:
         """A connection, by keywords over `settings` or over `EVENTJET_*`; raises `Unreachable` and `UsageError`."""
-        settings = Settings.load(overrides) if settings is None else settings.with_overrides(overrides)
-        return open_jet(self, settings)
+        return _Opening(open_jet(self, _settings(settings, overrides)), "connect")
 
     def in_memory(self) -> AbstractAsyncContextManager[Jet]:
         """What `connect` gives, over an empty log in memory that is gone afterwards: for an application's own tests.
@@ -157,7 +163,7 @@ class App:
         ```
         """
         open_in_memory: Any = resolve_name("eventjet.testing.memory:open_in_memory")
-        return open_in_memory(self)
+        return _Opening(open_in_memory(self), "in_memory")
 
     def client(
         self, settings: Settings | None = None, /, **overrides: Unpack[SettingsOverrides]
@@ -166,8 +172,46 @@ class App:
 
         Raises `Unreachable` and `UsageError`.
         """
-        settings = Settings.load(overrides) if settings is None else settings.with_overrides(overrides)
-        return open_remote(self.name, self.served, settings)
+        return _Opening(open_remote(self.name, self.served, _settings(settings, overrides)), "client")
+
+
+class _Opening(AbstractAsyncContextManager[T]):
+    """What `async with` opens, once. Whatever else is done with it says so."""
+
+    def __init__(self, opened: AbstractAsyncContextManager[T], name: str) -> None:
+        self._opened = opened
+        self._told = (
+            f"`{name}` opens nothing by itself: it gives its connection to a block. Write "
+            f"`async with app.{name}(…) as jet:`, and use `jet` within the block."
+        )
+
+    async def __aenter__(self) -> T:
+        return await self._opened.__aenter__()
+
+    async def __aexit__(self, *raised: Any) -> bool | None:
+        return await self._opened.__aexit__(*raised)
+
+    def __await__(self) -> Any:
+        raise UsageError(self._told)
+
+    def __enter__(self) -> Any:
+        raise UsageError(self._told)
+
+    def __exit__(self, *_: object) -> None:
+        """Python asks for it before it enters."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(self._told)
+
+
+def _settings(settings: object, overrides: SettingsOverrides) -> Settings:
+    """Raises `UsageError`, for a URL in the place of settings too."""
+    if settings is None:
+        return Settings.load(overrides)
+    if not isinstance(settings, Settings):
+        kind = type(settings).__name__
+        raise UsageError(f"The settings are given as {kind}. Give them by name: connect(servers=…, database=…).")
+    return settings.with_overrides(overrides)
 
 
 def load_app(reference: str, folder: Path | None = None) -> App:
@@ -182,6 +226,32 @@ def load_app(reference: str, folder: Path | None = None) -> App:
     if not isinstance(app, App):
         raise UsageError(f"{reference!r} is not an App. Name one made by `eventjet.App(…)`.")
     return app
+
+
+def _check_lists(projections: object, **given: object) -> None:
+    """Raise `DefinitionError` for what is no list, or no list of such things."""
+    faults: list[str] = []
+    for name, value in {"projections": projections, **given}.items():
+        if isinstance(value, str | type) or not isinstance(value, Collection):
+            what = shown_name(value) if isinstance(value, type) else f"a {type(value).__name__}"
+            faults.append(f"`{name}` is {what} and no list; write {name}=[…]")
+            continue
+        for one in cast("Collection[Any]", value):
+            what = getattr(one, "__qualname__", None) or f"a {type(one).__name__}"
+            if name == "projections" and not isinstance(one, Projection | Entries | SqlProjection):
+                faults.append(f"{what} is not a projection: decorate it with @projection or @entries, with its table")
+            elif (
+                name == "projections"
+                and isinstance(one, Projection | Entries)
+                and not isinstance(cast("Any", one.table), Table)
+            ):
+                faults.append(f"projection {one.name!r}: its table is {shown(one.table, 60)}; give SQLAlchemy's Table")
+            elif name == "upcasters" and not isinstance(one, Upcaster):
+                faults.append(f'{what} is not an upcaster: decorate it with @upcaster("account.opened", schema=1)')
+            elif name == "retired_events" and not isinstance(one, str):
+                faults.append(f"{what} is not the name of an event; list what stood in its @event(…), as text")
+    if faults:
+        raise DefinitionError(faults)
 
 
 def _aggregates(declared: Sequence[Any], faults: list[str]) -> dict[Any, AggregateInfo]:
@@ -206,12 +276,21 @@ def _aggregates(declared: Sequence[Any], faults: list[str]) -> dict[Any, Aggrega
         ]
         if not callable(getattr(cls, "evolve", None)):
             faults.append(f"{cls.__qualname__} has no `evolve(self, event)`")
+        elif inspect.isfunction(cls.evolve):
+            faults += _evolve_faults(cls.evolve)
         faults += state_faults(cls)
         faults += unique_faults(info.name, info.unique, is_name)
         if info.unique and is_process(cls):
             faults.append(f"the process {info.name!r} has unique values; give them to an aggregate that it asks")
         infos[cls] = info
     return infos
+
+
+def _evolve_faults(evolve: Any) -> Iterator[str]:
+    if len(names := inspect.signature(evolve).parameters) != _EVOLVE_PARAMETERS:
+        yield f"{shown_name(evolve)} takes ({', '.join(names)}), and is called with (self, event)"
+    if inspect.iscoroutinefunction(evolve) or inspect.isgeneratorfunction(evolve):
+        yield f"{shown_name(evolve)} is async or a generator, and nobody awaits it; write it as a plain `def`"
 
 
 def _catalog(

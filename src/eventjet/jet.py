@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 from eventjet.codec.envelope import Decoder, RawRecord
 from eventjet.cursors.kv import Cursors
 from eventjet.domain.aggregate import AggregateType
+from eventjet.domain.moment import check_moment
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import NotCaughtUp, OutcomeUnknown, UsageError
 from eventjet.errors.projection import ANOTHER_LOG
@@ -25,6 +26,7 @@ from eventjet.repository.importing import Importer
 from eventjet.repository.repositories import Repositories, open_repositories
 from eventjet.serving.service import Service
 from eventjet.settings import Settings
+from eventjet.shown import shown
 from eventjet.sql.waiting import Checkpoints, Waiting
 from eventjet.store.public_stream import check_public_stream
 from eventjet.store.store import EventStore, LogState
@@ -48,6 +50,9 @@ S7 = TypeVar("S7")
 E7 = TypeVar("E7")
 S8 = TypeVar("S8")
 E8 = TypeVar("E8")
+
+
+_DELIVER = ("all", "last", "new")
 
 
 class ReadModels(Protocol):
@@ -189,6 +194,9 @@ class Jet:
         `OutcomeUnknown` again while the server does not answer; that is a `SaveTorn` where it never will be known.
         `UsageError` for a log in memory.
         """
+        if not isinstance(unknown, OutcomeUnknown):  # pyright: ignore[reportUnnecessaryIsInstance]  it comes from an `except`
+            kind = type(unknown).__name__
+            raise UsageError(f"`resolve` was given a {kind}. Give it the `OutcomeUnknown` that the save raised.")
         if not unknown.writes:
             raise unknown  # it says what the log holds, and there is nothing to send
         resolve = getattr(self.store, "resolve", None)
@@ -253,7 +261,8 @@ class Jet:
             raise UsageError("`caught_up` waits for a position or for a token. Give one of them.")
         wanted, log = position_in(token, self.name) if token is not None else (position, "")
         if not isinstance(wanted, int) or wanted < 0:  # it is looked at in a task that all who wait depend on
-            raise UsageError(f"{wanted!r} is not a position. Hand on `Committed.position`, or its `token` as text.")
+            what = shown(wanted, 60) if isinstance(wanted, int | str) else f"A {type(wanted).__name__}"
+            raise UsageError(f"{what} is not a position. Hand on `Committed.position`, or its `token` as text.")
         if self.client is None:
             if self._read_models is None:
                 raise UsageError("This log is in memory, and nothing keeps read models of it. Take `App.in_memory`.")
@@ -305,8 +314,14 @@ class Jet:
         Ends at the tail unless `follow`. Raises `UnknownEvent` and `UndecodableEvent`, and `UsageError` for a time
         without a zone.
         """
-        if since is not None and since.tzinfo is None:
-            raise UsageError(f"{since.isoformat()} has no time zone. Give a time with its zone.")
+        if deliver not in _DELIVER:
+            raise UsageError(f"`tail` cannot deliver {shown(deliver, 60)}. Give one of {', '.join(_DELIVER)}.")
+        if position is not None and not isinstance(position, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(
+                f"{shown(position, 60)} is not a position. Give a whole number, such as `Recorded.position`."
+            )
+        if since is not None:
+            check_moment("`since` is", since, to_come=True)
         state = await self.store.state()
         start = {"all": 1, "last": max(state.last, 1), "new": state.last + 1}[deliver]
         if since is not None:

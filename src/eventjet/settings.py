@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from eventjet.errors import UsageError
+from eventjet.spelling import meant
 from eventjet.urls import database_url, server_url, shown_database
 
 _PREFIX = "EVENTJET_"
@@ -97,7 +98,9 @@ def _laid_over(settings: Settings, overrides: Mapping[str, object]) -> Settings:
     values: dict[str, Any] = {}
     for name, value in overrides.items():
         if name not in kinds:
-            raise UsageError(f"There is no setting {name!r}. Known settings: {', '.join(sorted(kinds))}.")
+            raise UsageError(
+                f"There is no setting {name!r}. {meant(name, kinds)}Known settings: {', '.join(sorted(kinds))}."
+            )
         if value is not None:
             values[name] = _parsed(name, kinds[name], value) if isinstance(value, str) else value
     if isinstance(values.get("servers"), list):

@@ -93,6 +93,15 @@ def test_the_project_runs(tmp_path: Path, bank: Program) -> None:
     try:
         assert run("shop", "add", "t-1", "Make tea") == "- t-1 Make tea\n"
         assert run("shop", "done", "t-1") == "x t-1 Make tea\n"
+        refused = subprocess.run(
+            [sys.executable, "-m", "shop", "done", "t-9"],
+            cwd=tmp_path / "shop",
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert (refused.returncode, refused.stderr) == (1, "There is no such task; add it first.\n")
         assert "0 differences" in run("eventjet.cli", "verify", "tasks")
     finally:
         worker.terminate()

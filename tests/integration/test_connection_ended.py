@@ -8,16 +8,18 @@ import itertools
 import socket
 import threading
 import time
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eventjet import App
+from eventjet import App, Imported
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import Unauthorized, Unreachable, UsageError
-from eventjet.examples.bank.account import Account
+from eventjet.errors import ConnectionClosed, Unauthorized, Unreachable, UsageError
+from eventjet.examples.bank.account import Account, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.nats.client import Client, connect
 from eventjet.nats.dial import dial
@@ -47,6 +49,37 @@ async def test_credentials_that_can_hear_no_answer_are_refused_at_once() -> None
         pytest.raises(Unreachable, match=r"denied _INBOX\.\S+ subscribing there is not permitted"),
     ):
         await connect(Settings(servers=(server.url,), user="deaf", password="deaf", request_timeout_s=60))
+
+
+async def test_what_is_used_after_its_block_says_that_it_is_closed_and_not_to_look_at_the_server(
+    app: App, eventjet_nats: NatsServer, tmp_path: Path
+) -> None:
+    database = f"sqlite+aiosqlite:///{tmp_path}/db.sqlite"
+    async with app.connect(servers=eventjet_nats.url, database=database) as jet:
+        await jet.init()
+        accounts = jet.repository(Account)
+        await accounts.execute("a", Account.open, "ada")
+
+    async def tailed() -> None:
+        async for _ in jet.tail():
+            pass
+
+    uses: list[Callable[[], Coroutine[Any, Any, object]]] = [
+        lambda: accounts.execute("a", Account.deposit, Decimal(1)),
+        lambda: accounts.command("c").execute("new", Account.open, "bob"),
+        lambda: accounts.load("a"),
+        lambda: accounts.history("a"),
+        lambda: jet.transact(accounts.decide("a", Account.deposit, Decimal(1))),
+        lambda: jet.append_many([Imported(Account, "b", Opened(owner="x"))], source="s"),
+        jet.log,
+        jet.init,
+        tailed,
+    ]
+    for number, use in enumerate(uses):
+        async with asyncio.timeout(60):
+            with pytest.raises(ConnectionClosed, match=r"is closed: .*within that block alone\. Move the call") as told:
+                await use()
+        assert "server" not in str(told.value), number
 
 
 async def test_readers_that_take_their_time_keep_nobody_from_reading(app: App, eventjet_nats: NatsServer) -> None:

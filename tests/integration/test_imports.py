@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
-from eventjet import App, Imported, Jet, Metadata, with_metadata
+from eventjet import App, Imported, Jet, Metadata, aggregate, event, upcaster, with_metadata
 from eventjet.codec.imported import is_imported, logged_at
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Refused, UsageError
@@ -19,6 +21,36 @@ from tests.logs import fresh_name
 
 LONG_AGO = datetime(2001, 5, 1, tzinfo=UTC)
 CLERK = Metadata(actor="clerk 3", correlation="o-9", causation="m-1", extra={"till": "4"})
+
+
+@event("till.counted")
+class Counted:
+    amount: int
+
+
+@event("till.counted", schema=2)
+class CountedNow:
+    amount: int
+    by: str
+
+
+@aggregate("till")
+class Till:
+    amount: int = 0
+
+    def evolve(self, event: Counted) -> Till:
+        return self
+
+
+@aggregate("till")
+class TillNow:
+    amount: int = 0
+
+    def evolve(self, event: CountedNow) -> TillNow:
+        return self
+
+
+counted_by_x = upcaster("till.counted", schema=1)(lambda one: one | {"by": "x"})
 
 
 @pytest.fixture(params=["memory", "jetstream"])
@@ -97,8 +129,67 @@ async def test_times_that_go_back_within_an_aggregate_are_refused(jet: Jet, afte
     await jet.append_many(deposits(1, "b"), source="old")  # of another aggregate they may
 
 
-@pytest.mark.parametrize("at", [datetime(2001, 5, 1), datetime.now(UTC) + timedelta(days=30)])  # noqa: DTZ001
-async def test_a_time_that_is_none_of_the_past_is_refused(jet: Jet, at: datetime) -> None:
-    with pytest.raises(UsageError, match=r"Event 1 of account 'a' in the import is of .* a past time with its zone"):
+@pytest.mark.parametrize(
+    ("at", "says"),
+    [
+        (datetime(2001, 5, 1), "which has no time zone. Give a time with its zone"),  # noqa: DTZ001
+        (datetime.now(UTC) + timedelta(days=30), r"which is in the future: this machine's clock says \d{4}-"),
+        ("2001-05-01", "a str. Give a datetime with its zone"),
+    ],
+)
+async def test_a_time_that_is_none_of_the_past_is_refused(jet: Jet, at: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=rf"Event 1 of account 'a' in the import is of .*{says}"):
         await jet.append_many([Imported(Account, "a", Opened(owner="x"), at)], source="old")
     assert (await jet.log()).last == 0
+
+
+async def test_a_repeated_import_says_what_the_log_has_otherwise(jet: Jet) -> None:
+    first = [*deposits(3), *deposits(2, "b"), Imported(Account, "c", Opened(owner="ada"), day(0), CLERK)]
+    assert (await jet.append_many(first, source="old")).different == 0
+    same = await jet.append_many([*first, *deposits(1, "d")], source="old")
+    assert (same.stored, same.skipped, same.different, same.differences) == (1, 6, 0, ())
+    again = [
+        replace(first[0], at=day(0) + timedelta(seconds=1)),
+        replace(first[1], event=Deposited(amount=Decimal(777))),
+        replace(first[2], metadata=Metadata(actor="grace")),
+        replace(first[3], event=Opened(owner="mallory")),
+        first[4],
+        replace(first[5], event=Opened(owner="mallory"), metadata=Metadata(actor="grace"), at=day(1)),
+    ]
+    report = await jet.append_many(again, source="old")
+    assert (report.stored, report.skipped, report.different) == (0, 6, 5)
+    assert report.differences == (
+        "event 1 of account 'a' at position 1: its time",
+        "event 2 of account 'a' at position 2: amount",
+        "event 3 of account 'a' at position 3: its metadata",
+        "event 1 of account 'b' at position 4: it is account.deposited, and the import has account.opened",
+        "event 1 of account 'c' at position 6: owner, its time, its metadata",
+    )
+    assert not any(value in str(report) for value in ("777", "grace", "mallory"))
+    assert [one.recorded_at for one in await jet.repository(Account).history("a")] == [day(n) for n in range(3)]
+
+
+async def test_an_import_that_tells_no_times_differs_in_none(jet: Jet) -> None:
+    await jet.append_many([replace(one, at=None) for one in deposits(8)], source="old")
+    assert (await jet.append_many([replace(one, at=None) for one in deposits(8)], source="old")).different == 0
+    report = await jet.append_many(deposits(8), source="old")
+    assert (report.different, len(report.differences)) == (8, 5), "examples have a bound"
+    assert all(told.endswith(": its time") for told in report.differences)
+
+
+async def test_an_import_that_was_upcast_since_does_not_differ(eventjet_nats: NatsServer) -> None:
+    """The newer release has another schema and another field, with what its upcaster makes of the older one."""
+
+    name = fresh_name()
+    old = App(name, aggregates=[Till])
+    newer = App(
+        name, aggregates=[TillNow], upcasters=[upcaster("till.counted", schema=1)(lambda one: one | {"by": "x"})]
+    )
+    async with old.connect(servers=eventjet_nats.url) as jet:
+        await jet.init()
+        await jet.append_many([Imported(Till, "a", Counted(amount=n)) for n in range(3)], source="old")
+    async with newer.connect(servers=eventjet_nats.url) as jet:
+        same = [Imported(TillNow, "a", CountedNow(amount=n, by="x")) for n in range(3)]
+        assert (await jet.append_many(same, source="old")).different == 0
+        other = [Imported(TillNow, "a", CountedNow(amount=n, by="y")) for n in range(3)]
+        assert (await jet.append_many(other, source="old")).differences[0].endswith("at position 1: by")

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def pytest_in(folder: Path) -> subprocess.CompletedProcess[str]:
     """A run in which every warning is an error."""
@@ -13,7 +15,19 @@ def pytest_in(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=240)
 
 
-def test_a_run_in_a_folder_without_configuration_warns_of_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("README.md", ""),
+        ("pyproject.toml", '[tool.eventjet]\napp = "bank:bank"\n'),
+        ("pyproject.toml", '[tool.pytest.ini_options]\ntestpaths = ["."]\n'),
+        ("pytest.ini", "[pytest]\n"),
+    ],
+)
+def test_a_run_in_a_folder_without_settings_of_pytest_asyncio_warns_of_nothing(
+    tmp_path: Path, file: str, text: str
+) -> None:
+    (tmp_path / file).write_text(text, encoding="utf-8")
     (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n", encoding="utf-8")
     done = pytest_in(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from eventjet import DefinitionError, Metadata, event, upcaster
 from eventjet.codec.catalog import Catalog
+from eventjet.codec.context import context_headers
 from eventjet.codec.envelope import (
     COMMAND,
     EXPECTED,
@@ -24,7 +25,6 @@ from eventjet.codec.envelope import (
     VERSION,
     Decoder,
     RawRecord,
-    context_headers,
     header_block,
 )
 from eventjet.errors import Refused, UndecodableEvent, UnencodableEvent, UnknownEvent

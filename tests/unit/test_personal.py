@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import pytest
 from pydantic import BaseModel
@@ -14,10 +14,16 @@ from sqlalchemy import Column, MetaData, String, Table
 from eventjet import App, Personal, aggregate, event, upcaster
 from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.domain.personal import MASK, decisions_are_private, is_private, masked, masked_row, parameter_hint
+from eventjet.domain.process import Call
 from eventjet.errors import RowRefused, UnencodableEvent
+from eventjet.operations.processes import _call_shown
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.row_type import row_faults
 from eventjet.shown import cut, cut_values, shown
+
+if TYPE_CHECKING:
+    Email = Personal[str]
+    Later = Any
 
 SECRET = "ada@example.org"
 
@@ -160,6 +166,37 @@ def test_a_parameter_of_a_decision_is_known_to_be_personal() -> None:
     assert decisions_are_private(Person)
     assert is_private(parameter_hint(Person.join, "email"))
     assert not is_private(parameter_hint(Person.evolve, "event")) or is_private(Joined)
+
+
+def test_a_parameter_whose_annotation_cannot_be_resolved_is_hidden() -> None:
+    """An alias behind TYPE_CHECKING may well say `Personal`."""
+
+    class Local:
+        pass
+
+    class Decisions:
+        def call(self, email: Email, plan: str, *others: Email, note: Personal[str] = "", **more: Email) -> Later:
+            return Local()
+
+        def plain(self, plan: str, of: Local, bare=1, *rest: int, **more: str) -> Later:  # type: ignore[no-untyped-def]
+            return Local()
+
+    assert decisions_are_private(Decisions)
+    assert is_private(parameter_hint(Decisions.call, "email"))
+    assert not is_private(parameter_hint(Decisions.call, "plan"))
+    call = Call.of(Decisions.call, (SECRET, "free", SECRET, SECRET), {"note": SECRET, "other": SECRET})
+    mask = f'"{MASK}"'
+    assert _call_shown(call) == f'call({mask}, "free", {mask}, {mask}, note={mask}, other={mask})'
+    plain = Call.of(Decisions.plain, ("free", "x", 2, 3, 4), {"kind": "red"})
+    assert _call_shown(plain) == 'plain("free", "x", 2, 3, 4, kind="red")', "a local class is found"
+
+
+def test_what_a_decision_returns_makes_no_parameter_personal() -> None:
+    class Returning:
+        def plain(self, plan: str) -> Later:
+            return plan
+
+    assert not decisions_are_private(Returning)
 
 
 def test_an_error_beside_personal_fields_is_named_without_what_it_says() -> None:

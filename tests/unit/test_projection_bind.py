@@ -196,7 +196,10 @@ def test_a_fold_without_annotations_is_refused_in_words() -> None:
 
     found = faults_of(projection("b", table=a_table())(bare))
     assert "`event` has no annotation" in found
-    assert "`return` has no annotation" in found
+    assert "`return`" not in found, "nobody writes a parameter of that name"
+    line = bare.__code__.co_firstlineno
+    assert "its return annotation is missing; say what it returns" in found
+    assert f"(test_projection_bind.py, line {line})" in found
 
 
 def test_the_primary_key_must_be_the_key() -> None:

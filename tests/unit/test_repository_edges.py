@@ -130,7 +130,7 @@ async def test_an_event_of_another_aggregate_of_the_app_is_refused() -> None:
 
 async def test_an_import_refuses_an_aggregate_that_the_app_does_not_have() -> None:
     jet = connection(Bell)
-    with pytest.raises(UsageError, match="clock"):
+    with pytest.raises(UsageError, match="the aggregate Clock, which this app does not have"):
         await jet.append_many([Imported(Clock, "a", Told(at=datetime.now(UTC)))], source="x")
 
 

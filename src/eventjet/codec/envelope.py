@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 from uuid import uuid4
 
 from eventjet.codec.catalog import Catalog, Resolved
@@ -20,8 +20,8 @@ from eventjet.codec.subjects import entity_of
 from eventjet.codec.voids import reason_in, voided_by
 from eventjet.domain.history import VOID, Link
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, recorded
-from eventjet.errors import CodecError, Refused, UndecodableEvent, UnknownEvent
-from eventjet.shown import TEXT_MAX, cut, shown
+from eventjet.errors import CodecError, UndecodableEvent, UnknownEvent
+from eventjet.shown import TEXT_MAX, cut
 
 if TYPE_CHECKING:
     from eventjet.codec.chain import Chain
@@ -52,34 +52,13 @@ _MSG_ID, _EXPECTED, _TYPE, _SCHEMA, _VERSION = (
 )
 _BLOCK_END = b"\r\n\r\n"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_KEY = re.compile(r"[a-z][a-z0-9-]{0,40}")
 _METADATA = re.compile(rb"\r\n(?:Ej-C|Ej-Meta-|traceparent)")
 _CONTEXT = re.compile(rb"\r\n(?:Ej-[CMR]|traceparent)")
-_VISIBLE = "".join(chr(code) for code in range(33, 127) if chr(code) != "%")
-_VALUE_MAX = 1_000
 _SHOWN_MAX = 100
 """Characters of what others wrote that a message repeats."""
 _REASON_MAX = TEXT_MAX + 100
 """With how long it was, where it was cut already."""
 _NUMBERS_END = 2**63
-
-
-def context_headers(command_id: str | None, metadata: Metadata, request: str | None = None) -> list[tuple[str, str]]:
-    """The headers after `Ej-Version`, in order, values escaped; raises `Refused` for what cannot travel."""
-    named = (
-        (COMMAND, command_id),
-        (REQUEST, request),
-        (CORRELATION, metadata.correlation),
-        (CAUSATION, metadata.causation),
-        (TRACEPARENT, metadata.traceparent),
-        (ACTOR, metadata.actor),
-    )
-    pairs = [(name, _escaped(name, value)) for name, value in named if value is not None]
-    for key, value in metadata.extra.items():
-        if not _KEY.fullmatch(key) or key == "actor":
-            raise Refused(f"The metadata key {shown(key)}", "keys are [a-z][a-z0-9-]* and not `actor`", "Rename it.")
-        pairs.append((META + key, _escaped(key, value)))
-    return pairs
 
 
 def header_block(pairs: Iterable[tuple[str, str]]) -> bytes:
@@ -380,15 +359,3 @@ def told_time(record: RawRecord, name: str, default: datetime) -> datetime:
         return told.astimezone(UTC) if told.tzinfo else default
     except (ValueError, OverflowError):
         raise undecodable(record, f"{name} is {_shown(text)!r}") from None
-
-
-def _escaped(name: str, value: str) -> str:
-    if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]  a UUID is easily forgotten
-        raise Refused(f"{name} {shown(value)}", "it is not text", "Give it as text, for instance str(…).")
-    try:
-        text = quote(value, safe=_VISIBLE)
-    except UnicodeEncodeError:
-        raise Refused(f"{name} {shown(value)}", "it holds a lone surrogate", "Use text.") from None
-    if not value or len(text) > _VALUE_MAX:
-        raise Refused(f"{name} of {len(value)} characters", f"a header holds 1 to {_VALUE_MAX} bytes", "Shorten it.")
-    return text

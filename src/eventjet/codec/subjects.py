@@ -19,7 +19,7 @@ SERVER_MESSAGE_MAX = 900_000
 
 def is_name(text: str) -> bool:
     """Whether apps, aggregates and projections may be called so: `[a-z][a-z0-9_]*`, 63 characters at most."""
-    return _NAME.fullmatch(text) is not None
+    return isinstance(text, str) and _NAME.fullmatch(text) is not None  # pyright: ignore[reportUnnecessaryIsInstance]
 
 
 def stream_subjects(app: str) -> str:

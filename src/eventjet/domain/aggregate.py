@@ -44,6 +44,8 @@ def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> C
     ```
     """
 
+    _check_name(name, "event", "account.opened")
+
     def declare(cls: type[T]) -> type[T]:
         from pydantic.dataclasses import dataclass as pydantic_dataclass
 
@@ -99,12 +101,21 @@ def aggregate(name: str, /, *, snapshot_every: int | None = None, revision: int 
     ```
     """
 
+    _check_name(name, "aggregate", "account")
+
     def declare(cls: type[T]) -> type[T]:
         made = dataclass(frozen=True, kw_only=True, slots=True)(cls)
         setattr(made, _MARK, AggregateInfo(name, snapshot_every, revision, uniques_of(made)))
         return made
 
     return declare
+
+
+def _check_name(name: object, decorator: str, example: str) -> None:
+    """Without its name, the decorator is given the class."""
+    if not isinstance(name, str):
+        what = getattr(name, "__qualname__", type(name).__name__)
+        raise DefinitionError([f'@{decorator} of {what} lacks its name; write @{decorator}("{example}")'])
 
 
 def event_info(cls: Any) -> EventInfo:
@@ -120,5 +131,7 @@ def aggregate_info(cls: Any) -> AggregateInfo:
 def _declared(cls: Any, kind: type[T], what: str) -> T:
     info = vars(cls).get(_MARK) if isinstance(cls, type) else None
     if not isinstance(info, kind):
-        raise DefinitionError([f"{getattr(cls, '__qualname__', cls)!s} is not {what}(…)"])
+        # Not a value's own words, which may be long, and personal.
+        named = cls if isinstance(cls, str) else getattr(cls, "__qualname__", None) or f"a {type(cls).__qualname__}"
+        raise DefinitionError([f"{named} is not {what}(…)"])
     return info

@@ -6,12 +6,15 @@ however deep, is private, and so is whatever a function of the application's say
 
 from __future__ import annotations
 
+import inspect
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Annotated, Any, TypeAlias, TypeVar, cast
+
+from eventjet.domain.subscription import annotation
 
 T = TypeVar("T")
 
@@ -78,25 +81,41 @@ def field_hint(cls: type, name: str) -> Any:
 
 
 def decisions_are_private(cls: type) -> bool:
-    """Whether a method of a class has a parameter that is personal."""
+    """Whether a method of a class has a parameter that is personal, or may be."""
     for function in vars(cls).values():
         if not isinstance(function, types.FunctionType):
             continue
-        for name in function.__annotations__:
-            if is_private(parameter_hint(function, name)):
-                return True
+        if any(is_private(parameter_hint(function, name)) for name in function.__annotations__ if name != "return"):
+            return True
     return False
 
 
 def parameter_hint(function: Any, name: str) -> Any:
-    """The annotation of a parameter: personal where it says so and cannot be resolved, `Any` where there is none."""
-    raw: Any = dict(getattr(function, "__annotations__", {})).get(name, Any)
-    probe = types.SimpleNamespace(__annotations__={name: raw})
+    """The annotation of a parameter: personal where it cannot be resolved, `Any` where there is none.
+
+    The hidden mark may be behind an alias, so its text says nothing.
+    """
+    told = getattr(function, "__annotations__", {})
+    if name not in told:
+        return Any
     try:
-        scope = getattr(function, "__globals__", {})
-        return typing.get_type_hints(probe, globalns=scope, include_extras=True)[name]
+        return annotation(function, name, told[name], include_extras=True)
     except Exception:  # noqa: BLE001 - an annotation is any expression
-        return Personal[Any] if "Personal" in str(raw) else Any
+        return Personal[Any]  # better hidden than shown
+
+
+def argument_hints(function: Any, args: tuple[Any, ...], kwargs: Iterable[str]) -> tuple[list[Any], dict[str, Any]]:
+    """The annotations of what a function is called with after the state, by place and by name."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    named = {one.name for one in parameters}
+    rest = next((one.name for one in parameters if one.kind is one.VAR_KEYWORD), "")
+    by_place = [one.name for one in parameters if one.kind not in (one.KEYWORD_ONLY, one.VAR_KEYWORD)]
+    # What is beyond the last one is taken by it, a `*names`.
+    placed = [by_place[min(index, len(by_place) - 1)] if by_place else "" for index in range(len(args))]
+    return (
+        [parameter_hint(function, name) for name in placed],
+        {name: parameter_hint(function, name if name in named else rest) for name in kwargs},
+    )
 
 
 def _masked_field(name: str, value: Any, kinds: list[Any]) -> Any:

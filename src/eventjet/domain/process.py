@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, dataclass_transform, overload
 
 from eventjet.domain.aggregate import AggregateType, aggregate
+from eventjet.domain.decision import check_decision
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.subscription import shown_name
 from eventjet.errors import DefinitionError
@@ -137,7 +138,7 @@ def do(
     """Ask an aggregate of the same app for a decision.
 
     Nothing happens here: a `step` returns what `then` makes of it, a `Step`, and a worker carries that out. `then_with`
-    hands on the `Outcome`.
+    hands on the `Outcome`. Raises `UsageError` for what is no decision.
 
     ```python
     asked = do(Account, "a-1", Account.withdraw, Decimal(5))
@@ -145,6 +146,7 @@ def do(
     assert str(step.asked) == "Account 'a-1': withdraw"
     ```
     """
+    check_decision(target, decide, aggregate_id)
     return Asked(target, aggregate_id, Call.of(decide, args, kwargs))
 
 

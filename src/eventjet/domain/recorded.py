@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Generic, TypeVar, cast
 
+from eventjet.errors import UsageError
+
 E_co = TypeVar("E_co", covariant=True)
 
 
@@ -113,12 +115,20 @@ def with_metadata(metadata: Metadata) -> Generator[Metadata]:
         await jet.repository(Account).execute("a-1", Account.deposit, Decimal(1))
     ```
     """
+    check_metadata(metadata)
     merged = merge(_current.get(), metadata)
     token = _current.set(merged)
     try:
         yield merged
     finally:
         _current.reset(token)
+
+
+def check_metadata(metadata: object) -> None:
+    """Raise `UsageError` for what is no `Metadata`: a dict is easily given."""
+    if not isinstance(metadata, Metadata):
+        kind = type(metadata).__name__
+        raise UsageError(f"The metadata is given as {kind}. Give Metadata(actor=…, extra={{…}}), of `eventjet`.")
 
 
 def merge(outer: Metadata, inner: Metadata) -> Metadata:

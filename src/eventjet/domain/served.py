@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from eventjet.domain.aggregate import AggregateType
+from eventjet.domain.decision import check_decision
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -32,9 +33,12 @@ def served(
 ) -> Served:
     """Serve one decision. These errors of the domain are told to callers by their names; of others nothing is told.
 
+    Raises `UsageError` for what is no decision.
+
     ```python
     withdrawing = served(Account, Account.withdraw, InsufficientFunds)
     assert withdrawing.name == "withdraw"
     ```
     """
+    check_decision(aggregate, decide)
     return Served(aggregate, decide, errors, name or str(getattr(decide, "__name__", decide)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
+from pathlib import PurePath
 from typing import Any
 
 from eventjet.domain.recorded import Recorded
@@ -50,26 +51,50 @@ def resolved_hint(function: Any, parameter: str) -> Any:
     """One annotation as an object (`return` for the result); raises `DefinitionError` when it cannot be resolved."""
     raw: dict[str, Any] = dict(getattr(function, "__annotations__", {}))
     if parameter not in raw:
-        raise DefinitionError(
-            [f"{shown_name(function)}: its parameter `{parameter}` has no annotation; name its events"]
-        )
-    scope = getattr(function, "__globals__", {})
-    probe = types.SimpleNamespace(__annotations__={parameter: raw[parameter]})
+        fault = f"its parameter `{parameter}` has no annotation; name what it takes"
+        if parameter == "return":
+            fault = "its return annotation is missing; say what it returns, as in `-> Balance | None:`"
+        raise DefinitionError([f"{shown_name(function)}: {fault}{_place(function)}"])
     try:
-        return typing.get_type_hints(probe, globalns=scope, localns=_closure(function))[parameter]
+        return annotation(function, parameter, raw[parameter])
     except NameError as error:
+        which = "the return annotation" if parameter == "return" else f"the annotation of `{parameter}`"
         fault = (
-            f"{shown_name(function)}: the annotation of `{parameter}` names {error.name!r}, which cannot be found "
+            f"{shown_name(function)}{_place(function)}: {which} names {error.name!r}, which cannot be found "
             "where the function is defined; import it for real (not under TYPE_CHECKING) and at module level"
         )
         raise DefinitionError([fault]) from None
+
+
+def annotation(function: Any, parameter: str, raw: Any, *, include_extras: bool = False) -> Any:
+    """`raw` as an object, seen from where the function is; raises whatever its expression does."""
+    probe = types.SimpleNamespace(__annotations__={parameter: raw})
+    scope = getattr(function, "__globals__", {})
+    hints = typing.get_type_hints(probe, globalns=scope, localns=_closure(function), include_extras=include_extras)
+    return hints[parameter]
+
+
+def _place(function: Any) -> str:
+    """Where it is defined, as ` (bank.py, line 54)`; empty where that is not known."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, types.CodeType):
+        return ""
+    return f" ({PurePath(code.co_filename).name}, line {code.co_firstlineno})"
 
 
 def _closure(function: Any) -> dict[str, Any]:
     code = getattr(function, "__code__", None)
     cells = getattr(function, "__closure__", None) or ()
     names = code.co_freevars if code is not None else ()
-    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=False)}
+    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=False) if _is_filled(cell)}
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - asking is how one finds out
+    except ValueError:
+        return False
+    return True
 
 
 def shown_name(thing: Any) -> str:

@@ -155,10 +155,16 @@ class ConnectionLost(StoreUnavailable):
 
 
 class ConnectionClosed(StoreUnavailable):
-    """This side closed the connection."""
+    """This side closed the connection; nothing was sent."""
 
     def __init__(self) -> None:
         super().__init__("The connection to NATS", "it was closed by this process")
+        told = (
+            "The connection to NATS is closed: this process ended it, and then used it. What `async with "
+            "app.connect() as jet:` gives, and every repository of it, works within that block alone. Move the call "
+            "into the block, or keep the block open for as long as the program needs it."
+        )
+        self.args = (told,)
 
 
 class NoResponders(StoreUnavailable):

@@ -139,6 +139,11 @@ class Client:
             one.sid = connection.subscribe(one.subject, one.heard, one.queue)
         return connection.info
 
+    def check_open(self) -> None:
+        """Raise `ConnectionClosed` after `close`."""
+        if self._closed:
+            raise ConnectionClosed
+
     async def close(self) -> None:
         """End the connection and all that waits for it; any number of times."""
         self._closed = True
@@ -209,8 +214,7 @@ class Client:
 
     async def serve(self, subject: str, heard: Callable[[Frame], object], queue: str = "") -> Listening:
         """As `listen`, with whole messages, and as a member of a queue group where one is named."""
-        if self._closed:
-            raise ConnectionClosed
+        self.check_open()
         one = Listening(subject, heard, queue)
         self._listeners.append(one)
         if self._connection is not None and self._connection.usable:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -20,7 +19,7 @@ from eventjet.cursors.cursor import PAUSED
 from eventjet.cursors.kv import Cursors
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.parked import BLOCKED
-from eventjet.domain.personal import masked, parameter_hint
+from eventjet.domain.personal import argument_hints, masked
 from eventjet.domain.process import Call, ProcessInfo, Step, deadlines_of
 from eventjet.errors import DefinitionError, Forbidden, StoreUnavailable, Unreachable, UsageError
 from eventjet.nats.client import Client
@@ -205,13 +204,13 @@ def _step_shown(step: Step[Any, Any]) -> str:
 def _call_shown(call: Call) -> str:
     """Each argument as the decision's annotations and its own type let it be shown."""
 
-    def text(name: str, value: Any) -> str:
-        told = masked(plain(value), parameter_hint(call.decide, name), type(value))
-        return json.dumps(cut_values(told), ensure_ascii=False)
+    def text(hint: Any, value: Any) -> str:
+        return json.dumps(cut_values(masked(plain(value), hint, type(value))), ensure_ascii=False)
 
-    names = list(inspect.signature(call.decide).parameters)[1:]
-    told = [text(names[index] if index < len(names) else "", value) for index, value in enumerate(call.args)]
-    told += [f"{name}={text(name, value)}" for name, value in call.kwargs]
+    kwargs = dict(call.kwargs)
+    placed, named = argument_hints(call.decide, call.args, kwargs)
+    told = [text(hint, value) for hint, value in zip(placed, call.args, strict=True)]
+    told += [f"{name}={text(named[name], value)}" for name, value in kwargs.items()]
     return f"{call.name}({', '.join(told)})"
 
 

@@ -126,6 +126,8 @@ async def transact(store: EventStore, plans: Sequence[Planned[Any, Any]]) -> tup
     of another connection and where only some have an id, what a decision raises, and `ConcurrencyConflict` after 100
     lost races.
     """
+    for number, plan in enumerate(plans, 1):
+        _check_planned(number, plan)
     subjects = [plan.repository.subject(plan.aggregate_id) for plan in plans]
     if not plans:
         raise Refused("A transaction", "it has no members", "Give it at least one decision.")
@@ -181,6 +183,17 @@ async def _observed(
         span.ended("several", "transact", more, error)
 
 
+def _check_planned(number: int, plan: object) -> None:
+    if isinstance(plan, Planned):
+        return
+    if asyncio.iscoroutine(plan):
+        plan.close()  # it will never be awaited, and Python would say so as well
+    raise UsageError(
+        f"Member {number} of the transaction is a {type(plan).__name__}. Give `transact` what `repository.decide(…)` "
+        "returns, one after the other: not a list, and nothing that `execute` returns."
+    )
+
+
 def recorded_events(result: Any) -> tuple[Any, ...]:
     """What a decision returned, as a tuple; raises `UsageError` for a coroutine or an iterator."""
     if result is None:
@@ -190,7 +203,11 @@ def recorded_events(result: Any) -> tuple[Any, ...]:
     if hasattr(result, "__await__") or hasattr(result, "__next__"):
         if hasattr(result, "close"):
             result.close()
-        raise UsageError("A decision returned a coroutine or an iterator. Return one event, a list of them, or None.")
+        name = getattr(result, "__qualname__", "")
+        raise UsageError(
+            f"A decision{f', {name},' if name else ''} returned a coroutine or an iterator. Write it as a plain `def` "
+            "that returns one event, a list of them, or None."
+        )
     return (result,)
 
 
@@ -199,6 +216,8 @@ def position_in(token: str, app: str) -> tuple[int, str]:
 
     Raises `UsageError` for what is no token, or one of another app.
     """
+    if not isinstance(token, str):  # pyright: ignore[reportUnnecessaryIsInstance]  what has the token is easily given
+        raise UsageError(f"The token is given as {type(token).__name__}. Hand on `Committed.token`, which is text.")
     found = _TOKEN.fullmatch(token.strip(" \t"))
     if found is None or int(found[2]) > _POSITION_MAX:
         raise UsageError(

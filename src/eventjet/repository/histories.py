@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import takewhile
 from typing import Any, Generic, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
+from eventjet.codec.context import context_headers
 from eventjet.codec.envelope import (
     BATCH_ID,
     COMMAND,
@@ -18,7 +19,6 @@ from eventjet.codec.envelope import (
     VERSION,
     Decoder,
     RawRecord,
-    context_headers,
     header,
     number_of,
     open_batch,
@@ -27,8 +27,10 @@ from eventjet.codec.envelope import (
 from eventjet.codec.request import request_in
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState, fold_history
+from eventjet.domain.moment import check_moment
 from eventjet.domain.recorded import NO_METADATA, Recorded
 from eventjet.errors import CodecError, HistoryBroken, LogIncomplete, SaveTorn, StoreUnavailable, UsageError
+from eventjet.shown import shown
 from eventjet.snapshots.kv import KeyValueSnapshots
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.store.store import EventStore
@@ -330,10 +332,13 @@ class Histories(Generic[S]):
     async def _check_bound(self, version: int | None, position: int | None, at: datetime | None) -> None:
         if sum(resolved is not None for resolved in (version, position, at)) != 1:
             raise UsageError("Give one of version, position and at.")
+        for name, number in (("version", version), ("position", position)):
+            if number is not None and not isinstance(number, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise UsageError(f"The {name} is given as {shown(number, 60)}. Give a whole number.")
         if version is not None and version < 0:
             raise UsageError(f"There is no version {version}. Versions start at 1; 0 is the initial state.")
-        if at is not None and (at.tzinfo is None or at > datetime.now(UTC)):
-            raise UsageError(f"{at.isoformat()} is in the future or has no time zone. Give a past time with its zone.")
+        if at is not None:
+            check_moment("The time to load at is", at)
         if position is not None and not 0 <= position <= (last := (await self.store.state()).last):
             raise UsageError(f"The log ends at position {last}; {position} is not in it. Give one that is.")
 

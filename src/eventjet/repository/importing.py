@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from eventjet.codec.catalog import EncodedEvent
+from eventjet.codec.context import context_headers
 from eventjet.codec.envelope import (
     COMMAND,
     RECORDED_AT,
     VERSION,
-    context_headers,
+    Decoder,
     header,
     number_of,
     recorded_at,
@@ -26,11 +27,15 @@ from eventjet.codec.envelope import (
 from eventjet.codec.imported import IMPORTED
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.identity import new_event_id
+from eventjet.domain.moment import check_moment
 from eventjet.domain.recorded import NO_METADATA, Metadata
-from eventjet.domain.subscription import folded_events
+from eventjet.domain.subscription import folded_events, shown_name
 from eventjet.errors import ConcurrencyConflict, Refused, UsageError
 from eventjet.repository.decisions import CONFLICTS_MAX, retried
+from eventjet.repository.import_check import EarlierRun, as_written_now, fields_that_differ
 from eventjet.repository.repositories import Repositories
+from eventjet.shown import shown
+from eventjet.spelling import listed
 from eventjet.store.store import BATCH_MAX, Append, NewEvent
 
 _Context = tuple[tuple[str, str], ...]
@@ -38,6 +43,7 @@ _Item = tuple[tuple[str, str], int, EncodedEvent, datetime | None, _Context]
 """(aggregate and id, ordinal within it, event, its time, headers)."""
 _SOURCE = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 _NEVER = datetime.min.replace(tzinfo=UTC)
+_EXAMPLES_MAX = 5
 _BYTES_MAX = 8_000_000
 """Bodies of one batch, in bytes: well below what a connection may have pending."""
 
@@ -73,6 +79,10 @@ class ImportReport:
     """Position of the last event stored, 0 when there was nothing to store."""
     log: str = ""
     """The identity of the log it is in; empty where these credentials may not look at the stream."""
+    different: int = 0
+    """Those of `skipped` that the log has otherwise, or no more: it was left as it is."""
+    differences: tuple[str, ...] = ()
+    """The first five of them, and what differs, as `event 2 of account 'old-1' at position 7: amount, its time`."""
 
 
 @dataclass(slots=True)
@@ -84,15 +94,18 @@ class _Known:
     imported: int
     at: datetime = _NEVER
     """When its last event was recorded."""
+    earlier: EarlierRun = field(default_factory=EarlierRun)
+    """What an earlier run stored of it."""
 
 
 class Importer:
     """One run of one import."""
 
     def __init__(self, repositories: Repositories, source: str) -> None:
-        if not _SOURCE.fullmatch(source):
+        if not isinstance(source, str) or not _SOURCE.fullmatch(source):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(
-                f"The source {source!r} of an import must be 1 to 100 of `A-Za-z0-9_.:-`, the same on every run of it."
+                f"The source {shown(source, 120)} of an import must be 1 to 100 of `A-Za-z0-9_.:-`, the same on every "
+                "run of it."
             )
         self._store = repositories.store
         self._catalog = repositories.catalog
@@ -106,6 +119,9 @@ class Importer:
         self._ordinals: dict[tuple[str, str], int] = {}
         self._stored = 0
         self._skipped = 0
+        self._different = 0
+        self._examples: list[tuple[_Item, int]] = []
+        self._decoder = Decoder(self._catalog)
         self._position = 0
         self._log = ""
         """Whose positions are known."""
@@ -119,6 +135,7 @@ class Importer:
         chunk: list[_Item] = []
         size = 0
         async for one in _each(events):
+            self._check(one)
             key = (aggregate_info(one.aggregate).name, one.aggregate_id)
             encoded = self._encoded(one)
             ordinal = self._ordinals[key] = self._ordinals.get(key, 0) + 1
@@ -129,17 +146,40 @@ class Importer:
                 await self._store_chunk(chunk, progress)
                 chunk, size = [], 0
         await self._store_chunk(chunk, progress)
-        return ImportReport(self._stored, self._skipped, self._position, self._log)
+        told = tuple([await self._difference(*example) for example in self._examples])
+        return ImportReport(self._stored, self._skipped, self._position, self._log, self._different, told)
+
+    async def _difference(self, item: _Item, position: int) -> str:
+        """What is stored otherwise; it is read again, which nobody waits for where all is the same."""
+        (name, aggregate_id), ordinal, encoded, at, context = item
+        what = f"event {ordinal} of {name} {aggregate_id!r}"
+        record = await self._store.at(position) if position else None
+        if record is None:
+            return f"{what}: it is not in the log any more"
+        body = as_written_now(self._catalog, self._decoder, record)
+        return f"{what} at position {position}: {fields_that_differ(record, body, encoded, at, context)}"
+
+    def _check(self, one: Imported) -> None:
+        """Raise `UsageError` for what cannot be imported into this app."""
+        if not isinstance(one, Imported):  # pyright: ignore[reportUnnecessaryIsInstance]  an event alone is easily given
+            raise UsageError(
+                f"The import gives a {shown_name(type(one))}. Give Imported(Account, 'a-1', Opened(…)), which says "
+                "whose event it is."
+            )
+        if not isinstance(one.aggregate, type) or one.aggregate not in self._events:  # pyright: ignore[reportUnnecessaryIsInstance]
+            known = listed(shown_name(each) for each in self._events)
+            raise UsageError(
+                f"The import names the aggregate {shown_name(one.aggregate)}, which this app does not have. Give its "
+                f"class, one of {known}; others are listed in App(aggregates=[…]) first."
+            )
+        if type(one.event) not in self._events[one.aggregate]:
+            name = aggregate_info(one.aggregate).name
+            raise UsageError(
+                f"The import holds a {shown_name(type(one.event))} for {name} {one.aggregate_id!r}, which is not one "
+                "of its events. Import events that its `evolve` is annotated with."
+            )
 
     def _encoded(self, one: Imported) -> EncodedEvent:
-        name = aggregate_info(one.aggregate).name
-        if one.aggregate not in self._events:
-            raise UsageError(f"{name!r} is not an aggregate of this app. List it in App(aggregates=[…]).")
-        if type(one.event) not in self._events[one.aggregate]:
-            raise UsageError(
-                f"The import holds {one.event!r} for {name!r}, which is not one of its events. "
-                "Import events that its `evolve` is annotated with."
-            )
         return self._catalog.encode(one.event)
 
     def _context(self, one: Imported, ordinal: int) -> _Context:
@@ -147,13 +187,8 @@ class Importer:
         told = (*context_headers(f"{self._source}/{ordinal}", one.metadata), (IMPORTED, "1"))
         if one.at is None:
             return told
-        is_time = isinstance(one.at, datetime)  # pyright: ignore[reportUnnecessaryIsInstance]  text is easily given
-        if not is_time or one.at.tzinfo is None or one.at > datetime.now(UTC):
-            where = f"{aggregate_info(one.aggregate).name} {one.aggregate_id!r}"
-            raise UsageError(
-                f"Event {ordinal} of {where} in the import is of {one.at!s}, which is in the future or has "
-                "no time zone. Give a past time with its zone."
-            )
+        where = f"{aggregate_info(one.aggregate).name} {one.aggregate_id!r}"
+        check_moment(f"Event {ordinal} of {where} in the import is of", one.at)
         return (*told, (RECORDED_AT, one.at.astimezone(UTC).isoformat().replace("+00:00", "Z")))
 
     async def _store_chunk(self, chunk: Sequence[_Item], progress: Callable[[int], object] | None) -> None:
@@ -214,8 +249,19 @@ class Importer:
 
     def _missing(self, items: Sequence[_Item]) -> list[_Item]:
         """Those that are not in the log yet, the others counted."""
-        missing = [item for item in items if item[1] > self._known[item[0]].imported]
-        self._skipped += len(items) - len(missing)
+        missing: list[_Item] = []
+        for item in items:
+            key, ordinal, encoded, at, context = item
+            known = self._known[key]
+            if ordinal > known.imported:
+                missing.append(item)
+                continue
+            self._skipped += 1
+            position = known.earlier.differs(ordinal, encoded, at, context)
+            if position is not None:
+                self._different += 1
+                if len(self._examples) < _EXAMPLES_MAX:
+                    self._examples.append((item, position))
         return missing
 
     def _writes(self, missing: Sequence[_Item]) -> list[Append]:
@@ -266,7 +312,9 @@ class Importer:
             known.version = number_of(block, VERSION) or 0
             command = header(block, COMMAND) or ""
             if command.startswith(prefix) and command[len(prefix) :].isdigit():
-                known.imported = max(known.imported, int(command[len(prefix) :]))
+                ordinal = int(command[len(prefix) :])
+                known.imported = max(known.imported, ordinal)
+                known.earlier.add(ordinal, record, as_written_now(self._catalog, self._decoder, record))
         self._known[key] = known
 
 

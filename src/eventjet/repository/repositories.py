@@ -38,6 +38,11 @@ class Repositories:
 
     def of(self, aggregate: AggregateType[S, E], /) -> Repository[S, E]:
         """The repository of one aggregate type, the same for every call; raises `UsageError` for a stranger."""
+        if not isinstance(aggregate, type):
+            kind = type(aggregate).__name__
+            raise UsageError(
+                f"A repository is asked for with a {kind}. Give the class of the aggregate, for instance Account."
+            )
         if aggregate not in self._made:
             info = self.app.aggregates.get(aggregate)
             if info is None:

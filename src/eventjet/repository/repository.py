@@ -11,19 +11,22 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import MSG_ID, context_headers, header
+from eventjet.codec.context import context_headers
+from eventjet.codec.envelope import MSG_ID, header
 from eventjet.codec.request import request_of
 from eventjet.codec.subjects import subject_of
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.claim import Claim
+from eventjet.domain.decision import check_decision, decided_on
 from eventjet.domain.history import FoldedState, evolved
 from eventjet.domain.identity import new_event_id
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, current_metadata, merge
-from eventjet.domain.subscription import folded_events
+from eventjet.domain.subscription import folded_events, shown_name
 from eventjet.errors import ConcurrencyConflict, LogIncomplete, StoreUnavailable, UsageError
 from eventjet.observability import spans, tracing
 from eventjet.observability.tracing import active, current_traceparent
@@ -31,6 +34,7 @@ from eventjet.repository.claims import Claims, claim_catalog
 from eventjet.repository.decisions import Committed, Decided, Planned, recorded, recorded_events, retried
 from eventjet.repository.histories import LAG_PAUSES_S, Histories, Snapshots
 from eventjet.repository.repeated import repeated
+from eventjet.spelling import listed
 from eventjet.store.store import Append, EventStore, NewEvent
 
 if TYPE_CHECKING:
@@ -104,6 +108,7 @@ class Repository(Generic[S, E]):
         self.claims = self._claims(app, store, catalog)
         """Of the values that are unique; None where none are."""
         self._app = app
+        self._aggregate = aggregate
         self._catalog = catalog
         self._events = frozenset(folded_events(aggregate))
 
@@ -142,7 +147,8 @@ class Repository(Generic[S, E]):
         """Decide on the aggregate's state and record what follows, at once or not at all.
 
         The decision is made again when another writer was quicker. Raises what the decision raises, once its state is
-        confirmed; `ConcurrencyConflict` after 100 lost races; and what `EventStore.append` raises.
+        confirmed; `ConcurrencyConflict` after 100 lost races; `UsageError` for what is no decision, or arguments that
+        do not fit; and what `EventStore.append` raises.
         """
         return await self.run(self.decide(aggregate_id, decide, *args, **kwargs))
 
@@ -155,7 +161,9 @@ class Repository(Generic[S, E]):
         **kwargs: P.kwargs,
     ) -> Planned[S, E]:
         """A decision for `Jet.transact` to take together with others."""
-        return Planned(self, aggregate_id, lambda state: decide(state, *args, **kwargs), called=decide)
+        check_decision(self._aggregate, decide, aggregate_id)
+        call = partial(decided_on, self._aggregate, decide, args=args, kwargs=kwargs)
+        return Planned(self, aggregate_id, call, called=decide)
 
     def command(self, command_id: str | None = None, /, *, metadata: Metadata = NO_METADATA) -> Command[S, E]:
         """An idempotent command: the same id on the same aggregate returns the first outcome.
@@ -310,10 +318,14 @@ class Repository(Generic[S, E]):
         """The part of a save that these events are; raises `UsageError` and `UnencodableEvent`."""
         for event in events:
             if type(event) not in self._events:
-                kind = type(event).__qualname__
+                what = f"a {type(event).__qualname__}"
+                if isinstance(event, type):
+                    what = f"the class {event.__qualname__} itself"
+                named = "A decision" if plan.called is None else f"The decision {shown_name(plan.called)}"
+                known = listed(sorted(map(shown_name, self._events)))
                 raise UsageError(
-                    f"A decision of {self.info.name!r} returned a {kind}, which is not one of its events. "
-                    "Return events that its `evolve` is annotated with."
+                    f"{named} of {self.info.name!r} returned {what}, which is not one of its events. Return events "
+                    f"that its `evolve` is annotated with: {known}."
                 )
         merged = merge(current_metadata(), plan.metadata)
         traceparent = current_traceparent()

@@ -11,12 +11,15 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 import orjson
 
 from eventjet.codec.arguments import arguments_of
-from eventjet.codec.envelope import TRACEPARENT, context_headers, header, header_block
+from eventjet.codec.context import context_headers
+from eventjet.codec.envelope import TRACEPARENT, header, header_block
 from eventjet.codec.faults import faults_of
 from eventjet.domain.aggregate import AggregateType, aggregate_info
+from eventjet.domain.decision import check_decision
 from eventjet.domain.identity import encode_id
-from eventjet.domain.recorded import NO_METADATA, Metadata, current_metadata, merge
+from eventjet.domain.recorded import NO_METADATA, Metadata, check_metadata, current_metadata, merge
 from eventjet.domain.served import Served
+from eventjet.domain.subscription import shown_name
 from eventjet.errors import (
     CommandFailed,
     CommandReused,
@@ -73,6 +76,9 @@ class Remote(Generic[S, E]):
 
     def command(self, command_id: str, /, *, metadata: Metadata = NO_METADATA) -> Remote[S, E]:
         """An idempotent command: what nobody answered is asked again under the same id, and carried out once."""
+        if command_id is None:  # pyright: ignore[reportUnnecessaryComparison]  asked again, it would be done twice
+            raise UsageError("A command over the wire has no id. Give it one, or call the repository's own `execute`.")
+        check_metadata(metadata)
         headers = context_headers(command_id, merge(current_metadata(), metadata))
         return Remote(self._client, self._app, self._aggregate, self._served, headers)
 
@@ -92,9 +98,10 @@ class Remote(Generic[S, E]):
         only a command with an id may be asked again; `UsageError` for a decision that is not served, or arguments that
         do not fit.
         """
+        check_decision(self._aggregate, decide, aggregate_id)
         one = next((one for one in self._served if (one.aggregate, one.decide) == (self._aggregate, decide)), None)
         if one is None:
-            raise UsageError(f"{decide!r} is not served. List it in App(served=[…]).")
+            raise UsageError(f"{shown_name(decide)} is not served. List it in App(served=[…]).")
         try:
             body = arguments_of(one.decide).encode(args, kwargs)
         except (TypeError, ValueError) as error:

@@ -91,6 +91,7 @@ class JetStreamStore(EventStore):
 
     async def append(self, writes: Sequence[Append]) -> int:
         check_save(self.app, writes)
+        self._client.check_open()  # later it would be a save whose outcome is unknown
         deadline = time.monotonic() + self._save_timeout_s
         try:
             # The usual save is one answer long and needs no task of its own.
@@ -105,6 +106,7 @@ class JetStreamStore(EventStore):
 
     async def resolve(self, writes: Sequence[Append]) -> int:
         """As `append`, for a save whose deadline passed before: it looks before it sends."""
+        self._client.check_open()
         return await asyncio.shield(self._start(writes, None, time.monotonic() + self._save_timeout_s))
 
     async def settle(self) -> None:

@@ -31,8 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """In a folder without a configuration of pytest, say nothing of the configuration that pytest-asyncio misses."""
-    if config.inipath is None:
+    """Where nobody configured pytest-asyncio, which came with eventjet, say nothing of the setting that it misses."""
+    if config.pluginmanager.has_plugin("asyncio") and config.getini("asyncio_mode") != "auto":
         warnings.filterwarnings("ignore", _UNSET, pytest.PytestDeprecationWarning)
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, Protocol, TypeVar, cast, overload
 
 from eventjet.domain.recorded import Recorded
+from eventjet.errors import UsageError
 from eventjet.projections.app_ref import Declared
 from eventjet.projections.fold import Fold
 from eventjet.projections.projection import Entries, Projection
@@ -75,6 +76,9 @@ def on(aggregate_id: str, *events: E) -> list[Recorded[E]]:
     assert (first.aggregate_id, second.version) == ("a-1", 2)
     ```
     """
+    if not isinstance(aggregate_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]  an event is easily given first
+        kind = type(aggregate_id).__name__
+        raise UsageError(f"`on` was given a {kind} as the id. Give the aggregate's id first, as text, then its events.")
     return [
         Recorded(event, aggregate_id, number, number, _START + timedelta(minutes=number), f"{aggregate_id}-{number}")
         for number, event in enumerate(events, 1)
@@ -97,6 +101,13 @@ def projected(projection: Declared, /, *histories: Iterable[Recorded[object]]) -
     projected(balances, history).rows(Balance("a-1", "ada", Decimal(10)))
     ```
     """
+    if not isinstance(projection, Projection | Entries | SqlProjection):  # pyright: ignore[reportUnnecessaryIsInstance]
+        kind = type(projection).__name__
+        raise UsageError(f"`projected` was given a {kind} first. Give the projection, then what `on` returns.")
+    if stray := next((one for one in cast("tuple[Any, ...]", histories) if not isinstance(one, Iterable)), None):
+        raise UsageError(
+            f'`projected` was given a {type(stray).__name__} as a history. Give what `on("a-1", …)` makes of events.'
+        )
     given = [recorded for history in histories for recorded in history]
     events = [replace(recorded, position=position) for position, recorded in enumerate(given, 1)]
     resolved = resolved_alone(projection, [type(recorded.data) for recorded in events])

@@ -13,10 +13,11 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.aggregate import AggregateType, aggregate_info
+from eventjet.domain.decision import check_decision, decided_on
 from eventjet.domain.history import evolved
 from eventjet.domain.state import state_faults
 from eventjet.domain.subscription import folded_events
-from eventjet.errors import DefinitionError
+from eventjet.errors import DefinitionError, UsageError
 from eventjet.repository.decisions import recorded_events
 
 S = TypeVar("S")
@@ -41,9 +42,13 @@ class Given(Generic[S, E]):
     ) -> When[S, E]:
         """Make one decision; what it raises is kept for `then_raises`."""
         name = str(getattr(decide, "__qualname__", decide))
+        check_decision(type(self.state), decide)
         with left_as_they_are(name, self.state):
             try:
-                events = cast("tuple[E, ...]", recorded_events(decide(self.state, *args, **kwargs)))
+                made = decided_on(type(self.state), decide, self.state, args, kwargs)
+                events = cast("tuple[E, ...]", recorded_events(made))
+            except UsageError:
+                raise  # of the test, not of the domain
             except Exception as error:
                 return When(self, (), error)
             return When(self, events)
@@ -73,6 +78,9 @@ class When(Generic[S, E]):
         """The decision was refused with this error (`match`: a part of its text)."""
         if self._error is None:
             raise AssertionError(f"nothing was raised; recorded {_shown(self._events)}")
+        if not isinstance(error, type):  # pyright: ignore[reportUnnecessaryIsInstance]  an instance is easily given
+            kind = type(error).__name__
+            raise UsageError(f"`then_raises` was given an instance. Give the class, {kind}, and its text as `match=`.")
         if not isinstance(self._error, error) or (match is not None and match not in str(self._error)):
             raise AssertionError(f"raised {self._error!r}, expected {error.__name__} {match or ''}") from self._error
 
@@ -100,7 +108,10 @@ def folded(state: S, events: Sequence[E], catalog: Catalog) -> S:
     """The state after these events, each of which could be stored and changes nothing that it is given."""
     for event in events:
         if type(event) not in catalog:
-            raise AssertionError(f"{event!r} is not an event that this aggregate folds")
+            told = f"the class {event.__qualname__}" if isinstance(event, type) else repr(event)
+            raise AssertionError(
+                f"{told} is not an event that this aggregate folds; give its events one by one, in no list"
+            )
         # What could not be stored must not pass a test, and what is folded is what comes back.
         read = catalog.encode(event).event
         with left_as_they_are(f"{type(state).__qualname__}.evolve", state, read):

@@ -10,7 +10,7 @@ from sqlalchemy import create_engine, select
 
 from starter.app import app
 from starter.read_models import tasks_table
-from starter.tasks import Task
+from starter.tasks import NoSuchTask, Task
 
 
 async def main(arguments: list[str]) -> None:
@@ -30,4 +30,7 @@ async def main(arguments: list[str]) -> None:
             print("x" if row.done else "-", row.task_id, row.title)
 
 
-asyncio.run(main(sys.argv[1:]))
+try:
+    asyncio.run(main(sys.argv[1:]))
+except NoSuchTask as error:
+    sys.exit(str(error))

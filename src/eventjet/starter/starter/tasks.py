@@ -38,7 +38,7 @@ class Task:
 
     def finish(self) -> Finished | None:
         if self.title is None:
-            raise NoSuchTask
+            raise NoSuchTask("There is no such task; add it first.")
         return None if self.done else Finished()
 
     # Evolution: total, never refuses.
