@@ -233,8 +233,8 @@ def _check_lists(projections: object, **given: object) -> None:
     faults: list[str] = []
     for name, value in {"projections": projections, **given}.items():
         if isinstance(value, str | type) or not isinstance(value, Collection):
-            what = shown_name(value) if isinstance(value, type) else f"a {type(value).__name__}"
-            faults.append(f"`{name}` is {what} and no list; write {name}=[…]")
+            what = shown_name(value if isinstance(value, type) else type(value))
+            faults.append(f"`{name}` is given as {what} and not as a list; write {name}=[…]")
             continue
         for one in cast("Collection[Any]", value):
             what = getattr(one, "__qualname__", None) or f"a {type(one).__name__}"

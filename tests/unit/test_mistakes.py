@@ -221,8 +221,8 @@ async def test_a_connection_that_no_block_opened_says_how_to_open_it() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"aggregates": Account}, "`aggregates` is Account and no list; write aggregates=[…]"),
-        ({"projections": balances}, "`projections` is a Projection and no list; write projections=[…]"),
+        ({"aggregates": Account}, "`aggregates` is given as Account and not as a list; write aggregates=[…]"),
+        ({"projections": balances}, "`projections` is given as Projection and not as a list; write projections=[…]"),
         ({"projections": [Account]}, "Account is not a projection: decorate it with @projection or @entries"),
         ({"projections": [replace(balances, table="balances")]}, "its table is 'balances'; give SQLAlchemy's Table"),
         ({"aggregates": [balances]}, "a Projection is not an aggregate"),

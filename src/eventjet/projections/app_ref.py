@@ -185,6 +185,8 @@ class AppRef:
             package, dot, _ = error.name.rpartition(".")
             beside = _modules_below(sys.modules.get(package)) if package else _modules_in(self.path)
             near = meant(error.name, [f"{package}{dot}{name}" for name in beside])
+            if self.module.endswith(".py"):
+                near = f"Write the module's name, not its file's: {self.module.removesuffix('.py')}:{self.attribute}. "
             return UsageError(
                 f"There is no module {error.name!r} for the app '{self.module}:{self.attribute}'{where}. "
                 f"{near}Run from the folder that holds it, or name that folder with --app-dir."
