@@ -69,7 +69,7 @@ class ProjectedTables:
 def on(aggregate_id: str, *events: E) -> list[Recorded[E]]:
     """Events of one aggregate as the log would record them: versions from 1, a minute between them.
 
-    `projected` gives positions over all of its histories.
+    `projected` gives positions over all of its histories. Raises `UsageError` for an id that is not text.
 
     ```python
     first, second = on("a-1", Opened(owner="ada"), Deposited(amount=Decimal(10)))
@@ -94,7 +94,8 @@ def projected(projection: SqlProjection, /, *histories: Iterable[Recorded[object
 def projected(projection: Declared, /, *histories: Iterable[Recorded[object]]) -> Projected[Any] | ProjectedTables:
     """Take the histories, one after the other; events the projection does not take are passed over.
 
-    Handlers of a `SqlProjection` run on a SQLite file that is gone afterwards.
+    Handlers of a `SqlProjection` run on a SQLite file that is gone afterwards. Raises `UsageError` for what is no
+    projection, and for a history that is none.
 
     ```python
     history = on("a-1", Opened(owner="ada"), Deposited(amount=Decimal(10)))
