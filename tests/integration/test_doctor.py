@@ -184,7 +184,7 @@ FAULTS = [
         "column dropped",
         sql("alter table deposits drop column number"),
         {("database", "tables", FAULT)},
-        "has no column 'number'",
+        "the column deposits.number is missing",
         "events",
     ),
     Planted(

@@ -63,7 +63,7 @@ async def test_columns_that_were_changed_are_told(on_postgres: Sick) -> None:
     )
     told = {one.what: one.level for one in await on_postgres.found() if one.check == "tables" and one.level is not OK}
     assert told == {
-        "deposits: the column deposits.amount is DOUBLE PRECISION, declared is NUMERIC(12, 2)": WARNING,
+        "deposits: the column deposits.amount is DOUBLE PRECISION, declared is NUMERIC(12, 2)": FAULT,
         "deposits: the column deposits.note is not declared, and must have a value": FAULT,
     }
 

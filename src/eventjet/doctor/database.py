@@ -106,7 +106,7 @@ def _guarded(told: Diagnoses, connection: Connection, name: str) -> Generator[No
 
 
 def _tell_tables(told: Diagnoses, connection: Connection, resolved: AnyResolved, seen: SeenDatabase | None) -> None:
-    check(connection, resolved)
+    tables = check(connection, resolved)
     held = checkpoint.read(connection, resolved.name, resolved.revision)
     if held is None:
         told.add(
@@ -117,7 +117,7 @@ def _tell_tables(told: Diagnoses, connection: Connection, resolved: AnyResolved,
             "`eventjet init`, then a worker or `eventjet rebuild`",
         )
         return
-    found = differences(connection, resolved, held.location)
+    found = differences(connection, tables)
     for one in found:
         bad = Level.FAULT if one.breaks else Level.WARNING
         fix = f"`eventjet rebuild {resolved.name}` makes the table as it is declared"

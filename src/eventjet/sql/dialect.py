@@ -23,6 +23,7 @@ from eventjet.domain.parked import Parked
 from eventjet.errors import UsageError
 from eventjet.projections.columns import Convert, labels, plain
 from eventjet.projections.row_codec import ColumnValues, RowCodec
+from eventjet.sql.column_fit import Fit
 from eventjet.sql.soundness import Soundness
 from eventjet.sql.statements import Statements
 
@@ -92,6 +93,10 @@ class Dialect(ColumnValues):
     def storage_type(self, kind: sa.TypeEngine[Any], /) -> sa.TypeEngine[Any]:
         """The type that holds this one exactly."""
         return kind
+
+    @abstractmethod
+    def fit(self, found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any], /) -> Fit:
+        """How a column of the one type takes values of the other; of types that SQL writes differently."""
 
     def exactness_checks(self, table: Table, /) -> list[CheckConstraint]:  # noqa: ARG002 - every type is exact
         """What keeps handlers from storing values that are not exact."""

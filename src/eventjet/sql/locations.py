@@ -22,6 +22,10 @@ from eventjet.sql import checkpoint, migrations, table_identity
 from eventjet.sql.checkpoint import DECLARED, RETIRED, UNASSIGNED, Checkpoint, names_of, revisions
 from eventjet.sql.database import unusable
 from eventjet.sql.dialect import Dialect, dialect_of
+from eventjet.sql.table_differences import column_differences
+
+_TOLD_MAX = 5
+"""Columns that one message names."""
 
 
 def create_tables(
@@ -30,7 +34,8 @@ def create_tables(
     """Create what is missing of eventjet's tables and the read models'; return the names made.
 
     A revision that finds its table held by another one gets one of its own. Nothing else changes. Raises `TableLost`
-    for a revision that has begun in other tables than are there, unless it is `to_rebuild` them.
+    for a revision that has begun in other tables than are there, and `Unreachable` for tables that are not as declared,
+    unless it is `to_rebuild` them.
     """
     if isinstance(engine, Engine):
         with engine.begin() as connection:
@@ -42,10 +47,14 @@ def create_tables(
 
 
 def check_tables(connection: Connection, resolved: Iterable[AnyResolved]) -> None:
-    """Raise `Unreachable` when a table, or a column of a read model, is not in the database, or eventjet's are old."""
+    """Raise `Unreachable` when a table is not there or not as declared, in what values it takes, or eventjet's are old.
+
+    Raises `NamedByHandlers` as `check`.
+    """
     migrations.check(connection)
     for one in resolved:
-        check(connection, one)
+        tables = check(connection, one)
+        check_columns(connection, one, tables)
 
 
 def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool = False) -> list[str]:
@@ -57,17 +66,19 @@ def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool =
     held = checkpoint.read(connection, resolved.name, resolved.revision)
     if held is None or not _is_assigned(held):
         held = _give(connection, resolved)
-    elif held.has_begun:
+    tables = located_tables(resolved, held.location, dialect)
+    missing: list[Table] = []
+    if held.has_begun:
         # An empty table in the place of one that is lost would pass for it.
         if not to_rebuild:
             table_identity.check(connection, held)
-        return []
-    made: list[str] = []
-    for table in located_tables(resolved, held.location, dialect):
-        if not inspect(connection).has_table(table.name, schema=table.schema):
-            table.create(connection)
-            made.append(table.fullname)
-    return made
+    else:
+        missing = [table for table in tables if not inspect(connection).has_table(table.name, schema=table.schema)]
+    if not to_rebuild:
+        check_columns(connection, resolved, [table for table in tables if table not in missing])
+    for table in missing:
+        table.create(connection)
+    return [table.fullname for table in missing]
 
 
 def ensure(connection: Connection, resolved: AnyResolved) -> None:
@@ -86,10 +97,11 @@ def ensure(connection: Connection, resolved: AnyResolved) -> None:
         _give(connection, resolved, may_create=False)
 
 
-def check(connection: Connection, resolved: AnyResolved) -> None:
-    """Raise `Unreachable` when a worker of this revision would not find its tables, or other ones than declared.
+def check(connection: Connection, resolved: AnyResolved) -> list[Table]:
+    """The tables of this revision where they are; none where they are lost, which its worker tells.
 
-    Raises `NamedByHandlers` when it could not work with them where they are.
+    Raises `Unreachable` when a worker would not find them, or other ones than declared, and `NamedByHandlers` when it
+    could not work with them where they are.
     """
     dialect = dialect_of(connection)
     held = checkpoint.read(connection, resolved.name, resolved.revision)
@@ -110,16 +122,27 @@ def check(connection: Connection, resolved: AnyResolved) -> None:
         try:
             table_identity.check(connection, held)
         except TableLost:
-            return  # Its worker stops it with that reason, and the others work.
+            return []  # Its worker stops it with that reason, and the others work.
     inspector = inspect(connection)
-    for table in located_tables(resolved, held.location if held else DECLARED, dialect):
+    tables = located_tables(resolved, held.location if held else DECLARED, dialect)
+    for table in tables:
         if not inspector.has_table(table.name, schema=table.schema):
             raise unusable(connection, f"the table {table.fullname!r} is not in it", "Run `eventjet init` once.")
-        present = {column["name"] for column in inspector.get_columns(table.name, schema=table.schema)}
-        missing = [column.name for column in table.columns if column.name not in present]
-        if missing:
-            reason = f"the table {table.fullname!r} has no column {', '.join(map(repr, missing))}"
-            raise unusable(connection, reason, "Rebuild the projection, or alter the table.")
+    return tables
+
+
+def check_columns(connection: Connection, resolved: AnyResolved, tables: Sequence[Table]) -> None:
+    """Raise `Unreachable` when a column that is there would not give back what is declared for it."""
+    wrong = [one for one in column_differences(connection, tables) if one.breaks]
+    if wrong:
+        told = "; ".join(f"{one.what} ({one.cost})" for one in wrong[:_TOLD_MAX])
+        more = f"; and {len(wrong) - _TOLD_MAX} more" if len(wrong) > _TOLD_MAX else ""
+        reason = f"projection {resolved.name!r} is declared otherwise than its table is: {told}{more}"
+        remedy = (
+            f"Run `eventjet rebuild {resolved.name}`, which makes the table as it is declared while readers have the "
+            "old one, or raise the revision and run `eventjet init`. A table that you migrate yourself: alter it."
+        )
+        raise unusable(connection, reason, remedy)
 
 
 def holders(found: Sequence[Checkpoint], resolved: AnyResolved) -> list[Checkpoint]:

@@ -26,7 +26,8 @@ from eventjet.domain.parked import Parked
 from eventjet.observability import logs
 from eventjet.projections.columns import canonical, dumps
 from eventjet.projections.row_codec import RowCodec
-from eventjet.sql import postgres_settings, postgres_statements
+from eventjet.sql import postgres_columns, postgres_settings, postgres_statements
+from eventjet.sql.column_fit import Fit
 from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified, verbatim
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.postgres_statements import CLOCK, PostgresStatements
@@ -64,6 +65,9 @@ class Postgres(Dialect):
         (sa.JSON, dumps, canonical),
         (sa.DateTime, None, lambda value: value.astimezone(UTC) if value.tzinfo else value),
     )
+
+    def fit(self, found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
+        return postgres_columns.fit(found, declared)
 
     def statements(self, table: Table, codec: RowCodec) -> PostgresStatements:
         return PostgresStatements(table, codec)

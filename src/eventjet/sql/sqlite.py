@@ -42,7 +42,8 @@ from sqlalchemy.sql import quoted_name
 from eventjet.domain.parked import Parked
 from eventjet.projections.columns import Convert, dumps, loads, normaliser, plain
 from eventjet.projections.row_codec import RowCodec
-from eventjet.sql import sqlite_settings
+from eventjet.sql import sqlite_columns, sqlite_settings
+from eventjet.sql.column_fit import Fit
 from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified, verbatim
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.soundness import Soundness
@@ -99,7 +100,12 @@ class Sqlite(Dialect):
     def storage_type(self, kind: sa.TypeEngine[Any]) -> sa.TypeEngine[Any]:
         is_decimal = isinstance(kind, sa.Numeric) and not isinstance(kind, sa.Float)
         is_instant = isinstance(kind, sa.DateTime) and kind.timezone
-        return StoredAsText(kind) if is_decimal or is_instant or isinstance(kind, sa.JSON) else kind
+        # UUID in capitals is a column of this name, in which SQLite takes digits for a number.
+        is_otherwise = isinstance(kind, sa.JSON | sa.UUID)
+        return StoredAsText(kind) if is_decimal or is_instant or is_otherwise else kind
+
+    def fit(self, found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
+        return sqlite_columns.fit(found, declared)
 
     def exactness_checks(self, table: Table) -> list[CheckConstraint]:
         """SQLite would compute with such text as with a float; what then differs from the exact form is refused."""
@@ -269,7 +275,7 @@ class StoredAsText(sa.TypeDecorator[Any]):
     """A declared type whose values are kept exactly, as text: one of SQLite's own would round or change them.
 
     Decimals have their fixed scale, and instants are in UTC, in a form that sorts by time. A column declared JSON would
-    turn the text `12` into a number.
+    turn the text `12` into a number, and one declared UUID an id of digits alone.
     """
 
     impl = sa.Text

@@ -1,16 +1,23 @@
-"""How the tables of a read model differ from their declaration, as Alembic compares them. Only looks."""
+"""How the tables of a read model differ from their declaration. Only looks, and locks nothing.
+
+Columns are compared by what they do to values, so that a type which another one stands for is no difference. The rest,
+keys and indexes, is compared by Alembic, which is not imported for columns: workers begin with them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sqlalchemy import Connection, MetaData, Table
+from sqlalchemy import Column, Connection, MetaData, Table, inspect
+from sqlalchemy.exc import NoSuchTableError
 
-from eventjet.projections.sql_projection import AnyResolved
+from eventjet.sql.column_fit import Fit, spoken, stored
 from eventjet.sql.dialect import dialect_of
-from eventjet.sql.locations import located_tables
+
+_CHANGES = "values may be rounded, cut or refused, or come back as others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +27,71 @@ class TableDifference:
     what: str
     cost: str
     breaks: bool
-    """Whether rows cannot be written for it."""
+    """Whether rows cannot be written for it, or could come back as others."""
 
 
-def differences(connection: Connection, resolved: AnyResolved, location: str) -> list[TableDifference]:
-    """Of tables that are there: columns, types, nullability, keys and indexes. What is missing whole is not told."""
+def differences(connection: Connection, tables: Sequence[Table]) -> list[TableDifference]:
+    """Of located tables that are there: columns, keys and indexes. What is missing whole is not told."""
+    return [*column_differences(connection, tables), *_others(connection, tables)]
+
+
+def column_differences(connection: Connection, tables: Sequence[Table]) -> list[TableDifference]:
+    """Of located tables that are there: columns, their types, and whether they may be null."""
+    inspector = inspect(connection)
+    found: list[TableDifference] = []
+    for table in tables:
+        with suppress(NoSuchTableError):
+            there = {one["name"]: one for one in inspector.get_columns(table.name, schema=table.schema)}
+            found += _of_table(connection, table, there)
+    return found
+
+
+def _of_table(connection: Connection, table: Table, there: Mapping[str, Any]) -> Iterator[TableDifference]:
+    for column in table.columns:
+        named = f"the column {table.name}.{column.name}"
+        if column.name not in there:
+            yield TableDifference(f"{named} is missing", "no row can be written", breaks=True)
+            continue
+        yield from _of_type(connection, column, there[column.name]["type"], named)
+        # A key that SQLite lets be null is refused before it is written.
+        if not column.primary_key and bool(column.nullable) != there[column.name]["nullable"]:
+            yield _of_null(column, named)
+    declared = {column.name for column in table.columns}
+    for name, one in there.items():
+        fills_itself = one["nullable"] or one.get("default") is not None or "identity" in one or "computed" in one
+        if name not in declared and not fills_itself:
+            what = f"the column {table.name}.{name} is not declared, and must have a value"
+            yield TableDifference(what, "no row can be written", breaks=True)
+
+
+def _of_type(connection: Connection, column: Column[Any], found: Any, named: str) -> Iterator[TableDifference]:
+    own = connection.dialect
+    is_there = spoken(found, own)
+    if is_there == spoken(stored(column.type, own.name), own):
+        return
+    fit = dialect_of(connection).fit(found, column.type)
+    if fit is not Fit.SAME:
+        loses = fit is Fit.LOSES
+        cost = _CHANGES if loses else "as far as is known it holds every value"
+        yield TableDifference(f"{named} is {is_there}, declared is {spoken(column.type, own)}", cost, breaks=loses)
+
+
+def _of_null(column: Column[Any], named: str) -> TableDifference:
+    if column.nullable:
+        return TableDifference(
+            f"{named} may not be null, and is declared otherwise", "rows may be refused", breaks=True
+        )
+    cost = "rows may lack what folds and readers expect"
+    return TableDifference(f"{named} may be null, and is declared NOT NULL", cost, breaks=True)
+
+
+def _others(connection: Connection, tables: Sequence[Table]) -> list[TableDifference]:
+    """Keys and indexes that are missing."""
+    if not tables:
+        return []
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
-    tables = located_tables(resolved, location, dialect_of(connection))
     own = {(table.schema, table.name) for table in tables}
     schemas = {table.schema for table in tables}
 
@@ -37,47 +100,28 @@ def differences(connection: Connection, resolved: AnyResolved, location: str) ->
             return name in schemas
         return kind != "table" or (parents.get("schema_name"), name) in own
 
-    options = {"compare_type": True, "include_schemas": schemas != {None}, "include_name": include_name}
+    options = {"compare_type": False, "include_schemas": schemas != {None}, "include_name": include_name}
     context = MigrationContext.configure(connection, opts=options)
     # In another location they have other names than those under which their copies are known together.
     named = MetaData()
     for table in tables:
         table.to_metadata(named)
-    return _told(compare_metadata(context, named))
+    return [one for one in map(_missing, _flat(compare_metadata(context, named))) if one is not None]
 
 
-def _told(diffs: Iterable[Any]) -> list[TableDifference]:
-    found: list[TableDifference] = []
+def _flat(diffs: Iterable[Any]) -> Iterator[Any]:
+    """What is altered of one column comes as a list."""
     for diff in diffs:
-        # What is altered of one column comes as a list.
-        for one in cast("Sequence[Any]", diff) if isinstance(diff, list) else [diff]:
-            told = _one(one)
-            if told is not None:
-                found.append(told)
-    return found
+        if isinstance(diff, list):
+            yield from cast("list[Any]", diff)
+        else:
+            yield diff
 
 
-def _one(diff: Any) -> TableDifference | None:
-    match diff:
-        case ("remove_column", _, table, column):
-            if column.nullable or column.server_default is not None:
-                return None
-            what = f"the column {table}.{column.name} is not declared, and must have a value"
-            return TableDifference(what, "no row can be written", breaks=True)
-        case ("add_column", _, table, column):
-            what = f"the column {table}.{column.name} is missing"
-            return TableDifference(what, "no row can be written", breaks=True)
-        case ("modify_type", _, table, column, _, found, declared):
-            what = f"the column {table}.{column} is {found!s}, declared is {declared!s}"
-            return TableDifference(what, "values may be refused, cut or changed", breaks=False)
-        case ("modify_nullable", _, table, column, _, _, may_be_null):
-            what = (
-                f"the column {table}.{column} {'may not' if may_be_null else 'may'} be null, and is declared otherwise"
-            )
-            return TableDifference(what, "rows may be refused, or lack what readers expect", breaks=bool(may_be_null))
-        case (str() as action, item, *_) if action.startswith("add_") and not isinstance(item, Table):
-            kind = action.removeprefix("add_").replace("_", " ").replace("fk", "foreign key")
-            what = f"the {kind} {getattr(item, 'name', None) or ''} is missing".replace("  ", " ")
-            return TableDifference(what, "queries are slower, or doubles are not refused", breaks=False)
-        case _:
-            return None
+def _missing(diff: Any) -> TableDifference | None:
+    action, item = str(diff[0]), diff[1]
+    if not action.startswith("add_") or action == "add_column" or isinstance(item, Table):
+        return None
+    kind = action.removeprefix("add_").replace("_", " ").replace("fk", "foreign key")
+    what = f"the {kind} {getattr(item, 'name', None) or ''} is missing".replace("  ", " ")
+    return TableDifference(what, "queries are slower, or doubles are not refused", breaks=False)

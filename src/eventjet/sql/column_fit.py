@@ -1,0 +1,41 @@
+"""PURE: whether a column of one type gives back every value of another type, as a dialect judges it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from sqlalchemy import types as sa
+from sqlalchemy.engine import Dialect as SqlalchemyDialect
+
+from eventjet.projections.columns import plain
+from eventjet.shown import cut
+
+
+class Fit(Enum):
+    """How a column that is there takes the values of the type that is declared for it."""
+
+    SAME = "same"
+    OTHER = "other"
+    """It is of another type, which gives every value back; or nobody can say."""
+    LOSES = "loses"
+    """It refuses some, or gives them back as others."""
+
+
+def stored(kind: sa.TypeEngine[Any], database: str) -> sa.TypeEngine[Any]:
+    """The type that a database is asked for: of variants its own, of a decorator what that wraps."""
+    variants: Mapping[str, Any] = getattr(kind, "_variant_mapping", {})
+    own = variants.get(database, kind)
+    return own.impl_instance if isinstance(own, sa.TypeDecorator) else own
+
+
+def spoken(kind: sa.TypeEngine[Any], dialect: SqlalchemyDialect) -> str:
+    """A type as SQL writes it; an enum of the database with its labels, and one that is kept as another with both."""
+    own = stored(kind, dialect.name)
+    if isinstance(own, sa.NullType):
+        return "of no type that is known"
+    if isinstance(own, sa.Enum) and own.native_enum:
+        return cut(f"{own.name} ENUM ({', '.join(map(repr, own.enums))})")
+    told = str(own.compile(dialect=dialect))
+    return told if plain(kind) is kind else f"{plain(kind)!s}, kept as {told}"
