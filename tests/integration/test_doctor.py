@@ -12,10 +12,13 @@ import pytest
 
 from eventjet import Incoming, Reaction, Recorded, inbox, publication
 from eventjet.cursors.cursor import Cursor
+from eventjet.doctor.diagnosis import Diagnosis
 from eventjet.examples.transfer.accounts import Deposited
 from eventjet.examples.transfer.app import receipts
+from eventjet.nats.endpoint import Endpoint
 from eventjet.sql.pausing import pause
 from eventjet.store.topology import IDENTITY
+from tests import logs
 from tests.integration.doctored import (
     ALONE,
     FAULT,
@@ -30,6 +33,8 @@ from tests.integration.doctored import (
     kinds,
     newer,
 )
+from tests.integration.ledger_log import eventually
+from tests.integration.reacting import working
 
 pytestmark = pytest.mark.usefixtures("no_java")
 Needs = Literal["tables", "events"]
@@ -250,6 +255,27 @@ async def test_it_changes_nothing(sick: Sick) -> None:
     await sick.found()
     assert sick.config(sick.app.name) == log
     assert {path: path.read_bytes() for path in sick.folder.iterdir()} == before
+
+
+async def test_a_projection_that_waits_for_a_newer_deploy_is_told_with_its_reason(sick: Sick) -> None:
+    """Nobody holds it while its worker waits, which is no reason to start another one."""
+    await sick.made()
+    at = Endpoint.of(sick.settings)
+    logs.append(at, sick.app.name, [("account.a-1", logs.block("account.deposited", schema=9), b"{}")])
+
+    found: list[Diagnosis] = []
+
+    async def waits() -> bool:
+        found[:] = [one for one in await sick.found() if one.part == "read models"]
+        return any(one.check == "waits" for one in found)
+
+    async with working(sick.app, sick.settings):
+        await eventually(waits, "the doctor to tell the reason")
+    (told,) = [one for one in found if one.check == "waits"]
+    assert told.level == WARNING
+    assert told.what.startswith("deposits waits at position 0, 1 events behind: ")
+    assert "schema 9, which this application does not declare" in told.what
+    assert not any("nobody works" in one.what for one in found)
 
 
 async def test_parked_events_are_told(sick: Sick) -> None:

@@ -42,7 +42,7 @@ def tell_work(told: Diagnoses, one: WorkStatus) -> None:
         told.add(
             "revision",
             Level.WARNING,
-            f"{called} revision {one.revision} is not what readers see: its rows are aside",
+            f"{called} revision {one.revision} is not what readers see: its rows are aside{_because(one)}",
             "they see an earlier revision until this one has caught up and taken over",
             f"`eventjet worker`, or `eventjet rebuild {name}`; then `eventjet db promote {name}` if it still stands "
             "aside",
@@ -59,6 +59,11 @@ def tell_work(told: Diagnoses, one: WorkStatus) -> None:
         told.ok("work", f"{called} stands at position {one.position:,}, kept by {one.owner}")
 
 
+def _because(one: WorkStatus) -> str:
+    """Why a revision could not take over, where its worker has noted that."""
+    return f" ({one.reason.rstrip('.')})" if one.reason and one.owner else ""
+
+
 def _tell_worker(told: Diagnoses, called: str, one: WorkStatus, stale: str) -> None:
     if one.lost_owner:
         since = "since the database's clock was set back" if one.lost_s is None else f"for {one.lost_s:,.0f} s"
@@ -69,6 +74,11 @@ def _tell_worker(told: Diagnoses, called: str, one: WorkStatus, stale: str) -> N
             stale,
             f"`eventjet worker {one.name}`; a second one beside it takes over within seconds",
         )
+    elif one.reason and one.owner is None:
+        where = f"at position {one.position:,}, {one.lag_events:,} events behind"
+        what = f"{called} waits {where}: {one.reason}"
+        fix = f"Do what the reason says; a worker that runs tries again by itself, else `eventjet worker {one.name}`"
+        told.add("waits", Level.WARNING, what, stale, fix)
     elif one.owner is None:
         bad = Level.WARNING if one.lag_events else Level.NOTE
         what = f"nobody works on {called}, {one.lag_events:,} events behind"
