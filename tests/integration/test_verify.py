@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from eventjet.cli.rebuild import _compared
+from eventjet.dev.nats import NatsServer
 from eventjet.errors import LogRolledBack, RebuildError
 from eventjet.rebuild import rebuild, verify
+from eventjet.settings import Settings
 from tests.integration.rebuild_log import ALL, Book, remains
 
 
@@ -51,6 +55,20 @@ async def test_a_second_row_of_a_key_is_a_difference_where_the_table_has_lost_it
     assert [one.key for one in report.examples] == [(key,)]
 
 
+async def test_a_value_that_is_equal_and_stored_otherwise_is_named(nats: NatsServer, tmp_path: Path) -> None:
+    """As SQLite keeps a sum of its own: text of fewer decimals, which sorts and compares as another one there."""
+    book = Book(Settings(servers=(nats.url,), database=f"sqlite:///{tmp_path}/read.db"), tmp_path)
+    book.fill(200)
+    await made(book)
+    whole = next(row for row in book.rows() if row.amount == int(row.amount))
+    book.execute(f"update balances set amount = '{int(whole.amount)}.0' where account_id = '{whole.account_id}'")
+    report = await verify(book.ref, "balances", book.settings)
+    (found,) = report.examples
+    assert (found.live, found.columns, found.since) == (found.expected, ("amount",), "never equal")
+    told = f"amount is {int(whole.amount)}.0 and should be {int(whole.amount)}.00"
+    assert _compared(found, private=False) == told
+
+
 async def test_rows_altered_added_and_removed_by_hand_are_each_named(book: Book) -> None:
     book.fill(2_000)
     await made(book)
@@ -68,6 +86,11 @@ async def test_rows_altered_added_and_removed_by_hand_are_each_named(book: Book)
     assert set(found) == {altered.account_id, removed.account_id, "stranger"}
     assert found[altered.account_id].live.amount == altered.amount + 1
     assert found[altered.account_id].expected == altered
+    assert {key: one.columns for key, one in found.items()} == {
+        altered.account_id: ("amount",),
+        removed.account_id: (),
+        "stranger": (),
+    }
     assert (found[removed.account_id].live, found[removed.account_id].expected) == (None, removed)
     assert found["stranger"].since == "never equal"
     assert remains(book.where) == []

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,10 +17,11 @@ import pytest
 
 from eventjet.cli.history import line
 from eventjet.cli.main import exit_status, main, report
-from eventjet.cli.rebuild import shown_key
+from eventjet.cli.rebuild import _compared, shown_key
 from eventjet.cli.running import Lines, finished
 from eventjet.cli.target import safe_settings, target
 from eventjet.cli.terminal import counted, wrapped
+from eventjet.domain.personal import MASK
 from eventjet.errors import (
     DefinitionError,
     Forbidden,
@@ -32,6 +34,7 @@ from eventjet.errors import (
     VerificationFailed,
 )
 from eventjet.operations.events import shown
+from eventjet.rebuild import Difference
 
 
 @pytest.fixture(autouse=True)
@@ -187,3 +190,23 @@ def test_bulk_work_ends_at_sigterm_also_where_the_shell_has_ctrl_c_ignored(
         signal.signal(signal.SIGINT, before)
     assert cancelled == ["in good order"]
     assert "Interrupted. Nothing was changed." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("live", "expected", "told"),
+    [
+        (Decimal("5.0"), Decimal("5.00"), "v is 5.0 and should be 5.00"),
+        (1, "1", "v is 1 (int) and should be 1 (str)"),
+        (1, Decimal(1), "v is 1 (int) and should be 1 (Decimal)"),
+        ({"a": 1}, {"a": 1}, "v is {'a': 1} (dict) and should be another one, which prints alike"),
+        ("x" * 500 + "a" * 9, "x" * 500 + "b" * 9, f"v is {'x' * 500}… (509 characters) and should be another one"),
+    ],
+)
+def test_two_values_are_told_apart_even_where_they_print_alike(live: object, expected: object, told: str) -> None:
+    found = Difference(("t", 1), {"id": 1, "v": live}, {"id": 1, "v": expected}, ("v",), "never equal")
+    assert _compared(found, private=False) == told
+
+
+def test_what_differs_in_personal_columns_is_named_and_not_shown() -> None:
+    found = Difference(("t", 1), {"v": "ada"}, {"v": "eve"}, ("v",), "never equal")
+    assert _compared(found, private=True) == f"v is {MASK} and should be another one"

@@ -105,7 +105,7 @@ def verify(
     private = at.app().projections[name].is_private
     sides = [(_columns(one.live, private=private), _columns(one.expected, private=private)) for one in report.examples]
     examples = [
-        {"key": shown_key(one.key), "live": live, "expected": expected, "since": one.since}
+        {"key": shown_key(one.key), "live": live, "expected": expected, "columns": one.columns, "since": one.since}
         for one, (live, expected) in zip(report.examples, sides, strict=True)
     ]
     value = {**asdict(report), "examples": examples}
@@ -237,8 +237,22 @@ def _compared(example: Difference, *, private: bool) -> str:
     if example.expected is None:
         return "it has a row and should have none"
     live, expected = _columns(example.live, private=private) or {}, _columns(example.expected, private=private) or {}
-    differ = [name for name in live if _value(example.live, name) != _value(example.expected, name)]
-    return ", ".join(f"{name} is {cut(str(live[name]))} and should be {cut(str(expected[name]))}" for name in differ)
+    return ", ".join(
+        _told_apart(name, (live[name], expected[name]), (_value(example.live, name), _value(example.expected, name)))
+        for name in example.columns
+    )
+
+
+def _told_apart(name: str, shown: tuple[Any, Any], values: tuple[Any, Any]) -> str:
+    """One column as it may be shown: by its values; where they print alike by their types, or in these words."""
+    live, expected = (cut(str(one)) for one in shown)
+    kinds = [type(one).__name__ for one in values]
+    if live != expected:
+        return f"{name} is {live} and should be {expected}"
+    if kinds[0] != kinds[1]:
+        return f"{name} is {live} ({kinds[0]}) and should be {expected} ({kinds[1]})"
+    alike = f" ({kinds[0]}) and should be another one, which prints alike" if str(values[0]) == str(values[1]) else ""
+    return f"{name} is {live}{alike or ' and should be another one'}"
 
 
 def _value(row: Any, name: str) -> Any:

@@ -38,7 +38,9 @@ class RowCodec:
     `normalise` does not depend on the database: `load(dump(normalise(row)))` equals `normalise(row)` on each of them.
     """
 
-    __slots__ = ("_dumps", "_loads", "_make", "_values", "columns", "key", "normalise", "row_type", "table_name")
+    __slots__ = (
+        "_dumps", "_loads", "_make", "_values", "columns", "fields", "key", "normalise", "row_type", "table_name"
+    )  # fmt: skip
 
     def __init__(self, table: Table, row_type: type, values: ColumnValues | None = None) -> None:
         declared = list(table.columns)
@@ -47,6 +49,8 @@ class RowCodec:
         self.row_type = row_type
         self.columns = tuple(column.name for column in declared)
         """The columns' names in SQL."""
+        self.fields = names
+        """The fields of a row, in the order of the columns."""
         self.key: Callable[[Any], tuple[Any, ...]] = _values_of([column.key for column in table.primary_key.columns])
         """The key of a row, always a tuple."""
         self._values = _values_of(names)

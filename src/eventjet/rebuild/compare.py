@@ -6,9 +6,10 @@ such columns, and foreign keys to them, are left out, and rows that have no othe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 from sqlalchemy import JSON, Column, ColumnElement, Connection, String, Table, Text, and_, cast, func, or_, select
@@ -40,6 +41,8 @@ class Difference:
     """The live row; None when there is none."""
     expected: Any
     """The row folded from the log; None when there should be none."""
+    columns: tuple[str, ...]
+    """The fields of a row, or the columns of SQL by hand, that differ; none where a side has no row."""
     since: str
     """`missed since N`: equal before the event at position N; or `never equal`. Not known for SQL by hand."""
 
@@ -55,7 +58,7 @@ def compare_rows(shadow: Shadow[ResolvedProjection], watch: Watch) -> tuple[int,
             rows += one is not None
             if rows % _TOLD_EVERY == 0:
                 watch.tell("compare", rows, 0)
-            if not _equal(one, other, codec):
+            if not are_equal(one, other, codec):
                 differences += 1
                 if len(first) < EXAMPLES_MAX:
                     first.append((one, other))
@@ -112,13 +115,18 @@ def _paired(live: Iterator[Any], expected: Iterator[Any], codec: RowCodec) -> It
             one, other = next(live, None), next(expected, None)
 
 
-def _equal(one: Any, other: Any, codec: RowCodec) -> bool:
-    """Whether two rows are the same values, whatever their class calls equal."""
+def are_equal(one: Any, other: Any, codec: RowCodec) -> bool:
+    """Whether two rows are the same values, or there is none on either side."""
+    return one is other if one is None or other is None else not differing(one, other, codec)
+
+
+def differing(one: Any, other: Any, codec: RowCodec) -> tuple[str, ...]:
+    """The fields of two rows whose values are stored otherwise, whatever their class calls equal."""
     if one is None or other is None:
-        return one is other
-    pairs = zip(codec.dump(one), codec.dump(other), strict=True)
+        return ()
+    triples = zip(codec.fields, codec.dump(one), codec.dump(other), strict=True)
     # A value that is not equal to itself (NaN) is the same as another one.
-    return all(a == b or (a != a and b != b) for a, b in pairs)
+    return tuple(name for name, a, b in triples if a != b and (a == a or b == b))
 
 
 def _compare_table(
@@ -144,18 +152,22 @@ def _compare_table(
         left, right = live.alias("eventjet_a"), made.alias("eventjet_b")
     joined = left.outerjoin(right, and_(*[left.c[name] == right.c[name] for name in key]), full=True)
     missing = left.c[key[0]].is_(None), right.c[key[0]].is_(None)
-    differ = or_(
-        *missing, *[_comparable(left.c[name]).is_distinct_from(_comparable(right.c[name])) for name in compared]
-    )
+    distinct = [_comparable(left.c[name]).is_distinct_from(_comparable(right.c[name])) for name in compared]
+    differ = or_(*missing, *distinct)
     differences = connection.scalar(select(func.count()).select_from(joined).where(differ)) or 0
     if not differences:
         return rows, 0, []
     names = [*key, *[name for name in compared if name not in key]]
     columns = [side.c[name] for side in (left, right) for name in names]
-    labelled = [column.label(f"c{number}") for number, column in enumerate(columns)]
+    labelled = [column.label(f"c{number}") for number, column in enumerate([*columns, *distinct])]
     order = [func.coalesce(left.c[name], right.c[name]) for name in key]
     found = connection.execute(select(*labelled).select_from(joined).where(differ).order_by(*order).limit(EXAMPLES_MAX))
-    return rows, differences, [_difference(made.name, tuple(row), names, len(key)) for row in found]
+    sides = len(columns)
+    return (
+        rows,
+        differences,
+        [_difference(made.name, row[:sides], names, len(key), list(compress(compared, row[sides:]))) for row in found],
+    )
 
 
 def _is_given(column: Column[Any], numbered: Collection[Column[Any]]) -> bool:
@@ -165,14 +177,15 @@ def _is_given(column: Column[Any], numbered: Collection[Column[Any]]) -> bool:
     return any(key.column is not column and _is_given(key.column, numbered) for key in column.foreign_keys)
 
 
-def _difference(table: str, row: tuple[Any, ...], names: list[str], keys: int) -> Difference:
+def _difference(table: str, row: Sequence[Any], names: list[str], keys: int, differ: Sequence[str]) -> Difference:
     live, expected = dict(zip(names, row, strict=False)), dict(zip(names, row[len(names) :], strict=True))
     sides = [side if any(side[name] is not None for name in names[:keys]) else None for side in (live, expected)]
     there = sides[0] or sides[1] or {}
     shown = [
         None if side is None else {name: value for name, value in side.items() if name != _PAIRED} for side in sides
     ]
-    return Difference((table, *[there[name] for name in names[:keys]]), shown[0], shown[1], UNKNOWN_SINCE)
+    columns = tuple(differ) if all(sides) else ()
+    return Difference((table, *[there[name] for name in names[:keys]]), shown[0], shown[1], columns, UNKNOWN_SINCE)
 
 
 def _comparable(column: ColumnElement[Any]) -> ColumnElement[Any]:

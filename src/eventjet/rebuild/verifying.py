@@ -21,7 +21,7 @@ from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.quarantine.fold import BlockedAggregates, ParkingFold, reader
 from eventjet.rebuild.catchup import check_loaded, replaying
 from eventjet.rebuild.choice import EngineChoice
-from eventjet.rebuild.compare import Difference, compare_rows, compare_tables
+from eventjet.rebuild.compare import Difference, are_equal, compare_rows, compare_tables, differing
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.plan import EngineName, Plan
 from eventjet.rebuild.progress import Report
@@ -104,10 +104,13 @@ def _verify_rows(job: Job, resolved: ResolvedProjection) -> tuple[Plan, int, int
         failpoints.reach("verify.loaded")
         with job.watch.phase("compare"):
             rows, differences, pairs = compare_rows(shadow, job.watch)
-            key_of = RowCodec(resolved.table, resolved.row_type).key
-            live = {key_of(one if one is not None else other): one for one, other in pairs}
+            codec = RowCodec(resolved.table, resolved.row_type, job.database.dialect)
+            live = {codec.key(one if one is not None else other): one for one, other in pairs}
             since = _since_when(job, plan, resolved, live, shadow.target.known) if pairs else {}
-            examples = [Difference(key, *pair, since[key]) for pair, key in zip(pairs, live, strict=True)]
+            examples = [
+                Difference(key, one, other, differing(one, other, codec), since[key])
+                for (one, other), key in zip(pairs, live, strict=True)
+            ]
         failpoints.reach("verify.compared")
         return plan, rows, differences, examples
 
@@ -148,6 +151,7 @@ def _since_when(
 
     `known` is what was decided about events in the quarantine.
     """
+    codec = RowCodec(resolved.table, resolved.row_type, job.database.dialect)
     fold = _fold(resolved, live, known)
     rows: dict[RowKey, Any] = {}
     equal: dict[RowKey, bool] = {key: row is None for key, row in live.items()}
@@ -156,7 +160,7 @@ def _since_when(
         for key, row in fold(rows, event).items():
             if key not in live:
                 continue
-            was_equal, equal[key] = equal[key], row == live[key]
+            was_equal, equal[key] = equal[key], are_equal(row, live[key], codec)
             rows[key] = row
             if equal[key]:
                 missed.pop(key, None)
