@@ -9,13 +9,13 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import Recorded
 from eventjet.dev.nats import NatsServer
 from tests.integration import by_hand
-from tests.integration.by_hand import QUICK, accounts_table, bound_with, found, kinds_table, log_of
+from tests.integration.by_hand import QUICK, accounts_table, bound_with, found, kinds_table, log_of, totals_table
 from tests.integration.projecting import Added, Opened
 
 
@@ -56,6 +56,49 @@ async def test_values_of_every_kind_come_back_equal_through_the_declared_table(
         *[(position, *kept, seen[position]) for position in (1, 2)],
     ]
     assert rows[2][3].utcoffset() == timedelta(0)
+
+
+LONG = "x" * 25
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        (insert(totals_table).values(name=LONG, n=1), "totals.name holds 20 characters, and 25 were given"),
+        (
+            insert(totals_table).values([{"name": "short", "n": 1}, {"name": LONG, "n": 1}]),
+            "totals.name holds 20 characters, and 25 were given",
+        ),
+        (
+            update(totals_table).values(name=LONG).where(totals_table.c.name == "seen"),
+            "totals.name holds 20 characters, and 25 were given",
+        ),
+        (
+            update(totals_table).values(name=totals_table.c.name + LONG),
+            "of the columns limited in characters totals.name holds 20; the longest text given is 'name_1' with 25",
+        ),
+        (
+            text("insert into totals (name, n) values (:given, 1)").bindparams(given=LONG),
+            "totals.name holds 20, accounts.account_id holds 40",
+        ),
+    ],
+    ids=["a row", "several rows", "a change", "computed", "text by hand"],
+)
+async def test_a_text_that_is_too_long_is_told_with_its_column(
+    eventjet_nats: NatsServer, eventjet_database: str, statement: Any, told: str
+) -> None:
+    async def opened(event: Recorded[Opened], connection: AsyncConnection) -> None:
+        await connection.execute(insert(totals_table).values(name="seen", n=1))
+        await connection.execute(statement)
+
+    resolved = bound_with(opened, tables=[totals_table, by_hand.accounts_table])
+    log = log_of(eventjet_nats, eventjet_database, resolved)
+    log.append([("a", Opened(owner="ada"))])
+    async with log.working(options=QUICK):
+        stopped = await log.failed()
+    assert "position 1 of 'a': StringDataRightTruncation: " in str(stopped.reason)
+    assert told in str(stopped.reason)
+    assert LONG not in str(stopped.reason)
 
 
 @pytest.mark.parametrize("value", [Decimal("0.00005"), Decimal("1e20")])

@@ -249,6 +249,10 @@ class Dialect(ColumnValues):
     def is_about_data(self, error: DBAPIError, /) -> bool:
         """Whether a value or a row broke a rule of the database, so that trying again cannot help."""
 
+    def is_too_long(self, error: DBAPIError, /) -> bool:  # noqa: ARG002 - texts of any length are kept
+        """Whether a text is longer than its column holds."""
+        return False
+
     @abstractmethod
     def is_transient(self, error: DBAPIError, /) -> bool:
         """Whether the connection, a lock, or the server failed, so that the same may succeed another time."""

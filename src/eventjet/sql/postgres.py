@@ -50,6 +50,7 @@ _TRANSIENT = ("08", "40", "53", "55", "57", "58", "XX", "25006", "25P03")
 _LOCKED_OUT = ("55P03", "40P01", "57014")
 """SQLSTATEs of a lock that was not to be had: timeout, deadlock, cancelled statement."""
 _OPTIONS = frozenset(each.keyword.decode() for each in psycopg.pq.Conninfo.get_defaults())
+_TOO_LONG = "22001"
 _FORBIDDEN = "42501"
 _NOT_EMPTY = "2BP01"
 
@@ -196,6 +197,9 @@ class Postgres(Dialect):
 
     def is_about_data(self, error: DBAPIError) -> bool:
         return _state(error)[:2] in _ABOUT_DATA
+
+    def is_too_long(self, error: DBAPIError) -> bool:
+        return _state(error) == _TOO_LONG
 
     def is_transient(self, error: DBAPIError) -> bool:
         state = _state(error)

@@ -25,9 +25,10 @@ from eventjet.domain.recorded import Recorded
 from eventjet.errors import CheckpointFenced, HandlerFailed, TransactionEnded
 from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.sql.checkpoint import Checkpoint, advance, renew
-from eventjet.sql.dialect import is_transient
+from eventjet.sql.dialect import dialect_named, is_transient
 from eventjet.writers.batch import Batch
 from eventjet.writers.fold_writer import fenced
+from eventjet.writers.too_long import overlong
 
 _ENDS = re.compile(
     r"^\s*(begin|start\s+transaction|savepoint|release|commit|end|abort|rollback|prepare\s+transaction)\b"
@@ -88,7 +89,7 @@ class SqlWriter:
             error = raised
         error = guard.refusal or guard.fault or error
         if error is not None:
-            reason = reason_of(error, private=self._resolved.is_private)
+            reason = reason_of(error, private=self._resolved.is_private) + guard.more_of(error)
         elif is_over(driver):
             raise TransactionEnded(self._resolved.name, event.position, name)
         elif is_spoilt(driver):
@@ -118,6 +119,7 @@ class Guard:
     """
 
     def __init__(self, resolved: ResolvedSql) -> None:
+        self._tables = resolved.tables
         self._declared = {table.name for table in resolved.tables}
         self._connection: Connection | None = None
         self._handler: str | None = None
@@ -125,6 +127,7 @@ class Guard:
         """Why the handler that runs, or ran last, was refused something."""
         self.fault: DBAPIError | None = None
         """The first transient fault that the handler met."""
+        self._overlong: tuple[DBAPIError, str] | None = None
 
     def attach(self, connection: AsyncConnection) -> None:
         sync = connection.sync_connection
@@ -140,11 +143,15 @@ class Guard:
 
     @contextmanager
     def handling(self, handler: str) -> Generator[None]:
-        self._handler, self.refusal, self.fault = handler, None, None
+        self._handler, self.refusal, self.fault, self._overlong = handler, None, None, None
         try:
             yield
         finally:
             self._handler = None
+
+    def more_of(self, error: BaseException) -> str:
+        """What its database did not say of an error: which column a text was too long for."""
+        return f": {self._overlong[1]}" if self._overlong is not None and self._overlong[0] is error else ""
 
     def _refuse(self, what: str) -> None:
         if self._handler is not None:
@@ -171,8 +178,15 @@ class Guard:
 
     def _note(self, context: Any) -> None:
         error = context.sqlalchemy_exception
-        if self._handler is not None and self.fault is None and isinstance(error, DBAPIError) and is_transient(error):
+        if self._handler is None or not isinstance(error, DBAPIError):
+            return
+        if self.fault is None and is_transient(error):
             self.fault = error
+        elif dialect_named(context.dialect.name).is_too_long(error):
+            running = context.execution_context
+            compiled = getattr(running, "compiled", None)
+            given = running.compiled_parameters if compiled is not None else context.parameters
+            self._overlong = error, overlong(compiled, given, self._tables)
 
 
 def _is_by_hand(context: Any) -> bool:
