@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +9,8 @@ from typing import Any
 
 import pytest
 from opentelemetry import propagate, trace
-from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 from sqlalchemy import Column, Integer, MetaData, String, Table
@@ -21,10 +18,10 @@ from sqlalchemy import Column, Integer, MetaData, String, Table
 from eventjet import App, Jet, Reaction, Recorded, Settings, aggregate, event, projection, reactor, served
 from eventjet.dev.nats import NatsServer
 from eventjet.observability import spans, tracing
-from eventjet.observability.otel import Telemetry
 from tests.integration.projecting import made
 from tests.integration.reacting import until, working
 from tests.logs import fresh_name
+from tests.traced import ids, metrics_of, of, traced
 
 SECRET = "a secret reason"
 BROWSER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -100,15 +97,10 @@ PROVIDERS: list[TracerProvider] = []
 
 @pytest.fixture
 def told() -> Iterator[tuple[InMemorySpanExporter, InMemoryMetricReader]]:
-    exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
-    tracers, meters = TracerProvider(), MeterProvider([reader])
-    tracers.add_span_processor(SimpleSpanProcessor(exporter))
-    PROVIDERS.append(tracers)
-    with tracing.telling(Telemetry.of(tracers, meters)):
+    with traced() as (exporter, reader, tracers):
+        PROVIDERS.append(tracers)
         yield exporter, reader
-    PROVIDERS.pop()
-    tracers.shutdown()
-    meters.shutdown()
+        PROVIDERS.pop()
 
 
 @pytest.fixture
@@ -123,19 +115,6 @@ def settings(nats: NatsServer, tmp_path: Path, app: App) -> Settings:
     settings = Settings(servers=(nats.url,), database=f"sqlite:///{tmp_path / 'read.db'}")
     made(settings.database, *app.projections.values())
     return settings
-
-
-def of(exporter: InMemorySpanExporter, kind: spans.SpanType) -> list[ReadableSpan]:
-    """The finished spans of a kind; a command's is called after its decision."""
-    finished = exporter.get_finished_spans()
-    if kind is spans.COMMAND:
-        return [one for one in finished if one.name in ("cup.fill", "cup.wash")]
-    return [one for one in finished if one.name.partition(" ")[0] == kind.name]
-
-
-def ids(span: ReadableSpan) -> tuple[int, int]:
-    assert span.context is not None
-    return span.context.trace_id, span.context.span_id
 
 
 async def test_one_trace_leads_from_a_request_to_its_row_and_to_what_follows(
@@ -204,7 +183,6 @@ async def test_a_refusal_is_told_by_its_type_and_a_lost_race_is_counted(
         await jet.repository(Cup).execute("c-1", Cup.fill, 1)
         await rival.repository(Cup).execute("c-1", Cup.fill, 2)
         await jet.repository(Cup).execute("c-1", Cup.fill, 3)
-        await asyncio.sleep(0)
     refused, *_, last = of(exporter, spans.COMMAND)
     assert (refused.attributes or {})[spans.ERROR] == "ValueError"
     assert (refused.attributes or {})[spans.OUTCOME] == "refused"
@@ -222,7 +200,6 @@ async def test_a_served_command_is_in_its_callers_trace(
         async with jet.service(), app.client(settings) as remote:
             await remote.repository(Cup).execute("c-1", Cup.fill, 1)
             await remote.repository(Cup).command("once").execute("c-1", Cup.fill, 2)
-        await asyncio.sleep(0)
     commands = [one for one in of(exporter, spans.COMMAND) if one.name == "cup.fill"]
     for request, served_one, command in zip(
         of(exporter, spans.REQUEST), of(exporter, spans.SERVE), commands, strict=True
@@ -242,16 +219,3 @@ async def test_without_opentelemetry_nothing_is_told_and_headers_stay_as_they_we
         await jet.repository(Cup).execute("c-1", Cup.fill, 1)
         (recorded,) = await jet.repository(Cup).history("c-1")
     assert recorded.metadata.traceparent is None
-
-
-def metrics_of(reader: InMemoryMetricReader) -> dict[str, int]:
-    """How often each metric was recorded, or what it counted."""
-    data = reader.get_metrics_data()
-    assert data is not None
-    found: dict[str, int] = {}
-    for resource in data.resource_metrics:
-        for scope in resource.scope_metrics:
-            for metric in scope.metrics:
-                points: Any = metric.data.data_points
-                found[metric.name] = sum(getattr(one, "count", None) or getattr(one, "value", 0) for one in points)
-    return found

@@ -1,15 +1,14 @@
 """What is told to OpenTelemetry, imported only where an application uses it (extra `otel`).
 
-Spans carry types of errors, never what they say, and no value of an event. That of a command is completed in the
-loop's next turn, while the server is at work with the next one.
+Spans carry types of errors, never what they say, and no value of an event. Where a trace is not sampled, and the
+sampler would not record what is beneath, no span is made: what it would lead to is beneath its parent.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
@@ -17,11 +16,18 @@ from typing import Any
 from opentelemetry import context, metrics, trace
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from eventjet.errors import EventjetError
 from eventjet.observability import spans
-from eventjet.observability.spans import BUCKETS, COMMAND, ERROR, LINKS_MAX, OUTCOME, SPANS, SpanType
+from eventjet.observability.command_span import CommandSpan, Told
+from eventjet.observability.spans import BUCKETS, COMMAND, ERROR, LINKS_MAX, SPANS, SpanType
 
 _SCOPE = "eventjet"
+_LOOK_S = 1.0
+"""Between two looks for a `MeterProvider`, while there is none."""
+_DROPS_UNSAMPLED = re.compile(
+    r"ParentBased\{.*,remoteParentNotSampled:AlwaysOffSampler,localParentSampled:[^,]*,localParentNotSampled:AlwaysOffSampler\}",
+    re.DOTALL,
+)
+"""How `ParentBased` describes itself where it drops what is in no sampled trace (OpenTelemetry's SDK specification)."""
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _KINDS = {each.name: SpanKind[each.kind.upper()] for each in SPANS}
 
@@ -29,29 +35,40 @@ _KINDS = {each.name: SpanKind[each.kind.upper()] for each in SPANS}
 def found() -> Telemetry | None:
     """What tells the application's providers; None while it has set none."""
     has_tracer = not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+    return Telemetry.of(None, None) if has_tracer or _has_meter() else None
+
+
+def _has_meter(meters: metrics.MeterProvider | None = None) -> bool:
     # Its placeholder is not public, and any other provider is the application's.
-    has_meter = type(metrics.get_meter_provider()).__name__ != "_ProxyMeterProvider"
-    return Telemetry.of(None, None) if has_tracer or has_meter else None
+    return type(meters or metrics.get_meter_provider()).__name__ not in ("_ProxyMeterProvider", "NoOpMeterProvider")
 
 
 class Telemetry:
     """Safe for any number of tasks and threads."""
 
-    def __init__(self, tracer: trace.Tracer, meter: metrics.Meter) -> None:
+    def __init__(self, tracer: trace.Tracer, meter: metrics.Meter, *, is_measured: bool) -> None:
         self._tracer = tracer
+        sampler = getattr(tracer, "sampler", None)  # the SDK's; another's spans are always asked for
+        self._drops_unsampled = sampler is not None and bool(_DROPS_UNSAMPLED.fullmatch(sampler.get_description()))
+        self._is_measured, self._looked_at = is_measured, 0.0
         self._durations = {
             each.name: meter.create_histogram(
                 each.metric, unit="s", description=each.help, explicit_bucket_boundaries_advisory=BUCKETS
             )
             for each in SPANS
         }
-        self._conflicts = meter.create_counter(spans.CONFLICTS, unit="{conflict}", description=spans.CONFLICTS_HELP)
+        conflicts = meter.create_counter(spans.CONFLICTS, unit="{conflict}", description=spans.CONFLICTS_HELP)
+        self._told = Told(self._durations[COMMAND.name], conflicts)
 
     @classmethod
     def of(cls, tracers: trace.TracerProvider | None, meters: metrics.MeterProvider | None) -> Telemetry:
         """Of these providers; None for the application's, which may still be set."""
         own = version("eventjet")
-        return cls(trace.get_tracer(_SCOPE, own, tracers), metrics.get_meter(_SCOPE, own, meters))
+        return cls(
+            trace.get_tracer(_SCOPE, own, tracers),
+            metrics.get_meter(_SCOPE, own, meters),
+            is_measured=_has_meter(meters),
+        )
 
     def traceparent(self) -> str | None:
         """The header of the current span."""
@@ -71,23 +88,22 @@ class Telemetry:
     ) -> Generator[dict[str, Any]]:
         more = {} if more is None else more
         began = time.perf_counter()
-        made = self._tracer.start_span(
-            f"{kind.name} {name}".rstrip(),
-            _beneath(parent),
-            kind=_KINDS[kind.name],
-            links=[Link(one) for one in map(_parsed, links) if one is not None],
-        )
-        token = context.attach(trace.set_span_in_context(made))
+        linked = [Link(one) for one in map(_parsed, links) if one is not None]
+        made, within = self._begun(f"{kind.name} {name}".rstrip(), parent, _KINDS[kind.name], linked)
+        token = None if within is None else context.attach(within)
         try:
             yield more
         except BaseException as error:
             more[ERROR] = type(error).__qualname__
-            made.set_status(_FAULT)
+            if made is not None:
+                made.set_status(_FAULT)
             raise
         finally:
-            context.detach(token)
-            made.set_attributes({**labels, **more})
-            made.end()
+            if token is not None:
+                context.detach(token)
+            if made is not None:
+                made.set_attributes({**labels, **more})
+                made.end()
             labels = {**labels, **{key: more[key] for key in kind.labels if key in more}}
             self._durations[kind.name].record(time.perf_counter() - began, labels)
 
@@ -97,68 +113,46 @@ class Telemetry:
         of_one = len({one[3:35] for one in links}) == 1
         return self.span(spans.BATCH, name, labels, links[0] if of_one else None, links[:LINKS_MAX])
 
-    def command(self, name: str, parent: str | None) -> CommandSpan:
-        """A command's span, which is current until it is `ended`."""
-        return CommandSpan(self._tracer.start_span(name, _beneath(parent)), self)
+    def tell(self) -> None:
+        """Complete the commands of this thread that have ended."""
+        self._told.now()
 
-    def appended(self, seconds: float) -> None:
-        """A save is stored: told of the command, or the step, that it belongs to. A span of its own costs too much."""
-        trace.get_current_span().set_attribute(spans.APPEND_SECONDS, seconds)
+    def command(self, aggregate: str, decision: str, parent: str | None, name: str = "") -> CommandSpan | None:
+        """A command's span, which is current until it is `ended`; None where there is nothing to be told of it."""
+        if parent is None and self._drops(trace.get_current_span()) and not self._measures():
+            return None  # as below, in a tenth of the time
+        made, within = self._begun(name or f"{aggregate}.{decision}", parent)
+        is_measured = self._measures()
+        if made is None and within is None and not is_measured:
+            return None
+        token = None if within is None else context.attach(within)
+        return CommandSpan(self._told, made, token, (aggregate, decision) if is_measured else None)
 
-    def commanded(self, made: trace.Span, seconds: float, labels: dict[str, str], more: dict[str, Any]) -> None:
-        """A command has come to its end; its name says aggregate and decision, and an outcome is told if not `done`."""
-        ended_ns = time.time_ns()
+    def _drops(self, parent: trace.Span) -> bool:
+        """Whether the sampler would drop whatever is beneath."""
+        if not self._drops_unsampled:
+            return False
+        above = parent.get_span_context()
+        return above.is_valid and not above.trace_flags & TraceFlags.SAMPLED
 
-        def tell() -> None:
-            if made.is_recording():
-                outcome = labels[OUTCOME]
-                made.set_attributes(more if outcome == "done" else {**more, OUTCOME: outcome})
-                if outcome == "failed":
-                    made.set_status(_FAULT)
-                made.end(ended_ns)
-            self._durations[COMMAND.name].record(seconds, labels)
-            if conflicts := more.get(spans.LOST):
-                self._conflicts.add(conflicts, {"eventjet.aggregate": labels["eventjet.aggregate"]})
+    def _begun(
+        self, name: str, parent: str | None, kind: SpanKind = SpanKind.INTERNAL, links: Sequence[Link] = ()
+    ) -> tuple[trace.Span | None, context.Context | None]:
+        """A span, None where it is not recorded; and its context, None where that is the current one."""
+        beneath = _beneath(parent)
+        if self._drops(trace.get_current_span(beneath)):
+            return None, beneath
+        made = self._tracer.start_span(name, beneath, kind=kind, links=links)
+        return made if made.is_recording() else None, trace.set_span_in_context(made)
 
-        _soon(tell)
-
-
-class CommandSpan:
-    """Used by one task."""
-
-    __slots__ = ("_began", "_made", "_telemetry", "_token", "conflicts")
-
-    def __init__(self, made: trace.Span, telemetry: Telemetry) -> None:
-        self._made = made
-        self._telemetry = telemetry
-        self._token = context.attach(trace.set_span_in_context(made))
-        self._began = time.perf_counter()
-        self.conflicts = 0
-
-    def again(self, again: bool) -> bool:
-        """Count a try after a lost race."""
-        self.conflicts += again
-        return again
-
-    def ended(self, aggregate: str, decision: str, more: dict[str, Any], error: BaseException | None = None) -> None:
-        """Tell what came of it."""
-        context.detach(self._token)
-        if error is None:
-            outcome = "done" if more.get("eventjet.events", 1) else "nothing"
-        else:
-            outcome = "failed" if isinstance(error, EventjetError) or not isinstance(error, Exception) else "refused"
-            more[ERROR] = type(error).__qualname__
-        if self.conflicts:
-            more[spans.LOST] = self.conflicts
-        labels = {"eventjet.aggregate": aggregate, "eventjet.decision": decision, OUTCOME: outcome}
-        self._telemetry.commanded(self._made, time.perf_counter() - self._began, labels, more)
+    def _measures(self) -> bool:
+        """Whether there is a `MeterProvider`; an application may set it at any time."""
+        if not self._is_measured and (now := time.monotonic()) - self._looked_at >= _LOOK_S:
+            self._looked_at, self._is_measured = now, _has_meter()
+        return self._is_measured
 
 
 _FAULT = Status(StatusCode.ERROR)
-
-
-def _soon(tell: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_soon(tell)
 
 
 def _beneath(parent: str | None) -> context.Context | None:

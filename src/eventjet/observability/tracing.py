@@ -6,6 +6,7 @@ A trace goes on in the header `traceparent` (W3C trace context), through the log
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -15,17 +16,34 @@ if TYPE_CHECKING:
     from eventjet.observability.spans import SpanType
 
 _APIS = ("opentelemetry.trace", "opentelemetry.metrics")
+_LOOK_S = 0.1
+"""Between two looks for a provider, where there is none yet: the API asks the environment each time."""
 _active: Telemetry | None = None
+_looked_at = 0.0
 
 
 def active() -> Telemetry | None:
-    """What tells OpenTelemetry, once the application has given it a provider; looked for until then."""
-    global _active  # noqa: PLW0603 - found once in a process, as OpenTelemetry's own
+    """What tells OpenTelemetry, soon after the application has given it a provider; looked for until then."""
+    global _active, _looked_at
     if _active is None and (_APIS[0] in sys.modules or _APIS[1] in sys.modules):
-        from eventjet.observability.otel import found
+        now = time.monotonic()
+        if now - _looked_at >= _LOOK_S:
+            from eventjet.observability.otel import found
 
-        _active = found()
+            _looked_at, _active = now, found()
     return _active
+
+
+@contextmanager
+def connected() -> Generator[None]:
+    """Around a connection: looks for a provider now, and tells in the end what has not been told yet."""
+    global _looked_at  # noqa: PLW0603 - as above
+    _looked_at = 0.0
+    try:
+        yield
+    finally:
+        if (telemetry := active()) is not None:
+            telemetry.tell()
 
 
 @contextmanager

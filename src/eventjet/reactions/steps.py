@@ -157,14 +157,14 @@ class ProcessRunner:
                 # In one order everywhere, as transactions do.
                 await stack.enter_async_context(lock)
             labels = {"eventjet.name": self.name}
-            with tracing.span(spans.STEP, self.name, labels, {"eventjet.decision": asked.call.name}):
+            with tracing.span(spans.STEP, self.name, labels, {"eventjet.decision": asked.call.name}) as told:
                 try:
-                    return await retried(lambda again: self._attempt(process_id, held, step, again))
+                    return await retried(lambda again: self._attempt(process_id, held, step, again, told))
                 except _Moved:
                     return held.position
 
     async def _attempt(
-        self, process_id: str, held: FoldedState[Any], step: Step[Any, Any], again: bool
+        self, process_id: str, held: FoldedState[Any], step: Step[Any, Any], again: bool, told: dict[str, Any]
     ) -> int | ConcurrencyConflict:
         known = await self._own.known(process_id, again)
         if (known.position, known.event_id) != (held.position, held.event_id):
@@ -192,13 +192,13 @@ class ProcessRunner:
                 decided.append(taken)
             own = self._planned(process_id, command_id, metadata, step.done, *_told(step, taken))
         try:
-            saved = await self._recorded(decided, own, known, f"The step {asked}")
+            saved = await self._recorded(decided, own, known, f"The step {asked}", told)
         except NotUnique as error:
             refusal = step.after_refusal(error)
             if refusal is None:
                 raise
             own = self._planned(process_id, command_id, metadata, refusal, error)
-            saved = await self._recorded([], own, known, f"The step {asked}")
+            saved = await self._recorded([], own, known, f"The step {asked}", told)
         if isinstance(saved, ConcurrencyConflict):
             return saved
         failpoints.reach("step.stored")
@@ -206,7 +206,12 @@ class ProcessRunner:
         return saved.position
 
     async def _recorded(
-        self, others: Sequence[Decided[Any, Any]], own: Planned[Any, Any], known: FoldedState[Any], what: str
+        self,
+        others: Sequence[Decided[Any, Any]],
+        own: Planned[Any, Any],
+        known: FoldedState[Any],
+        what: str,
+        told: dict[str, Any] | None = None,
     ) -> Committed[Any, Any] | ConcurrencyConflict:
         """What came of the process's own decision, recorded with those of others."""
         mine = await self._own.decided(own, known)
@@ -215,7 +220,7 @@ class ProcessRunner:
         if mine.append is None:
             raise self._records_nothing(own.aggregate_id, what)
         failpoints.reach("step.decided")
-        saved = await recorded(self._store, [*others, mine])
+        saved = await recorded(self._store, [*others, mine], told)
         return saved if isinstance(saved, ConcurrencyConflict) else saved[-1]
 
     def _planned(

@@ -12,24 +12,28 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 from eventjet.domain.committed import Committed
 from eventjet.domain.history import FoldedState
 from eventjet.domain.recorded import NO_METADATA, Metadata, current_metadata
 from eventjet.errors import ConcurrencyConflict, Refused, UsageError
+from eventjet.observability.spans import APPEND_SECONDS
 from eventjet.observability.tracing import active
 from eventjet.repository.claims import claimed
 from eventjet.repository.repeated import all_repeated, check_ids
 from eventjet.store.store import Append, EventStore
 
 if TYPE_CHECKING:
-    from eventjet.observability.otel import Telemetry
+    from eventjet.observability.command_span import CommandSpan
     from eventjet.repository.repository import Repository
 
 S = TypeVar("S")
 E = TypeVar("E")
 T = TypeVar("T")
+_Attempt: TypeAlias = Callable[
+    [bool, dict[str, Any] | None], Awaitable[tuple[Committed[Any, Any], ...] | ConcurrencyConflict]
+]
 
 CONFLICTS_MAX = 100
 """Races lost in a row before the conflict is raised."""
@@ -85,9 +89,9 @@ async def retried(attempt: Callable[[bool], Awaitable[T | ConcurrencyConflict]])
 
 
 async def recorded(
-    store: EventStore, decided: Sequence[Decided[Any, Any]]
+    store: EventStore, decided: Sequence[Decided[Any, Any]], told: dict[str, Any] | None = None
 ) -> tuple[Committed[Any, Any], ...] | ConcurrencyConflict:
-    """Append what was decided with the claims it moves, all of it or nothing.
+    """Append what was decided with the claims it moves, all of it or nothing; how long that took is put into `told`.
 
     Raises what `EventStore.append` raises, but for a conflict; `NotUnique` and `UniqueNotBuilt`.
     """
@@ -100,16 +104,15 @@ async def recorded(
     assert len(appends) == len(decided), "what records nothing is not appended"
     for one in decided:
         one.plan.repository.cache.drop(one.plan.aggregate_id)
-    telemetry = active()
-    began = 0.0 if telemetry is None else time.perf_counter()
+    began = time.perf_counter()
     try:
         position = await store.append(appends) - sum(len(append.events) for append in appends)
-        if telemetry is not None:
-            telemetry.appended(time.perf_counter() - began)
     except ConcurrencyConflict as conflict:
         for one in decided:
             one.plan.repository.cache.put(one.plan.aggregate_id, one.held)  # what follows it is all there is to read
         return conflict
+    if told is not None:
+        told[APPEND_SECONDS] = time.perf_counter() - began
     done: list[Committed[Any, Any]] = []
     for one, append in zip(decided, appends, strict=True):
         position += len(append.events)
@@ -137,7 +140,9 @@ async def transact(store: EventStore, plans: Sequence[Planned[Any, Any]]) -> tup
         raise Refused("A transaction", "it names one aggregate twice", "Put both steps into one decision.")
     check_ids(plans)
 
-    async def attempt(again: bool) -> tuple[Committed[Any, Any], ...] | ConcurrencyConflict:
+    async def attempt(
+        again: bool, told: dict[str, Any] | None = None
+    ) -> tuple[Committed[Any, Any], ...] | ConcurrencyConflict:
         held = [await plan.repository.known(plan.aggregate_id, again) for plan in plans]
         before = await all_repeated(plans, held)
         if before is not None:
@@ -155,32 +160,28 @@ async def transact(store: EventStore, plans: Sequence[Planned[Any, Any]]) -> tup
                     "Record an event there, or leave it out.",
                 )
             decided.append(taken)
-        return await recorded(store, decided)
+        return await recorded(store, decided, told)
 
     async with AsyncExitStack() as stack:
         for _, plan in sorted(zip(subjects, plans, strict=True), key=lambda pair: pair[0]):
             # In one order everywhere, so that two transactions never wait for each other.
             await stack.enter_async_context(plan.repository.cache.lock(plan.aggregate_id))
         telemetry = active()
-        return await (retried(attempt) if telemetry is None else _observed(attempt, telemetry))
+        parent = current_metadata().traceparent
+        span = None if telemetry is None else telemetry.command("several", "transact", parent, "transact")
+        return await (retried(attempt) if span is None else _observed(attempt, span))
 
 
-async def _observed(
-    attempt: Callable[[bool], Awaitable[tuple[Committed[Any, Any], ...] | ConcurrencyConflict]], telemetry: Telemetry
-) -> tuple[Committed[Any, Any], ...]:
+async def _observed(attempt: _Attempt, span: CommandSpan) -> tuple[Committed[Any, Any], ...]:
     """A transaction with a span."""
-    span, more = telemetry.command("transact", current_metadata().traceparent), dict[str, Any]()
-    error: BaseException | None = None
     try:
-        done = await retried(lambda again: attempt(span.again(again)))
-        more["eventjet.events"] = sum(len(one.events) for one in done)
-        more["eventjet.position"] = done[-1].position
-        return done
-    except BaseException as raised:
-        error = raised
+        done = await retried(lambda again: attempt(span.again(again), span.more))
+    except BaseException as error:
+        span.ended(0, error)
         raise
-    finally:
-        span.ended("several", "transact", more, error)
+    span.more["eventjet.position"] = done[-1].position
+    span.ended(sum(len(one.events) for one in done))
+    return done
 
 
 def _check_planned(number: int, plan: object) -> None:

@@ -12,6 +12,7 @@ from eventjet.domain.process import is_process
 from eventjet.domain.subscription import shown_name
 from eventjet.errors import StoreError, Unreachable, UsageError
 from eventjet.nats.client import Client, connect
+from eventjet.observability import tracing
 from eventjet.projections.app_ref import Application
 from eventjet.repository.histories import Snapshots
 from eventjet.repository.repository import Repository
@@ -75,6 +76,7 @@ async def open_repositories(app: Application, settings: Settings) -> AsyncGenera
     store.known.on_changed.append(repositories.forget)
     async with AsyncExitStack() as ending:
         # In reverse, each even when one before it was cancelled.
+        ending.enter_context(tracing.connected())
         ending.push_async_callback(client.close)
         ending.push_async_callback(snapshots.close)
         ending.push_async_callback(store.settle)

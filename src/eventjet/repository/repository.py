@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.context import context_headers
-from eventjet.codec.envelope import MSG_ID, header
+from eventjet.codec.envelope import MSG_ID, TRACEPARENT, header
 from eventjet.codec.request import request_of
 from eventjet.codec.subjects import subject_of
 from eventjet.domain.aggregate import aggregate_info
@@ -36,9 +36,6 @@ from eventjet.repository.histories import LAG_PAUSES_S, Histories, Snapshots
 from eventjet.repository.repeated import repeated
 from eventjet.spelling import listed
 from eventjet.store.store import Append, EventStore, NewEvent
-
-if TYPE_CHECKING:
-    from eventjet.observability.otel import Telemetry
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -179,33 +176,27 @@ class Repository(Generic[S, E]):
         """What `execute` does, with an id and metadata where the plan has them."""
         self.subject(plan.aggregate_id)
         telemetry = active()
-        if telemetry is None:
+        told = None
+        if telemetry is not None:
+            parent = plan.metadata.traceparent or current_metadata().traceparent
+            told = telemetry.command(self.info.name, getattr(plan.called, "__name__", "decide"), parent)
+        if told is None:
             async with self.cache.lock(plan.aggregate_id):
                 return await retried(lambda again: self._attempt(plan, again))
-        return await self._observed(plan, telemetry)
-
-    async def _observed(self, plan: Planned[S, E], telemetry: Telemetry) -> Committed[S, E]:
-        """The same, with a span."""
-        aggregate, more = self.info.name, dict[str, Any]()
-        decision = getattr(plan.called, "__name__", "decide")
-        parent = plan.metadata.traceparent or current_metadata().traceparent
-        span = telemetry.command(f"{aggregate}.{decision}", parent)
-        more["eventjet.aggregate_id"] = plan.aggregate_id
-        error: BaseException | None = None
         try:
             async with self.cache.lock(plan.aggregate_id):
-                done = await retried(lambda again: self._attempt(plan, span.again(again)))
-            more["eventjet.position"] = done.position
-            if len(done.events) != 1:
-                more["eventjet.events"] = len(done.events)
-            return done
-        except BaseException as raised:
-            error = raised
+                done = await retried(lambda again: self._attempt(plan, told.again(again), told.more))
+        except BaseException as error:
+            told.more["eventjet.aggregate_id"] = plan.aggregate_id
+            told.ended(0, error)
             raise
-        finally:
-            span.ended(aggregate, decision, more, error)
+        told.more.update({"eventjet.aggregate_id": plan.aggregate_id, "eventjet.position": done.position})
+        told.ended(len(done.events))
+        return done
 
-    async def _attempt(self, plan: Planned[S, E], again: bool) -> Committed[S, E] | ConcurrencyConflict:
+    async def _attempt(
+        self, plan: Planned[S, E], again: bool, told: dict[str, Any] | None = None
+    ) -> Committed[S, E] | ConcurrencyConflict:
         held = await self.known(plan.aggregate_id, again)
         before = await repeated(plan, held)
         if before is not None:
@@ -215,7 +206,7 @@ class Repository(Generic[S, E]):
             return decided
         if decided.append is None:
             return replace(self.answer(held, ()), confirmed=False)
-        saved = await recorded(self.histories.store, [decided])
+        saved = await recorded(self.histories.store, [decided], told)
         return saved if isinstance(saved, ConcurrencyConflict) else saved[0]
 
     async def known(self, aggregate_id: str, again: bool) -> FoldedState[S]:
@@ -328,11 +319,14 @@ class Repository(Generic[S, E]):
                     f"that its `evolve` is annotated with: {known}."
                 )
         merged = merge(current_metadata(), plan.metadata)
-        traceparent = current_traceparent()
-        if traceparent is not None:  # the command's own span, which goes on with the trace it was given
-            merged = replace(merged, traceparent=traceparent)
-        bare = merged is NO_METADATA and plan.command_id is None
-        context = () if bare else tuple(context_headers(plan.command_id, merged, plan.request))
+        # The command's own span, which goes on with the trace it was given.
+        traceparent = current_traceparent() or merged.traceparent
+        if merged is NO_METADATA and plan.command_id is None:
+            context = () if traceparent is None else ((TRACEPARENT, traceparent),)
+        else:
+            if traceparent != merged.traceparent:
+                merged = replace(merged, traceparent=traceparent)
+            context = tuple(context_headers(plan.command_id, merged, plan.request))
         made = tuple(NewEvent(new_event_id(), self._catalog.encode(event), context) for event in events)
         return Append(self.info.name, plan.aggregate_id, held.position, held.version, made)
 

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from eventjet.codec.envelope import MSG_ID, header
 from eventjet.jet import Jet
+from eventjet.observability import tracing
 from eventjet.projections.app_ref import Application
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine.fold import reader
@@ -80,9 +81,10 @@ async def open_in_memory(app: Application, store: MemoryStore | None = None) -> 
     store = MemoryStore(app.name) if store is None else store
     repositories = Repositories(app, store)
     if not app.projections:
-        yield Jet(repositories, Settings())
+        with tracing.connected():
+            yield Jet(repositories, Settings())
         return
-    with tempfile.TemporaryDirectory(prefix="eventjet-") as folder:
+    with tracing.connected(), tempfile.TemporaryDirectory(prefix="eventjet-") as folder:
         database = Database(f"sqlite:///{Path(folder) / 'read_models.db'}")
         engine = database.engine()
         models = MemoryReadModels(app, store, database, engine)

@@ -1,0 +1,57 @@
+"""What an application's exporter is given within a block, by providers of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Sampler
+
+from eventjet.observability import spans, tracing
+from eventjet.observability.otel import Telemetry
+
+
+@contextmanager
+def traced(
+    sampler: Sampler = DEFAULT_ON,
+) -> Iterator[tuple[InMemorySpanExporter, InMemoryMetricReader, TracerProvider]]:
+    """All that is told within the block; commands are when their connection is closed."""
+    exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
+    tracers, meters = TracerProvider(sampler=sampler), MeterProvider([reader])
+    tracers.add_span_processor(SimpleSpanProcessor(exporter))
+    with tracing.telling(Telemetry.of(tracers, meters)):
+        yield exporter, reader, tracers
+    tracers.shutdown()
+    meters.shutdown()
+
+
+def of(exporter: InMemorySpanExporter, kind: spans.SpanType) -> list[ReadableSpan]:
+    """The finished spans of a kind; a command's is called after its decision."""
+    finished = exporter.get_finished_spans()
+    if kind is spans.COMMAND:
+        return [one for one in finished if one.name in ("cup.fill", "cup.wash")]
+    return [one for one in finished if one.name.partition(" ")[0] == kind.name]
+
+
+def ids(span: ReadableSpan) -> tuple[int, int]:
+    assert span.context is not None
+    return span.context.trace_id, span.context.span_id
+
+
+def metrics_of(reader: InMemoryMetricReader) -> dict[str, int]:
+    """How often each metric was recorded, or what it counted."""
+    data = reader.get_metrics_data()
+    assert data is not None
+    found: dict[str, int] = {}
+    for resource in data.resource_metrics:
+        for scope in resource.scope_metrics:
+            for metric in scope.metrics:
+                points: Any = metric.data.data_points
+                found[metric.name] = sum(getattr(one, "count", None) or getattr(one, "value", 0) for one in points)
+    return found
