@@ -1,4 +1,4 @@
-"""Unique values are kept over the memory store and over JetStream alike."""
+"""Unique values are kept in memory, over the simulated stream and over JetStream alike."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.memory import MemoryStore
 from tests.contracts.unique_contract import UniqueContract
+from tests.simulation.store import SimulatedStore
 from tests.stores import fresh_jetstream
 
 
@@ -21,6 +22,16 @@ class TestUniqueInMemory(UniqueContract):
     @pytest.fixture
     def store(self, app: str) -> MemoryStore:
         return MemoryStore(app)
+
+
+class TestUniqueOnTheSimulatedStream(UniqueContract):
+    @pytest.fixture
+    def app(self) -> str:
+        return "bank"
+
+    @pytest.fixture(params=[1, 3], ids=["one replica", "three replicas"])
+    def store(self, app: str, request: pytest.FixtureRequest) -> SimulatedStore:
+        return SimulatedStore(app, replicas=request.param)
 
 
 class TestUniqueOnJetStream(UniqueContract):

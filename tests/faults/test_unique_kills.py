@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from eventjet import App
+from eventjet import App, Settings
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.claim import Released, Taken
 from eventjet.domain.unique import CLAIMS
@@ -20,10 +20,12 @@ from eventjet.errors import StoreUnavailable, Unreachable
 from eventjet.jet import Jet
 from eventjet.repository.claim_check import check_claims
 from tests.contracts.unique_contract import User
-from tests.faults.claimants import USERS
+from tests.faults.claimants import NAMES, USERS
 from tests.forked import ROOT, Forked
 from tests.logs import fresh_name
+from tests.nats_cluster import NatsCluster
 
+CLUSTER_KILLS = int(os.environ.get("EVENTJET_TEST_UNIQUE_CLUSTER_KILLS", "4"))
 KILLS = int(os.environ.get("EVENTJET_TEST_UNIQUE_KILLS", "12"))
 WRITERS = 3
 EVENTS = 60
@@ -40,14 +42,7 @@ async def test_no_two_have_one_value_whatever_is_killed(tmp_path: Path, processe
     app = App(name, aggregates=[User])
 
     def writer(seed: int) -> Forked:
-        log = tmp_path / f"writer-{seed}.log"
-        environ = {**os.environ, "EVENTJET_SAVE_TIMEOUT_S": "5"}
-        started = Forked(
-            "tests.faults.claimants", [server.url, name, str(seed)],
-            folder=ROOT, environ=environ, out=log, err=log, path=[str(ROOT)],
-        )  # fmt: skip
-        processes.callback(lambda: started.poll() is None and started.kill())
-        return started
+        return begun(server.url, name, seed, tmp_path, processes)
 
     async with app.connect(servers=server.url) as jet:
         await jet.init()
@@ -63,10 +58,65 @@ async def test_no_two_have_one_value_whatever_is_killed(tmp_path: Path, processe
                 victim.wait(WAIT_S)
                 writers.append(writer(WRITERS + kill))
         await grown(jet, writers)
-        for one in writers:
-            one.kill()
-            one.wait(WAIT_S)
+        ended(writers)
         await judge(jet)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240 + 60 * CLUSTER_KILLS)
+async def test_no_two_have_one_value_though_the_logs_leader_is_killed_again_and_again(
+    tmp_path: Path, processes: ExitStack
+) -> None:
+    cluster = processes.enter_context(NatsCluster())
+    processes.callback(cluster.kill)  # in good order it would take some seconds
+    name = fresh_name("claims")
+    settings = Settings(servers=tuple(cluster.urls), replicas=3)
+    async with App(name, aggregates=[User]).connect(settings) as jet:
+        await jet.init()
+        writers = [begun(cluster.url, name, seed, tmp_path, processes) for seed in range(WRITERS)]
+        for _ in range(CLUSTER_KILLS):
+            await grown(jet, writers)
+            leader = led_by(cluster, name)
+            leader.kill()
+            await grown(jet, writers)  # the other two go on
+            leader.start()
+            cluster.wait_ready()
+        await grown(jet, writers)
+        ended(writers)
+        await judge(jet)
+        users = jet.repository(User)
+        for number in range(USERS):  # none is stuck: whoever has something gives it up, and another takes all there is
+            await users.execute(f"u-{number}", User.leave)
+        for number in range(NAMES):
+            await users.execute(f"new-{number}", User.call, f"n-{number}@bank")
+            await users.execute(f"new-{number}", User.phone, f"n-{number}@bank")
+
+
+def led_by(cluster: NatsCluster, stream: str) -> NatsServer:
+    """The server that leads the log, once there is one."""
+    deadline = time.monotonic() + WAIT_S
+    while (leader := cluster.stream_leader(stream)) is None:
+        assert time.monotonic() < deadline, "the log has no leader"
+        time.sleep(0.05)
+    return leader
+
+
+def begun(url: str, app: str, seed: int, folder: Path, processes: ExitStack) -> Forked:
+    """A writer, killed with the test."""
+    log = folder / f"writer-{seed}.log"
+    environ = {**os.environ, "EVENTJET_SAVE_TIMEOUT_S": "5"}
+    started = Forked(
+        "tests.faults.claimants", [url, app, str(seed)],
+        folder=ROOT, environ=environ, out=log, err=log, path=[str(ROOT)],
+    )  # fmt: skip
+    processes.callback(lambda: started.poll() is None and started.kill())
+    return started
+
+
+def ended(writers: list[Forked]) -> None:
+    for one in writers:
+        one.kill()
+        one.wait(WAIT_S)
 
 
 async def grown(jet: Jet, writers: list[Forked]) -> None:

@@ -20,7 +20,7 @@ from eventjet.store.jetstream import JetStreamStore, LongReads
 from eventjet.store.known_log import KnownLog
 from eventjet.store.topology import IDENTITY
 from tests.simulation.stream import Stream
-from tests.simulation.wire import Wire, stored_at
+from tests.simulation.wire import Wire, fits, stored_at
 
 NOTHING = b"NATS/1.0 404 Message Not Found\r\n\r\n"
 PAGE = 250
@@ -68,15 +68,19 @@ class SimulatedClient(Client):
         yield [*(self._record(position) for position in batch), frame(b"", ended)]
 
     def _positions(self, start: int, subject: str | None) -> list[int]:
-        """Positions from `start` on, of one subject or of all."""
+        """Positions from `start` on, of the subjects that a filter names or of all."""
         log = self.wire.stream.log
         first = max(start, 1)
-        return [position for position in range(first, len(log) + 1) if subject in (None, log[position - 1].subject)]
+        return [
+            position
+            for position in range(first, len(log) + 1)
+            if subject is None or fits(subject, log[position - 1].subject)
+        ]
 
     def _direct(self, subject: str, payload: bytes) -> Frame:
         prefix = f"$JS.API.DIRECT.GET.{self.wire.name}"
         if subject != prefix:
-            position = self.wire.stream.last.get(subject[len(prefix) + 1 :], 0)
+            position = self.wire.last(subject[len(prefix) + 1 :])
             return self._record(position) if position else frame(b"", NOTHING)
         at = datetime.fromisoformat(orjson.loads(payload)["start_time"])
         for position in range(1, len(self.wire.stream.log) + 1):

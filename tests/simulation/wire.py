@@ -53,13 +53,13 @@ class Wire:
         """The answer of `$JS.API.STREAM.MSG.GET`."""
         found: tuple[int, Message] | None
         if "last_by_subj" in body:
-            position = self.stream.last.get(body["last_by_subj"], 0)
+            position = self.last(body["last_by_subj"])
             found = (position, self.stream.log[position - 1]) if position else None
         elif "next_by_subj" not in body:
             position = int(body["seq"])
             found = (position, self.stream.log[position - 1]) if position <= len(self.stream.log) else None
         else:
-            found = self.stream.slot(body["next_by_subj"], int(body["seq"]) - 1)
+            found = self._next(body["next_by_subj"], int(body["seq"]))
         value: dict[str, Any] = {"type": "io.nats.jetstream.api.v1.stream_msg_get_response"}
         if found is None:
             value["error"] = _error(_NO_MESSAGE)
@@ -74,6 +74,20 @@ class Wire:
             }
         return orjson.dumps(value)
 
+    def last(self, pattern: str) -> int:
+        """Position of the last message whose subject fits, 0 for none."""
+        if not _is_wild(pattern):
+            return self.stream.last.get(pattern, 0)
+        return max((position for subject, position in self.stream.last.items() if fits(pattern, subject)), default=0)
+
+    def _next(self, pattern: str, start: int) -> tuple[int, Message] | None:
+        if not _is_wild(pattern):
+            return self.stream.slot(pattern, start - 1)
+        log = self.stream.log
+        fitting = (at for at in range(start, len(log) + 1) if fits(pattern, log[at - 1].subject))
+        position = next(fitting, None)
+        return None if position is None else (position, log[position - 1])
+
     def _written(self, answer: Acked | ErrorReply, batch_id: str | None, count: int) -> bytes:
         value: dict[str, Any]
         if isinstance(answer, ErrorReply):
@@ -85,6 +99,18 @@ class Wire:
             elif batch_id is not None:
                 value |= {"batch": batch_id, "count": count}
         return orjson.dumps(value)
+
+
+def _is_wild(pattern: str) -> bool:
+    return "*" in pattern or pattern.endswith(">")
+
+
+def fits(pattern: str, subject: str) -> bool:
+    """Whether a subject is one of those that a filter names: `*` is one token, `>` at the end one or more."""
+    wanted, given = pattern.split("."), subject.split(".")
+    if wanted[-1] == ">":
+        wanted = [*wanted[:-1], *given[len(wanted) - 1 :]] if len(given) >= len(wanted) else wanted
+    return len(wanted) == len(given) and all(one in ("*", other) for one, other in zip(wanted, given, strict=True))
 
 
 def stored_at(position: int) -> str:
