@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 TEXT_MAX = 500
@@ -42,6 +43,21 @@ def cut_values(value: Any, most: int = VALUE_MAX) -> Any:
         named = cast("dict[str, Any]", value)
         return {cut(name, most): cut_values(each, most) for name, each in named.items()}
     return value
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def spent(seconds: Mapping[str, float]) -> str:
+    """Wall time by phase, as `read 1.0 s, load 2.5 s`."""
+    return ", ".join(f"{phase} {elapsed:.1f} s" for phase, elapsed in seconds.items())
+
+
+def in_location(location: str) -> str:
+    """Where a revision keeps tables that are not in the declared location."""
+    return f"in tables whose names end in {location}" if location.startswith("__") else f"in the schema {location}"
 
 
 def duration(seconds: float | None) -> str:

@@ -1,3 +1,17 @@
+CREATE TABLE eventjet_action (
+    id VARCHAR(32) NOT NULL,
+    app VARCHAR(48) NOT NULL,
+    actor TEXT NOT NULL,
+    at DOUBLE PRECISION NOT NULL,
+    action VARCHAR(16) NOT NULL,
+    target TEXT NOT NULL,
+    details TEXT DEFAULT '{}' NOT NULL,
+    outcome VARCHAR(16) NOT NULL,
+    result TEXT DEFAULT '' NOT NULL,
+    ended_at DOUBLE PRECISION,
+    PRIMARY KEY (id)
+);
+
 CREATE TABLE eventjet_projection (
     name VARCHAR(48) NOT NULL,
     revision INTEGER NOT NULL,
@@ -44,5 +58,7 @@ CREATE TABLE eventjet_rebuild (
     lease_until DOUBLE PRECISION DEFAULT '0' NOT NULL,
     PRIMARY KEY (run, part)
 );
+
+CREATE INDEX ix_eventjet_action_at ON eventjet_action (app, at);
 
 CREATE INDEX ix_eventjet_quarantine_aggregate ON eventjet_quarantine (projection, revision, aggregate, aggregate_id);

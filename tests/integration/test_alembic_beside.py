@@ -127,7 +127,7 @@ def application(request: pytest.FixtureRequest, tmp_path: Path) -> Application:
 
 
 READ_MODELS = {"balances", "movements", "accounts", "lines", "totals"}
-OURS = {*READ_MODELS, "eventjet_projection", "eventjet_rebuild", "eventjet_quarantine"}
+OURS = {*READ_MODELS, "eventjet_projection", "eventjet_rebuild", "eventjet_quarantine", "eventjet_action"}
 
 
 @pytest.mark.parametrize("shared", ["", "1"], ids=["own metadata", "shared metadata"])

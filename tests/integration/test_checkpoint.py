@@ -46,6 +46,7 @@ def test_tables_are_created_once_whoever_comes_first(database: str) -> None:
         created = list(pool.map(lambda _: create_tables(engine, [BALANCES, MOVEMENTS]), range(4)))
     assert sorted(name for names in created for name in names) == [
         "balances",
+        "eventjet_action",
         "eventjet_alembic_version",
         "eventjet_projection",
         "eventjet_quarantine",

@@ -17,10 +17,9 @@ import pytest
 
 from eventjet.cli.history import line
 from eventjet.cli.main import exit_status, main, report
-from eventjet.cli.rebuild import _compared, shown_key
 from eventjet.cli.running import Lines, finished
 from eventjet.cli.target import safe_settings, target
-from eventjet.cli.terminal import counted, wrapped
+from eventjet.cli.terminal import wrapped
 from eventjet.domain.personal import MASK
 from eventjet.errors import (
     DefinitionError,
@@ -34,7 +33,9 @@ from eventjet.errors import (
     VerificationFailed,
 )
 from eventjet.operations.events import shown
+from eventjet.operations.verification import compared, shown_key
 from eventjet.rebuild import Difference
+from eventjet.shown import counted
 
 
 @pytest.fixture(autouse=True)
@@ -204,9 +205,9 @@ def test_bulk_work_ends_at_sigterm_also_where_the_shell_has_ctrl_c_ignored(
 )
 def test_two_values_are_told_apart_even_where_they_print_alike(live: object, expected: object, told: str) -> None:
     found = Difference(("t", 1), {"id": 1, "v": live}, {"id": 1, "v": expected}, ("v",), "never equal")
-    assert _compared(found, private=False) == told
+    assert compared(found, private=False) == told
 
 
 def test_what_differs_in_personal_columns_is_named_and_not_shown() -> None:
     found = Difference(("t", 1), {"v": "ada"}, {"v": "eve"}, ("v",), "never equal")
-    assert _compared(found, private=True) == f"v is {MASK} and should be another one"
+    assert compared(found, private=True) == f"v is {MASK} and should be another one"

@@ -11,7 +11,8 @@ import typer
 from eventjet.cli.rebuild import MasterOption
 from eventjet.cli.running import finished
 from eventjet.cli.target import AppTarget, on_app
-from eventjet.cli.terminal import Answer, counted, say
+from eventjet.cli.terminal import Answer, say
+from eventjet.shown import counted
 
 if TYPE_CHECKING:
     from eventjet.rebuild import AuditReport, Finding, Found

@@ -11,9 +11,10 @@ import typer
 
 from eventjet.cli.completing import names_of
 from eventjet.cli.target import AppTarget, on_app
-from eventjet.cli.terminal import ANSWER_IS_NO, Answer, counted, note, say
+from eventjet.cli.terminal import ANSWER_IS_NO, Answer, note, say
 from eventjet.codec.subjects import declared_name
 from eventjet.errors import CursorFenced, EventjetError, UsageError
+from eventjet.shown import counted
 from eventjet.spelling import listed, meant
 
 if TYPE_CHECKING:

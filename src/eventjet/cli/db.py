@@ -138,23 +138,14 @@ def promote(
 
     The other revision's table goes aside and is kept. Refused while the app's revision lacks events the other has.
     """
-    from eventjet.sql.database import Database
-    from eventjet.sql.promotion import promote as exchange
+    from eventjet.operations.promotion import promote as exchange
+    from eventjet.operations.promotion import promoted_told
 
     resolved = at.projection(projection)
-    where = Database(at.settings.database)
-    with where.reaching_sync():
-        done = exchange(where, resolved)
+    done = exchange(at.settings, resolved)
     left = list(done.left) if done else []
-    names = ", ".join(table.name for table in resolved.tables)
-    tables = f"the table {names}" if len(resolved.tables) == 1 else f"the tables {names}"
-    if done is None:
-        text = f"{projection} revision {resolved.revision} has {tables} already"
-    else:
-        aside = ", ".join(f"revision {revision}" for revision in left) or "no revision"
-        text = f"{projection} revision {resolved.revision} has {tables}; {aside} went aside"
     value = {"projection": projection, "revision": resolved.revision, "promoted": done is not None, "left": left}
-    return Answer(value, text)
+    return Answer(value, promoted_told(resolved, done))
 
 
 @db.command()

@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eventjet.cli.target import AppTarget, JsonOption, on_app
-from eventjet.cli.terminal import (
-    ANSWER_IS_NO,
-    UNREACHABLE,
-    WIDTH_MAX,
-    counted,
-    filled,
-    print_json,
-    say,
-    terminal_width,
-)
+from eventjet.cli.terminal import ANSWER_IS_NO, UNREACHABLE, WIDTH_MAX, filled, print_json, say, terminal_width
+from eventjet.shown import counted
 
 if TYPE_CHECKING:
     from eventjet.doctor.diagnosis import Diagnosis

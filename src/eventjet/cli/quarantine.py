@@ -20,7 +20,7 @@ from eventjet.shown import cut, cut_values, printable
 
 if TYPE_CHECKING:
     from eventjet.operations.quarantines import Quarantine, StoredEvent
-    from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
+    from eventjet.quarantine.rows import Listed, Shown
 
 _HEAD = 12
 _POLL_S = 0.2
@@ -139,6 +139,8 @@ def _outcome_of(at: AppTarget, name: str, chosen: Sequence[int], timeout_s: floa
 
     Where that was `waited` for, and is not known in time, the answer is no.
     """
+    from eventjet.operations.quarantines import not_yet, told
+
     deadline = time.monotonic() + timeout_s
     while True:
         found = _quarantine(at, name).outcomes(chosen)
@@ -146,7 +148,7 @@ def _outcome_of(at: AppTarget, name: str, chosen: Sequence[int], timeout_s: floa
         if left_s <= 0 or not any(outcome.is_open for outcome in found):
             break
         time.sleep(min(_POLL_S, left_s))
-    lines = [_told(outcome) for outcome in found] or ["Nothing is parked."]
+    lines = [told(outcome) for outcome in found] or ["Nothing is parked."]
     is_open = any(outcome.is_open for outcome in found)
     if is_open and timeout_s > 0:
         lines.append(
@@ -154,25 +156,9 @@ def _outcome_of(at: AppTarget, name: str, chosen: Sequence[int], timeout_s: floa
             f"{name}`. Where none runs, or it is paused, the next one that works on it carries it out."
         )
     elif is_open:
-        lines.append(
-            f"No worker has carried it out yet. One of {name} will: as soon as it runs, or gets to it, and not "
-            "while it is paused."
-        )
+        lines.append(not_yet(name))
     failed = any(outcome.next_resolution == "parked" for outcome in found)
     return Answer(found, "\n".join(lines), ok=not failed and not (is_open and waited))
-
-
-def _told(one: VerdictOutcome) -> str:
-    if one.resolution == "parked":
-        return f"{one.position}: failed again: {cut(one.reason)}"
-    if one.resolution == "retry":
-        return f"{one.position}: to be tried again"
-    done = {"retried": "taken", "dropped": "dropped"}.get(one.resolution, one.resolution)
-    if one.next is None:
-        return f"{one.position}: {done}, and it blocks nothing any more"
-    if one.next_resolution == "retry":
-        return f"{one.position}: {done}; position {one.next}, which it blocked, is to be tried"
-    return f"{one.position}: {done}; position {one.next}, which it blocked, failed: {cut(one.next_reason)}"
 
 
 def _print(events: Sequence[Listed], declared: Mapping[str, int], everything: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -13,12 +13,12 @@ import typer
 from eventjet.cli.completing import names_of
 from eventjet.cli.running import finished
 from eventjet.cli.target import AppTarget, on_app, without_token
-from eventjet.cli.terminal import Answer, counted, say, spent, where
+from eventjet.cli.terminal import Answer, say
 from eventjet.errors import UsageError
-from eventjet.shown import cut
+from eventjet.shown import counted, spent
 
 if TYPE_CHECKING:
-    from eventjet.rebuild import Difference, EngineOptions, Preview, RebuildReport, SnapshotReport, VerifyReport
+    from eventjet.rebuild import EngineOptions, Preview, SnapshotReport, VerifyReport
     from eventjet.rebuild.choice import EngineChoice
 
 EngineOption = Annotated[
@@ -68,16 +68,17 @@ def rebuild(
 
     Ctrl-C, or a fault anywhere, leaves the live ones as they are.
     """
+    from eventjet.operations.rebuilding import preview_told, rebuilt_told
     from eventjet.rebuild import preview
     from eventjet.rebuild import rebuild as make_again
 
     chosen, names = _engine_options(engine, master, no_ship), at.chosen(projections)
     if dry_run:
         planned = asyncio.run(preview(at.ref, names, at.settings, engine=chosen, from_archive=from_archive))
-        return Answer(_as_json(planned), lambda: _print_preview(planned), ok=not planned.refusals)
+        return Answer(_as_json(planned), lambda: _print(preview_told(planned)), ok=not planned.refusals)
     work = partial(make_again, at.ref, names, at.settings, engine=chosen, from_archive=from_archive)
     report = finished("No live read model was changed but by a swap that was complete.", work)
-    return Answer(report, lambda: _print_rebuilt(report))
+    return Answer(report, lambda: _print(rebuilt_told(report)))
 
 
 @on_app()
@@ -96,6 +97,7 @@ def verify(
     Workers, commands and readers go on meanwhile. The first differences are named, with the position since which
     the row is not what the log says.
     """
+    from eventjet.operations.verification import shown_difference
     from eventjet.rebuild import verify as compare
 
     chosen = _engine_options(engine, master, no_ship)
@@ -103,12 +105,7 @@ def verify(
     work = partial(compare, at.ref, name, at.settings, engine=chosen, from_archive=from_archive)
     report = finished("Nothing was changed.", work)
     private = at.app().projections[name].is_private
-    sides = [(_columns(one.live, private=private), _columns(one.expected, private=private)) for one in report.examples]
-    examples = [
-        {"key": shown_key(one.key), "live": live, "expected": expected, "columns": one.columns, "since": one.since}
-        for one, (live, expected) in zip(report.examples, sides, strict=True)
-    ]
-    value = {**asdict(report), "examples": examples}
+    value = {**asdict(report), "examples": [shown_difference(one, private=private) for one in report.examples]}
     return Answer(value, lambda: _print_verified(report, private=private), ok=not report.differences)
 
 
@@ -152,58 +149,9 @@ def _engine_options(name: str, master: str | None, no_ship: bool = False) -> Eng
     return options_of(EngineOptions(cast("EngineChoice", name), master, ship=not no_ship))
 
 
-def _print_rebuilt(report: RebuildReport) -> None:
-    for one in report.projections:
-        made = f"{counted(one.rows, 'row')} from {counted(report.events, 'event')}"
-        how = ", sequentially" if one.sequential else ""
-        say(f"{one.projection} revision {one.revision}: {made}{how}, swapped in at position {one.position:,}")
-        if one.location:
-            say(
-                f"It is {where(one.location)}, beside the revision that readers see. If it is newer, its worker lets "
-                f"it take over; `eventjet db promote {one.projection}` does so at once."
-            )
-    _print_beginning(report.first)
-    say(f"{report.engine} engine: {spent(report.seconds)}")
-    total_s = sum(report.seconds.values())
-    local_s = report.local_at_most_s
-    if local_s is not None and local_s < total_s:
-        say(
-            f"Starting Spark outweighed the work: `--engine local` would have taken about {local_s:.0f} s or less, "
-            f"and this took {total_s:.0f} s."
-        )
-
-
-def _print_beginning(first: int) -> None:
-    if first > 1:
-        say(
-            f"The log begins at position {first:,}: rows hold nothing of what came before. If an archive has it, use "
-            "`--from-archive`."
-        )
-
-
-def _print_preview(planned: Preview) -> None:
-    plan = planned.plan
-    for one in planned.candidates:
-        live = (
-            "no live one yet" if one.position is None else f"the live one is {one.state} at position {one.position:,}"
-        )
-        say(f"{one.projection} revision {one.revision}: {one.route.value}; {live}")
-    say(f"{plan.stream}: {counted(plan.events, 'event')}, positions {plan.first:,} to {plan.last:,}")
-    _print_beginning(plan.first)
-    if plan.archived >= plan.first:
-        say(f"Positions up to {min(plan.archived, plan.last):,} would be read from the archive.")
-    on = f"spark engine on {planned.master}" if planned.master else "local engine"
-    times = "once" if len(plan.passes) == 1 else f"{len(plan.passes)} times"
-    ranges, parts = counted(len(plan.ranges), "range"), counted(plan.partitions, "partition")
-    say(f"{on}: the log is read {times}, in {ranges} into {parts}")
-    say(f"{planned.database}: the shadows would be in {planned.location}")
-    if planned.upgrades:
-        say("eventjet's own tables would be made, or brought up to date, first.")
-    if planned.remains:
-        say(f"What killed rebuilds left would be removed first: {', '.join(planned.remains)}.")
-    for refusal in planned.refusals:
-        say(f"Refused: {refusal}")
-    say("Nothing was changed.")
+def _print(lines: Iterator[str]) -> None:
+    for line in lines:
+        say(line)
 
 
 def _as_json(planned: Preview) -> dict[str, Any]:
@@ -220,58 +168,16 @@ def _as_json(planned: Preview) -> dict[str, Any]:
 
 
 def _print_verified(report: VerifyReport, *, private: bool) -> None:
+    from eventjet.operations.verification import compared, shown_key
+
     differences = counted(report.differences, "difference")
     say(f"{differences}: {report.projection} at position {report.position:,}, {counted(report.rows, 'row')}")
     for example in report.examples:
-        say(f"  - {shown_key(example.key)}: {_compared(example, private=private)}; {example.since}")
+        say(f"  - {shown_key(example.key)}: {compared(example, private=private)}; {example.since}")
     if report.differences > len(report.examples):
         say(f"  - and {report.differences - len(report.examples):,} more")
     if report.differences:
         say(f"`eventjet rebuild {report.projection}` makes it again from the log.")
-
-
-def _compared(example: Difference, *, private: bool) -> str:
-    """What differs between two rows, column by column."""
-    if example.live is None:
-        return "it has no row and should have one"
-    if example.expected is None:
-        return "it has a row and should have none"
-    live, expected = _columns(example.live, private=private) or {}, _columns(example.expected, private=private) or {}
-    return ", ".join(
-        _told_apart(name, (live[name], expected[name]), (_value(example.live, name), _value(example.expected, name)))
-        for name in example.columns
-    )
-
-
-def _told_apart(name: str, shown: tuple[Any, Any], values: tuple[Any, Any]) -> str:
-    """One column as it may be shown: by its values; where they print alike by their types, or in these words."""
-    live, expected = (cut(str(one)) for one in shown)
-    kinds = [type(one).__name__ for one in values]
-    if live != expected:
-        return f"{name} is {live} and should be {expected}"
-    if kinds[0] != kinds[1]:
-        return f"{name} is {live} ({kinds[0]}) and should be {expected} ({kinds[1]})"
-    alike = f" ({kinds[0]}) and should be another one, which prints alike" if str(values[0]) == str(values[1]) else ""
-    return f"{name} is {live}{alike or ' and should be another one'}"
-
-
-def _value(row: Any, name: str) -> Any:
-    return cast("Mapping[str, Any]", row)[name] if isinstance(row, Mapping) else getattr(row, name)
-
-
-def _columns(row: Any, *, private: bool) -> Mapping[str, Any] | None:
-    """A row as it may be shown; of a table by hand nobody knows which columns are personal."""
-    from eventjet.domain.personal import masked_row, masked_whole
-
-    if row is None or not isinstance(row, Mapping):
-        return None if row is None else masked_row(row)
-    named = dict(cast("Mapping[str, Any]", row))
-    return masked_whole(named) if private else named
-
-
-def shown_key(key: tuple[Any, ...]) -> str:
-    """A key as one writes it; the parts of a composite one separated by commas."""
-    return ", ".join(map(str, key))
 
 
 def _print_built(report: SnapshotReport) -> None:

@@ -16,9 +16,9 @@ import typer
 
 from eventjet.cli import exports
 from eventjet.cli.target import AppTarget, on_app
-from eventjet.cli.terminal import Answer, counted, say
+from eventjet.cli.terminal import Answer, say
 from eventjet.errors import UsageError
-from eventjet.shown import printable
+from eventjet.shown import counted, printable
 
 if TYPE_CHECKING:
     from eventjet.contracts.verdicts import Judged

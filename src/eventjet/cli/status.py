@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eventjet.cli.target import AppTarget, JsonOption, on_app
-from eventjet.cli.terminal import Answer, counted, note, print_json, say, where
-from eventjet.shown import duration, printable
+from eventjet.cli.terminal import Answer, note, print_json, say
+from eventjet.shown import counted, duration, in_location, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -148,7 +148,7 @@ def remarks_on(statuses: Sequence[WorkStatus]) -> list[str]:
             silent = "since the database's clock was set back" if one.lost_s is None else f"for {duration(one.lost_s)}"
             remarks.append(f"{name}: its worker {one.lost_owner} has not been seen {silent}; none has taken over yet")
         if one.location:
-            remarks.append(f"{name}: its rows are aside, {where(one.location)}, and not what readers see")
+            remarks.append(f"{name}: its rows are aside, {in_location(one.location)}, and not what readers see")
         if not one.declared:
             away = "" if one.kind == PROJECTION else f"; `eventjet cursor drop {one.name}` removes it"
             remarks.append(f"{name}: the app does not declare it, so only workers with other code advance it{away}")

@@ -7,7 +7,7 @@ import logging
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass
 from enum import StrEnum
@@ -157,21 +157,6 @@ def print_json(value: object, *, indent: int | None = 2) -> None:
 
 def _plain(value: Any) -> object:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 row`, `2,000 rows`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def spent(seconds: Mapping[str, float]) -> str:
-    """Wall time by phase, as `read 1.0 s, load 2.5 s`."""
-    return ", ".join(f"{phase} {elapsed:.1f} s" for phase, elapsed in seconds.items())
-
-
-def where(location: str) -> str:
-    """Where a revision keeps tables that are not in the declared location."""
-    return f"in tables whose names end in {location}" if location.startswith("__") else f"in the schema {location}"
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -10,9 +10,10 @@ import typer
 
 from eventjet.cli.completing import names_of
 from eventjet.cli.target import AppTarget, on_app
-from eventjet.cli.terminal import Answer, counted, note, say
+from eventjet.cli.terminal import Answer, note, say
 from eventjet.errors import UsageError
 from eventjet.projections.app_ref import aggregate_of
+from eventjet.shown import counted
 from eventjet.spelling import listed, meant
 
 if TYPE_CHECKING:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import shlex
 import time
-from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,10 +20,7 @@ from eventjet.cli.terminal import Answer, LogFormat, LogFormatOption, log_format
 from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
-    from eventjet.cursors.kv import Cursors
     from eventjet.dev.stack import Stack
-    from eventjet.reactions.verdicts import PausedCursor
-    from eventjet.sql.pausing import Paused
 
 _ENDED_S = 20.0
 """How long servers of our own, and what works on them, may take to end after a signal."""
@@ -84,54 +80,19 @@ def pause(at: AppTarget, names: NamesArgument, revision: RevisionOption = None) 
     Their workers stop before the next commit, or event, and stand by. A rebuild may go on; what it swaps in stays
     paused.
     """
-    from eventjet.reactions import verdicts
-    from eventjet.sql.pausing import pause
+    from eventjet.operations.pausing import pause, paused_told
 
-    done = _change(at, names, revision, pause, verdicts.pause)
-    lines = [
-        f"{_called(at, one)} {'is paused' if one.changed else 'was paused already'} at position {one.position:,}"
-        for one in done
-    ]
-    return Answer(done, "\n".join(lines))
+    done = asyncio.run(pause(at.app(), at.settings, names, revision))
+    return Answer(done, "\n".join(paused_told(at.app(), one) for one in done))
 
 
 @on_app()
 def resume(at: AppTarget, names: NamesArgument, revision: RevisionOption = None) -> Answer:
     """Let what is paused go on, all of it or none; a worker that stands by takes it at its next look."""
-    from eventjet.reactions import verdicts
-    from eventjet.sql.pausing import resume
+    from eventjet.operations.pausing import resume, resumed_told
 
-    done = _change(at, names, revision, resume, verdicts.resume)
-    return Answer(done, "\n".join(f"{_called(at, one)} goes on from position {one.position:,}" for one in done))
-
-
-def _change(
-    at: AppTarget,
-    names: Sequence[str],
-    revision: int | None,
-    projections: Callable[..., Coroutine[Any, Any, list[Paused]]],
-    followers: Callable[[Cursors, Sequence[str]], Coroutine[Any, Any, list[PausedCursor]]],
-) -> list[Paused | PausedCursor]:
-    """Carry it out on what is named: checkpoints first, since they may refuse, then cursors."""
-    chosen = at.work(names)
-    if revision is not None and (len(chosen.projections) != 1 or chosen.followers):
-        raise UsageError("--revision is about one projection. Name one.")
-    pairs = [(one.name, revision or one.revision) for one in chosen.projections]
-
-    async def change() -> list[Paused | PausedCursor]:
-        done: list[Paused | PausedCursor] = []
-        if pairs:
-            done += await projections(at.settings.database, pairs, declared=revision is None)
-        if chosen.followers:
-            async with at.cursors() as cursors:
-                done += await followers(cursors, [one.name for one in chosen.followers])
-        return done
-
-    return asyncio.run(change())
-
-
-def _called(at: AppTarget, one: Paused | PausedCursor) -> str:
-    return f"{one.name} revision {one.revision}" if one.name in at.app().projections else one.name
+    done = asyncio.run(resume(at.app(), at.settings, names, revision))
+    return Answer(done, "\n".join(resumed_told(at.app(), one) for one in done))
 
 
 @on_app(servers=False, database=False)

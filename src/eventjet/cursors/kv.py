@@ -248,12 +248,16 @@ class Cursors:
             raise
         return int(answer["seq"])
 
-    async def parked(self, name: str, *, resolved: bool = False) -> list[ParkedEntry]:
-        """What is parked or blocked, by position; with those that were retried or dropped, where asked for."""
-        entries = [ParkedEntry.decoded(record[4], record[0]) for record in await self._from_leader(f"q.{name}.*")]
+    async def parked(self, name: str, *, resolved: bool = False, limit: int | None = None) -> list[ParkedEntry]:
+        """What is parked or blocked, by position; with those that were retried or dropped, where asked for.
+
+        `limit`: no more than so many are read, those that were written first.
+        """
+        records = await self._from_leader(f"q.{name}.*", limit)
+        entries = [ParkedEntry.decoded(record[4], record[0]) for record in records]
         return sorted((one for one in entries if resolved or one.is_open), key=lambda one: one.position)
 
-    async def _from_leader(self, key: str) -> list[RawRecord]:
+    async def _from_leader(self, key: str, limit: int | None = None) -> list[RawRecord]:
         """The records of all keys that match, one request each; none of those that were deleted.
 
         Of a key that is written while they are read it is the newer one.
@@ -264,6 +268,8 @@ class Cursors:
             while (record := await self._client.ask(next_message(self._stream, position, subject))) is not None:
                 found[record[2]] = record
                 position = record[0] + 1
+                if limit is not None and len(found) >= limit:
+                    break
         except StreamMissing:
             return []
         return [record for record in found.values() if record[4]]

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 from eventjet.errors import UsageError
 from eventjet.nats.client import connected
+from eventjet.shown import cut
 from eventjet.workers.supervisor import chosen_of
 
 if TYPE_CHECKING:
     from eventjet.app import App
     from eventjet.cursors.kv import Cursors
+    from eventjet.nats.client import Client
     from eventjet.projections.sql_projection import AnyResolved
     from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
     from eventjet.settings import Settings
@@ -64,6 +66,28 @@ def quarantine_of(app: App, settings: Settings, name: str) -> Quarantine:
     return _OfCursors(app, settings, [one.name for one in chosen.followers])
 
 
+def told(one: VerdictOutcome) -> str:
+    """What became of a verdict, in words."""
+    if one.resolution == "parked":
+        return f"{one.position}: failed again: {cut(one.reason)}"
+    if one.resolution == "retry":
+        return f"{one.position}: to be tried again"
+    done = {"retried": "taken", "dropped": "dropped"}.get(one.resolution, one.resolution)
+    if one.next is None:
+        return f"{one.position}: {done}, and it blocks nothing any more"
+    if one.next_resolution == "retry":
+        return f"{one.position}: {done}; position {one.next}, which it blocked, is to be tried"
+    return f"{one.position}: {done}; position {one.next}, which it blocked, failed: {cut(one.next_reason)}"
+
+
+def not_yet(name: str) -> str:
+    """Of a verdict that no worker has carried out."""
+    return (
+        f"No worker has carried it out yet. One of {name} will: as soon as it runs, or gets to it, and not "
+        "while it is paused."
+    )
+
+
 class _OfProjection:
     what_dropping_means = "A rebuild will leave it out too."
 
@@ -85,12 +109,7 @@ class _OfProjection:
             return shown(connection, *self._of, position)
 
     def stored(self, found: Shown) -> StoredEvent:
-        return StoredEvent(found.payload, found.event.event_type, self._schema(found.event.event_type))
-
-    def _schema(self, event_type: str) -> int:
-        """The quarantine does not keep it: known of an event that has one shape only."""
-        kind = self._app.catalog.named(event_type)
-        return kind.info.schema if kind is not None and kind.info.schema == 1 else 0
+        return stored_of_projection(self._app, found)
 
     def retry(self, positions: Sequence[int] | None) -> list[int]:
         from eventjet.quarantine.rows import retry
@@ -132,8 +151,7 @@ class _OfCursors:
         self._app = app
         self._settings = settings
         self._names = names
-        self._inbox = app.inboxes.get(names[0])
-        self._kind = "message" if self._inbox is not None else ""
+        self._kind = kind_of(app, names[0])
 
     def listed(self, *, resolved: bool) -> Sequence[Listed]:
         from eventjet.reactions import verdicts
@@ -150,37 +168,12 @@ class _OfCursors:
 
     def stored(self, found: Shown) -> StoredEvent:
         """Read from the log, or the stream of the inbox, where it is the event that was parked."""
-        from eventjet.codec.envelope import SCHEMA, number_of
-        from eventjet.cursors.kv import Cursors
-        from eventjet.errors import Forbidden, StreamMissing
-        from eventjet.nats.api import message_at, stream_info
-        from eventjet.quarantine.fold import is_of
-
-        event, inbox = found.event, self._inbox
-        stream = self._app.name if inbox is None else inbox.stream
-        where = "the log" if inbox is None else f"the stream {stream!r}"
 
         async def read() -> StoredEvent:
             async with connected(self._settings) as client:
-                record = await client.ask(message_at(stream, event.position))
-                is_same = is_of(event.event_id, record)
-                if is_same and inbox is not None:
-                    held = await Cursors(client, self._app.name).read(event.projection)
-                    is_same = (await client.ask(stream_info(stream))).created == held.cursor.log
-            if record is not None and is_same:
-                return StoredEvent(
-                    record[4], event.event_type or _cloud_type(record[4]) or self._kind, number_of(record[3], SCHEMA)
-                )
-            there = "nothing is there" if record is None else "another one is there"
-            missing = f"{where} no longer has this event at position {event.position}: {there}"
-            return StoredEvent(None, event.event_type, missing=missing)
+                return await stored_of_follower(client, self._app, self._names[0], found)
 
-        try:
-            return asyncio.run(read())
-        except StreamMissing:
-            return StoredEvent(None, event.event_type, missing=f"{where} does not exist")
-        except Forbidden as error:
-            return StoredEvent(None, event.event_type, missing=str(error))
+        return asyncio.run(read())
 
     def retry(self, positions: Sequence[int] | None) -> list[int]:
         from eventjet.reactions import verdicts
@@ -256,6 +249,47 @@ class _OfCursors:
                 return await ask(Cursors(client, self._app.name))
 
         return asyncio.run(run())
+
+
+def kind_of(app: App, name: str) -> str:
+    """What an event of a follower's quarantine is called where nothing says its type."""
+    return "message" if name in app.inboxes else ""
+
+
+def stored_of_projection(app: App, found: Shown) -> StoredEvent:
+    """From the quarantine, which does not keep the schema: known of an event that has one shape only."""
+    kind = app.catalog.named(found.event.event_type)
+    schema = kind.info.schema if kind is not None and kind.info.schema == 1 else 0
+    return StoredEvent(found.payload, found.event.event_type, schema)
+
+
+async def stored_of_follower(client: Client, app: App, name: str, found: Shown) -> StoredEvent:
+    """Read from the log, or the stream of the inbox, where it is the event that was parked."""
+    from eventjet.codec.envelope import SCHEMA, number_of
+    from eventjet.cursors.kv import Cursors
+    from eventjet.errors import Forbidden, StreamMissing
+    from eventjet.nats.api import message_at, stream_info
+    from eventjet.quarantine.fold import is_of
+
+    event, inbox = found.event, app.inboxes.get(name)
+    stream = app.name if inbox is None else inbox.stream
+    where = "the log" if inbox is None else f"the stream {stream!r}"
+    try:
+        record = await client.ask(message_at(stream, event.position))
+        is_same = is_of(event.event_id, record)
+        if is_same and inbox is not None:
+            held = await Cursors(client, app.name).read(event.projection)
+            is_same = (await client.ask(stream_info(stream))).created == held.cursor.log
+    except StreamMissing:
+        return StoredEvent(None, event.event_type, missing=f"{where} does not exist")
+    except Forbidden as error:
+        return StoredEvent(None, event.event_type, missing=str(error))
+    if record is not None and is_same:
+        kind = event.event_type or _cloud_type(record[4]) or kind_of(app, name)
+        return StoredEvent(record[4], kind, number_of(record[3], SCHEMA))
+    there = "nothing is there" if record is None else "another one is there"
+    missing = f"{where} no longer has this event at position {event.position}: {there}"
+    return StoredEvent(None, event.event_type, missing=missing)
 
 
 def _cloud_type(body: bytes) -> str:

@@ -24,7 +24,7 @@ from eventjet.domain.personal import field_hint, is_private
 from eventjet.domain.subscription import shown_name, union_members
 from eventjet.projections.columns import plain, unsupported
 
-OWN_TABLES = ("eventjet_projection", "eventjet_rebuild", "eventjet_quarantine")
+OWN_TABLES = ("eventjet_projection", "eventjet_rebuild", "eventjet_quarantine", "eventjet_action")
 """Tables that eventjet makes for itself: see `eventjet.sql.own_tables`."""
 
 _TAKEN: tuple[tuple[type[Any], tuple[type, ...]], ...] = (

@@ -149,12 +149,29 @@ _LISTED: list[ColumnElement[Any]] = [
 """The fields of `Listed`."""
 
 
-def listed(connection: Connection, names: Collection[str], *, resolved: bool = False) -> list[Listed]:
-    """The parked events of some projections, those to be tried again among them; with `resolved` history too."""
+def listed(
+    connection: Connection,
+    names: Collection[str],
+    *,
+    resolved: bool = False,
+    after: int = 0,
+    limit: int | None = None,
+) -> list[Listed]:
+    """The parked events of some projections, those to be tried again among them; with `resolved` history too.
+
+    Those `after` a position; the first so many, where there is a `limit`.
+    """
     which = _q.resolution != BLOCKED if resolved else _q.resolution.in_((PARKED, RETRY))
-    query = select(*_LISTED).where(_q.projection.in_(names), which)
-    rows = connection.execute(query.order_by(_q.projection, _q.revision, _q.position))
+    query = select(*_LISTED).where(_q.projection.in_(names), _q.position > after, which)
+    rows = connection.execute(query.order_by(_q.projection, _q.revision, _q.position).limit(limit))
     return [Listed(*row) for row in rows]
+
+
+def waiting(connection: Connection, head: Listed, limit: int) -> list[Listed]:
+    """The first events that wait behind a parked one, in order."""
+    same = of(head.projection, head.revision), _q.aggregate == head.aggregate, _q.aggregate_id == head.aggregate_id
+    query = select(*_LISTED).where(*same, _q.resolution == BLOCKED, _q.position > head.position)
+    return [Listed(*row) for row in connection.execute(query.order_by(_q.position).limit(limit))]
 
 
 def shown(connection: Connection, name: str, revision: int, position: int) -> Shown | None:
@@ -202,7 +219,7 @@ def outcomes(connection: Connection, name: str, revision: int, positions: Sequen
     """What became of each so far."""
     heads = _heads(connection, name, revision)
     query = select(_q.position, _q.resolution, _q.reason, _q.aggregate, _q.aggregate_id).where(
-        of(name, revision), _q.resolution != BLOCKED
+        of(name, revision), _q.resolution != BLOCKED, _q.position.in_(positions)
     )
     rows = {row[0]: row for row in connection.execute(query)}
     found: list[VerdictOutcome] = []

@@ -47,6 +47,15 @@ async def listed(cursors: Cursors, name: str, *, resolved: bool = False) -> list
     return [_listed(held.cursor, entry, entries) for entry in entries if entry.parked.resolution != BLOCKED]
 
 
+async def first_listed(cursors: Cursors, name: str, limit: int) -> tuple[list[Listed], bool]:
+    """As `listed`, of so many entries at the most; and whether there may be others."""
+    held = await cursors.read(name)
+    entries = await cursors.parked(name, resolved=True, limit=limit)
+    still = [entry for entry in entries if entry.is_open]
+    heads = [_listed(held.cursor, entry, still) for entry in still if entry.parked.resolution != BLOCKED]
+    return heads, len(entries) >= limit
+
+
 async def shown(cursors: Cursors, name: str, position: int) -> Shown | None:
     """One event of a quarantine, whole but for its body, which is in the log; None when it is not there."""
     held = await cursors.read(name)
@@ -56,6 +65,13 @@ async def shown(cursors: Cursors, name: str, position: int) -> Shown | None:
         return None
     blocked_by = _head(entry, entries) if entry.parked.resolution == BLOCKED else None
     return Shown(_listed(held.cursor, entry, entries), entry.parked.traceback, None, blocked_by)
+
+
+async def waiting(cursors: Cursors, head: Listed) -> list[Listed]:
+    """The events that wait behind a parked one, in order."""
+    held, entries = await cursors.read(head.projection), await cursors.parked(head.projection)
+    behind = [one for one in entries if one.key == (head.aggregate, head.aggregate_id)]
+    return [_listed(held.cursor, one, entries) for one in behind if one.parked.resolution == BLOCKED]
 
 
 async def retry(cursors: Cursors, name: str, positions: Sequence[int] | None) -> list[int]:

@@ -45,6 +45,8 @@ class Difference:
     """The fields of a row, or the columns of SQL by hand, that differ; none where a side has no row."""
     since: str
     """`missed since N`: equal before the event at position N; or `never equal`. Not known for SQL by hand."""
+    position: int | None = None
+    """That N; None where there is none."""
 
 
 def compare_rows(shadow: Shadow[ResolvedProjection], watch: Watch) -> tuple[int, int, list[tuple[Any, Any]]]:

@@ -108,7 +108,14 @@ def _verify_rows(job: Job, resolved: ResolvedProjection) -> tuple[Plan, int, int
             live = {codec.key(one if one is not None else other): one for one, other in pairs}
             since = _since_when(job, plan, resolved, live, shadow.target.known) if pairs else {}
             examples = [
-                Difference(key, one, other, differing(one, other, codec), since[key])
+                Difference(
+                    key,
+                    one,
+                    other,
+                    differing(one, other, codec),
+                    NEVER if since[key] is None else f"missed since {since[key]}",
+                    since[key],
+                )
                 for (one, other), key in zip(pairs, live, strict=True)
             ]
         failpoints.reach("verify.compared")
@@ -146,8 +153,8 @@ def _copied(job: Job, resolved: R_co) -> Generator[tuple[Shadow[R_co], Plan]]:
 
 def _since_when(
     job: Job, plan: Plan, resolved: ResolvedProjection, live: Mapping[RowKey, Any], known: Mapping[int, str]
-) -> dict[RowKey, str]:
-    """For each key: `missed since N`, where N is the first event the live row does not show, or `never equal`.
+) -> dict[RowKey, int | None]:
+    """For each key the position of the first event that the live row does not show; None where it was never equal.
 
     `known` is what was decided about events in the quarantine.
     """
@@ -166,7 +173,7 @@ def _since_when(
                 missed.pop(key, None)
             elif was_equal:
                 missed[key] = event.position
-    return {key: f"missed since {missed[key]}" if key in missed else NEVER for key in live}
+    return {key: missed.get(key) for key in live}
 
 
 def _fold(

@@ -70,6 +70,27 @@ to try it again), `retried` (it was taken after all) or `dropped` (it never will
 aggregate. Times are seconds since 1970 by the database's clock.
 """
 
+actions = sa.Table(
+    "eventjet_action",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("app", sa.String(48), nullable=False),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("action", sa.String(16), nullable=False),
+    sa.Column("target", sa.Text, nullable=False),
+    sa.Column("details", sa.Text, nullable=False, server_default="{}"),
+    sa.Column("outcome", sa.String(16), nullable=False),
+    sa.Column("result", sa.Text, nullable=False, server_default=""),
+    sa.Column("ended_at", sa.Double),
+    sa.Index("ix_eventjet_action_at", "app", "at"),
+)
+"""One row for each action that somebody took in the console, written before it is carried out.
+
+`outcome` is `begun`, then `done`, `refused`, `failed` or `cancelled`; one whose console was killed stays `begun`.
+`target` holds names, separated by commas. Times are seconds since 1970 by the database's clock.
+"""
+
 
 class Clock(FunctionElement[float]):
     """Seconds since 1970 by the database as the statement runs, so that the clocks of workers do not matter.

@@ -80,9 +80,13 @@ class Gate:
         request = Request(scope, receive)
         level, actor = await self._asked(request)
         known = request.cookies.get(_COOKIE, "")
-        token = known if len(known) == _TOKEN_BYTES * 2 else secrets.token_hex(_TOKEN_BYTES)
+        token = known if _is_token(known) else secrets.token_hex(_TOKEN_BYTES)
         visitor = Visitor(level, cut(printable(actor), _ACTOR_MAX), token)
-        scope.setdefault("state", {})["visitor"] = visitor
+
+        async def may_look() -> bool:
+            return (await self._asked(request))[0] != "forbidden"
+
+        scope.setdefault("state", {}).update(visitor=visitor, may_look=may_look)
 
         async def answered(message: Message) -> None:
             if message["type"] == "http.response.start" and token != known:
@@ -108,6 +112,15 @@ class Gate:
         return level, actor
 
 
+def _is_token(text: str) -> bool:
+    return len(text) == _TOKEN_BYTES * 2 and text.isascii() and text.isalnum()
+
+
+async def may_still_look(request: Request) -> bool:
+    """Whether the sender of a request that is still answered would be let in now."""
+    return await request.state.may_look()
+
+
 async def form_of(request: Request) -> dict[str, str]:
     """The fields of a form that changes something. Raises `HTTPException` where its sender may not, or did not send it.
 
@@ -123,6 +136,7 @@ async def form_of(request: Request) -> dict[str, str]:
         raise HTTPException(413, "This form is larger than any of the console's. Nothing was done.")
     async with request.form(max_files=0, max_fields=100, max_part_size=_FORM_MAX) as form:
         fields = {name: value for name, value in form.items() if isinstance(value, str)}
-    if not secrets.compare_digest(fields.pop(TOKEN, "").encode(), request.cookies.get(_COOKIE, "?").encode()):
+    known = request.cookies.get(_COOKIE, "")
+    if not _is_token(known) or not secrets.compare_digest(fields.pop(TOKEN, "").encode(), known.encode()):
         raise HTTPException(403, "This form is not of this console, or it is an old one. Open the page again.")
     return fields

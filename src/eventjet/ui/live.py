@@ -9,52 +9,73 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from eventjet.ui.access import may_still_look
+
 STREAMS_MAX = 100
 """Pages of one console that are kept current at once."""
 _LASTS_S = 600.0
-"""One stream; the browser opens another one then, and whoever may not look any more is found out."""
+"""One stream; the browser opens another one then."""
+_ASKED_AGAIN_S = 5.0
+"""How long one goes on for whoever may not look any more."""
 
 
 class Streams:
     """Of one console."""
 
     def __init__(self) -> None:
-        self._open = 0
-        self._stop = asyncio.Event()
+        self.open = 0
+        self.stopped = asyncio.Event()
 
     def end(self) -> None:
         """Let all of them end, so that the server can."""
-        self._stop.set()
+        self.stopped.set()
+
+
+class Stream:
+    """One of them, for one request."""
+
+    def __init__(self, streams: Streams, request: Request) -> None:
+        self._streams = streams
+        self._request = request
+        self._until = self._asked = asyncio.get_running_loop().time()
+        self._until += _LASTS_S
 
     def response(self, parts: AsyncIterator[str]) -> StreamingResponse:
         """Sends each part as one message. Raises `HTTPException` 503 where too many are open."""
-        if self._open >= STREAMS_MAX:
+        if self._streams.open >= STREAMS_MAX:
             raise HTTPException(503, f"{STREAMS_MAX} live pages are open at once; close one and load this one again.")
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(self._sent(parts), media_type="text/event-stream", headers=headers)
 
     async def pause(self, seconds: float) -> bool:
-        """Let time pass; False when the streams are to end."""
+        """Let time pass; False when the stream is to end."""
         try:
-            await asyncio.wait_for(self._stop.wait(), seconds)
+            await asyncio.wait_for(self._streams.stopped.wait(), seconds)
         except TimeoutError:
-            return True
+            return await self._goes_on()
         return False
 
+    async def _goes_on(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        if self._streams.stopped.is_set() or now > self._until:
+            return False
+        if now - self._asked >= _ASKED_AGAIN_S:
+            self._asked = now
+            return await may_still_look(self._request)
+        return True
+
     async def _sent(self, parts: AsyncIterator[str]) -> AsyncGenerator[str]:
-        self._open += 1
-        loop = asyncio.get_running_loop()
-        until = loop.time() + _LASTS_S
+        self._streams.open += 1
         try:
             yield "retry: 2000\n\n"
             async for part in parts:
-                yield "".join(f"data: {line}\n" for line in part.splitlines()) + "\n"
-                if self._stop.is_set() or loop.time() > until:
+                if not await self._goes_on():
                     return
+                yield "".join(f"data: {line}\n" for line in part.splitlines()) + "\n"
         finally:
-            self._open -= 1
+            self._streams.open -= 1
 
 
-def streams_of(request: Request) -> Streams:
-    """Those of the console that was asked."""
-    return request.app.state.streams
+def streams_of(request: Request) -> Stream:
+    """One of the console that was asked, for whoever asks."""
+    return Stream(request.app.state.streams, request)

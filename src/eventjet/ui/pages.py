@@ -94,6 +94,8 @@ PATHS: Mapping[str, str] = {
     "job": "/jobs/one",
     "job_live": "/live/job",
     "actions": "/actions",
+    "action": "/actions/one",
+    "action_live": "/live/action",
     "act": "/actions/new",
     "static": "/static/",
 }

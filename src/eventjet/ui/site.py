@@ -20,6 +20,8 @@ from eventjet.app import App
 from eventjet.errors import EventjetError
 from eventjet.settings import Settings
 from eventjet.ui.access import Access, Gate, read_only
+from eventjet.ui.actions import Actions
+from eventjet.ui.deeds import ACTIONS
 from eventjet.ui.live import Streams
 from eventjet.ui.pages import PATHS, page
 from eventjet.ui.pulse import Pulse
@@ -37,6 +39,10 @@ def console(app: App, *, access: Access = read_only, settings: Settings | None =
     Connections are opened when pages need them, and closed at the end of its lifespan, or with the process where the
     app it is mounted in runs no lifespans of others. Raises `UsageError` for settings that cannot be used.
 
+    Behind a proxy its links follow the `root_path` of the ASGI scope, and its cookie is `Secure` where the scope's
+    scheme is https: uvicorn takes that from `X-Forwarded-Proto` of a proxy that `--forwarded-allow-ips` names. The
+    proxy has to pass on the `Host` that the browser sent, with which the origin of forms is compared.
+
     ```python
     from starlette.applications import Starlette
     from starlette.routing import Mount
@@ -47,11 +53,14 @@ def console(app: App, *, access: Access = read_only, settings: Settings | None =
     sources = Sources(app, settings or Settings.load())
     pulse = Pulse(sources)
 
+    actions = Actions(ACTIONS, sources, pulse)
+
     @asynccontextmanager
     async def lifespan(_site: Starlette) -> AsyncGenerator[None]:
         try:
             yield
         finally:
+            await actions.close()
             await pulse.close()
             await sources.close()
 
@@ -65,6 +74,7 @@ def console(app: App, *, access: Access = read_only, settings: Settings | None =
     )
     site.state.sources = sources
     site.state.pulse = pulse
+    site.state.actions = actions
     site.state.streams = Streams()
     return site
 

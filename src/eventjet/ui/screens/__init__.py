@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from eventjet.ui.screens import overview
+from eventjet.ui.screens import actions, jobs, overview, quarantine
 
 ROUTES: Mapping[str, Mapping[str, Any]] = {
     **overview.ROUTES,
+    **quarantine.ROUTES,
+    **jobs.ROUTES,
+    **actions.ROUTES,
 }
