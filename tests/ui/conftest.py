@@ -93,6 +93,15 @@ def page(watched: Watched) -> Page:
 @contextmanager
 def serving(folder: Path, environ: Mapping[str, str], *options: str) -> Iterator[str]:
     """`eventjet ui` as a process; gives its URL without the last slash."""
+    with serving_process(folder, environ, *options) as (url, _):
+        yield url
+
+
+@contextmanager
+def serving_process(
+    folder: Path, environ: Mapping[str, str], *options: str
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """As `serving`, with the process, whose log is `ui.log` in the folder."""
     with (
         (folder / "ui.log").open("w+") as log,
         subprocess.Popen(
@@ -113,7 +122,7 @@ def serving(folder: Path, environ: Mapping[str, str], *options: str) -> Iterator
             reading.join(_READY_S)
             log.seek(0)
             assert "".join(said).startswith("http"), f"it said {said} and {log.read()}"
-            yield said[0].strip().rstrip("/")
+            yield said[0].strip().rstrip("/"), process
         finally:
             process.terminate()
             process.wait(_READY_S)

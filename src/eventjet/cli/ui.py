@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import os
 import socket
+import threading
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from eventjet.cli.running import until_signalled
+from eventjet.cli.running import CLEARED_S, until_signalled
 from eventjet.cli.target import AppTarget, on_app
-from eventjet.cli.terminal import LogFormat, LogFormatOption, log_to_stderr, say
+from eventjet.cli.terminal import INTERRUPTED, LogFormat, LogFormatOption, log_to_stderr, say
 from eventjet.errors import Unreachable, UsageError
+from eventjet.urls import Url, parse
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from eventjet.ui.access import Access, Level
 
@@ -42,6 +45,10 @@ def ui(
             help="Your function that says who may look and who may act; needed where others can reach it.",
         ),
     ] = None,
+    public_url: Annotated[
+        str | None,
+        typer.Option("--public-url", metavar="URL", help="Under which a proxy shows it: its host, path and https."),
+    ] = None,
     logs: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Look at the log, the read models and what went wrong in a browser, until Ctrl-C.
@@ -55,21 +62,49 @@ def ui(
     except ModuleNotFoundError as error:
         raise UsageError(f"The console needs {error.name}. Install it with `pip install 'eventjet[ui]'`.") from None
     log_to_stderr(logs)
+    public = None if public_url is None else _public(public_url)
     if access is not None and allow_actions:
         raise UsageError("--access says who may act, so --allow-actions has no say. Leave one of them out.")
-    if host not in _HERE and access is None:
+    if (host not in _HERE or public_url is not None) and access is None:
+        where = host if public_url is None else "that URL"
         raise UsageError(
-            f"Others can reach {host}, and nothing would ask them who they are. Give --access module:name, a function "
-            "of the request that says who may look and who may act, or leave --host out."
+            f"Others can reach {where}, and nothing would ask them who they are. Give --access module:name, a function "
+            "of the request that says who may look and who may act, or leave it out."
         )
     may = _named(at, access) if access is not None else _owner if allow_actions else None
     site = console(at.app(), settings=at.settings, **({} if may is None else {"access": may}))
     # On this machine a page of another site could have the browser ask under a name of its own (DNS rebinding).
-    served = TrustedHostMiddleware(site, [*_HERE, "[::1]"]) if host in _HERE else site
+    known = [*_HERE, "[::1]", *([] if public is None else [public.host])]
+    served: ASGIApp = TrustedHostMiddleware(site, known) if host in _HERE else site
+    if public is not None:
+        served = _Behind(served, public)
     with closing(_listening(host, port)) as listening:
         shown = f"[{host}]" if ":" in host else host
         say(f"http://{shown}:{listening.getsockname()[1]}/")
         asyncio.run(_serve(served, site.state.streams.end, listening))
+
+
+def _public(url: str) -> Url:
+    """Raises `UsageError` for what is no URL of a site."""
+    found = parse(url)
+    if found is None or found.scheme not in ("http", "https") or not found.host or found.user or found.options:
+        raise UsageError("--public-url is no URL of a site. Write it as https://host/path, without a password.")
+    return found
+
+
+class _Behind:
+    """What a proxy shows under another URL: whether it leaves the path in front or takes it off."""
+
+    def __init__(self, site: ASGIApp, public: Url) -> None:
+        self._site = site
+        self._scheme, self._root = public.scheme, public.path.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = scope["path"]
+            path = path if path == self._root or path.startswith(f"{self._root}/") else self._root + path
+            scope = {**scope, "scheme": self._scheme, "root_path": self._root, "path": path}
+        await self._site(scope, receive, send)
 
 
 async def _serve(site: ASGIApp, end_streams: Callable[[], None], listening: socket.socket) -> None:
@@ -91,7 +126,12 @@ async def _serve(site: ASGIApp, end_streams: Callable[[], None], listening: sock
     signalled.cancel()
     end_streams()
     server.should_exit = True
+    # Rebuilds in their threads are given time to clear away, and no more.
+    bound = threading.Timer(CLEARED_S, os._exit, (INTERRUPTED,))
+    bound.daemon = True
+    bound.start()
     await serving
+    bound.cancel()
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -184,14 +184,15 @@ class Actions:
             await asyncio.wait({task}, timeout=_SEEN_S)
         return form
 
-    async def close(self) -> int:
-        """Cancel what still runs, and let it clear away what it had begun; how many there were."""
+    async def close(self) -> None:
+        """Cancel what still runs, and let it clear away what it had begun."""
         running = set(self._running.values())
+        if running:
+            _LOG.warning("%d actions are cancelled, and what they had begun is cleared away", len(running))
         for action_id in list(self._running):
             self._cancel(action_id)
         if running:
             await asyncio.wait(running, timeout=_CLEARED_S)
-        return len(running)
 
     def _cancel(self, action_id: str) -> bool:
         task, job = self._running.get(action_id), self.jobs.get(action_id)

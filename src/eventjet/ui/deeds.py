@@ -11,7 +11,7 @@ from eventjet.errors import UsageError
 from eventjet.operations import pausing, promotion, rebuilding
 from eventjet.operations.actions import Begun
 from eventjet.operations.parked import parked_events
-from eventjet.operations.quarantines import Quarantine, not_yet, quarantine_of
+from eventjet.operations.quarantines import Quarantine, quarantine_of
 from eventjet.projections.app_ref import projections_of
 from eventjet.rebuild import EngineOptions, preview
 from eventjet.rebuild.job import STOP_TIMEOUT_S
@@ -176,7 +176,7 @@ async def _decided(desk: Desk, wish: Wish, decide: Callable[[Quarantine], list[i
     (name,) = wish.names
     quarantine = quarantine_of(desk.sources.app, desk.sources.settings, name)
     done = await asyncio.to_thread(decide, quarantine)
-    return f"The verdict on {_positions(done)} is given. {not_yet(name)}"
+    return f"The verdict on {_positions(done)} is given."
 
 
 def _positions(positions: Sequence[int]) -> str:

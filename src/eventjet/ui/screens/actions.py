@@ -112,6 +112,7 @@ class _Shown:
         known: Actions = request.app.state.actions
         self.recorded = one
         self.begun = one.begun
+        self.lines = one.result.splitlines()
         self.is_job = one.begun.action in _JOBS
         self.is_running = one.outcome == "begun" and known.is_running(one.begun.id)
         self.unrecorded = known.unrecorded.get(one.begun.id, "")
