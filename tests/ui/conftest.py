@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 T = TypeVar("T")
 
@@ -71,6 +71,7 @@ def watched(browser: Browser) -> Iterator[Watched]:
     """A new page; at the end nothing may have been complained about."""
     context = browser.new_context(viewport={"width": 1200, "height": 900})
     context.set_default_timeout(PATIENCE_MS)
+    expect.set_options(timeout=PATIENCE_MS)
     watched = Watched(context.new_page())
 
     def heard(message: ConsoleMessage) -> None:

@@ -56,7 +56,7 @@ def test_what_is_parked_is_tried_again_and_dropped_and_a_worker_carries_it_out(p
         page.get_by_role("link", name="3", exact=True).click()
         expect(page.locator("pre.json")).to_contain_text('"amount": "666"')
         expect(page.locator("main ol li")).to_have_count(2)
-        page.get_by_text("Traceback").click()
+        page.locator("summary").click()
         expect(page.locator("details pre")).to_contain_text("raise ValueError")
 
         page.goto(f"{url}/quarantine")
@@ -231,16 +231,12 @@ def test_a_form_that_is_sent_twice_acts_once(page: Page, ledger: Books) -> None:
         fields = {
             one.get_attribute("name") or "": one.get_attribute("value") or "" for one in form.locator("input").all()
         }
-        confirm(page, "Pause")
+        page.locator("main form button").dblclick()
         expect(page.locator("main")).to_contain_text("is paused at position 0")
         first = page.url
         ledger.program("resume", "balances")
         again = page.request.post(f"{url}/actions/new", form=fields, headers={"origin": url})
         assert (again.status, again.url) == (200, first)
-        # The history leads back to the form: pressing its button again does nothing either.
-        page.go_back()
-        confirm(page, "Pause")
-        assert page.url == first
     assert ledger.rows("select state from eventjet_projection") == [("new",)]
     assert len(ledger.actions()) == 1
 

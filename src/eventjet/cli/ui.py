@@ -76,12 +76,17 @@ def ui(
     # On this machine a page of another site could have the browser ask under a name of its own (DNS rebinding).
     known = [*_HERE, "[::1]", *([] if public is None else [public.host])]
     served: ASGIApp = TrustedHostMiddleware(site, known) if host in _HERE else site
-    if public is not None:
-        served = _Behind(served, public)
+    if public_url is not None:
+        served = behind(served, public_url)
     with closing(_listening(host, port)) as listening:
         shown = f"[{host}]" if ":" in host else host
         say(f"http://{shown}:{listening.getsockname()[1]}/")
         asyncio.run(_serve(served, site.state.streams.end, listening))
+
+
+def behind(site: ASGIApp, public_url: str) -> ASGIApp:
+    """The site as a proxy shows it under this URL; raises `UsageError` for what is no URL of one."""
+    return _Behind(site, _public(public_url))
 
 
 def _public(url: str) -> Url:

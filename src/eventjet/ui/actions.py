@@ -21,7 +21,6 @@ from eventjet.operations.actions import Begun, Outcome
 from eventjet.rebuild.choice import CHOICES, EngineChoice
 from eventjet.ui.access import Visitor
 from eventjet.ui.jobs import Jobs
-from eventjet.ui.pulse import Pulse
 from eventjet.ui.sources import Sources
 
 POSITIONS_MAX = 1_000
@@ -115,7 +114,6 @@ class Desk:
     """What actions work with."""
 
     sources: Sources
-    pulse: Pulse
     jobs: Jobs
     cancel: Callable[[str], bool]
     """Cancels the task of an action; False where this console has none of that id."""
@@ -140,11 +138,11 @@ class Action:
 class Actions:
     """Of one console."""
 
-    def __init__(self, known: Mapping[str, Action], sources: Sources, pulse: Pulse) -> None:
+    def __init__(self, known: Mapping[str, Action], sources: Sources) -> None:
         self._known = known
         self._running: dict[str, asyncio.Task[None]] = {}
         self.jobs = Jobs(sources)
-        self.desk = Desk(sources, pulse, self.jobs, self._cancel)
+        self.desk = Desk(sources, self.jobs, self._cancel)
         self.unrecorded: dict[str, str] = {}
         """Ids of actions whose end could not be recorded, and what it was."""
 

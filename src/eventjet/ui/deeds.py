@@ -18,7 +18,7 @@ from eventjet.rebuild.job import STOP_TIMEOUT_S
 from eventjet.shown import counted, cut
 from eventjet.ui.actions import POSITIONS_MAX, Action, Desk, Meaning, Wish
 from eventjet.ui.jobs import Job, Kind
-from eventjet.workers.status import PROJECTION, WorkStatus
+from eventjet.workers.status import PROJECTION, WorkStatus, status
 from eventjet.workers.supervisor import chosen_of
 
 _NAMED_MAX = 20
@@ -62,18 +62,25 @@ def _check_cancel(_desk: Desk, wish: Wish) -> None:
 
 async def _statuses(desk: Desk, wish: Wish) -> tuple[list[WorkStatus], str]:
     """Of what is named, and why that is not known."""
-    beat = await desk.pulse.beat()
+    every, fault = await _all_statuses(desk)
     app = desk.sources.app
     chosen = chosen_of(app, wish.names)
     pairs = {(one.name, wish.revision or one.revision) for one in chosen.projections}
     followers = {one.name for one in chosen.followers}
     found = [
         one
-        for one in beat.statuses
+        for one in every
         if (one.kind == PROJECTION and (one.name, one.revision) in pairs)
         or (one.kind != PROJECTION and one.name in followers)
     ]
-    return found, beat.fault
+    return found, fault
+
+
+async def _all_statuses(desk: Desk) -> tuple[list[WorkStatus], str]:
+    """As of now: what pages show may be a second old, and from before an action."""
+    sources = desk.sources
+    seen = await sources.see("The server or the database", partial(status, sources.app, sources.settings))
+    return seen.value or [], seen.fault
 
 
 def _facts(found: Sequence[WorkStatus]) -> list[tuple[str, str]]:
@@ -226,8 +233,8 @@ async def _job(kind: Kind, desk: Desk, wish: Wish, begun: Begun) -> str:
 
 async def _promote_means(desk: Desk, wish: Wish) -> Meaning:
     (resolved,) = projections_of(desk.sources.app, wish.names)
-    beat = await desk.pulse.beat()
-    each = [one for one in beat.statuses if one.name == resolved.name and one.kind == PROJECTION]
+    every, fault = await _all_statuses(desk)
+    each = [one for one in every if one.name == resolved.name and one.kind == PROJECTION]
     holder = next((one for one in each if not one.location and one.revision != resolved.revision), None)
     own = next((one for one in each if one.revision == resolved.revision), None)
     tables = ", ".join(table.name for table in resolved.tables)
@@ -239,9 +246,9 @@ async def _promote_means(desk: Desk, wish: Wish) -> Meaning:
     says.append("It is refused while it lacks events that readers see already.")
     facts = [(_called(one), f"{_standing(one)}; {'aside' if one.location else 'what readers see'}") for one in each]
     refusal = ""
-    if own is not None and own.state != "new" and not own.location and not beat.fault:
+    if own is not None and own.state != "new" and not own.location:
         refusal = f"Revision {resolved.revision} is what readers see already."
-    return Meaning(says, facts, refusal, beat.fault)
+    return Meaning(says, facts, refusal, fault)
 
 
 async def _promote(desk: Desk, wish: Wish, _begun: Begun) -> str:

@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -53,7 +53,7 @@ def console(app: App, *, access: Access = read_only, settings: Settings | None =
     sources = Sources(app, settings or Settings.load())
     pulse = Pulse(sources)
 
-    actions = Actions(ACTIONS, sources, pulse)
+    actions = Actions(ACTIONS, sources)
 
     @asynccontextmanager
     async def lifespan(_site: Starlette) -> AsyncGenerator[None]:
@@ -113,6 +113,8 @@ class _Front:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if not hasattr(request.state, "visitor"):  # of what is given to everybody: styles and scripts
+        return PlainTextResponse(error.detail, error.status_code)
     said = "There is no such page." if error.status_code == 404 and error.detail == "Not Found" else error.detail
     return page(request, "fault.html", error.status_code, title=f"{error.status_code}", said=said)
 

@@ -1,0 +1,303 @@
+"""Who may look and who may act: each answer of `access`, forms of other sites, proxies, and what no page tells."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import text
+from starlette.applications import Starlette
+from starlette.requests import Request
+
+from eventjet.cli.ui import behind
+from eventjet.errors import UsageError
+from eventjet.settings import Settings
+from eventjet.sql.database import Database
+from eventjet.sql.locations import create_tables
+from eventjet.ui import Access, Level, console, live
+from eventjet.ui.deeds import ACTIONS
+from eventjet.ui.pages import PATHS
+from eventjet.ui.screens import ROUTES
+from examples.bank.app import bank
+from tests.acceptance.conftest import Program, clean_environ
+
+HOST = "http://console.example"
+SECRET = "c0rrect-h0rse"
+LIVE = {name for name in PATHS if name.endswith("_live")}
+PAGES = [name for name in ROUTES if name not in LIVE]
+
+
+def may(level: Level, actor: str = "ada") -> Access:
+    return lambda _request: (level, actor)
+
+
+async def slowly(request: Request) -> tuple[Level, str]:
+    await asyncio.sleep(0)
+    return ("all" if request.headers.get("x-user") == "ada" else "forbidden"), request.headers.get("x-user", "")
+
+
+def settings(folder: Path) -> Settings:
+    """A database that is there, and a server that is not."""
+    url = f"sqlite:///{folder}/read.db"
+    create_tables(Database(url).sync_engine(), bank.projections.values())
+    return Settings.load({"servers": "nats://127.0.0.1:1", "database": url}, environ={})
+
+
+Open: TypeAlias = Callable[[Access], httpx.AsyncClient]
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncGenerator[Open]:
+    """Gives a browser without a screen to a console of its own; they are closed at the end."""
+    async with AsyncExitStack() as stack:
+
+        def opened(access: Access) -> httpx.AsyncClient:
+            site = console(bank, settings=settings(tmp_path), access=access)
+            stack.push_async_callback(closed, site)
+            return httpx.AsyncClient(transport=httpx.ASGITransport(site), base_url=HOST)
+
+        yield opened
+
+
+@pytest.fixture
+async def stack() -> AsyncGenerator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+async def closed(site: Starlette) -> None:
+    async with site.router.lifespan_context(site):
+        pass
+
+
+def done(folder: Path) -> list[Any]:
+    with Database(f"sqlite:///{folder}/read.db").sync_engine().connect() as connection:
+        rows = connection.execute(text("select actor, action, target, outcome from eventjet_action order by at"))
+        return [tuple(row) for row in rows]
+
+
+async def form(browser: httpx.AsyncClient, **headers: str) -> dict[str, str]:
+    """The form that pauses the balances, as its page has it."""
+    answer = await browser.get("/actions/new?action=pause&name=balances", headers=headers)
+    assert answer.status_code == 200, answer.text
+    return dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', answer.text))
+
+
+async def pausing(browser: httpx.AsyncClient, fields: dict[str, str], **headers: str) -> httpx.Response:
+    return await browser.post("/actions/new", data=fields, headers={"origin": HOST, **headers})
+
+
+async def test_whoever_may_act_is_recorded_by_name(client: Open, tmp_path: Path) -> None:
+    browser = client(slowly)
+    answer = await pausing(browser, await form(browser, **{"x-user": "ada"}), **{"x-user": "ada"})
+    assert answer.status_code == 303
+    assert done(tmp_path) == [("ada", "pause", "balances", "done")]
+    told = await browser.get(answer.headers["location"], headers={"x-user": "ada"})
+    assert "balances revision 1 is paused at position 0" in told.text
+
+
+async def test_a_name_is_shown_as_text_whatever_it_is(client: Open, tmp_path: Path) -> None:
+    browser = client(may("all", "<b>ada</b>\u202e\0" + "x" * 10_000))
+    await pausing(browser, await form(browser))
+    page = (await browser.get("/actions")).text
+    assert "&lt;b&gt;ada&lt;/b&gt;\\x202e\\x00" in page
+    assert "\u202e" not in page
+    assert len(done(tmp_path)[0][0]) < 300
+
+
+async def test_a_form_without_its_token_or_with_another_does_nothing(client: Open, tmp_path: Path) -> None:
+    browser = client(may("all"))
+    fields = await form(browser)
+    token = fields.pop("csrf")
+    for wrong in ({}, {"csrf": ""}, {"csrf": "?"}, {"csrf": "0" * 64}, {"csrf": token[:-1]}):
+        answer = await pausing(browser, {**fields, **wrong})
+        assert (answer.status_code, "is not of this console" in answer.text) == (403, True), wrong
+    assert done(tmp_path) == []
+
+
+@pytest.mark.parametrize("cookie", ["", "?", "short", "é" * 64, "0" * 64])
+async def test_a_cookie_that_is_none_of_the_consoles_does_nothing(client: Open, tmp_path: Path, cookie: str) -> None:
+    browser = client(may("all"))
+    fields = await form(browser)
+    browser.cookies.clear()
+    headers = {} if not cookie else {"cookie": f"eventjet-console={cookie}"}
+    guessed = {**fields, "csrf": fields["csrf"] if cookie == "0" * 64 else cookie or "?"}
+    answer = await browser.post("/actions/new", data=guessed, headers=httpx.Headers(headers, encoding="utf-8"))
+    assert answer.status_code == 403
+    assert done(tmp_path) == []
+
+
+@pytest.mark.parametrize("origin", ["http://elsewhere.example", "https://console.example.evil", "null", ""])
+async def test_a_form_of_another_site_does_nothing(client: Open, tmp_path: Path, origin: str) -> None:
+    browser = client(may("all"))
+    answer = await pausing(browser, await form(browser), origin=origin)
+    assert (answer.status_code, "was sent from another site" in answer.text) == (403, True)
+    assert done(tmp_path) == []
+
+
+async def test_whoever_may_only_look_sees_nothing_to_act_with_and_is_refused(client: Open, tmp_path: Path) -> None:
+    acting, looking = client(may("all")), client(may("read_only"))
+    fields = await form(acting)
+    for name in PAGES:
+        page = await looking.get(PATHS[name])
+        assert 'method="post"' not in page.text, name
+        assert PATHS["act"] not in page.text, name
+    answer = await looking.get("/actions/new?action=pause&name=balances")
+    assert answer.status_code == 403
+    looking.cookies = acting.cookies
+    answer = await pausing(looking, fields)
+    assert (answer.status_code, "not act in it" in answer.text) == (403, True)
+    assert done(tmp_path) == []
+
+
+async def test_whoever_may_not_look_gets_the_same_page_everywhere(client: Open, tmp_path: Path) -> None:
+    browser = client(may("forbidden", "mallory"))
+    for path in [*PATHS.values(), "/nothing"]:
+        if path == PATHS["static"]:
+            continue
+        for method in ("GET", "POST", "HEAD", "DELETE"):
+            answer = await browser.request(method, path)
+            assert answer.status_code == 403, (method, path)
+            assert "balances" not in answer.text
+    assert (await browser.get("/static/nothing")).status_code == 404
+
+
+async def test_a_wish_that_makes_no_sense_is_told_in_plain_words(client: Open, tmp_path: Path) -> None:
+    browser = client(may("all"))
+    for query in (
+        "",
+        "action=explode&name=balances",
+        "action=pause",
+        "action=pause&name=nothing",
+        "action=pause&name=" + "x" * 65,
+        "action=pause&name=balances&revision=one",
+        "action=retry&name=balances",
+        "action=retry&name=balances&position=-1",
+        "action=drop&name=balances&position=" + "9" * 30,
+        "action=drop&name=balances&position=" + ",".join(map(str, range(1, 1_002))),
+        "action=rebuild",
+        "action=rebuild&name=balances&engine=magic",
+        f"action=rebuild&name=balances&from_archive=s3://ada:{SECRET}@bucket/log",
+        "action=rebuild&name=balances&from_archive=" + "x" * 2_000,
+        "action=cancel",
+        "action=cancel&job=x",
+    ):
+        answer = await browser.get(f"/actions/new?{query}")
+        assert answer.status_code == 400, query
+        assert SECRET not in answer.text
+    for path in ("/actions?page=0", "/actions?page=x", "/actions/one", "/actions/one?id=x", "/jobs/one?id=x"):
+        assert (await browser.get(path)).status_code == 400, path
+    for path in (f"/actions/one?id={'0' * 32}", "/quarantine?name=nothing", "/quarantine/one?name=balances&position=3"):
+        assert (await browser.get(path)).status_code == 404, path
+
+
+async def test_what_is_missing_where_it_is_recorded_refuses_the_action(client: Open, tmp_path: Path) -> None:
+    browser = client(may("all"))
+    fields = await form(browser)
+    with Database(f"sqlite:///{tmp_path}/read.db").sync_engine().begin() as connection:
+        connection.execute(text("drop table eventjet_action"))
+    answer = await pausing(browser, fields)
+    assert (answer.status_code, "Nothing was done, since it could not be recorded" in answer.text) == (503, True)
+
+
+async def test_a_live_page_ends_for_whoever_may_not_look_any_more(
+    client: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "_ASKED_AGAIN_S", 0.0)
+    levels: list[Level] = ["read_only"]
+    browser = client(lambda _request: (levels[-1], "ada"))
+
+    async def revoked() -> None:
+        await asyncio.sleep(0.05)
+        levels.append("forbidden")
+
+    # httpx gives the answer when it has ended.
+    answer, _ = await asyncio.wait_for(asyncio.gather(browser.get(PATHS["overview_live"]), revoked()), 60)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert (await browser.get(PATHS["overview_live"])).status_code == 403
+
+
+@pytest.mark.slow
+async def test_no_page_shows_a_secret_of_the_settings(stack: AsyncExitStack) -> None:
+    hidden = {
+        "servers": f"nats://ada:{SECRET}@127.0.0.1:1",
+        "database": f"postgresql://ada:{SECRET}@127.0.0.1:1/read?password={SECRET}",
+    }
+    site = console(bank, settings=Settings.load(hidden, environ={}), access=may("all"))
+    await stack.enter_async_context(site.router.lifespan_context(site))
+    browser = httpx.AsyncClient(transport=httpx.ASGITransport(site), base_url=HOST)
+    queries = [f"action={name}&name=balances&position=1&job={'0' * 32}" for name in ACTIONS]
+    pages = [PATHS[name] for name in PAGES] + [f"{PATHS['act']}?{query}" for query in queries]
+    pages += [f"{PATHS[name]}?name=balances&position=1&id={'0' * 32}" for name in PAGES]
+    for path in pages:
+        answer = await browser.get(path)
+        assert answer.status_code != 500, path
+        assert SECRET not in answer.text + str(answer.headers), path
+    answer = await pausing(browser, await form(browser))
+    assert answer.status_code == 503
+    assert SECRET not in answer.text
+
+
+async def test_mounted_in_fastapi_links_and_forms_stay_below_it(tmp_path: Path) -> None:
+    site = console(bank, settings=settings(tmp_path), access=may("all"))
+
+    @asynccontextmanager
+    async def lifespan(_api: FastAPI) -> AsyncGenerator[None]:
+        async with site.router.lifespan_context(site):
+            yield
+
+    api = FastAPI(lifespan=lifespan)
+    api.mount("/ops/console", site)
+    browser = httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="https://console.example")
+    async with api.router.lifespan_context(api):
+        page = await browser.get("/ops/console/actions/new?action=pause&name=balances")
+        links = re.findall(r'(?:href|action|src)="(?!#)([^"]+)"', page.text)
+        assert links
+        assert all(link.startswith("/ops/console/") for link in links)
+        assert "Path=/ops/console; HttpOnly; SameSite=Strict; Secure" in page.headers["set-cookie"]
+        fields = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', page.text))
+        answer = await browser.post(
+            "/ops/console/actions/new", data=fields, headers={"origin": "https://console.example"}
+        )
+        assert answer.headers["location"].startswith("/ops/console/actions/one?id=")
+    assert done(tmp_path) == [("ada", "pause", "balances", "done")]
+
+
+@pytest.mark.parametrize("path", ["/actions", "/ops/actions"], ids=["taken off", "left in front"])
+async def test_behind_a_proxy_links_and_the_cookie_are_those_of_its_url(
+    tmp_path: Path, stack: AsyncExitStack, path: str
+) -> None:
+    inner = console(bank, settings=settings(tmp_path), access=may("all"))
+    await stack.enter_async_context(inner.router.lifespan_context(inner))
+    site = behind(inner, "https://console.example/ops/")
+    browser = httpx.AsyncClient(transport=httpx.ASGITransport(site), base_url=HOST)
+    page = await browser.get(path)
+    assert page.status_code == 200
+    assert 'href="/ops/quarantine"' in page.text
+    assert "Path=/ops; HttpOnly; SameSite=Strict; Secure" in page.headers["set-cookie"]
+
+
+@pytest.mark.parametrize("url", ["console.example", "ftp://console.example", f"https://ada:{SECRET}@console.example"])
+async def test_a_public_url_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="--public-url is no URL of a site") as told:
+        behind(console(bank, settings=Settings.load({}, environ={})), url)
+    assert SECRET not in str(told.value)
+
+
+@pytest.mark.slow
+def test_what_others_can_reach_needs_access(tmp_path: Path) -> None:
+    program = Program(tmp_path, {**clean_environ(), "EVENTJET_APP": "eventjet.examples.bank.app:bank"})
+    for options in (("--host", "0.0.0.0"), ("--public-url", "https://console.example")):
+        refused = program("ui", *options)
+        assert (refused.status, refused.out) == (2, "")
+        assert "nothing would ask them who they are" in refused.said()
+        assert refused.is_one_paragraph()
+    both = program("ui", "--allow-actions", "--access", "eventjet.examples.bank.app:bank")
+    assert both.status == 2
