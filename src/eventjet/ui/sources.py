@@ -66,6 +66,8 @@ class Sources:
         for look in self._abandoned:
             look.cancel()
         await self._forget_engine()
+        if self._abandoned:
+            await asyncio.wait(self._abandoned, timeout=ANSWER_S)
         self._log = None
         await self._ending.aclose()
 
@@ -121,6 +123,6 @@ class Sources:
         """The next page connects anew: sessions that hang are not handed on."""
         engine, self._engine = self._engine, None
         if engine is not None:
-            closing = asyncio.ensure_future(engine.dispose(close=False))
+            closing = asyncio.ensure_future(engine.dispose())
             self._abandoned.add(closing)
             closing.add_done_callback(self._ended)
