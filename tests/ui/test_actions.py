@@ -183,7 +183,7 @@ def test_a_console_that_ends_cancels_its_jobs_and_says_so(page: Page, swapping: 
         page.close()
         process.terminate()
         assert process.wait(_BOUND_S) == 0
-    assert "1 actions are cancelled" in (program.folder / "ui.log").read_text()
+    assert "clearing away what was begun: 1 action" in (program.folder / "ui.log").read_text()
     assert [one[::2] for one in swapping.actions()] == [("rebuild", "cancelled")]
     assert left_behind(swapping) == []
 

@@ -21,6 +21,11 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "nats-config": ("eventjet nats-config > nats.conf", "eventjet nats-config --postgres > grants.sql"),
     "status": ("eventjet status", "eventjet status --watch --interval 5", "eventjet status --json"),
     "doctor": ("eventjet doctor",),
+    "ui": (
+        "eventjet ui",
+        "eventjet ui --allow-actions",
+        "eventjet ui --host 0.0.0.0 --access shop.access:by_proxy --public-url https://ops.example/shop",
+    ),
     "history": ("eventjet history account a-1",),
     "tail": ("eventjet tail --follow", "eventjet tail --from 1 --json"),
     "process show": ("eventjet process show transfer t-1",),

@@ -41,7 +41,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedAction:
     """An action as it is recorded."""
 
     begun: Begun
@@ -85,7 +85,7 @@ async def end(database: Database, action_id: str, outcome: Outcome, result: str)
 
 async def recorded(
     connection: AsyncConnection, app: str, *, limit: int, skip: int = 0, target: str | None = None
-) -> list[Recorded]:
+) -> list[RecordedAction]:
     """Those of an app, newest first; of one `target`, where it is named."""
     query = select(*_a, Clock()).where(_a.app == app)
     if target is not None:
@@ -95,7 +95,7 @@ async def recorded(
     return [_read(row) for row in rows]
 
 
-async def recorded_as(connection: AsyncConnection, app: str, action_id: str) -> Recorded | None:
+async def recorded_as(connection: AsyncConnection, app: str, action_id: str) -> RecordedAction | None:
     """The one of this id; None where the app has none."""
     row = (await connection.execute(select(*_a, Clock()).where(_a.app == app, _a.id == action_id))).one_or_none()
     return None if row is None else _read(row)
@@ -106,11 +106,11 @@ async def count(connection: AsyncConnection, app: str) -> int:
     return await connection.scalar(select(func.count()).select_from(actions).where(_a.app == app)) or 0
 
 
-def _read(row: Row[Any]) -> Recorded:
+def _read(row: Row[Any]) -> RecordedAction:
     values: Any = tuple(row)
     action_id, app, actor, at, action, target, details, outcome, result, ended_at, now = values
     begun = Begun(action_id, app, actor, action, tuple(target.split(_BETWEEN)), json.loads(details))
-    return Recorded(begun, at, outcome, result, ended_at, max(0.0, now - at))
+    return RecordedAction(begun, at, outcome, result, ended_at, max(0.0, now - at))
 
 
 @asynccontextmanager

@@ -19,6 +19,7 @@ from eventjet.errors import EventjetError, PromotionRefused, UsageError
 from eventjet.operations import actions
 from eventjet.operations.actions import Begun, Outcome
 from eventjet.rebuild.choice import CHOICES, EngineChoice
+from eventjet.shown import counted
 from eventjet.ui.access import Visitor
 from eventjet.ui.jobs import Jobs
 from eventjet.ui.sources import Sources
@@ -186,7 +187,7 @@ class Actions:
         """Cancel what still runs, and let it clear away what it had begun."""
         running = set(self._running.values())
         if running:
-            _LOG.warning("%d actions are cancelled, and what they had begun is cleared away", len(running))
+            _LOG.warning("cancelled, and clearing away what was begun: %s", counted(len(running), "action"))
         for action_id in list(self._running):
             self._cancel(action_id)
         if running:

@@ -17,7 +17,7 @@ from eventjet.rebuild import EngineOptions, preview
 from eventjet.rebuild.job import STOP_TIMEOUT_S
 from eventjet.shown import counted, cut
 from eventjet.ui.actions import POSITIONS_MAX, Action, Desk, Meaning, Wish
-from eventjet.ui.jobs import Job, Kind
+from eventjet.ui.jobs import BulkJob, Kind
 from eventjet.workers.status import PROJECTION, WorkStatus, status
 from eventjet.workers.supervisor import chosen_of
 
@@ -227,7 +227,7 @@ async def _verify_means(_desk: Desk, wish: Wish) -> Meaning:
 
 
 async def _job(kind: Kind, desk: Desk, wish: Wish, begun: Begun) -> str:
-    job = Job(begun.id, kind, wish.names, wish.engine, wish.from_archive, begun.actor)
+    job = BulkJob(begun.id, kind, wish.names, wish.engine, wish.from_archive, begun.actor)
     return await desk.jobs.run(job)
 
 

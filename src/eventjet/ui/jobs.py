@@ -33,7 +33,7 @@ _NOTES_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PhaseSeen:
     """One phase of the work on one projection, or on several together."""
 
     of: str
@@ -63,7 +63,7 @@ class Differing:
 
 
 @dataclass(slots=True)
-class Job:
+class BulkJob:
     """One of them."""
 
     id: str
@@ -103,14 +103,14 @@ class Job:
         """From here on progress is of this one."""
         self._of = name
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[PhaseSeen]:
         """All phases so far, in the order in which they were begun."""
         with self._lock:
             phases = [(key, tuple(values)) for key, values in self._phases.items()]
         # A phase is over when the next one begins.
         ends = [began for _, (_, _, began) in phases[1:]] + [self._ended or time.monotonic()]
         return [
-            Step(
+            PhaseSeen(
                 of, phase, int(done), int(total), max(0.0, until - began), until is not ends[-1] or not self.is_running
             )
             for ((of, phase), (done, total, began)), until in zip(phases, ends, strict=True)
@@ -131,16 +131,16 @@ class Jobs:
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, BulkJob] = {}
 
-    def all(self) -> list[Job]:
+    def all(self) -> list[BulkJob]:
         """Those that run and the last that have ended, the newest first."""
         return sorted(self._jobs.values(), key=lambda job: job.at, reverse=True)
 
-    def get(self, job_id: str) -> Job | None:
+    def get(self, job_id: str) -> BulkJob | None:
         return self._jobs.get(job_id)
 
-    async def run(self, job: Job) -> str:
+    async def run(self, job: BulkJob) -> str:
         """What it came to. Raises `UsageError` where too much runs already, and what the work itself raises."""
         self._check(job)
         self._jobs[job.id] = job
@@ -157,7 +157,7 @@ class Jobs:
         job.end("done")
         return "\n".join(job.told)
 
-    def _check(self, job: Job) -> None:
+    def _check(self, job: BulkJob) -> None:
         running = [one for one in self._jobs.values() if one.is_running]
         for one in running:
             same = set(one.names) & set(job.names)
@@ -166,13 +166,13 @@ class Jobs:
         if len(running) >= RUNNING_MAX:
             raise UsageError(f"{RUNNING_MAX} jobs run in this console already. Wait for one, or cancel it.")
 
-    async def _rebuilt(self, job: Job) -> None:
+    async def _rebuilt(self, job: BulkJob) -> None:
         job.turns_to(", ".join(job.names))
         app, settings = self._sources.app, self._sources.settings
         report = await rebuild(app, job.names, settings, **_how(job))
         job.told = list(rebuilt_told(report))
 
-    async def _verified(self, job: Job) -> None:
+    async def _verified(self, job: BulkJob) -> None:
         app, settings = self._sources.app, self._sources.settings
         for name in job.names:
             job.turns_to(name)
@@ -185,7 +185,7 @@ class Jobs:
 _NOUN: Mapping[Kind, str] = {"rebuild": "rebuild", "verify": "verification"}
 
 
-def _how(job: Job) -> dict[str, Any]:
+def _how(job: BulkJob) -> dict[str, Any]:
     engine = options_of(EngineOptions(job.engine))
     return {"engine": engine, "from_archive": job.from_archive or None, "progress": job.heard}
 

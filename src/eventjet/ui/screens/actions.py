@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from eventjet.operations.actions import Recorded, recorded, recorded_as
+from eventjet.operations.actions import RecordedAction, recorded, recorded_as
 from eventjet.operations.parked import outcomes_now, parked_events
 from eventjet.operations.quarantines import not_yet, told
 from eventjet.ui.access import form_of, visitor_of
@@ -67,7 +67,7 @@ async def actions(request: Request) -> Response:
     number = _page_of(request)
     target = request.query_params.get("target", "")[:100]
 
-    async def look() -> list[Recorded]:
+    async def look() -> list[RecordedAction]:
         async with sources.rows() as connection:
             skip = (number - 1) * _PAGE
             return await recorded(connection, sources.app.name, limit=_PAGE + 1, skip=skip, target=target or None)
@@ -108,7 +108,7 @@ async def action_live(request: Request) -> Response:
 class _Shown:
     """A recorded action as pages tell of it."""
 
-    def __init__(self, request: Request, one: Recorded) -> None:
+    def __init__(self, request: Request, one: RecordedAction) -> None:
         known: Actions = request.app.state.actions
         self.recorded = one
         self.begun = one.begun
@@ -125,7 +125,7 @@ async def _found(request: Request) -> dict[str, Any]:
     if not action_id:
         raise HTTPException(400, "An action is named by 32 hexadecimal digits.")
 
-    async def look() -> Recorded | None:
+    async def look() -> RecordedAction | None:
         async with sources.rows() as connection:
             return await recorded_as(connection, sources.app.name, action_id)
 
@@ -137,7 +137,7 @@ async def _found(request: Request) -> dict[str, Any]:
     return {"id": action_id, "fault": seen.fault or fault, "one": shown, "lines": lines, "is_open": is_open}
 
 
-async def _verdicts(sources: Sources, seen: Seen[Recorded | None]) -> tuple[list[str], bool, str]:
+async def _verdicts(sources: Sources, seen: Seen[RecordedAction | None]) -> tuple[list[str], bool, str]:
     """What has become of the verdicts of an action, as the command tells it; whether a worker still has to do it."""
     one = seen.value
     if one is None or one.begun.action not in _VERDICTS or one.outcome != "done":
