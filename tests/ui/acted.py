@@ -113,3 +113,12 @@ def books_in(folder: Path, servers: str, database: str) -> Books:
 def confirm(page: Page, button: str) -> None:
     """Press the button of the page that asks."""
     page.locator("main form button").filter(has_text=button).click()
+
+
+@contextmanager
+def leaving(page: Page) -> Iterator[None]:
+    """Leaves it at the end, before its console ends: a live page would complain."""
+    try:
+        yield
+    finally:
+        page.goto("about:blank")

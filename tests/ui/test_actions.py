@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from eventjet.dev.nats import NatsServer
-from tests.ui.acted import LAST, Books, books_in, confirm
+from tests.ui.acted import LAST, Books, books_in, confirm, leaving
 from tests.ui.conftest import Watched, serving_process
 
 _BOUND_S = 90.0
@@ -47,7 +47,7 @@ def resolutions(books: Books) -> dict[int, str]:
 
 
 def test_what_is_parked_is_tried_again_and_dropped_and_a_worker_carries_it_out(page: Page, books: Books) -> None:
-    with books.console("--allow-actions") as url:
+    with books.console("--allow-actions") as url, leaving(page):
         with books.working():
             until(lambda: caught_up(books), "the worker took all events")
         page.goto(f"{url}/quarantine")
@@ -87,7 +87,7 @@ def test_what_is_parked_is_tried_again_and_dropped_and_a_worker_carries_it_out(p
 
 
 def test_a_read_model_is_paused_and_resumed_and_its_worker_heeds_it(page: Page, ledger: Books) -> None:
-    with ledger.console("--allow-actions") as url, ledger.working():
+    with ledger.console("--allow-actions") as url, leaving(page), ledger.working():
         until(lambda: caught_up(ledger), "the worker took all events")
         page.goto(f"{url}/actions/new?action=resume&name=balances")
         expect(page.locator("main")).to_contain_text("It is not paused.")
@@ -109,7 +109,7 @@ def test_a_read_model_is_paused_and_resumed_and_its_worker_heeds_it(page: Page, 
 
 
 def test_a_rebuild_and_a_verification_run_and_say_what_they_found(page: Page, books: Books) -> None:
-    with books.console("--allow-actions") as url:
+    with books.console("--allow-actions") as url, leaving(page):
         with books.working():
             until(lambda: caught_up(books), "the worker took all events")
         books.change("update balances set amount = '999' where account_id = 'a-3'")
@@ -154,12 +154,13 @@ def left_behind(books: Books) -> list[object]:
 
 
 def test_a_job_is_cancelled_and_leaves_nothing_behind(page: Page, swapping: Books) -> None:
-    with swapping.console("--allow-actions") as url:
+    with swapping.console("--allow-actions") as url, leaving(page):
         job = begun(page, url)
         other = page.context.new_page()
         other.goto(f"{url}/actions/new?action=verify&name=balances")
         confirm(other, "Verify")
         expect(other.locator("main")).to_contain_text("A rebuild of balances runs already.")
+        other.close()
         page.get_by_role("link", name="Cancel").click()
         expect(page.locator("main")).to_contain_text("No live read model is changed.")
         confirm(page, "Cancel")
@@ -196,7 +197,7 @@ def test_an_action_whose_console_was_killed_stays_begun_and_is_shown_so(watched:
         process.kill()
         process.wait(_BOUND_S)
     assert [one[::2] for one in swapping.actions()] == [("rebuild", "begun")]
-    with swapping.console() as url:
+    with swapping.console() as url, leaving(page):
         page.goto(f"{url}/actions")
         expect(page.locator("tbody tr")).to_contain_text("ago, and no end of it is recorded")
         page.goto(f"{url}/jobs/one?id={job}")
@@ -211,7 +212,7 @@ def test_a_revision_is_promoted_and_readers_see_it(page: Page, ledger: Books) ->
     assert ledger.program("rebuild", "balances", "--engine", "local").status == 0
     where = "select revision, location from eventjet_projection order by revision"
     assert ledger.rows(where)[1] != (2, "")
-    with ledger.console("--allow-actions") as url:
+    with ledger.console("--allow-actions") as url, leaving(page):
         page.goto(f"{url}/actions/new?action=promote&name=balances")
         expect(page.locator("main")).to_contain_text("The tables of revision 1 go aside and are kept")
         confirm(page, "Promote")
@@ -225,7 +226,7 @@ def test_a_revision_is_promoted_and_readers_see_it(page: Page, ledger: Books) ->
 
 
 def test_a_form_that_is_sent_twice_acts_once(page: Page, ledger: Books) -> None:
-    with ledger.console("--allow-actions") as url:
+    with ledger.console("--allow-actions") as url, leaving(page):
         page.goto(f"{url}/actions/new?action=pause&name=balances")
         form = page.locator("main form")
         fields = {
@@ -242,7 +243,7 @@ def test_a_form_that_is_sent_twice_acts_once(page: Page, ledger: Books) -> None:
 
 
 def test_what_cannot_be_recorded_is_not_done(page: Page, ledger: Books, watched: Watched) -> None:
-    with ledger.console("--allow-actions") as url:
+    with ledger.console("--allow-actions") as url, leaving(page):
         page.goto(f"{url}/actions/new?action=pause&name=balances")
         ledger.change("drop table eventjet_action")
         confirm(page, "Pause")

@@ -216,12 +216,13 @@ class Actions:
         try:
             return writing.result()
         except EventjetError as error:
-            remedy = " Without read models, `eventjet db upgrade` makes the table." if self._lacks_tables else ""
-            raise HTTPException(503, f"Nothing was done, since it could not be recorded. {error}{remedy}") from None
+            said = f"Nothing was done, since it could not be recorded. {error} {self.remedy}"
+            raise HTTPException(503, said) from None
 
     @property
-    def _lacks_tables(self) -> bool:
-        return not self.desk.sources.app.projections
+    def remedy(self) -> str:
+        """What else makes the table: `eventjet init` needs no database for an app without read models."""
+        return "" if self.desk.sources.app.projections else "As this app has no read models, run `eventjet db upgrade`."
 
     async def _end_late(self, writing: asyncio.Future[bool], begun: Begun) -> None:
         try:

@@ -77,7 +77,7 @@ async def actions(request: Request) -> Response:
     return page(
         request,
         "actions.html",
-        fault=seen.fault,
+        fault=seen.fault and f"{seen.fault} {request.app.state.actions.remedy}",
         found=[_Shown(request, one) for one in found[:_PAGE]],
         number=number,
         has_more=len(found) > _PAGE,
