@@ -27,6 +27,7 @@ from eventjet.ui.pages import PATHS
 from eventjet.ui.screens import ROUTES
 from examples.bank.app import bank
 from tests.acceptance.conftest import Program, clean_environ
+from tests.ui.conftest import serving
 
 HOST = "http://console.example"
 SECRET = "c0rrect-h0rse"
@@ -301,3 +302,14 @@ def test_what_others_can_reach_needs_access(tmp_path: Path) -> None:
         assert refused.is_one_paragraph()
     both = program("ui", "--allow-actions", "--access", "eventjet.examples.bank.app:bank")
     assert both.status == 2
+
+
+@pytest.mark.slow
+def test_a_page_under_another_name_for_this_machine_gets_nothing(tmp_path: Path) -> None:
+    """DNS rebinding: the browser of whoever is here asks, under the name of a site elsewhere."""
+    environ = {"EVENTJET_SERVERS": "nats://127.0.0.1:1", "EVENTJET_DATABASE": f"sqlite:///{tmp_path}/read.db"}
+    with serving(tmp_path, environ, "--app", "eventjet.examples.bank.app:bank", "--allow-actions") as url:
+        assert httpx.get(f"{url}/jobs").status_code == 200
+        for path in ("/jobs", "/actions/new?action=pause&name=balances"):
+            answer = httpx.get(f"{url}{path}", headers={"host": "elsewhere.example"})
+            assert (answer.status_code, "balances" in answer.text) == (400, False)
