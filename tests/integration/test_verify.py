@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from eventjet.operations.verification import compared
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import LogRolledBack, RebuildError
+from eventjet.operations.verification import compared
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
 from tests.integration.rebuild_log import ALL, Book, remains
