@@ -78,6 +78,8 @@ class Running:
     cursors: Cursors
     is_private: bool
     """Whether the app has personal fields, so that nobody knows what the text of an error shows."""
+    initial: Any
+    """The state of one without events."""
 
 
 @asynccontextmanager
@@ -91,8 +93,10 @@ async def running(app: App, settings: Settings, name: str) -> AsyncGenerator[Run
 
 def running_over(app: App, repositories: Repositories, client: Client, name: str) -> Running:
     """`running` over a connection that is there; raises `UsageError` for a stranger."""
-    runner = ProcessRunner(repositories, *_class_of(app, name))
-    return Running(runner, JetStreamTimers(client, app.name), Cursors(client, app.name), app.catalog.is_private)
+    cls, info = _class_of(app, name)
+    runner = ProcessRunner(repositories, cls, info)
+    timers, cursors = JetStreamTimers(client, app.name), Cursors(client, app.name)
+    return Running(runner, timers, cursors, app.catalog.is_private, cls())
 
 
 def _class_of(app: App, name: str) -> tuple[Any, ProcessInfo]:
@@ -103,10 +107,13 @@ def _class_of(app: App, name: str) -> tuple[Any, ProcessInfo]:
     return found
 
 
-async def deadlines_waiting(client: Client, app: App, name: str | None = None) -> list[tuple[str, TimerSet]]:
+async def deadlines_waiting(
+    client: Client, app: App, name: str | None = None, most: int | None = None
+) -> list[tuple[str, TimerSet]]:
     """Process and timer of those that are set, the earliest first, and of those that are due and wait for a worker.
 
-    Raises `UsageError` for a process without deadlines.
+    `most` are read of each kind and process, those that were set or fired first; by default all. Raises `UsageError`
+    for a process without deadlines.
     """
     names = [info.name for info in app.processes.values() if info.has_deadlines]
     if name is not None and name not in names:
@@ -114,8 +121,8 @@ async def deadlines_waiting(client: Client, app: App, name: str | None = None) -
     found: list[tuple[str, TimerSet]] = []
     for each in names if name is None else [name]:
         # What fires between the two is in both, rather than in none.
-        still_set = await timers_set(client, app.name, each)
-        due = await timers_due(client, app.name, each)
+        still_set = await timers_set(client, app.name, each, most)
+        due = await timers_due(client, app.name, each, most)
         fired = {(one.process_id, one.at) for one in due}
         found += [(each, one) for one in still_set if (one.process_id, one.at) not in fired]
         found += [(each, one) for one in due]
@@ -143,9 +150,9 @@ async def process_shown(running: Running, process_id: str) -> ProcessShown:
         found.faults = [f"its state: {fault}" for fault in error.faults]
         return found
     found.state = masked(plain(state), type(state))
-    step = _asked("step", state.step, faults, private=private)
-    found.step = None if step is None else _step_shown(step)
-    due = _asked(
+    step = asked_of("step", state.step, faults, private=private)
+    found.step = None if step is None else step_shown(step)
+    due = asked_of(
         "deadline",
         lambda: [(one.due_at(recorded_at(last)), one.call.name) for one in deadlines_of(state)],
         faults,
@@ -156,7 +163,7 @@ async def process_shown(running: Running, process_id: str) -> ProcessShown:
     return found
 
 
-def _asked(what: str, ask: Callable[[], T], faults: list[str], *, private: bool) -> T | None:
+def asked_of(what: str, ask: Callable[[], T], faults: list[str], *, private: bool) -> T | None:
     """What a function of the application's says; what it raises is noted."""
     try:
         return ask()
@@ -195,7 +202,7 @@ async def _all_of(runner: ProcessRunner) -> list[str]:
     return sorted(process_id for process_id in found if process_id is not None)
 
 
-def _step_shown(step: Step[Any, Any]) -> str:
+def step_shown(step: Step[Any, Any]) -> str:
     """`account ada: withdraw("4", transfer="t-1")`."""
     asked = step.asked
     return f"{aggregate_info(asked.aggregate).name} {asked.aggregate_id}: {_call_shown(asked.call)}"

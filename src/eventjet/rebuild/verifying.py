@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from eventjet import failpoints
 from eventjet.codec.envelope import RawRecord
 from eventjet.domain.identity import encode_id
-from eventjet.domain.recorded import Recorded
 from eventjet.errors import RebuildError
 from eventjet.nats.ranges import read_range
 from eventjet.projections.app_ref import Application, AppRef, projections_of
-from eventjet.projections.fold import Fold, RowKey, Rows
+from eventjet.projections.fold import RowKey
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import ResolvedSql
-from eventjet.quarantine.fold import BlockedAggregates, ParkingFold, reader
+from eventjet.quarantine.fold import reader
 from eventjet.rebuild.catchup import check_loaded, replaying
 from eventjet.rebuild.choice import EngineChoice
 from eventjet.rebuild.compare import Difference, are_equal, compare_rows, compare_tables, differing
@@ -28,6 +28,7 @@ from eventjet.rebuild.progress import Report
 from eventjet.rebuild.runner import load
 from eventjet.rebuild.shadow import R_co, Shadow, shadow_of
 from eventjet.rebuild.spaces import remove_orphaned
+from eventjet.rebuild.witness import Witness
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import RETIRED
 from eventjet.workers.reader import check_log
@@ -159,48 +160,10 @@ def _since_when(
     `known` is what was decided about events in the quarantine.
     """
     codec = RowCodec(resolved.table, resolved.row_type, job.database.dialect)
-    fold = _fold(resolved, live, known)
-    rows: dict[RowKey, Any] = {}
-    equal: dict[RowKey, bool] = {key: row is None for key, row in live.items()}
-    missed: dict[RowKey, int] = {}
+    witness = Witness(resolved, live, known, partial(are_equal, codec=codec))
     for event in _events(job, plan, resolved, live, known):
-        for key, row in fold(rows, event).items():
-            if key not in live:
-                continue
-            was_equal, equal[key] = equal[key], are_equal(row, live[key], codec)
-            rows[key] = row
-            if equal[key]:
-                missed.pop(key, None)
-            elif was_equal:
-                missed[key] = event.position
-    return {key: missed.get(key) for key in live}
-
-
-def _fold(
-    resolved: ResolvedProjection, live: Mapping[RowKey, Any], known: Mapping[int, str]
-) -> Callable[[Rows, Any], Rows]:
-    codec = RowCodec(resolved.table, resolved.row_type)
-    if not resolved.quarantines:
-        fold = Fold(_only(resolved, live), codec)
-        return lambda rows, event: fold(rows, [event])
-    parking = ParkingFold(resolved, codec)
-    held = BlockedAggregates(known=known)
-
-    def parked_apart(rows: Rows, event: Any) -> Rows:
-        found = parking(rows, [event], held)
-        held.aggregates.update(found.blocked)
-        return found.changed
-
-    return parked_apart
-
-
-def _only(resolved: ResolvedProjection, live: Mapping[RowKey, Any]) -> ResolvedProjection:
-    """The projection reduced to these keys: nothing is known here about the rows of others."""
-
-    def keys_of(event: Recorded[Any]) -> tuple[RowKey, ...]:
-        return tuple(key for key in resolved.keys_of(event) if key in live)
-
-    return replace(resolved, key_of=None, keys_of=keys_of) if resolved.reads else resolved
+        witness.see(event)
+    return {key: witness.missed_since(key) for key in live}
 
 
 def _events(

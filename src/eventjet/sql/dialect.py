@@ -75,6 +75,8 @@ class Dialect(ColumnValues):
     """What makes `order by` sort text by code points, as Python does."""
     look_options: ClassVar[Mapping[str, Any]]
     """Execution options of connections that only look, one statement at a time."""
+    snapshot_options: ClassVar[Mapping[str, Any]]
+    """Execution options with which all statements of a transaction see the same; before its first one."""
     conversions: ClassVar[Sequence[tuple[type[Any], Convert | None, Convert | None]]]
     """(type of column, its `dumper`, its `loader`); of two types that fit, the first counts."""
 

@@ -62,6 +62,7 @@ class Postgres(Dialect):
     relocates_handlers = True
     byte_order = ' collate "C"'
     look_options: ClassVar[Mapping[str, Any]] = {"isolation_level": "AUTOCOMMIT"}
+    snapshot_options: ClassVar[Mapping[str, Any]] = {"isolation_level": "REPEATABLE READ"}
     conversions = (
         (sa.JSON, dumps, canonical),
         (sa.DateTime, None, lambda value: value.astimezone(UTC) if value.tzinfo else value),

@@ -95,6 +95,7 @@ class Sqlite(Dialect):
     is_concurrent = False
     relocates_handlers = False
     look_options: ClassVar[Mapping[str, Any]] = {READ_ONLY: True}
+    snapshot_options: ClassVar[Mapping[str, Any]] = {READ_ONLY: True}
     conversions = _CONVERSIONS
 
     def storage_type(self, kind: sa.TypeEngine[Any]) -> sa.TypeEngine[Any]:

@@ -172,21 +172,24 @@ class TimerSet:
     """Whether it has fired, and nobody has dealt with that yet."""
 
 
-async def timers_set(client: Client, app: str, process: str) -> list[TimerSet]:
-    """The timers of a process type that have not fired; none where `init` has made no stream for them."""
-    return await _timers(client, app, timer_subject(app, process, "*"), due=False)
+async def timers_set(client: Client, app: str, process: str, most: int | None = None) -> list[TimerSet]:
+    """`most` timers of a process type that have not fired; none where `init` has made no stream for them."""
+    return await _timers(client, app, timer_subject(app, process, "*"), most, due=False)
 
 
-async def timers_due(client: Client, app: str, process: str) -> list[TimerSet]:
-    """Those that have fired, which no worker has dealt with."""
-    return await _timers(client, app, due_subject(app, process, "*"), due=True)
+async def timers_due(client: Client, app: str, process: str, most: int | None = None) -> list[TimerSet]:
+    """Those that have fired, which no worker has dealt with; `most` of them."""
+    return await _timers(client, app, due_subject(app, process, "*"), most, due=True)
 
 
-async def _timers(client: Client, app: str, subject: str, *, due: bool) -> list[TimerSet]:
+async def _timers(client: Client, app: str, subject: str, most: int | None, *, due: bool) -> list[TimerSet]:
     found: list[TimerSet] = []
     position = 1
     try:
-        while (record := await client.ask(next_message(timer_stream(app), position, subject))) is not None:
+        while most is None or len(found) < most:
+            record = await client.ask(next_message(timer_stream(app), position, subject))
+            if record is None:
+                break
             at = datetime.fromisoformat(header(record[3], _AT) or "1970-01-01T00:00:00Z")
             found.append(TimerSet(decode_id(record[2].decode().rpartition(".")[2]), at, due))
             position = record[0] + 1

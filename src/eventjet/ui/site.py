@@ -26,6 +26,7 @@ from eventjet.ui.live import Streams
 from eventjet.ui.pages import PATHS, page
 from eventjet.ui.pulse import Pulse
 from eventjet.ui.screens import ROUTES
+from eventjet.ui.screens.row import Searches
 from eventjet.ui.security import Headers
 from eventjet.ui.sources import Sources
 
@@ -76,6 +77,7 @@ def console(app: App, *, access: Access = read_only, settings: Settings | None =
     site.state.pulse = pulse
     site.state.actions = actions
     site.state.streams = Streams()
+    site.state.searches = Searches()
     return site
 
 

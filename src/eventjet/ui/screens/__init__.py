@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from eventjet.ui.screens import actions, jobs, overview, quarantine
+from eventjet.ui.screens import actions, jobs, models, overview, processes, quarantine, row
 
 ROUTES: Mapping[str, Mapping[str, Any]] = {
     **overview.ROUTES,
+    **models.ROUTES,
+    **row.ROUTES,
+    **processes.ROUTES,
     **quarantine.ROUTES,
     **jobs.ROUTES,
     **actions.ROUTES,

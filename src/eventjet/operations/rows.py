@@ -1,0 +1,356 @@
+"""How a row came to be: what the log folds to, event by event, and the first position that the live row does not show.
+
+A search goes on in bounded steps, so that nobody waits for a long history: each reads so many records at the most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from eventjet.app import App
+from eventjet.codec.catalog import Catalog
+from eventjet.codec.envelope import RawRecord
+from eventjet.domain.identity import encode_id
+from eventjet.domain.personal import masked_row
+from eventjet.errors import CodecError, HandlerFailed, Refused, StoreUnavailable, UsageError
+from eventjet.jet import Jet
+from eventjet.nats.api import STATUS, direct_page, direct_record, message_at, next_message
+from eventjet.nats.client import Client
+from eventjet.nats.endpoint import Endpoint
+from eventjet.operations.events import shown
+from eventjet.operations.processes import plain
+from eventjet.operations.tables import key_of, row_query
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.projections.row_codec import RowCodec
+from eventjet.quarantine.fold import reader
+from eventjet.quarantine.rows import of
+from eventjet.rebuild.compare import are_equal
+from eventjet.rebuild.witness import Witness
+from eventjet.shown import cut
+from eventjet.sql import checkpoint
+from eventjet.sql.checkpoint import Checkpoint
+from eventjet.sql.database import Database
+from eventjet.sql.dialect import dialect_of
+from eventjet.sql.locations import located
+from eventjet.sql.own_tables import quarantine
+from eventjet.store.earlier import EarlierRecords
+
+STEPS_MAX = 200
+"""Events of a row that are shown at once."""
+RECORDS_MAX = 50_000
+"""Records that one go reads."""
+GO_S = 1.2
+_BATCH = 1_000
+_BATCH_BYTES = 4_000_000
+_PARKED_MAX = 1_000
+_VALUE_MAX = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRow:
+    """A row as the database has it, and what it is true for."""
+
+    held: Checkpoint
+    row: Any
+    """None where there is none."""
+    known: Mapping[int, str]
+    """Position to resolution of its events that are in the quarantine."""
+    strange: str = ""
+    """Why what is there is no row that a fold could give."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowStep:
+    """One event that changed a row."""
+
+    number: int
+    """Counted from 1."""
+    event: Mapping[str, Any]
+    """As `operations.events.shown` has it, without its body."""
+    what: str
+    """`made`, `changed` or `deleted`."""
+    changed: tuple[str, ...]
+    """The fields that became other ones; all of them where the row was made or went."""
+
+    @property
+    def position(self) -> int:
+        return self.event["position"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenStep:
+    """The step that was asked for, with the row before it and after it."""
+
+    step: RowStep
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a row, before an event and after it, or live and as the log says."""
+
+    name: str
+    before: str | None
+    after: str | None
+    changed: bool
+
+
+def why_not_told(app: App, name: str) -> str:
+    """Why nobody can say how the rows of a read model came to be; empty where it can be said."""
+    resolved = app.projections.get(name)
+    if resolved is None:
+        return f"The app does not declare {name!r} any more, so nobody knows how its rows were made."
+    if not isinstance(resolved, ResolvedProjection):
+        return (
+            "Its rows are written by SQL by hand. A handler may read and write any row of any of its tables, so no row "
+            f"comes of its own events alone. `eventjet verify {cut(name, 60)}` makes all of them again and compares."
+        )
+    return ""
+
+
+def live_row(connection: Connection, resolved: ResolvedProjection, given: str) -> tuple[tuple[Any, ...], LiveRow]:
+    """A row by its key as JSON, as one snapshot shows it; nothing was asked over the connection yet.
+
+    Raises `UsageError` for what is no key of the table.
+    """
+    dialect = dialect_of(connection)
+    connection.execution_options(**dialect.snapshot_options)
+    held = checkpoint.read(connection, resolved.name, resolved.revision)
+    if held is None:
+        raise UsageError(f"Revision {resolved.revision} of {resolved.name!r} has not begun, so it has no rows yet.")
+    table = located(resolved.table, held.location, dialect)
+    key = key_of(table, given)
+    values = connection.execute(row_query(table, key, dialect)).one_or_none()
+    row, strange = None, ""
+    if values is not None:
+        try:
+            codec = RowCodec(resolved.table, resolved.row_type, dialect)
+            row = codec.normalise(codec.load(tuple(values)))
+        except Exception as error:  # noqa: BLE001 - whatever a conversion raises for a value that it was not made for
+            told = "" if resolved.is_private else f": {cut(str(error), 200)}"
+            row, strange = (
+                _Strange(),
+                f"It holds a value that no fold could have written ({type(error).__name__}{told})",
+            )
+    return key, LiveRow(held, row, _known(connection, resolved, key), strange)
+
+
+class _Strange:
+    """Equal to no row."""
+
+
+def _known(connection: Connection, resolved: ResolvedProjection, key: tuple[Any, ...]) -> dict[int, str]:
+    """What the quarantine has of the row's own aggregate; nothing of other projections, whose key need not be one."""
+    if not resolved.quarantines:
+        return {}
+    c = quarantine.c
+    which = of(resolved.name, resolved.revision), c.aggregate_id == str(key[0]), c.resolution != "retried"
+    found = connection.execute(select(c.position, c.resolution).where(*which).limit(_PARKED_MAX + 1)).all()
+    if len(found) > _PARKED_MAX:
+        raise UsageError(f"More than {_PARKED_MAX:,} events of it are in the quarantine. Decide about them first.")
+    return {int(position): str(resolution) for position, resolution in found}
+
+
+@dataclass(slots=True)
+class RowSearch:
+    """One row folded from the log, up to where the read model stands; `go_on` until it is `done`."""
+
+    jet: Jet
+    client: Client
+    catalog: Catalog
+    """Of the log that is open."""
+    app: App
+    resolved: ResolvedProjection
+    key: tuple[Any, ...]
+    live: LiveRow
+    at: int | None = None
+    """The position for which the row is asked; None for its last event."""
+    number: int | None = None
+    """Or the number of the event after which."""
+    until: int | None = None
+    """Steps before this position are listed; None for the last ones."""
+    # What was found so far.
+    read_to: int = 0
+    records: int = 0
+    done: bool = False
+    fault: str = ""
+    """Why it does not go on before the end."""
+    made: int = 0
+    """Events that changed it."""
+    first: int | None = None
+    """Position of the first of them."""
+    steps: deque[RowStep] = field(default_factory=lambda: deque[RowStep](maxlen=STEPS_MAX))
+    chosen: ChosenStep | None = None
+    """The last step of the position or number that was asked for."""
+    _witness: Witness | None = None
+
+    @property
+    def expected(self) -> Any:
+        """The row as the log says, as far as it was read."""
+        return None if self._witness is None else self._witness.rows.get(self.key)
+
+    @property
+    def missed_since(self) -> int | None:
+        """The first event that the live row does not show; None where it never was what the log says."""
+        return None if self._witness is None else self._witness.missed_since(self.key)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the live row is what the log says; only of one that is `done`."""
+        return self._is_stored_as(self.expected, self.live.row)
+
+    def _is_stored_as(self, folded: Any, live: Any) -> bool:
+        codec = RowCodec(self.resolved.table, self.resolved.row_type, Database(self.jet.settings.database).dialect)
+        return not isinstance(live, _Strange) and are_equal(folded, live, codec)
+
+    @property
+    def subject(self) -> str | None:
+        """Whose records are read; None for all of the log. Raises `Refused` for what no aggregate can be called."""
+        return f"{self.app.name}.*.{encode_id(str(self.key[0]))}" if self.resolved.keyed_by_aggregate else None
+
+    async def go_on(self) -> None:
+        """Read on, for a second or so. Raises `StoreUnavailable`, `Unreachable` and `UsageError`."""
+        if self._witness is None:
+            await self._begin()
+        assert self._witness is not None
+        end, until, left = self.live.held.position, time.monotonic() + GO_S, RECORDS_MAX
+        earlier = EarlierRecords(Endpoint.of(self.jet.settings), self.app.name)
+        decode = reader(self.catalog, self.resolved, self.live.known, earlier)
+        try:
+            while not self.done and left > 0 and time.monotonic() < until:
+                found = await self._next(min(_BATCH, left), end)
+                left -= max(1, len(found))
+                await asyncio.to_thread(self._take, found, decode)
+                if found and not self.fault:
+                    self.read_to = found[-1][0]
+                self.done = self.done or bool(self.fault) or self.read_to >= end
+        finally:
+            earlier.close()
+
+    async def _begin(self) -> None:
+        await self.jet.voids()
+        log, held = await self.jet.log(), self.live.held
+        self._witness = Witness(self.resolved, {self.key: self.live.row}, self.live.known, self._is_stored_as)
+        if held.log and held.log != log.identity:
+            raise UsageError("The read model was made from another log than this one. Rebuild it.")
+        if held.position > log.last:
+            raise UsageError(f"The read model is at position {held.position:,} and the log ends at {log.last:,}.")
+        if self.jet.store.loss:
+            raise UsageError(f"The log is not whole: {self.jet.store.loss}. So no row can be made again from it.")
+        self.done = held.position == 0
+        if not self.resolved.reads:
+            # Its rows come out of one event each, which the key names.
+            self.read_to = max(0, min(int(self.key[0]), held.position + 1) - 1)
+            self.done = self.done or not 1 <= int(self.key[0]) <= held.position
+
+    async def _next(self, count: int, end: int) -> list[RawRecord]:
+        """What is read next; nothing once there is nothing more, which the leader says."""
+        if not self.resolved.reads:
+            record = await self.client.ask(message_at(self.app.name, self.read_to + 1))
+            self.done = True
+            return [] if record is None else [record]
+        try:
+            subject = self.subject
+        except Refused:
+            self.done = True  # no aggregate can be called so, so the log says nothing of it
+            return []
+        found, _ = await page_of_log(self.client, self.app.name, self.read_to + 1, subject, count)
+        found = [record for record in found if record[0] <= end]
+        if not found:
+            ahead = await self.client.ask(next_message(self.app.name, self.read_to + 1, subject or ">"))
+            if ahead is not None and ahead[0] <= end:
+                raise StoreUnavailable("The log", "a replica lags behind the read model; load the page again")
+            self.done = True
+        return found
+
+    def _take(self, records: list[RawRecord], decode: Any) -> None:
+        """Blocks where a record has to be held to the one before it."""
+        assert self._witness is not None
+        self.records += len(records)
+        decode.expect(records)
+        for record in records:
+            before = self._witness.rows.get(self.key)
+            try:
+                event = decode(record)
+                changed = {} if event is None else self._witness.see(event)
+            except (CodecError, HandlerFailed) as error:
+                self.fault = f"It cannot be folded beyond position {record[0]:,}: {error}"
+                return
+            if self.key in changed:
+                self._note(record, before, changed[self.key])
+
+    def _note(self, record: RawRecord, before: Any, after: Any) -> None:
+        self.made += 1
+        self.first = self.first or record[0]
+        event = shown(self.jet, record)
+        event.pop("data", None)
+        what = "made" if before is None else "deleted" if after is None else "changed"
+        step = RowStep(self.made, event, what, _changed(before, after))
+        if self.until is None or step.position < self.until:
+            self.steps.append(step)
+        if self._is_wanted(step):
+            self.chosen = ChosenStep(step, before, after)
+
+    def _is_wanted(self, step: RowStep) -> bool:
+        if self.number is not None:
+            return step.number <= self.number
+        return self.at is None or step.position <= self.at
+
+
+async def page_of_log(
+    client: Client, stream: str, start: int, subject: str | None, count: int
+) -> tuple[list[RawRecord], int]:
+    """Records from a position on, so many at the most and some megabytes, in order; and how many come after them.
+
+    From any replica, which may lag behind.
+    """
+    request = direct_page(stream, start, subject, count=count, size=_BATCH_BYTES)
+    found, left = list[RawRecord](), 0
+    parts = client.stream(request)
+    try:
+        async for frames in parts:
+            final = frames.pop() if frames[-1][3].startswith(STATUS) else None
+            found += [direct_record(frame) for frame in frames]
+            if final is not None:
+                last, left = request.parse(final) or (0, 0)
+                if last and (not found or found[-1][0] != last):
+                    raise StoreUnavailable(request.what, f"records up to position {last} were lost on the way")
+                break
+    finally:
+        await parts.aclose()
+    return found, left
+
+
+def compared(before: Any, after: Any) -> list[Field]:
+    """Two rows field by field, cut, and with what is personal hidden."""
+    given = next((one for one in (after, before) if one is not None and not isinstance(one, _Strange)), None)
+    if given is None:
+        return []
+    changed = _changed(before, after)
+    sides = [None if one is None or isinstance(one, _Strange) else masked_row(one) for one in (before, after)]
+    told = [None if side is None else {name: _told(value) for name, value in side.items()} for side in sides]
+    one, other = ({} if side is None else side for side in told)
+    return [Field(each.name, one.get(each.name), other.get(each.name), each.name in changed) for each in fields(given)]
+
+
+def _told(value: Any) -> str:
+    value = plain(value) if isinstance(value, dict | list) else value
+    return "NULL" if value is None else cut(str(getattr(value, "value", value)), _VALUE_MAX)
+
+
+def _changed(before: Any, after: Any) -> tuple[str, ...]:
+    one = after if after is not None else before
+    if one is None or isinstance(before, _Strange) or isinstance(after, _Strange):
+        return ()
+    names = [each.name for each in fields(one)]
+    if before is None or after is None:
+        return tuple(names)
+    return tuple(name for name in names if getattr(before, name) != getattr(after, name))

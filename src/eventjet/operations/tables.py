@@ -1,0 +1,320 @@
+"""Tables of read models by their keys: a page at a time, by the index of the primary key, and a row by its key.
+
+Values are cut by the database and hidden as `eventjet verify` hides them. A page is found by the key of the row before
+it, so that the last page costs what the first one does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy import Column, ColumnElement, Connection, MetaData, Select, Table, select
+from sqlalchemy.exc import DataError, ProgrammingError
+from sqlalchemy.types import NullType
+
+from eventjet.app import App
+from eventjet.domain.personal import MASK, field_hint, is_private
+from eventjet.errors import UsageError
+from eventjet.projections.columns import labels, normaliser, plain, unsupported
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.projections.sql_projection import AnyResolved
+from eventjet.shown import cut
+from eventjet.sql import checkpoint
+from eventjet.sql.checkpoint import Checkpoint, names_of
+from eventjet.sql.database import unusable
+from eventjet.sql.dialect import Dialect, dialect_of
+from eventjet.sql.locations import located_tables
+
+PAGE_ROWS = 50
+KEY_MAX = 5_000
+"""Characters of a key as text."""
+_VALUE_MAX = 300
+"""Characters of one value in a page of a table."""
+_LONG = (sa.String, sa.JSON, sa.LargeBinary)
+_KEY_KINDS: tuple[tuple[type, Any], ...] = (
+    (datetime, datetime.fromisoformat),
+    (date, date.fromisoformat),
+    (UUID, UUID),
+    (Decimal, Decimal),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTable:
+    """A table of a read model where the database has it."""
+
+    name: str
+    """As it is declared."""
+    place: str
+    """As the database calls it, quoted."""
+    table: Table
+    hidden: frozenset[str]
+    """Columns that are not shown: personal, or nobody knows."""
+
+    @property
+    def key(self) -> list[Column[Any]]:
+        return list(self.table.primary_key.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRow:
+    """One row of a page."""
+
+    key: str | None
+    """As JSON, for links; None where the table has none, or it cannot be written."""
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TablePage:
+    """Some rows in the order of their key."""
+
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+    """The names of the key's columns; empty where the table has no key, and the rows no order."""
+    rows: tuple[ShownRow, ...]
+    after: str | None
+    """The key after which the next page begins, as JSON; None on the last page."""
+
+
+@dataclass(frozen=True, slots=True)
+class TablesSeen:
+    """The tables of one revision, and some rows of one of them."""
+
+    held: Checkpoint | None
+    """None where it has no checkpoint yet."""
+    tables: tuple[PlacedTable, ...] = ()
+    missing: tuple[str, ...] = ()
+    """Declared names of those that are not there."""
+    chosen: PlacedTable | None = None
+    page: TablePage | None = None
+
+
+def preview(
+    connection: Connection, app: App, name: str, revision: int, *, table: str = "", after: str = "", start: str = ""
+) -> TablesSeen:
+    """A page of one table of a revision: the named one, or the first. Raises as `table_page`, and for a stranger."""
+    held = checkpoint.read(connection, name, revision)
+    if held is None:
+        return TablesSeen(None)
+    found, missing = place_tables(connection, app, held)
+    chosen = next((one for one in found if one.name == table), None) if table else next(iter(found), None)
+    if table and chosen is None and table not in missing:
+        raise UsageError(f"Revision {revision} of {name!r} has no table {table!r}.")
+    shown = None if chosen is None else table_page(connection, chosen, after=after, start=start)
+    return TablesSeen(held, tuple(found), tuple(missing), chosen, shown)
+
+
+def place_tables(connection: Connection, app: App, held: Checkpoint) -> tuple[list[PlacedTable], list[str]]:
+    """The tables of one revision that are there, and the declared names of those that are not.
+
+    Those of a revision that the app does not declare are as the database has them.
+    """
+    dialect = dialect_of(connection)
+    resolved = app.projections.get(held.name)
+    if resolved is not None and resolved.revision == held.revision:
+        return _declared(connection, resolved, held, dialect)
+    found: list[PlacedTable] = []
+    missing: list[str] = []
+    for schema, name in names_of(held.tables):
+        ref = dialect.find_table(connection, (schema, name), held.location)
+        if ref is None:
+            missing.append(name)
+            continue
+        table = Table(ref.name, MetaData(), schema=ref.schema, autoload_with=connection, resolve_fks=False)
+        found.append(PlacedTable(name, ref.quoted(), table, _hidden(table, None, private=app.catalog.is_private)))
+    return found, missing
+
+
+def _declared(
+    connection: Connection, resolved: AnyResolved, held: Checkpoint, dialect: Dialect
+) -> tuple[list[PlacedTable], list[str]]:
+    names = [(table.schema, table.name) for table in resolved.tables]
+    refs = dialect.find_tables(connection, names, held.location)
+    located = located_tables(resolved, held.location, dialect)
+    row_type = resolved.row_type if isinstance(resolved, ResolvedProjection) else None
+    found: list[PlacedTable] = []
+    for name, table in zip(names, located, strict=True):
+        if name in refs:
+            hidden = _hidden(table, row_type, private=resolved.is_private)
+            found.append(PlacedTable(name[1], refs[name].quoted(), table, hidden))
+    return found, [name for schema, name in names if (schema, name) not in refs]
+
+
+def _hidden(table: Table, row_type: type | None, *, private: bool) -> frozenset[str]:
+    """Of a table by hand nobody knows which columns are personal; keys are shown, as `verify` shows them."""
+    if row_type is not None:
+        return frozenset(one.key for one in table.columns if is_private(field_hint(row_type, one.key)))
+    key = {column.key for column in table.primary_key.columns}
+    return frozenset(one.key for one in table.columns if private and one.key not in key)
+
+
+def table_page(
+    connection: Connection, placed: PlacedTable, *, after: str = "", start: str = "", limit: int = PAGE_ROWS
+) -> TablePage:
+    """The rows after a key, or from the first one on whose key's first column is `start` or comes after it.
+
+    Raises `UsageError` for what is no key of the table.
+    """
+    dialect = dialect_of(connection)
+    columns, key = list(placed.table.columns), placed.key
+    query = page_query(placed, dialect, after=after, start=start, limit=limit)
+    try:
+        rows = connection.execute(query).all()
+    except (ProgrammingError, DataError) as error:
+        said = next(iter(str(error.orig).splitlines()), "it cannot be read")
+        raise unusable(connection, f"{placed.name}: {said}", "Rebuild the read model, or alter the table.") from None
+    shown: list[ShownRow] = []
+    for row in rows[:limit]:
+        by_column = dict(zip(columns, row, strict=True))
+        values = tuple(_text(one, by_column[one], placed, dialect) for one in columns)
+        shown.append(ShownRow(_key_json([(one, by_column[one]) for one in key], dialect), values))
+    after = (shown[-1].key if shown and len(rows) > limit else None) or ""
+    return TablePage(
+        tuple(column.name for column in columns), tuple(one.name for one in key), tuple(shown), after or None
+    )
+
+
+def page_query(
+    placed: PlacedTable, dialect: Dialect, *, after: str, start: str, limit: int
+) -> Select[*tuple[Any, ...]]:
+    """One row more than asked for tells whether there is a next page."""
+    key = placed.key
+    query = select(*(_selected(one, placed) for one in placed.table.columns)).limit(limit + 1)
+    if not key:
+        return query
+    raw = [sa.type_coerce(one, NullType()) for one in key]
+    if after:
+        wanted = key_of(placed.table, after)
+        bound = [_bound(column, value, dialect) for column, value in zip(key, wanted, strict=True)]
+        query = query.where(sa.tuple_(*raw) > sa.tuple_(*bound) if len(key) > 1 else raw[0] > bound[0])
+    elif start:
+        query = query.where(raw[0] >= _bound(key[0], _part_of(key[0], start), dialect))
+    return query.order_by(*key)
+
+
+def row_query(table: Table, key: Sequence[Any], dialect: Dialect) -> Select[*tuple[Any, ...]]:
+    """The row of a key, its values as the driver gives them."""
+    query = select(*(sa.type_coerce(one, NullType()) for one in table.columns))
+    for column, value in zip(table.primary_key.columns, key, strict=True):
+        query = query.where(sa.type_coerce(column, NullType()) == _bound(column, value, dialect))
+    return query.limit(1)
+
+
+def key_of(table: Table, given: str) -> tuple[Any, ...]:
+    """A key out of the JSON list of its parts; raises `UsageError` for what is none of this table."""
+    columns = list(table.primary_key.columns)
+    try:
+        if len(given) > KEY_MAX:
+            raise ValueError("it is too long")
+        parts = json.loads(given)
+        if not isinstance(parts, list) or len(parts) != len(columns):  # pyright: ignore[reportUnknownArgumentType]
+            raise ValueError(f"a key of it is a JSON list of {len(columns)}")
+        return tuple(_part(column, part) for column, part in zip(columns, parts, strict=True))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    except (ValueError, ArithmeticError, RecursionError) as error:
+        raise UsageError(f"This is no key of the table {table.name!r}: {cut(str(error), 200)}.") from None
+
+
+def _part_of(column: Column[Any], given: str) -> Any:
+    """A part of a key as somebody wrote it."""
+    try:
+        if len(given) > KEY_MAX:
+            raise ValueError("it is too long")
+        kind = plain(column.type)
+        if isinstance(kind, sa.Integer):
+            return _checked(column, int(given))
+        if isinstance(kind, sa.String) and not isinstance(kind, sa.Enum):
+            # A beginning may be longer than any key.
+            return normaliser(sa.String())(given)
+        return _part(column, given)
+    except (ValueError, ArithmeticError) as error:
+        raise UsageError(f"No key of the table begins so: {column.name}: {cut(str(error), 200)}.") from None
+
+
+def _part(column: Column[Any], part: Any) -> Any:
+    kind_of_column = plain(column.type)
+    if isinstance(kind_of_column, sa.Enum):
+        if part not in labels(kind_of_column):
+            raise ValueError("there is no such label")
+        return _checked(column, labels(kind_of_column)[part])
+    python = _python_type(column)
+    for kind, read in _KEY_KINDS:
+        if python is kind and isinstance(part, str):
+            return _checked(column, read(part))
+    return _checked(column, part)
+
+
+def _checked(column: Column[Any], value: Any) -> Any:
+    """In the normal form; of a type that eventjet knows nothing of, what JSON holds."""
+    if value is None or isinstance(value, list | dict):
+        raise ValueError("no part of a key is null, a list or an object")
+    return value if unsupported(column.type) else normaliser(column.type)(value)
+
+
+def _python_type(column: Column[Any]) -> type | None:
+    try:
+        return plain(column.type).python_type
+    except NotImplementedError:
+        return None
+
+
+def _bound(column: Column[Any], value: Any, dialect: Dialect) -> ColumnElement[Any]:
+    """As the driver takes it."""
+    dump = dialect.dumper(column.type)
+    return sa.literal(value if dump is None else dump(value), NullType())
+
+
+def _selected(column: Column[Any], placed: PlacedTable) -> ColumnElement[Any]:
+    """Of what may be long, the beginning; of what is hidden, nothing."""
+    if column.key in placed.hidden:
+        return sa.literal_column("null")
+    kind = plain(column.type)
+    if column.primary_key or isinstance(kind, sa.Enum) or not isinstance(kind, _LONG):
+        return sa.type_coerce(column, NullType())
+    if isinstance(kind, sa.LargeBinary):
+        return sa.func.length(sa.type_coerce(column, NullType()))
+    return sa.func.substr(sa.cast(sa.type_coerce(column, NullType()), sa.Text), 1, _VALUE_MAX + 1)
+
+
+def _text(column: Column[Any], value: Any, placed: PlacedTable, dialect: Dialect) -> str:
+    if column.key in placed.hidden:
+        return MASK
+    if value is None:
+        return "NULL"
+    kind = plain(column.type)
+    if isinstance(kind, sa.LargeBinary) and not column.primary_key:
+        return f"{value:,} bytes"
+    if not column.primary_key and isinstance(kind, _LONG) and not isinstance(kind, sa.Enum):
+        told = str(value)
+        return f"{told[:_VALUE_MAX]}… (cut)" if len(told) > _VALUE_MAX else told
+    return cut(str(_loaded(column, value, dialect)), _VALUE_MAX)
+
+
+def _loaded(column: Column[Any], value: Any, dialect: Dialect) -> Any:
+    """In the normal form; as it is where somebody has put something else there."""
+    is_told = unsupported(column.type) or isinstance(plain(column.type), sa.Enum)
+    load = None if is_told else dialect.loader(column.type)
+    try:
+        return value if load is None else load(value)
+    except Exception:  # noqa: BLE001 - whatever a conversion raises for a value that it was not made for
+        return value
+
+
+def _key_json(parts: Sequence[tuple[Column[Any], Any]], dialect: Dialect) -> str | None:
+    values = [_loaded(column, value, dialect) for column, value in parts]
+    if not values or any(isinstance(value, bytes) or value is None for value in values):
+        return None
+    told = [value if isinstance(value, str | int | float) else _written(value) for value in values]
+    given = json.dumps(told, ensure_ascii=False)
+    return given if len(given) <= KEY_MAX else None
+
+
+def _written(value: Any) -> str:
+    return value.isoformat() if isinstance(value, date) else str(value)
