@@ -97,7 +97,7 @@ class TablesSeen:
     page: TablePage | None = None
 
 
-def preview(
+def tables_seen(
     connection: Connection, app: App, name: str, revision: int, *, table: str = "", after: str = "", start: str = ""
 ) -> TablesSeen:
     """A page of one table of a revision: the named one, or the first. Raises as `table_page`, and for a stranger."""
@@ -312,7 +312,7 @@ def _key_json(parts: Sequence[tuple[Column[Any], Any]], dialect: Dialect) -> str
     if not values or any(isinstance(value, bytes) or value is None for value in values):
         return None
     told = [value if isinstance(value, str | int | float) else _written(value) for value in values]
-    given = json.dumps(told, ensure_ascii=False)
+    given = json.dumps(told)
     return given if len(given) <= KEY_MAX else None
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from eventjet.errors import UsageError
 from eventjet.operations.rows import why_not_told
-from eventjet.operations.tables import TablesSeen, preview
+from eventjet.operations.tables import TablesSeen, tables_seen
 from eventjet.ui.asked import number_asked, text_asked
 from eventjet.ui.pages import page
 from eventjet.ui.sources import Sources
@@ -51,7 +51,7 @@ async def model(request: Request) -> Response:
         async with sources.rows() as connection:
             try:
                 return await connection.run_sync(
-                    lambda sync: preview(sync, sources.app, name, revision, table=table, after=after, start=start)
+                    lambda sync: tables_seen(sync, sources.app, name, revision, table=table, after=after, start=start)
                 )
             except UsageError as error:
                 raise HTTPException(400, str(error)) from None

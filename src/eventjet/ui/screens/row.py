@@ -52,7 +52,8 @@ async def row(request: Request) -> Response:
     resolved = sources.app.projections.get(name)
     if resolved is None:
         raise HTTPException(404, f"The app has no read model {name!r}.")
-    known = {"name": name, "key": key, "shown_key": _key_shown(key), "at": at, "until": until}
+    shown_key, key = _key_shown(key)
+    known = {"name": name, "key": key, "shown_key": shown_key, "at": at, "until": until}
     if not isinstance(resolved, ResolvedProjection):
         return page(
             request, "row.html", **known, why=why_not_told(sources.app, name), seen=Seen(None), begun_anew=False
@@ -74,13 +75,14 @@ async def row(request: Request) -> Response:
     return page(request, "row.html", **known, why="", seen=replace(seen, value=found), begun_anew=begun_anew)
 
 
-def _key_shown(key: str) -> str:
-    """As `verify` writes it, the parts separated by commas."""
+def _key_shown(key: str) -> tuple[str, str]:
+    """As `verify` writes it, the parts separated by commas; and as JSON of nothing but ASCII."""
     try:
         parts = json.loads(key)
     except (ValueError, RecursionError):
-        return key
-    return ", ".join(map(str, cast("list[Any]", parts))) if isinstance(parts, list) else key
+        return key, key
+    text = ", ".join(map(str, cast("list[Any]", parts))) if isinstance(parts, list) else key
+    return text, json.dumps(parts)
 
 
 async def _begun(sources: Sources, resolved: ResolvedProjection, asked: _Asked) -> RowSearch:

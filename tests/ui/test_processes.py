@@ -1,0 +1,166 @@
+"""Processes as the console shows them: what waits, and what one did, why, and what it does next."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from html import unescape
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from eventjet import App, Recorded, Step, listens, process
+from eventjet.cursors.kv import Cursors, parked_now
+from eventjet.dev.nats import NatsServer
+from eventjet.domain.parked import PARKED, Parked
+from eventjet.examples.bank.app import bank
+from eventjet.examples.transfer.accounts import Account, Noted, Opened
+from eventjet.examples.transfer.app import transfers
+from eventjet.examples.transfer.transfers import Transfer
+from eventjet.nats.client import connected
+from eventjet.operations.processes import deadlines_waiting, running, wake_processes
+from eventjet.settings import Settings
+from tests.integration.reacting import eventually, working
+from tests.ui.shelf import looking, settings_of
+
+pytestmark = pytest.mark.slow
+
+HOUR = timedelta(hours=1)
+
+
+@process("noter")
+class Noter:
+    last: str = ""
+
+    @listens()
+    def hear(self, event: Recorded[Opened]) -> Noted:
+        return Noted(transfer=event.aggregate_id)
+
+    def step(self) -> Step[Noter, Noted] | None:
+        return None
+
+    def evolve(self, event: Noted) -> Noter:
+        return Noter(last=event.transfer)
+
+
+hearing = App("hearing", aggregates=[Account], processes=[Noter])
+
+
+@pytest.fixture
+def settings() -> Iterator[Settings]:
+    """Of a server of the test's own: the app is an example's."""
+    with NatsServer(sync_interval="1m") as server:
+        yield settings_of(server, "sqlite:///none.db")
+
+
+def said(answer: httpx.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", answer.text.partition("<main")[2])).split())
+
+
+@asynccontextmanager
+async def transferred(settings: Settings, *ids: str, to: str = "bob") -> AsyncGenerator[httpx.AsyncClient]:
+    """Transfers of 5 from ada, each taken as far as it goes, and a console to look at them."""
+    async with transfers.connect(settings) as jet:
+        await jet.init()
+        accounts = jet.repository(Account)
+        for each in ("ada", "bob", "cold"):
+            await accounts.execute(each, Account.open, each)
+            await accounts.execute(each, Account.deposit, Decimal(100_000))
+        await accounts.execute("cold", Account.freeze)
+        until = datetime.now(UTC) + HOUR
+        for each in ids:
+            await jet.repository(Transfer).execute(
+                each, Transfer.request, each[:40], "ada", to, Decimal(5), until=until
+            )
+    async with running(transfers, settings, "transfer") as found:
+        await wake_processes(found, ids)
+    async with looking(transfers, settings) as client:
+        yield client
+
+
+async def test_a_process_shows_what_it_asked_for_and_what_came_of_it(settings: Settings) -> None:
+    async with transferred(settings, "t-1") as client:
+        text = said(await client.get("/processes/one?name=transfer&id=t-1"))
+        assert (
+            'It asked account ada: withdraw("5", transfer="t-1") . It recorded account.withdrawn of account ada' in text
+        )
+        assert (
+            'It asked account bob: deposit("5", transfer="t-1") . It recorded account.deposited of account bob' in text
+        )
+        assert "Somebody asked for it" in text
+        assert "Step none: it rests" in text
+        assert "There are no events of it" in said(await client.get("/processes/one?name=transfer&id=t-2"))
+
+
+async def test_a_process_that_waits_shows_its_deadlines_and_that_one_fired(settings: Settings) -> None:
+    async with transferred(settings, "t-1", to="cold") as client:
+        text = said(await client.get("/processes/one?name=transfer&id=t-1"))
+        assert "Nothing was recorded there" in text
+        assert text.count("then try_again") == 2  # now, and in its history
+        assert "Deadlines set 1" in said(await client.get("/processes"))
+        async with connected(settings) as nats:
+            async with working(transfers, settings):
+
+                async def fired() -> bool:
+                    return "It came due" in said(await client.get("/processes/one?name=transfer&id=t-1"))
+
+                await eventually(fired)
+            assert len(await deadlines_waiting(nats, transfers, "transfer", most=1)) <= 1
+
+
+async def test_what_a_process_heard_is_an_input_with_its_event(settings: Settings) -> None:
+    async with hearing.connect(settings) as jet:
+        await jet.init()
+        await jet.repository(Account).execute("ada", Account.open, "Ada")
+    async with working(hearing, settings), looking(hearing, settings) as client:
+
+        async def heard() -> bool:
+            return "It heard account.opened of account ada , at position 1" in said(
+                await client.get("/processes/one?name=noter&id=ada")
+            )
+
+        await eventually(heard)
+        assert "It hears account.opened" in said(await client.get("/processes"))
+
+
+async def test_a_parked_head_leads_to_the_quarantine(settings: Settings) -> None:
+    async with transferred(settings, "t-1") as client:
+        async with connected(settings) as nats:
+            cursors = Cursors(nats, transfers.name)
+            held = await cursors.read("transfer")
+            parked = Parked(9, "transfer", "t-1", "id", "transfer.requested", PARKED, "<b>it broke</b>", "", None)
+            await cursors.write(held, held.cursor, kept=[parked_now(parked, 1, held.cursor.log)])
+        answer = await client.get("/processes/one?name=transfer&id=t-1")
+        assert "/quarantine/one?name=transfer&amp;position=9" in answer.text
+        assert "<b>it broke" not in answer.text
+
+
+async def test_timers_are_counted_up_to_a_bound(settings: Settings) -> None:
+    async with transferred(settings, *(f"t-{n}" for n in range(105)), to="cold") as client:
+        text = said(await client.get("/processes"))
+        assert "or more" in text
+        assert len(re.findall(r"\bt-\d+", text)) == 20
+
+
+async def test_hostile_ids_of_processes_do_nothing(settings: Settings) -> None:
+    ids = ["<script>x</script>", "\u202eabc", "a.b*>", "日本語", "'; DROP TABLE x; --"]
+    async with transferred(settings, *ids) as client:
+        for each in ids:
+            answer = await client.get(f"/processes/one?name=transfer&id={quote(each, safe='')}")
+            assert "History" in said(answer)
+            assert "<script>x" not in answer.text
+            assert "\u202e" not in answer.text
+        for bad in ("", "%00", "x" * 501, quote("x" * 400)):
+            answer = await client.get(f"/processes/one?name=transfer&id={bad}")
+            assert answer.status_code == 400
+
+
+async def test_an_app_without_processes_says_so(settings: Settings) -> None:
+    async with looking(bank, settings) as client:
+        assert "This app has no processes" in said(await client.get("/processes"))
+        assert (await client.get("/processes/one?name=transfer&id=t-1")).status_code == 404

@@ -1,0 +1,284 @@
+"""Read models, their tables and their rows, as the console shows them, on both databases."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from html import unescape
+from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import httpx
+import pytest
+from sqlalchemy import event as listening
+
+from eventjet.dev.nats import NatsServer
+from eventjet.domain.identity import encode_id
+from eventjet.errors import Refused
+from eventjet.examples.bank.account import Account
+from eventjet.operations import rows
+from eventjet.operations.tables import tables_seen
+from eventjet.sql.database import READ_ONLY, Database
+from tests.hostile_ids import hostile_ids
+from tests.tables import execute
+from tests.ui.shelf import Person, begun, looking, register, settings_of, shelf
+
+pytestmark = pytest.mark.slow
+
+MANY = 100_000
+
+
+@pytest.fixture
+def nats() -> Iterator[NatsServer]:
+    """A server of the test's own: the apps here have names that others would share."""
+    with NatsServer(sync_interval="1m") as server:
+        yield server
+
+
+def row_url(name: str, *key: Any, **more: Any) -> str:
+    return f"/models/row?{urlencode({'name': name, 'key': json.dumps(key), **more})}"
+
+
+def links(answer: httpx.Response, label: str) -> list[str]:
+    """Where links of this text lead to."""
+    found = re.findall(rf'<a href="([^"]*)"[^>]*>{label}</a>', answer.text)
+    return [unescape(one) for one in found]
+
+
+def said(answer: httpx.Response) -> str:
+    """The text of a page."""
+    assert answer.status_code == 200, answer.text
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", answer.text.partition("<main")[2])).split())
+
+
+def is_id(given: str) -> bool:
+    """Whether an aggregate may be called so."""
+    try:
+        encode_id(given)
+    except (Refused, ValueError):
+        return False
+    return True
+
+
+async def test_all_pages_of_a_table_together_show_each_row_once(nats: NatsServer, database: str) -> None:
+    settings = settings_of(nats, database)
+    async with begun(shelf, settings) as jet:
+        for number in range(130):
+            await jet.repository(Account).execute(f"a-{number:03}", Account.open, f"owner {number}")
+    async with looking(shelf, settings) as client:
+        for name, table, per_row in (("balances", "balances", 1), ("book", "book_lines", 0)):
+            path = f"/models/one?name={name}&table={table}"
+            seen: list[str] = []
+            while path:
+                answer = await client.get(path)
+                found = re.findall(r">(a-\d{3})<", answer.text)
+                assert 0 < len(found) <= 50
+                seen += found
+                path = (links(answer, "Next rows") or [""])[0].partition("#")[0]
+            assert seen == [f"a-{number:03}" for number in range(130)], name
+            assert len(links(await client.get(f"/models/one?name={name}"), ".*a-000.*")) == per_row
+        found = await client.get("/models/one?name=balances&start=a-12")
+        assert re.findall(r">(a-\d{3})<", found.text) == [f"a-{number}" for number in range(120, 130)]
+        assert "SQL by hand" in said(await client.get("/models/one?name=book"))
+        assert "SQL by hand" in said(await client.get(row_url("book", "a-1", 1)))
+
+
+async def test_a_row_altered_by_hand_is_found_with_its_first_bad_position(nats: NatsServer, database: str) -> None:
+    settings = settings_of(nats, database)
+    async with begun(shelf, settings) as jet:
+        accounts = jet.repository(Account)
+        await accounts.execute("ada", Account.open, "Ada")
+        await accounts.execute("bob", Account.open, "Bob")
+        for _ in range(3):
+            await accounts.execute("ada", Account.deposit, Decimal(5))  # positions 3, 4, 5
+    async with looking(shelf, settings) as client:
+        assert "Right: the live row is what the log says, at position 5" in said(
+            await client.get(row_url("balances", "ada"))
+        )
+        execute(database, "update balances set amount = '5.00' where account_id = 'ada'")
+        text = said(await client.get(row_url("balances", "ada")))
+        assert "Wrong: the live row is not what the log says at position 5. It is missed since position 4" in text
+        assert "amount 5.00 15.00 differs" in text
+        execute(database, "update balances set amount = '7.00' where account_id = 'ada'")
+        text = said(await client.get(row_url("balances", "ada")))
+        assert "It never was what the log says, since its first event at position 1" in text
+        execute(database, "delete from balances where account_id = 'bob'")
+        assert "missed since position 2" in said(await client.get(row_url("balances", "bob")))
+        execute(database, "insert into balances (account_id, owner, amount) values ('eve', 'Eve', '1.00')")
+        assert "The log has no event of it" in said(await client.get(row_url("balances", "eve")))
+        execute(database, "update letters set events = 3 where letter = 'a'")
+        assert "missed since position 5" in said(await client.get(row_url("letters", "a")))
+        execute(database, "update postings set amount = '6.00' where position = 4")
+        assert "since its first event at position 4" in said(await client.get(row_url("postings", 4)))
+
+
+async def test_the_row_is_shown_as_it_was_at_any_position_of_the_log(nats: NatsServer, database: str) -> None:
+    settings = settings_of(nats, database)
+    async with begun(shelf, settings) as jet:
+        accounts = jet.repository(Account)
+        await accounts.execute("bob", Account.open, "Bob")
+        await accounts.execute("ada", Account.open, "Ada")
+        for amount in range(1, 231):
+            await accounts.execute("ada", Account.deposit, Decimal(amount))
+    async with looking(shelf, settings) as client:
+        for position in (3, 100, 232, 10**15):
+            amount = sum(range(1, min(position, 232) - 1))
+            text = said(await client.get(row_url("balances", "ada", at=position)))
+            assert re.search(rf"amount [\d.]+ {amount}\.00 changed", text), position
+        assert "At position 1 there was no such row" in said(await client.get(row_url("balances", "ada", at=1)))
+        assert "amount 0.00 1.00 changed" in said(await client.get(row_url("balances", "ada", n=2)))
+        page = await client.get(row_url("balances", "ada"))
+        assert "231 events changed it; these are 32 to 231" in said(page)
+        (older,) = links(page, "Earlier events")
+        assert "231 events changed it; these are 1 to 31" in said(await client.get(older))
+
+
+async def test_a_row_that_any_event_may_touch_is_searched_a_bounded_way_at_a_time(
+    nats: NatsServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "RECORDS_MAX", 40)
+    settings = settings_of(nats, database)
+    async with begun(shelf, settings) as jet:
+        for number in range(100):
+            await jet.repository(Account).execute(f"{'ab'[number % 2]}{number}", Account.open, "x")
+    async with looking(shelf, settings) as client:
+        answer, reads = await client.get(row_url("letters", "b")), list[int]()
+        while onward := links(answer, "Go on reading"):
+            assert "Right" not in said(answer)
+            reads.append(int(parse_qs(urlsplit(onward[0]).query)["read_to"][0]))
+            answer = await client.get(onward[0])
+        assert reads == [40, 80]
+        assert "Right: the live row is what the log says, at position 100" in said(answer)
+        assert "50 events changed it" in said(answer)
+        stale = await client.get(row_url("letters", "b", read_to=40))
+        assert "it began anew" in said(stale)
+
+
+async def test_hostile_ids_and_values_are_shown_and_do_nothing(nats: NatsServer, database: str) -> None:
+    settings = settings_of(nats, database)
+    ids = list(dict.fromkeys(one for one in hostile_ids(150, 4) if is_id(one)))
+    assert len(ids) > 50
+    evil = "<script>document.title='taken'</script>\u202e\x1b[2J" + "x" * 40
+    async with begun(shelf, settings) as jet:
+        for each in ids:
+            await jet.repository(Account).execute(each, Account.open, evil)
+    async with looking(shelf, settings) as client:
+        path, keys = "/models/one?name=balances", list[str]()
+        while path:
+            answer = await client.get(path)
+            assert answer.status_code == 200
+            assert "<script>document" not in answer.text
+            assert not set(answer.text) & set("\u202e\x1b\u2066\x00")
+            keys += [one for one in map(unescape, re.findall(r'href="([^"]*)"', answer.text)) if "/models/row" in one]
+            path = (links(answer, "Next rows") or [""])[0].partition("#")[0]
+        assert len(keys) == len(ids)
+        for each in keys:
+            answer = await client.get(each)
+            assert answer.status_code == 200
+            assert "Right:" in answer.text, each
+            assert "<script>document" not in answer.text
+            assert not set(answer.text) & set("\u202e\x1b\u2066\x00")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/models/one?name=balances&after=x",
+        "/models/one?name=balances&after=[1,2]",
+        "/models/one?name=balances&after=[null]",
+        "/models/one?name=balances&revision=x",
+        "/models/one?name=balances&revision=99999999999",
+        "/models/one?name=balances&table=other",
+        "/models/one?name=book&table=book_days&start=abc",
+        "/models/one?name=book&table=book_days&start=99999999999999999999",
+        "/models/one?name=balances&start=%00",
+        f"/models/one?name={'x' * 100}",
+        "/models/row?name=balances&key=",
+        "/models/row?name=balances&key=[[[[",
+        f"/models/row?name=balances&key={'[' * 4000}",
+        f"/models/row?name=balances&key=[\"{'x' * 6000}\"]",
+        "/models/row?name=balances&key=[\"\\ud800\"]",
+        "/models/row?name=balances&key=[\"\\u0000\"]",
+        "/models/row?name=postings&key=[true]",
+        "/models/row?name=postings&key=[1e99]",
+        "/models/row?name=balances&key=[\"a\"]&at=-1",
+        "/models/row?name=balances&key=[\"a\"]&n=1.5",
+    ],
+)  # fmt: skip
+async def test_what_is_no_question_is_refused_in_words(path: str, nats: NatsServer, database: str) -> None:
+    settings = settings_of(nats, database)
+    async with begun(shelf, settings) as jet:
+        await jet.repository(Account).execute("a", Account.open, "Ada")
+    async with looking(shelf, settings) as client:
+        answer = await client.get(path)
+    assert answer.status_code == 400, answer.text
+
+
+async def test_a_value_that_no_fold_writes_is_told_and_breaks_no_page(nats: NatsServer, tmp_path: Any) -> None:
+    database = f"sqlite:///{tmp_path}/read.db"
+    settings = settings_of(nats, database)
+    async with begun(shelf, settings) as jet:
+        await jet.repository(Account).execute("ada", Account.open, "Ada")
+    execute(database, "update balances set amount = 'much' where account_id = 'ada'")
+    async with looking(shelf, settings) as client:
+        assert "much" in said(await client.get("/models/one?name=balances"))
+        text = said(await client.get(row_url("balances", "ada")))
+        assert "The live row cannot be read" in text
+        assert "Wrong" in text
+
+
+async def test_what_is_personal_is_on_no_page(nats: NatsServer, database: str) -> None:
+    settings = settings_of(nats, database)
+    async with begun(register, settings) as jet:
+        await jet.repository(Person).execute("p-1", Person.rename, "Augusta")
+        await jet.repository(Person).execute("p-1", Person.rename, "Augusta King")
+    execute(database, "update people set name = 'Augusta Byron'")
+    async with looking(register, settings) as client:
+        for path in ("/models", "/models/one?name=people", row_url("people", "p-1"), row_url("people", "p-1", n=1)):
+            answer = await client.get(path)
+            assert answer.status_code == 200
+            assert "Augusta" not in answer.text, path
+        text = said(await client.get(row_url("people", "p-1")))
+        assert "name <personal> <personal> differs" in text
+        assert "never was what the log says" in text
+
+
+def test_a_page_of_a_large_table_is_found_by_its_index(database: str) -> None:
+    execute(
+        database,
+        "create table book_lines (account_id varchar(400) not null, position bigint not null, owner text, "
+        "primary key (account_id, position))",
+        "create table book_days (n integer primary key)",
+        "create table eventjet_projection (name varchar(48), revision integer, generation integer default 1, "
+        "position bigint default 0, event_id text default '', log text default '', epoch bigint default 0, owner text, "
+        "lease_until double precision default 0, lease_s double precision default 0, state varchar(16) default 'new', "
+        "reason text, location text default '', tables text default '[]', takes_over boolean default false, "
+        "identities text default '[]', primary key (name, revision))",
+        "insert into eventjet_projection (name, revision) values ('book', 1)",
+        "with recursive n (i) as (select 1 union all select i + 1 from n where i < " + str(MANY) + ") "
+        "insert into book_lines select 'a-' || (i % 1000), i, 'x' from n",
+    )
+    if database.startswith("postgresql"):
+        execute(database, "analyze book_lines")
+    with Database(database).sync_engine().connect().execution_options(**{READ_ONLY: True}) as connection:
+        asked: list[tuple[str, Any]] = []
+
+        def heard(_c: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+            if "book_lines" in statement and "limit" in statement.lower():
+                asked.append((statement, parameters))
+
+        listening.listen(connection, "before_cursor_execute", heard)
+        found = tables_seen(connection, shelf, "book", 1, table="book_lines", after='["a-700", 50000]')
+        tables_seen(connection, shelf, "book", 1, table="book_lines", start="a-7")
+        listening.remove(connection, "before_cursor_execute", heard)
+        assert found.page is not None
+        assert len(found.page.rows) == 50
+        assert len(asked) == 2
+        for statement, parameters in asked:
+            prefix = "explain query plan " if database.startswith("sqlite") else "explain "
+            plan = " ".join(str(row) for row in connection.exec_driver_sql(prefix + statement, parameters))
+            assert "book_lines_pkey" in plan or "SEARCH book_lines USING INDEX" in plan, plan
+            assert "Seq Scan" not in plan, plan
+            assert not re.search("TEMP B-TREE|Sort", plan), plan
