@@ -14,16 +14,18 @@ import httpx
 import pytest
 from sqlalchemy import event as listening
 
+from eventjet import App
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.identity import encode_id
 from eventjet.errors import Refused
 from eventjet.examples.bank.account import Account
+from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.operations import rows
 from eventjet.operations.tables import tables_seen
 from eventjet.sql.database import READ_ONLY, Database
 from tests.hostile_ids import hostile_ids
 from tests.tables import execute
-from tests.ui.shelf import Person, begun, looking, register, settings_of, shelf
+from tests.ui.shelf import Person, begun, letters, looking, register, settings_of, shelf
 
 pytestmark = pytest.mark.slow
 
@@ -227,6 +229,21 @@ async def test_a_value_that_no_fold_writes_is_told_and_breaks_no_page(nats: Nats
         text = said(await client.get(row_url("balances", "ada")))
         assert "The live row cannot be read" in text
         assert "Wrong" in text
+
+
+async def test_a_read_model_that_is_no_longer_declared_still_shows_its_rows(nats: NatsServer, database: str) -> None:
+    settings = settings_of(nats, database)
+    async with begun(shelf, settings) as jet:
+        await jet.repository(Account).execute("ada", Account.open, "Ada")
+    later = App("shelf", aggregates=[Account], upcasters=[withdrawn_has_a_reason], projections=[letters])
+    async with looking(later, settings) as client:
+        assert "balances not declared" in said(await client.get("/models"))
+        text = said(await client.get("/models/one?name=balances"))
+        assert "no worker advances it" in text
+        assert "ada Ada 0.00" in text
+        execute(database, "drop table balances")
+        assert "The table balances is not there" in said(await client.get("/models/one?name=balances"))
+        assert (await client.get(row_url("balances", "ada"))).status_code == 404
 
 
 async def test_what_is_personal_is_on_no_page(nats: NatsServer, database: str) -> None:

@@ -10,21 +10,22 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, select
 
 from eventjet.app import App
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.envelope import TYPE, RawRecord, header
 from eventjet.domain.identity import encode_id
 from eventjet.domain.personal import masked_row
+from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, HandlerFailed, Refused, StoreUnavailable, UsageError
 from eventjet.jet import Jet
 from eventjet.nats.api import STATUS, direct_page, direct_record, message_at, next_message
 from eventjet.nats.client import Client
 from eventjet.nats.endpoint import Endpoint
-from eventjet.operations.events import shown
 from eventjet.operations.processes import plain
 from eventjet.operations.tables import key_of, row_query
 from eventjet.projections.resolve import ResolvedProjection
@@ -72,16 +73,18 @@ class RowStep:
 
     number: int
     """Counted from 1."""
-    event: Mapping[str, Any]
-    """As `operations.events.shown` has it, without its body."""
+    position: int
+    type: str
+    """The wire name."""
+    aggregate: str
+    aggregate_id: str
+    recorded_at: datetime
+    actor: str
+    """Empty where nobody is named."""
     what: str
     """`made`, `changed` or `deleted`."""
     changed: tuple[str, ...]
     """The fields that became other ones; all of them where the row was made or went."""
-
-    @property
-    def position(self) -> int:
-        return self.event["position"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,21 +282,28 @@ class RowSearch:
         for record in records:
             before = self._witness.rows.get(self.key)
             try:
-                event = decode(record)
+                event: Any = decode(record)
                 changed = {} if event is None else self._witness.see(event)
             except (CodecError, HandlerFailed) as error:
                 self.fault = f"It cannot be folded beyond position {record[0]:,}: {error}"
                 return
             if self.key in changed:
-                self._note(record, before, changed[self.key])
+                self._note(record, getattr(event, "event", event), before, changed[self.key])
 
-    def _note(self, record: RawRecord, before: Any, after: Any) -> None:
+    def _note(self, record: RawRecord, event: Recorded[Any], before: Any, after: Any) -> None:
         self.made += 1
         self.first = self.first or record[0]
-        event = shown(self.jet, record)
-        event.pop("data", None)
-        what = "made" if before is None else "deleted" if after is None else "changed"
-        step = RowStep(self.made, event, what, _changed(before, after))
+        step = RowStep(
+            number=self.made,
+            position=event.position,
+            type=header(record[3], TYPE) or "?",
+            aggregate=event.aggregate,
+            aggregate_id=event.aggregate_id,
+            recorded_at=event.recorded_at,
+            actor=event.metadata.actor or "",
+            what="made" if before is None else "deleted" if after is None else "changed",
+            changed=_changed(before, after),
+        )
         if self.until is None or step.position < self.until:
             self.steps.append(step)
         if self._is_wanted(step):

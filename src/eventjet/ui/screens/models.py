@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from eventjet.operations.rows import why_not_told
 from eventjet.operations.tables import TablesSeen, tables_seen
 from eventjet.ui.asked import number_asked, text_asked
 from eventjet.ui.pages import page
+from eventjet.ui.pulse import Beat, Pulse
 from eventjet.ui.sources import Sources
 from eventjet.workers.status import PROJECTION, WorkStatus
 
@@ -37,13 +39,10 @@ async def model(request: Request) -> Response:
     table, after = text_asked(request, "table", 200), text_asked(request, "after")
     start = text_asked(request, "start")
     revision = number_asked(request, "revision")
-    beat = await request.app.state.pulse.beat()
-    revisions = [one for one in beat.statuses if one.kind == PROJECTION and one.name == name]
+    pulse: Pulse = request.app.state.pulse
     declared = sources.app.projections.get(name)
-    if declared is None and not revisions and not beat.fault:
-        raise HTTPException(404, f"The app has no read model {name!r}.")
     if revision is None:
-        revision = declared.revision if declared is not None else max((one.revision for one in revisions), default=1)
+        revision = declared.revision if declared is not None else _newest(_of_name(await pulse.beat(), name))
     if revision > _REVISION_MAX:
         raise HTTPException(400, f"No revision has the number {revision:,}.")
 
@@ -56,7 +55,10 @@ async def model(request: Request) -> Response:
             except UsageError as error:
                 raise HTTPException(400, str(error)) from None
 
-    seen = await sources.see("The database", look)
+    beat, seen = await asyncio.gather(pulse.beat(), sources.see("The database", look))
+    revisions = _of_name(beat, name)
+    if declared is None and not revisions and not beat.fault:
+        raise HTTPException(404, f"The app has no read model {name!r}.")
     return page(
         request,
         "model.html",
@@ -73,6 +75,14 @@ async def model(request: Request) -> Response:
         after=after,
         not_told=why_not_told(sources.app, name),
     )
+
+
+def _of_name(beat: Beat, name: str) -> list[WorkStatus]:
+    return [one for one in beat.statuses if one.kind == PROJECTION and one.name == name]
+
+
+def _newest(revisions: list[WorkStatus]) -> int:
+    return max((one.revision for one in revisions), default=1)
 
 
 def _of(revisions: list[WorkStatus], revision: int) -> WorkStatus | None:
