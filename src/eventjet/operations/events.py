@@ -19,7 +19,9 @@ from eventjet.codec.envelope import (
     metadata_of,
     number_of,
     recorded_at,
+    stored_at,
 )
+from eventjet.codec.imported import is_imported, logged_at
 from eventjet.codec.subjects import entity_of
 from eventjet.codec.voids import voided_by
 from eventjet.errors import CodecError
@@ -75,6 +77,22 @@ def shown(
     optional = {"command_id": command_id, "metadata": metadata or None, "fault": fault if void is None else None}
     optional["void"] = void
     return event | {name: value for name, value in optional.items() if value is not None}
+
+
+def logged(record: RawRecord) -> str | None:
+    """When the log got an event that was recorded elsewhere, as ISO text; None for all others."""
+    if not is_imported(record[3]):
+        return None
+    try:
+        return logged_at(record).isoformat()
+    except CodecError:
+        return stored_at(record).isoformat()
+
+
+def headers_of(record: RawRecord) -> list[tuple[str, str]]:
+    """All headers of a record as they are stored, in their order."""
+    lines = record[3].decode("utf-8", "replace").split("\r\n")[1:]
+    return [(name, value) for name, _, value in (line.partition(": ") for line in lines if line)]
 
 
 def stored_json(body: bytes) -> Any:

@@ -89,10 +89,14 @@ class KeyValueSnapshots:
     async def get(self, aggregate: str, aggregate_id: str) -> bytes | None:
         """The value; None also for what cannot be read in time."""
         try:
-            entry = await self._client.ask(self._bucket.entry(entity_key(aggregate, aggregate_id)))
+            entry = await self.entry(aggregate, aggregate_id)
         except StoreError:
             return None
         return None if entry is None else entry[4]
+
+    async def entry(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
+        """The value as the bucket's own record, None for none; raises `StoreError`."""
+        return await self._client.ask(self._bucket.entry(entity_key(aggregate, aggregate_id)))
 
     async def put(self, aggregate: str, aggregate_id: str, value: bytes) -> None:
         """Replace it, but for a value beyond `VALUE_MAX` bytes; raises `StoreError` when that did not work."""

@@ -26,6 +26,7 @@ from eventjet.projections.row_codec import ColumnValues, RowCodec
 from eventjet.sql.column_fit import Fit
 from eventjet.sql.soundness import Soundness
 from eventjet.sql.statements import Statements
+from eventjet.sql.text_order import TextOrder
 
 T = TypeVar("T")
 
@@ -169,6 +170,10 @@ class Dialect(ColumnValues):
     @abstractmethod
     def indexes(self, connection: Connection, table: TableRef, /) -> list[str]:
         """Names of its indexes that no constraint made."""
+
+    @abstractmethod
+    def text_order(self, connection: Connection, table: TableRef, column: str, /) -> TextOrder | None:
+        """How an index finds text of a column by its code points; None where none does."""
 
     def count_rows(self, connection: Connection, table: TableRef, /) -> int:
         """About how many rows it has."""

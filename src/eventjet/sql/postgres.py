@@ -26,12 +26,13 @@ from eventjet.domain.parked import Parked
 from eventjet.observability import logs
 from eventjet.projections.columns import canonical, dumps
 from eventjet.projections.row_codec import RowCodec
-from eventjet.sql import postgres_columns, postgres_settings, postgres_statements
+from eventjet.sql import postgres_columns, postgres_settings, postgres_statements, postgres_text_order
 from eventjet.sql.column_fit import Fit
 from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified, verbatim
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.postgres_statements import CLOCK, PostgresStatements
 from eventjet.sql.soundness import Soundness
+from eventjet.sql.text_order import TextOrder
 
 T = TypeVar("T")
 
@@ -125,6 +126,9 @@ class Postgres(Dialect):
 
     def indexes(self, connection: Connection, table: TableRef) -> list[str]:
         return [str(one) for one in connection.scalars(_INDEXES, {"oid": table.oid})]
+
+    def text_order(self, connection: Connection, table: TableRef, column: str) -> TextOrder | None:
+        return postgres_text_order.text_order(connection, table.oid, column)
 
     def count_rows(self, connection: Connection, table: TableRef) -> int:
         """As the last ANALYZE had it, or exactly where there was none."""

@@ -57,6 +57,7 @@ from eventjet.sql.sqlite_connections import (
 )
 from eventjet.sql.sqlite_statements import CLOCK, SqliteStatements, write_quarantine
 from eventjet.sql.statements import QuarantineChanges
+from eventjet.sql.text_order import TextOrder
 
 _OWN_LOCATION = re.compile(r"(.+)__r[0-9]+")
 _TRANSIENT = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})
@@ -180,6 +181,10 @@ class Sqlite(Dialect):
 
     def indexes(self, connection: Connection, table: TableRef) -> list[str]:
         return [str(one) for one in connection.scalars(_INDEXES, {"name": table.name})]
+
+    def text_order(self, connection: Connection, table: TableRef, column: str) -> TextOrder | None:  # noqa: ARG002
+        """Every key is BINARY: see `projections.resolve`."""
+        return TextOrder.PLAIN
 
     def identity(self, connection: Connection, table: TableRef) -> str | None:
         found = connection.scalar(_MARKS, {"name": table.name})

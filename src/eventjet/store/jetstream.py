@@ -194,8 +194,10 @@ class JetStreamStore(EventStore):
         found = await self._from_leader(api.next_message(self.app, expected + 1, subject), patient=False)
         return None if found is None else outcome.SlotFound(found[0], header(found[3], MSG_ID) or "")
 
-    async def history(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> list[RawRecord]:
-        pages = self.pages(aggregate, aggregate_id, after=after)
+    async def history(
+        self, aggregate: str, aggregate_id: str, *, after: int = 0, most: int | None = None
+    ) -> list[RawRecord]:
+        pages = self._long_reads.pages(subject_of(self.app, aggregate, aggregate_id), after + 1, most=most)
         return [record async for page in pages for record in page]
 
     def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
@@ -238,6 +240,10 @@ class JetStreamStore(EventStore):
     async def state(self) -> LogState:
         found = await self._until_answered(self.known.look)
         return LogState(identity_of(found), max(1, found.first), found.last)
+
+    async def some(self, start: int, most: int) -> list[RawRecord]:
+        pages = self._long_reads.pages(None, max(start, 1), most=most)
+        return [record async for page in pages for record in page]
 
     async def records(self, *, start: int = 1, follow: bool = False) -> AsyncIterator[RawRecord]:
         position = max(start, 1)
@@ -286,18 +292,21 @@ class LongReads:
         self._room = asyncio.Semaphore(REQUESTS_MAX)
 
     async def pages(
-        self, subject: str | None, start: int, *, at_leisure: bool = False
+        self, subject: str | None, start: int, *, at_leisure: bool = False, most: int | None = None
     ) -> AsyncIterator[list[RawRecord]]:
         """The records of one subject, of those of a type, or of all, from a position on; raises what `EventStore` says.
+
+        `most` of them, where that is given.
 
         While a request is answered, others may wait for it: who stands still between two pages reads `at_leisure`, and
         gets those of a request once all of them are there.
         """
         told = subject.encode() if subject is not None and not subject.endswith("*") else None
-        last, left = start - 1, 1
+        last, left, room = start - 1, 1, REQUEST_MAX if most is None else most
         patience = self._patience()
-        while left:
-            request = api.direct_page(self._stream, last + 1, subject, count=REQUEST_MAX, size=REQUEST_BYTES)
+        while left and room > 0:
+            count = min(REQUEST_MAX, room)
+            request = api.direct_page(self._stream, last + 1, subject, count=count, size=REQUEST_BYTES)
             came, ended, kept = 0, (0, 0), list[list[RawRecord]]()
             fault: StoreUnavailable | None = None
             async with self._room:
@@ -311,6 +320,7 @@ class LongReads:
                             if at_leisure:
                                 kept.append(page)
                             else:
+                                room -= 0 if most is None else len(page)
                                 yield page
                         if final is not None:
                             ended = request.parse(final) or (0, 0)
@@ -329,6 +339,7 @@ class LongReads:
                 continue
             left = ended[1]
             for page in kept:
+                room -= 0 if most is None else len(page)
                 yield page
 
     async def close(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
+from itertools import islice
 from uuid import uuid4
 
 from eventjet.codec.envelope import RawRecord, header_block, mark_batch
@@ -72,9 +73,12 @@ class MemoryStore(EventStore):
             self._grown.notify_all()
         return len(self._records)
 
-    async def history(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> list[RawRecord]:
+    async def history(
+        self, aggregate: str, aggregate_id: str, *, after: int = 0, most: int | None = None
+    ) -> list[RawRecord]:
         subject = subject_of(self.app, aggregate, aggregate_id).encode()
-        return [record for record in self._records[max(after, 0) :] if record[2] == subject]
+        found = (record for record in islice(self._records, max(after, 0), None) if record[2] == subject)
+        return list(islice(found, most))
 
     async def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
         yield await self.history(aggregate, aggregate_id, after=after)
@@ -106,6 +110,10 @@ class MemoryStore(EventStore):
 
     async def state(self) -> LogState:
         return LogState(self._identity, 1, len(self._records))
+
+    async def some(self, start: int, most: int) -> list[RawRecord]:
+        first = max(start, 1) - 1
+        return self._records[first : first + most]
 
     async def records(self, *, start: int = 1, follow: bool = False) -> AsyncIterator[RawRecord]:
         position = max(start, 1)

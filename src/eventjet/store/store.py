@@ -88,8 +88,13 @@ class EventStore(Protocol):
         """
         ...
 
-    async def history(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> list[RawRecord]:
-        """One aggregate's records with a position above `after`, in order; may lag behind the leader on a replica."""
+    async def history(
+        self, aggregate: str, aggregate_id: str, *, after: int = 0, most: int | None = None
+    ) -> list[RawRecord]:
+        """One aggregate's records with a position above `after`, in order; may lag behind the leader on a replica.
+
+        The first `most` of them, where that is given: nothing more is asked for.
+        """
         ...
 
     def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
@@ -127,6 +132,10 @@ class EventStore(Protocol):
 
     async def state(self) -> LogState:
         """Identity and ends of the log, from the leader."""
+        ...
+
+    async def some(self, start: int, most: int) -> list[RawRecord]:
+        """The first records, `most` of them, from a position on, in order; may lag behind the leader on a replica."""
         ...
 
     def records(self, *, start: int = 1, follow: bool = False) -> AsyncIterator[RawRecord]:

@@ -148,6 +148,24 @@ class StoreContract:
         found = await store.history("thing", "long")
         assert [int(header(record[3], VERSION) or 0) for record in found] == list(range(1, 1201))
 
+    async def test_a_page_holds_no_more_than_was_asked_for(self, store: EventStore) -> None:
+        first = await store.append([write("paged", 0, 0, *(new(b"%d" % number) for number in range(5)))]) - 4
+        await store.append([write("between", 0, 0)])
+        last = await store.append([write("paged", first + 4, 5)])
+        for after, most, expected in (
+            (0, 1, [first]),
+            (first, 2, [first + 1, first + 2]),
+            (first + 3, 10, [first + 4, last]),
+            (first + 4, 1, [last]),
+            (last, 1, []),
+            (0, 0, []),
+        ):
+            found = await store.history("thing", "paged", after=after, most=most)
+            assert [record[0] for record in found] == expected
+        assert [record[0] for record in await store.some(first + 3, 3)] == [first + 3, first + 4, first + 5]
+        assert [record[0] for record in await store.some(last, 3)] == [last]
+        assert await store.some(last + 1, 3) == []
+
     async def test_a_cancelled_save_is_not_abandoned(self, store: EventStore) -> None:
         start = (await store.state()).last + 1
         saving = asyncio.ensure_future(store.append([write("cancelled", 0, 0)]))

@@ -80,6 +80,7 @@ PATHS: Mapping[str, str] = {
     "overview_live": "/live/overview",
     "aggregates": "/aggregates",
     "aggregate": "/aggregates/one",
+    "aggregate_state": "/aggregates/state",
     "event": "/events/one",
     "log": "/log",
     "log_live": "/live/log",

@@ -17,6 +17,7 @@ from eventjet.app import App
 from eventjet.errors import EventjetError, Unreachable
 from eventjet.jet import Jet
 from eventjet.nats.client import Client
+from eventjet.operations.time_travel import TimeTravel
 from eventjet.repository.repositories import Repositories, open_repositories
 from eventjet.settings import Settings
 from eventjet.sql.database import PAGE, READ_ONLY, Database
@@ -46,6 +47,7 @@ class OpenLog:
     jet: Jet
     repositories: Repositories
     client: Client
+    travel: TimeTravel
 
 
 class Sources:
@@ -79,7 +81,7 @@ class Sources:
                 repositories, client = opened
                 jet = Jet(repositories, self.settings, client)
                 self._ending.push_async_callback(jet.close)
-                self._log = OpenLog(jet, repositories, client)
+                self._log = OpenLog(jet, repositories, client, TimeTravel(repositories, client))
         return self._log
 
     @asynccontextmanager

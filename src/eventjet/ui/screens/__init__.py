@@ -5,9 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from eventjet.ui.screens import actions, jobs, models, overview, processes, quarantine, row
+from eventjet.ui.screens import (
+    actions,
+    aggregate,
+    aggregates,
+    event,
+    jobs,
+    models,
+    overview,
+    processes,
+    quarantine,
+    row,
+)
 
 ROUTES: Mapping[str, Mapping[str, Any]] = {
+    **aggregate.ROUTES,
+    **aggregates.ROUTES,
+    **event.ROUTES,
     **overview.ROUTES,
     **models.ROUTES,
     **row.ROUTES,
