@@ -8,10 +8,19 @@ from eventjet.sql.text_order import TextOrder
 
 
 def text_order(connection: Connection, oid: int | None, column: str) -> TextOrder | None:
-    """The order in which an index of the table finds it; None where no index is in the order of code points."""
+    """The order in which an index of the table finds it; None where no index is in the order of code points.
+
+    To the end of the transaction plans keep to such an index: of a table that was never analysed the planner believes
+    that few rows match, and would read and sort all that do.
+    """
+    connection.execute(_KEEP_TO_INDEXES)
     found = connection.execute(_ORDER, {"oid": oid, "column": column}).scalar()
     return None if found is None else TextOrder[found]
 
+
+_KEEP_TO_INDEXES = text(
+    "select set_config(name, 'off', true) from unnest(array['enable_seqscan', 'enable_bitmapscan', 'enable_sort']) name"
+)
 
 # Of the index that costs least to ask: a primary key is there anyway. Only in UTF-8 are bytes in the order of code
 # points; the columns that name providers came with PostgreSQL 15 and 17, hence the rows as JSON.
@@ -23,7 +32,7 @@ with here as (
              and d.datcollate in ('C', 'POSIX', 'C.UTF-8', 'C.utf8')) as by_bytes
     from pg_database d where d.datname = current_database()
 ), indexed as (
-  select o.opcname as class, k.collname as collation
+  select o.opcname as kind, k.collname as sorts
     from pg_index i
     join pg_class c on c.oid = i.indexrelid
     join pg_am m on m.oid = c.relam and m.amname = 'btree'
@@ -32,12 +41,12 @@ with here as (
     left join pg_collation k on k.oid = i.indcollation[0]
    where i.indrelid = :oid and a.attname = :column and i.indisvalid and i.indpred is null
 )
-select case when class in ('text_pattern_ops', 'varchar_pattern_ops') then 'PATTERN'
-            when collation = 'default' then 'PLAIN'
+select case when kind in ('text_pattern_ops', 'varchar_pattern_ops') then 'PATTERN'
+            when sorts = 'default' then 'PLAIN'
             else 'BYTES' end as found
   from indexed, here
- where is_utf8 and (class in ('text_pattern_ops', 'varchar_pattern_ops')
-                    or (class in ('text_ops', 'varchar_ops')
-                        and (collation in ('C', 'POSIX') or (collation = 'default' and by_bytes))))
+ where is_utf8 and (kind in ('text_pattern_ops', 'varchar_pattern_ops')
+                    or (kind in ('text_ops', 'varchar_ops')
+                        and (sorts in ('C', 'POSIX') or (sorts = 'default' and by_bytes))))
  order by found desc limit 1
 """)

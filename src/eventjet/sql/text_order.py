@@ -31,8 +31,7 @@ def keys_from(table: Table, key: str, order: TextOrder, prefix: str, after: str,
     found = select(column).limit(most)
     start = (above, after) if after >= prefix and after else (at_least, prefix)
     end = next_text(prefix)
-    if start[1]:
-        found = found.where(compared.bool_op(start[0])(start[1]))
+    found = found.where(compared.bool_op(start[0])(start[1]))
     if end is not None:
         found = found.where(compared.bool_op(below)(end))
     if order is TextOrder.PATTERN:

@@ -1,0 +1,139 @@
+"""A state at any version is that of the fold from the start; looks are bounded, and nothing is folded twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from eventjet import App, aggregate, event
+from eventjet.codec.envelope import RawRecord
+from eventjet.operations import time_travel
+from eventjet.operations.time_travel import EVENTS_MAX, Folded, TimeTravel
+from eventjet.repository.repositories import Repositories
+from eventjet.store.memory import MemoryStore
+
+
+@event("counter.counted")
+class Counted:
+    by: int
+
+
+@aggregate("counter")
+class Counter:
+    total: int = 0
+    seen: int = 0
+
+    def count(self, *by: int) -> Sequence[Counted]:
+        return [Counted(by=one) for one in by]
+
+    def evolve(self, event: Counted) -> Counter:
+        if event.by == 13:
+            raise ValueError("thirteen")
+        return replace(self, total=self.total + event.by, seen=self.seen + 1)
+
+
+shop = App("shop", aggregates=[Counter])
+
+
+class Counting(MemoryStore):
+    given = 0
+
+    async def history(
+        self, aggregate: str, aggregate_id: str, *, after: int = 0, most: int | None = None
+    ) -> list[RawRecord]:
+        found = await super().history(aggregate, aggregate_id, after=after, most=most)
+        self.given += len(found)
+        return found
+
+
+async def log_of(values: Sequence[int]) -> tuple[Counting, TimeTravel]:
+    store = Counting("shop")
+    repositories = Repositories(shop, store)
+    counters = repositories.of(Counter)
+    for start in range(0, len(values), 1_000):
+        await counters.execute("a", Counter.count, *values[start : start + 1_000])
+    store.given = 0
+    return store, TimeTravel(repositories, None)
+
+
+def total(folded: Folded) -> int:
+    assert folded.is_there, folded.fault
+    assert folded.held.state.seen == folded.held.version
+    return folded.held.state.total
+
+
+async def test_states_at_any_versions_in_any_order_are_those_of_the_fold() -> None:
+    values = [number % 11 for number in range(3_000)]
+    _, travel = await log_of(values)
+    for version in [0, 3_000, 1, 2_999, *(Random(3).randrange(3_001) for _ in range(60))]:
+        assert total(await travel.at("counter", "a", version)) == sum(values[:version])
+
+
+async def test_what_was_folded_is_not_folded_again() -> None:
+    store, travel = await log_of([1] * 3_000)
+    assert total(await travel.at("counter", "a", 3_000)) == 3_000
+    store.given = 0
+    for version in range(1_700, 1_730):
+        assert total(await travel.at("counter", "a", version)) == version
+    assert store.given <= 500 + 30
+
+
+async def test_a_look_is_bounded_and_the_next_one_goes_on() -> None:
+    _, travel = await log_of([1] * 5_000)
+    first = await travel.at("counter", "a", 5_000, 2_000)
+    assert (first.is_there, first.held.version, first.goes_on) == (False, 2_000, True)
+    assert "5,000 events from the nearest known state, at version 0" in first.fault
+    second = await travel.at("counter", "a", 5_000, 2_000)
+    assert second.held.version == 4_000
+    assert total(await travel.at("counter", "a", 5_000, 2_000)) == 5_000
+
+
+async def test_a_look_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, travel = await log_of([1] * 1_500)
+    monkeypatch.setattr(time_travel, "FOLD_S", -1.0)
+    found = await travel.at("counter", "a", 1_500)
+    assert (found.is_there, found.goes_on) == (False, True)
+
+
+async def test_an_evolve_that_raises_is_told_at_its_version() -> None:
+    store = Counting("shop")
+    repositories = Repositories(shop, store)
+    counters = repositories.of(Counter)
+    await counters.execute("a", Counter.count, 1, 2)
+    # As another release recorded it, whose fold did not raise.
+    told = Counter.evolve
+    try:
+        Counter.evolve = lambda self, event: replace(self, seen=self.seen + 1)  # type: ignore[method-assign]
+        await counters.execute("a", Counter.count, 13, 4)
+    finally:
+        Counter.evolve = told  # type: ignore[method-assign]
+    travel = TimeTravel(repositories, None)
+    for version in (3, 4):
+        found = await travel.at("counter", "a", version)
+        assert (found.held.version, found.held.state.total, found.goes_on) == (2, 3, False)
+        assert found.fault.startswith("Version 3, at position 3: Counter.evolve raised ValueError")
+    assert total(await travel.at("counter", "a", 2)) == 3
+
+
+async def test_another_log_is_not_taken_for_the_one_before() -> None:
+    store, travel = await log_of([1] * 600)
+    assert total(await travel.at("counter", "a", 600)) == 600
+    store.__init__("shop")  # type: ignore[misc]  made again, with another identity
+    await Repositories(shop, store).of(Counter).execute("a", Counter.count, 5)
+    assert total(await travel.at("counter", "a", 1)) == 5
+
+
+async def test_few_states_are_kept_of_a_long_history() -> None:
+    _, travel = await log_of([1] * 4_000)
+    for version in range(1, 4_000, 37):
+        await travel.at("counter", "a", version)
+    (known,) = travel._known.values()
+    assert len(known.states) <= 64
+    assert max(known.states) > 3_900
+    for number in range(30):
+        await travel.at("counter", f"b-{number}", 0)
+    assert len(travel._known) <= 16
+    assert EVENTS_MAX == 20_000

@@ -1,0 +1,114 @@
+"""A version of a history is found by few looks, whatever lies between its events; pages are whole and in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from eventjet.codec.envelope import RawRecord, header_block
+from eventjet.operations.timeline import PAGE_MAX, head_of, page_of, record_of, version_in
+from eventjet.store.memory import MemoryStore
+from eventjet.testing.store_contract import new, write
+
+
+class Counting(MemoryStore):
+    """A log in memory that counts how often it is asked for a history, and how much it gave."""
+
+    asked = given = 0
+
+    async def history(
+        self, aggregate: str, aggregate_id: str, *, after: int = 0, most: int | None = None
+    ) -> list[RawRecord]:
+        found = await super().history(aggregate, aggregate_id, after=after, most=most)
+        self.asked, self.given = self.asked + 1, self.given + len(found)
+        return found
+
+    def stranger(self, aggregate_id: str) -> None:
+        """A record of no version, as other programs write them."""
+        position = len(self._records) + 1
+        block = header_block([("Nats-Msg-Id", f"s-{position}")])
+        self._records.append((position, 1, f"shop.thing.{aggregate_id}".encode(), block, b"x"))
+        self._last[f"shop.thing.{aggregate_id}"] = position
+
+
+async def log_of(gaps: Sequence[int]) -> Counting:
+    """One history with an event behind each of these numbers of other records."""
+    store = Counting("shop")
+    last = other = other_version = 0
+    for version, gap in enumerate(gaps):
+        if gap:
+            other = await store.append([write("other", other, other_version, *(new() for _ in range(gap)))])
+            other_version += gap
+        last = await store.append([write("a", last, version)])
+    return store
+
+
+@pytest.mark.parametrize("gaps", [[0] * 300, [0] * 150 + [400] + [0] * 150, [(n * 7919) % 13 for n in range(300)]])
+async def test_each_version_is_found_by_few_looks(gaps: list[int]) -> None:
+    store = await log_of(gaps)
+    head = await head_of(store, "thing", "a")
+    assert head is not None
+    assert (head.version, version_in(head.first)) == (len(gaps), 1)
+    for version in range(1, len(gaps) + 1):
+        store.asked = 0
+        record = await record_of(store, "thing", "a", version, head)
+        assert record is not None
+        assert version_in(record) == version
+        assert store.asked <= 2 * 12  # twice the bits of the last position
+    assert await record_of(store, "thing", "a", len(gaps) + 1, head) is None
+
+
+async def test_in_a_dense_history_a_version_is_where_it_seems_to_be() -> None:
+    store = await log_of([0] * 1_000)
+    head = await head_of(store, "thing", "a")
+    assert head is not None
+    store.asked = 0
+    assert await record_of(store, "thing", "a", 777, head) is not None
+    assert store.asked <= 2
+
+
+async def test_pages_hold_every_version_once_and_read_no_more_than_they_show() -> None:
+    store = await log_of([(n * 31) % 5 for n in range(173)])
+    head = await head_of(store, "thing", "a")
+    assert head is not None
+    upto, seen = head.version, list[int | None]()
+    while upto > 0:
+        store.asked = store.given = 0
+        page = await page_of(store, "thing", "a", upto, head)
+        assert len(page) <= PAGE_MAX
+        assert store.given <= store.asked + PAGE_MAX
+        seen += map(version_in, page)
+        upto -= PAGE_MAX
+    assert seen == list(range(173, 0, -1))
+
+
+async def test_what_others_wrote_between_and_behind_is_passed_over_and_shown() -> None:
+    store = await log_of([1] * 60)
+    store.stranger("a")
+    last = await store.append([write("a", 121, 60)])
+    for _ in range(70):
+        store.stranger("a")
+    head = await head_of(store, "thing", "a")
+    assert head is not None
+    assert (head.version, head.last[0], head.end) == (61, last, last + 70)
+    for version in range(1, 62):
+        record = await record_of(store, "thing", "a", version, head)
+        assert record is not None
+        assert version_in(record) == version
+    versions = list(map(version_in, await page_of(store, "thing", "a", 61, head)))
+    assert [version for version in versions if version] == list(range(61, 11, -1))
+    assert versions[0] is None  # behind the newest version
+    assert len(versions) <= 2 * PAGE_MAX
+    assert list(map(version_in, await page_of(store, "thing", "a", 11, head))) == list(range(11, 0, -1))
+
+
+async def test_a_history_that_tells_no_version_has_one_page() -> None:
+    store = Counting("shop")
+    assert await head_of(store, "thing", "a") is None
+    for _ in range(3):
+        store.stranger("a")
+    head = await head_of(store, "thing", "a")
+    assert head is not None
+    assert (head.version, head.end) == (0, 3)
+    assert [record[0] for record in await page_of(store, "thing", "a", 0, head)] == [3, 2, 1]
