@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from playwright.sync_api import Page, expect
 
-from eventjet import App, Metadata
+from eventjet import App, Metadata, Personal, aggregate, event
 from eventjet.codec.envelope import RawRecord, header_block
 from eventjet.codec.subjects import subject_of
 from eventjet.dev.nats import NatsServer
@@ -37,6 +38,26 @@ from tests.ui.conftest import in_thread, serving
 
 SCRIPT = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
 TRANSFERS = "eventjet.examples.transfer.app:transfers"
+
+
+@event("person.joined")
+class Joined:
+    email: Personal[str]
+    plan: str = "free"
+
+
+@aggregate("person")
+class Person:
+    email: Personal[str] = ""
+    plan: str = ""
+
+    def join(self, email: str) -> Joined:
+        return Joined(email=email)
+
+    def evolve(self, event: Joined) -> Person:
+        if event.plan == "free" and event.email.startswith("bad"):
+            raise ValueError(event.email)
+        return replace(self, email=event.email, plan=event.plan)
 
 
 def bank_called(name: str) -> App:
@@ -117,6 +138,32 @@ async def test_what_cannot_be_asked_is_told_in_words(nats: NatsServer, tmp_path:
         answer = await web.get(path)
         assert answer.status_code == status
         assert "A fault of eventjet" not in answer.text
+
+
+async def test_what_is_personal_is_on_no_page(nats: NatsServer, tmp_path: Path) -> None:
+    app = App(fresh_name(), aggregates=[Person])
+    async with looking(app, nats, tmp_path) as (web, client):
+        async with app.connect(servers=nats.url) as jet:
+            await jet.repository(Person).execute("p-1", Person.join, "ada@example.com")
+        headers = header_block(
+            [("Ej-Type", "person.joined"), ("Ej-Schema", "1"), ("Ej-Version", "2"), ("Nats-Msg-Id", "x")]
+        )
+        await put(client, subject_of(app.name, "person", "p-1"), b'{"email":"bad@example.com","plan":"free"}', headers)
+        for path in (
+            "/aggregates/one?type=person&id=p-1",
+            "/aggregates/one?type=person&id=p-1&version=1",
+            "/aggregates/one?type=person&id=p-1&version=2&with=0",
+            "/aggregates/state?type=person&id=p-1&version=1",
+            "/events/one?position=1",
+            "/events/one?position=2",
+        ):
+            answer = await web.get(path)
+            assert answer.status_code == 200
+            assert "&lt;personal&gt;" in answer.text
+            assert "example.com" not in answer.text.replace("console.example", "")
+        answer = await web.get("/aggregates/one?type=person&id=p-1&version=2")
+        assert "Version 2, at position 2: Person.evolve raised ValueError" in answer.text
+        assert "The last state before that" in answer.text
 
 
 async def test_without_a_server_each_page_says_so_and_is_there() -> None:

@@ -106,6 +106,10 @@ class TimeTravel:
         """Whether the app says how events of this type fold."""
         return aggregate in self._classes
 
+    def snapshots(self, aggregate: str) -> bool:
+        """Whether the app keeps snapshots of this type."""
+        return aggregate_info(self._classes[aggregate]).snapshot_every is not None
+
     async def at(self, aggregate: str, aggregate_id: str, version: int, most: int = EVENTS_MAX) -> Folded:
         """The state at a version, from the nearest known one or the snapshot at or below it; 0 is the initial state.
 
@@ -129,7 +133,7 @@ class TimeTravel:
         held = self._decoded(aggregate, entry[4])
         version, position = (held.version, held.position) if held is not None else _told(entry[4])
         unused = ""
-        if aggregate_info(self._classes[aggregate]).snapshot_every is None:
+        if not self.snapshots(aggregate):
             unused = "the aggregate has no `snapshot_every`"
         elif held is None:
             unused = "it was written by another revision, or with other fields or schemas; the next one replaces it"

@@ -26,7 +26,7 @@ def write(aggregate_id: str, expected: int, version: int, *events: NewEvent, agg
 
 
 class StoreContract:
-    """Tests of `append`, `history`, `last`, `records` and `state` of an `eventjet.store.store.EventStore`.
+    """Tests of `append`, `history`, `last`, `some`, `records` and `state` of an `eventjet.store.store.EventStore`.
 
     A store's test class inherits them, and gives each a new `store`. They are coroutines, for pytest-asyncio.
 

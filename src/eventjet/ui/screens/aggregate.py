@@ -151,7 +151,7 @@ async def _state(
             sources.see("The server", lambda: _compared(log.travel, of, version, other, most), left),
             sources.see("The server", lambda: record_of(log.repositories.store, *of, version, head), left),
         )
-        values |= {"state": state, "folds": True}
+        values |= {"state": state, "folds": True, "folds_max": EVENTS_MAX, "snapshots": log.travel.snapshots(of[0])}
     else:
         event = await sources.see("The server", lambda: record_of(log.repositories.store, *of, version, head), left)
     return values | _event(log, event)
