@@ -24,6 +24,7 @@ from eventjet.sql.dialect import Dialect, dialect_of, is_about_data, is_transien
 from eventjet.sql.locations import create_tables, located
 from eventjet.sql.own_tables import Clock, quarantine
 from eventjet.sql.statements import Changes, QuarantineChanges
+from eventjet.sql.text_order import keys_from
 
 TABLE = Table(
     "contract",
@@ -157,6 +158,21 @@ class DialectContract:
                 table = located(TABLE, location, dialect)
                 assert connection.scalars(select(table.c.id)).all() == [location]
                 assert dialect.declared_name(table.name) == "contract"
+
+    def test_text_is_found_in_the_order_of_code_points_or_not_said_to_be(
+        self, engine: Engine, dialect: Dialect
+    ) -> None:
+        words = ["A", "a", "a%", "aB", "aa", "b", "\u00e4", "\ue000", "\U0001f600"]
+        table = Table("words", MetaData(), sa.Column("word", sa.String(40), primary_key=True))
+        with engine.begin() as connection:
+            table.create(connection)
+            connection.execute(table.insert(), [{"word": word} for word in words])
+            there = dialect.find_table(connection, (None, "words"), DECLARED)
+            assert there is not None
+            order = dialect.text_order(connection, there, "word")
+            if order is not None:
+                assert list(connection.scalars(keys_from(table, "word", order, "", "", 100))) == sorted(words)
+                assert list(connection.scalars(keys_from(table, "word", order, "a", "a", 100))) == ["a%", "aB", "aa"]
 
     def test_a_table_is_known_until_it_is_dropped(self, engine: Engine, dialect: Dialect) -> None:
         table, name, own = located(TABLE, DECLARED, dialect), (None, "contract"), dialect.own_location("contract", 1)

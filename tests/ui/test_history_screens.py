@@ -10,12 +10,13 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from urllib.parse import urlencode
+from urllib.parse import unquote_plus, urlencode
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from playwright.sync_api import Page, expect
+from sqlalchemy import text
 
 from eventjet import App, Metadata, Personal, aggregate, event
 from eventjet.codec.envelope import RawRecord, header_block
@@ -65,9 +66,12 @@ def bank_called(name: str) -> App:
 
 
 @asynccontextmanager
-async def looking(app: App, nats: NatsServer, folder: Path) -> AsyncGenerator[tuple[httpx.AsyncClient, Client]]:
+async def looking(
+    app: App, nats: NatsServer, folder: Path, database: str = ""
+) -> AsyncGenerator[tuple[httpx.AsyncClient, Client]]:
     """The console of an app without a browser, and a connection of another program."""
-    chosen = Settings.load({"servers": nats.url, "database": f"sqlite:///{folder}/read.db"}, environ={})
+    database = database or f"sqlite:///{folder}/read.db"
+    chosen = Settings.load({"servers": nats.url, "database": database}, environ={})
     site = console(app, settings=chosen)
     async with (
         connected(chosen) as client,
@@ -333,3 +337,38 @@ def test_the_pages_work_without_script(browser: object, nats: NatsServer, tmp_pa
             page.get_by_role("button", name="Show").click()
             expect(page).to_have_url(re.compile("version=1"))
             expect(page.locator("#state")).to_contain_text("Event 1, account.opened")
+
+
+@pytest.mark.slow
+async def test_hostile_ids_are_found_by_their_beginning_on_both_databases(
+    nats: NatsServer, tmp_path: Path, database: str
+) -> None:
+    app = bank_called(fresh_name())
+    async with looking(app, nats, tmp_path, database) as (web, _), app.connect(servers=nats.url) as jet:
+        known: list[str] = []
+        for one in dict.fromkeys(hostile_ids(250, seed=3)):
+            try:
+                await jet.repository(Account).execute(one, Account.open, "x")
+                known.append(one)
+            except Refused:
+                continue
+        engine = Database(database).sync_engine()
+        with engine.begin() as connection:
+            rows = [{"account_id": one, "owner": "x", "amount": 0} for one in (*known, "in the table alone")]
+            connection.execute(balances.table.insert(), rows)
+            connection.execute(text("update eventjet_projection set position = 1, log = 'x', state = 'active'"))
+        for prefix in dict.fromkeys(["", "in", *(one[: 1 + len(one) // 2] for one in known)]):
+            expected = sorted(one for one in known if one.startswith(prefix))
+            seen, after = list[str](), ""
+            while True:
+                query = urlencode({"type": "account", "id": prefix} | ({"after": after} if after else {}))
+                answer = await web.get(f"/aggregates?{query}")
+                assert answer.status_code == 200
+                seen += [
+                    unquote_plus(found) for found in re.findall(r"one\?type=account&amp;id=([^\"]*)\"", answer.text)
+                ]
+                more = re.search(r"after=([^\"]*)\">The next", answer.text)
+                if more is None:
+                    break
+                after = unquote_plus(more[1])
+            assert sorted(seen) == expected, ascii(prefix)

@@ -40,14 +40,18 @@ async def _last(sources: Sources) -> list[AggregateFound]:
 
 
 async def _searched(sources: Sources, kind: str, wanted: str, after: str) -> dict[str, Any]:
-    """The aggregate of this id, and those whose ids begin so. Half of the time is for the log, which is asked last."""
+    """The aggregate of this id, and those whose ids begin so, which the log is asked about last."""
 
     async def by_index() -> IdsFound:
         async with sources.rows() as connection:
             return await connection.run_sync(lambda one: ids_beginning(sources.app, one, kind, wanted, after))
 
     exact, index = await asyncio.gather(
-        sources.see("The server", lambda: _looked_up(sources, kind, [wanted] if wanted and not after else [])),
+        sources.see(
+            "The server",
+            lambda: _looked_up(sources, kind, [wanted] if wanted and not after else []),
+            ANSWER_S / 2,
+        ),
         sources.see("The database", by_index, ANSWER_S / 2),
     )
     begun: Seen[list[AggregateFound]] = Seen([])
