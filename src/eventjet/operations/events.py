@@ -39,7 +39,29 @@ def shown(
 
     What is `personal` is hidden unless that is asked for.
     """
-    position, time_ns, subject, block, body = record
+    position, _, subject, block, body = record
+    event, optional = _told(record, voids)
+    try:
+        jet.decode(record)
+    except CodecError as error:
+        optional["fault"] = optional.get("fault") or str(error)
+    kind, schema, data = event["type"], number_of(block, SCHEMA), stored_json(body)
+    event["data"] = data if personal or voided_by(subject) is not None else jet.masked(kind, schema, data)
+    if position in voids:
+        optional.pop("fault", None)
+    order = ("command_id", "metadata", "fault", "void")
+    return event | {name: optional[name] for name in order if optional.get(name) is not None}
+
+
+def headed(record: RawRecord, voids: Mapping[int, str] = MappingProxyType({})) -> dict[str, Any]:
+    """As `shown`, of what subject and headers say: quick, however large the body is."""
+    event, optional = _told(record, voids)
+    return event | {name: value for name, value in optional.items() if value is not None}
+
+
+def _told(record: RawRecord, voids: Mapping[int, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What subject and headers say, always and sometimes."""
+    position, time_ns, subject, block, _ = record
     fault: str | None = None
     voided = voided_by(subject)
     try:
@@ -50,7 +72,6 @@ def shown(
     when = _EPOCH + timedelta(microseconds=time_ns // 1000)
     try:
         when = recorded_at(record)
-        jet.decode(record)
     except CodecError as error:
         fault = fault or str(error)
     command_id, metadata = None, dict[str, Any]()
@@ -61,7 +82,6 @@ def shown(
         metadata = {name: value for name, value in named.items() if value} | extra
     except ValueError as error:
         fault = fault or str(error)
-    kind, schema, data = header(block, TYPE) or "?", number_of(block, SCHEMA), stored_json(body)
     event: dict[str, Any] = {
         "position": position,
         "recorded_at": when.isoformat().replace("+00:00", "Z"),
@@ -69,14 +89,12 @@ def shown(
         "aggregate_id": aggregate_id,
         "version": number_of(block, VERSION),
         "event_id": header(block, MSG_ID) or "",
-        "type": kind,
-        "schema": schema,
-        "data": data if personal or voided is not None else jet.masked(kind, schema, data),
+        "type": header(block, TYPE) or "?",
+        "schema": number_of(block, SCHEMA),
     }
     void = voids.get(position)
     optional = {"command_id": command_id, "metadata": metadata or None, "fault": fault if void is None else None}
-    optional["void"] = void
-    return event | {name: value for name, value in optional.items() if value is not None}
+    return event, optional | {"void": void}
 
 
 def logged(record: RawRecord) -> str | None:

@@ -17,7 +17,7 @@ from eventjet.codec.subjects import entity_key, is_name
 from eventjet.domain.identity import decode_id
 from eventjet.errors import Refused
 from eventjet.operations.differences import Beside
-from eventjet.operations.events import headers_of, logged, shown
+from eventjet.operations.events import headed, headers_of, logged, shown
 from eventjet.operations.time_travel import EVENTS_MAX, Folded, SnapshotShown, TimeTravel, difference
 from eventjet.operations.timeline import PAGE_MAX, Head, head_of, page_of, record_of
 from eventjet.ui.asked import number_asked, text_asked
@@ -124,7 +124,7 @@ async def _head(sources: Sources, kind: str, aggregate_id: str) -> tuple[OpenLog
 async def _rows(log: OpenLog, kind: str, aggregate_id: str, upto: int, head: Head) -> list[dict[str, Any]]:
     voids = await log.jet.voids()
     found = await page_of(log.repositories.store, kind, aggregate_id, upto, head)
-    return [shown(log.jet, record, voids) | {"logged_at": logged(record)} for record in found]
+    return [headed(record, voids) | {"logged_at": logged(record)} for record in found]
 
 
 async def _snapshot(log: OpenLog, kind: str, aggregate_id: str) -> SnapshotShown | None:

@@ -24,7 +24,7 @@ from eventjet.operations.causes import (
     neighbours,
     rows_touched,
 )
-from eventjet.operations.events import headers_of, logged, shown
+from eventjet.operations.events import headed, headers_of, logged, shown
 from eventjet.ui.asked import number_asked
 from eventjet.ui.pages import page
 from eventjet.ui.sources import ANSWER_S, OpenLog, Sources
@@ -101,7 +101,7 @@ async def _rows(sources: Sources, log: OpenLog, record: RawRecord) -> list[RowsT
 
 
 def _line(log: OpenLog, record: RawRecord) -> dict[str, Any]:
-    return shown(log.jet, record, log.repositories.catalog.voids)
+    return headed(record, log.repositories.catalog.voids)
 
 
 def _tree(log: OpenLog, effects: Effects | None) -> list[dict[str, Any]]:
