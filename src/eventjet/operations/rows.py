@@ -287,7 +287,7 @@ class RowSearch:
             except (CodecError, HandlerFailed) as error:
                 self.fault = f"It cannot be folded beyond position {record[0]:,}: {error}"
                 return
-            if self.key in changed:
+            if event is not None and self.key in changed:
                 self._note(record, getattr(event, "event", event), before, changed[self.key])
 
     def _note(self, record: RawRecord, event: Recorded[Any], before: Any, after: Any) -> None:
