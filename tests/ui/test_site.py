@@ -17,7 +17,7 @@ from eventjet.ui import Access, Level, console
 from examples.bank.app import bank
 from tests.ui.conftest import serving
 
-NOWHERE = Settings.load({"servers": "nats://127.0.0.1:1", "database": "sqlite:///none.db"}, environ={})
+NOWHERE = Settings.load({"servers": "nats://127.0.0.1:1", "database": "sqlite:////nowhere/none.db"}, environ={})
 
 
 def by_header(request: Request) -> tuple[Level, str]:

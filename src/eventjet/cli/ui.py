@@ -49,6 +49,15 @@ def ui(
         str | None,
         typer.Option("--public-url", metavar="URL", help="Under which a proxy shows it: its host, path and https."),
     ] = None,
+    monitoring: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--monitoring",
+            metavar="URL",
+            envvar="EVENTJET_MONITORING",
+            help="A server's monitoring endpoint, http://host:8222; several times for several servers.",
+        ),
+    ] = None,
     logs: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Look at the log, the read models and what went wrong in a browser, until Ctrl-C.
@@ -72,7 +81,8 @@ def ui(
             "of the request that says who may look and who may act, or leave it out."
         )
     may = _named(at, access) if access is not None else _owner if allow_actions else None
-    site = console(at.app(), settings=at.settings, **({} if may is None else {"access": may}))
+    given = {} if may is None else {"access": may}
+    site = console(at.app(), settings=at.settings, monitoring=monitoring or (), **given)
     # On this machine a page of another site could have the browser ask under a name of its own (DNS rebinding).
     known = [*_HERE, "[::1]", *([] if public is None else [public.host])]
     served: ASGIApp = TrustedHostMiddleware(site, known) if host in _HERE else site

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+import os
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 
@@ -17,6 +18,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from eventjet.app import App
+from eventjet.doctor.monitoring import monitoring_url
 from eventjet.errors import EventjetError
 from eventjet.settings import Settings
 from eventjet.ui.access import Access, Gate, read_only
@@ -33,10 +35,18 @@ from eventjet.ui.sources import Sources
 _LOG = logging.getLogger("eventjet.ui")
 
 
-def console(app: App, *, access: Access = read_only, settings: Settings | None = None) -> Starlette:
+def console(
+    app: App,
+    *,
+    access: Access = read_only,
+    settings: Settings | None = None,
+    monitoring: Sequence[str] | None = None,
+) -> Starlette:
     """The console of an app as an ASGI app: serve it, or mount it in your own.
 
     `access` says of each request what its sender may do and who that is; without one everybody may look and nobody act.
+    `monitoring` are the servers' monitoring endpoints, `http://host:8222`, which alone tell whether they sync what they
+    acknowledge; else those that `EVENTJET_MONITORING` names, separated by blanks.
     Connections are opened when pages need them, and closed at the end of its lifespan, or with the process where the
     app it is mounted in runs no lifespans of others. Raises `UsageError` for settings that cannot be used.
 
@@ -52,7 +62,8 @@ def console(app: App, *, access: Access = read_only, settings: Settings | None =
     ```
     """
     sources = Sources(app, settings or Settings.load())
-    pulse = Pulse(sources)
+    named = os.environ.get("EVENTJET_MONITORING", "").split() if monitoring is None else monitoring
+    pulse = Pulse(sources, [*dict.fromkeys(map(monitoring_url, named))])
 
     actions = Actions(ACTIONS, sources)
 

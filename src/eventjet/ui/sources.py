@@ -62,15 +62,15 @@ class Sources:
         self._opening = asyncio.Lock()
         self._ending = AsyncExitStack()
         self._abandoned: set[asyncio.Future[Any]] = set()
+        self._reading: set[asyncio.Task[Any] | None] = set()
+        """Tasks that have a session with the database, or wait for one."""
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Let go of the connections; they are opened anew for whoever asks later."""
         for look in self._abandoned:
             look.cancel()
-        await self._forget_engine()
-        if self._abandoned:
-            await asyncio.wait(self._abandoned, timeout=ANSWER_S)
         self._log = None
+        await asyncio.wait({asyncio.ensure_future(self._end_engine()), *self._abandoned}, timeout=ANSWER_S)
         await self._ending.aclose()
 
     async def log(self) -> OpenLog:
@@ -89,39 +89,61 @@ class Sources:
         """A connection to the database that only reads; raises `Unreachable`."""
         if self._engine is None:
             self._engine = self.database.engine("eventjet ui", PAGE, pool_size=_SESSIONS)
-        async with self.database.reaching(), self._engine.connect() as connection:
-            await connection.execution_options(**{READ_ONLY: True})
-            yield connection
+        task = asyncio.current_task()
+        self._reading.add(task)
+        try:
+            async with self.database.reaching(), self._engine.connect() as connection:
+                await connection.execution_options(**{READ_ONLY: True})
+                yield connection
+        except Unreachable:
+            await self._end_engine()
+            raise
+        finally:
+            self._reading.discard(task)
 
     async def see(self, what: str, look: Callable[[], Coroutine[Any, Any, T]], within_s: float = ANSWER_S) -> Seen[T]:
-        """What a look comes to, within its time; `what` is asked, as "The database", is said of one that did not.
+        """What a look comes to, within its time; `what` is asked, as "The database", is said of one that did not."""
+        try:
+            return Seen(await self.seen(what, look, within_s))
+        except (EventjetError, TimeoutError) as error:
+            return Seen(None, str(error) or f"{what} did not answer in time.")
+
+    async def seen(self, what: str, look: Callable[[], Coroutine[Any, Any, T]], within_s: float = ANSWER_S) -> T:
+        """As `see`, where a fault is raised: `TimeoutError`, and what the look raises.
 
         Whatever is still going on then is left alone: an answer that never comes would keep the page, too.
         """
         if len(self._abandoned) >= _ABANDONED_MAX:
-            return Seen(None, f"{what} has not answered for a while, so it is not asked again yet.")
+            raise TimeoutError(f"{what} has not answered for a while, so it is not asked again yet.")
         task = asyncio.ensure_future(look())
-        done, _ = await asyncio.wait({task}, timeout=within_s)
-        if not done:
-            task.cancel()
-            self._abandoned.add(task)
-            task.add_done_callback(self._ended)
-            await self._forget_engine()
-            return Seen(None, f"{what} did not answer within {within_s:g} s.")
         try:
-            return Seen(task.result())
-        except Unreachable as error:
-            await self._forget_engine()
-            return Seen(None, str(error))
-        except (EventjetError, TimeoutError) as error:
-            return Seen(None, str(error) or f"{what} did not answer in time.")
+            done, _ = await asyncio.wait({task}, timeout=within_s)
+        except asyncio.CancelledError:
+            self._abandon(task)
+            raise
+        if not done:
+            self._abandon(task)
+            raise TimeoutError(f"{what} did not answer within {within_s:g} s.")
+        return task.result()
+
+    def _abandon(self, look: asyncio.Task[Any]) -> None:
+        if look in self._reading:
+            self._forget_engine()
+        look.cancel()
+        self._abandoned.add(look)
+        look.add_done_callback(self._ended)
 
     def _ended(self, look: asyncio.Future[Any]) -> None:
         self._abandoned.discard(look)
         if not look.cancelled():
             look.exception()
 
-    async def _forget_engine(self) -> None:
+    async def _end_engine(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.dispose()
+
+    def _forget_engine(self) -> None:
         """The next page connects anew: sessions that hang are not handed on."""
         engine, self._engine = self._engine, None
         if engine is not None:

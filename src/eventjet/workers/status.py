@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from sqlalchemy import Connection
@@ -217,32 +217,60 @@ def look_at_projections(
 
     Raises `Unreachable` and `StoreError`.
     """
-    checkpoints = list(seen.held)
-    for name, revision in set(declared) - {(held.name, held.revision) for held, _ in checkpoints}:
-        checkpoints.append((Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, NEW, None), 0.0))
-    checkpoints.sort(key=lambda pair: (pair[0].name, pair[0].revision))
-    last, ages, faults = _log(connection, stream, [held for held, _ in checkpoints])
-    projections = [
-        WorkStatus(
-            name=held.name,
-            revision=held.revision,
-            state=FAILED if held in faults else held.state,
-            position=held.position,
-            log_position=last,
-            lag_events=max(0, last - held.position),
-            lag_s=ages[held.position],
-            owner=held.owner if _lives(held, lease_left_s) else None,
-            generation=held.generation,
-            reason=_cut(faults.get(held, held.reason)),
-            declared=(held.name, held.revision) in declared,
-            location=held.location,
-            lost_owner=None if _lives(held, lease_left_s) else held.owner,
-            lost_s=_silent_s(held, lease_left_s),
-            parked=seen.parked.get((held.name, held.revision), 0),
-        )
-        for held, lease_left_s in checkpoints
+    log = see_log(connection, stream, checkpoints_of(seen, declared))
+    return statuses_of(seen, declared, log), log.last
+
+
+@dataclass(frozen=True, slots=True)
+class SeenLog:
+    """What the log says of checkpoints."""
+
+    last: int = 0
+    """Its last position."""
+    ages: Mapping[int, float | None] = field(default_factory=dict[int, float | None])
+    """Of the event after each checkpoint's position: 0 at the end of the log, None where it is not known."""
+    faults: Mapping[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
+    """What the worker of a name and a revision will stop at."""
+
+
+def checkpoints_of(seen: SeenCheckpoints, declared: Collection[tuple[str, int]]) -> list[Checkpoint]:
+    """All there are, by name and revision, and new ones of what is declared and has none."""
+    found = [held for held, _ in seen.held]
+    for name, revision in set(declared) - {(held.name, held.revision) for held in found}:
+        found.append(Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, NEW, None))
+    return sorted(found, key=lambda held: (held.name, held.revision))
+
+
+def statuses_of(seen: SeenCheckpoints, declared: Collection[tuple[str, int]], log: SeenLog) -> list[WorkStatus]:
+    """Every projection that is declared or has a checkpoint, over a log as it was seen."""
+    left_s = {(held.name, held.revision): left_s for held, left_s in seen.held}
+    return [
+        _status(held, left_s.get((held.name, held.revision), 0.0), seen, declared, log)
+        for held in checkpoints_of(seen, declared)
     ]
-    return projections, last
+
+
+def _status(
+    held: Checkpoint, lease_left_s: float, seen: SeenCheckpoints, declared: Collection[tuple[str, int]], log: SeenLog
+) -> WorkStatus:
+    key = (held.name, held.revision)
+    return WorkStatus(
+        name=held.name,
+        revision=held.revision,
+        state=FAILED if key in log.faults else held.state,
+        position=held.position,
+        log_position=log.last,
+        lag_events=max(0, log.last - held.position),
+        lag_s=log.ages.get(held.position),
+        owner=held.owner if _lives(held, lease_left_s) else None,
+        generation=held.generation,
+        reason=_cut(log.faults.get(key, held.reason)),
+        declared=key in declared,
+        location=held.location,
+        lost_owner=None if _lives(held, lease_left_s) else held.owner,
+        lost_s=_silent_s(held, lease_left_s),
+        parked=seen.parked.get(key, 0),
+    )
 
 
 def look_at_followers(
@@ -279,19 +307,17 @@ def _follower(name: str, declared: Declaration | None, look: CursorLook | None, 
     )
 
 
-def _log(
-    connection: NatsConnection, stream: str, checkpoints: Sequence[Checkpoint]
-) -> tuple[int, dict[int, float | None], dict[Checkpoint, str]]:
-    """Its last position, the age of the event after each checkpoint's, and what its worker will stop at.
+def see_log(connection: NatsConnection, stream: str, checkpoints: Sequence[Checkpoint]) -> SeenLog:
+    """Its last position, the age of the event after each checkpoint's, and what its worker will stop at. Blocks.
 
-    An age is 0 at the end of the log, and None if it is not known.
+    Raises `Unreachable` and `StoreError`.
     """
     identity, state = state_of_log(connection, stream)
-    faults: dict[Checkpoint, str] = {}
+    faults: dict[tuple[str, int], str] = {}
     for held in checkpoints:
         fault = log_fault(connection, identity, state, held)
         if fault is not None and held.state in (NEW, BUILDING, ACTIVE):
-            faults[held] = str(fault)
+            faults[held.name, held.revision] = str(fault)
     ages: dict[int, float | None] = {}
     for position in {held.position for held in checkpoints}:
         if position >= state.last:
@@ -299,7 +325,7 @@ def _log(
             continue
         record = connection.ask(next_message(stream, position + 1))
         ages[position] = None if record is None else max(0.0, time.time() - record[1] / 1e9)
-    return state.last, ages, faults
+    return SeenLog(state.last, ages, faults)
 
 
 def _cut(reason: str | None) -> str | None:
