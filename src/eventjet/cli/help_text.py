@@ -11,7 +11,7 @@ from typer.models import CommandInfo
 
 EXAMPLES: Mapping[str, Sequence[str]] = {
     "new": ("eventjet new shop",),
-    "dev": ("eventjet dev", "eventjet dev --reload", "eventjet dev --temporary --postgres"),
+    "dev": ("eventjet dev", "eventjet dev --reload --ui", "eventjet dev --temporary --postgres"),
     "demo": ("eventjet demo",),
     "init": ("eventjet init", "eventjet init --reset balances", "eventjet init --repair"),
     "worker": ("eventjet worker", "eventjet worker balances receipts --http 127.0.0.1:8080"),

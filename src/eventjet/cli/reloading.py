@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 
+from eventjet.cli.console_process import ConsoleProcess
 from eventjet.cli.running import until_signalled
 from eventjet.cli.target import AppTarget
 from eventjet.cli.terminal import note
@@ -19,11 +20,12 @@ _LOOK_S = 0.2
 _NAMED_MAX = 3
 
 
-async def work_reloading(at: AppTarget, environ: Mapping[str, str]) -> None:
-    """Keep a worker at the app as its sources are, until a signal; `environ` says where server and database are.
+async def work_reloading(at: AppTarget, environ: Mapping[str, str], console: ConsoleProcess | None) -> None:
+    """Keep a worker, and the console if there is to be one, at the app as its sources are, until a signal.
 
-    A worker that ended, over an error in a source for one, has said why, and the next change is waited for. It ends
-    with this process, however that ends. Raises `Unreachable` without watchfiles.
+    `environ` says where server and database are. A worker that ended, over an error in a source for one, has said why,
+    and the next change is waited for. It ends with this process, however that ends. Raises `Unreachable` without
+    watchfiles.
     """
     changes = _changes_of(at.folder)
     # The first step begins to watch, so that nothing is missed from before the worker imports.
@@ -35,12 +37,16 @@ async def work_reloading(at: AppTarget, environ: Mapping[str, str]) -> None:
             worker = _started(at, environ)
             ended = asyncio.ensure_future(_ended(worker))
             try:
+                if console is not None:
+                    await _start(console)
                 await asyncio.wait({change, stop, ended}, return_when=asyncio.FIRST_COMPLETED)
                 if ended.done() and not change.done() and not stop.done():
                     note("The worker has ended; it starts again when a source changes.")
                     await asyncio.wait({change, stop}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 ended.cancel()
+                if console is not None:
+                    await console.stop()
                 await asyncio.to_thread(worker.stop)
             if change.done():
                 note(f"changed: {_named(change.result(), at.folder)}; the worker starts again")
@@ -50,6 +56,14 @@ async def work_reloading(at: AppTarget, environ: Mapping[str, str]) -> None:
         change.cancel()
         await asyncio.wait({change, stop})
         await changes.aclose()
+
+
+async def _start(console: ConsoleProcess) -> None:
+    """One that cannot start, over an error in a source for one, has said why."""
+    try:
+        await console.start()
+    except Unreachable as error:
+        note(f"{error} It starts again when a source changes.")
 
 
 def _started(at: AppTarget, environ: Mapping[str, str]) -> ServerProcess:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from eventjet.cli.console_process import HERE, PORT, check_installed
 from eventjet.cli.running import CLEARED_S, until_signalled
 from eventjet.cli.target import AppTarget, on_app
 from eventjet.cli.terminal import INTERRUPTED, LogFormat, LogFormatOption, log_to_stderr, say
@@ -25,15 +26,14 @@ if TYPE_CHECKING:
 
     from eventjet.ui.access import Access, Level
 
-_HERE = ("127.0.0.1", "::1", "localhost")
-_PORT = 8321
+_HERE = (HERE, "::1", "localhost")
 
 
 @on_app()
 def ui(
     at: AppTarget,
-    host: Annotated[str, typer.Option("--host", metavar="HOST", help="Where it listens.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="0: any free one.")] = _PORT,
+    host: Annotated[str, typer.Option("--host", metavar="HOST", help="Where it listens.")] = HERE,
+    port: Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="0: any free one.")] = PORT,
     allow_actions: Annotated[
         bool, typer.Option("--allow-actions", help="Let whoever looks also act; else they can only look.")
     ] = False,
@@ -58,23 +58,23 @@ def ui(
             help="A server's monitoring endpoint, http://host:8222; several times for several servers.",
         ),
     ] = None,
+    told: Annotated[bool, typer.Option("--told", hidden=True)] = False,
     logs: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Look at the log, the read models and what went wrong in a browser, until Ctrl-C.
 
     It listens on this machine alone and only shows, unless told otherwise.
     """
-    try:
-        from starlette.middleware.trustedhost import TrustedHostMiddleware
+    check_installed()
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-        from eventjet.ui import console
-    except ModuleNotFoundError as error:
-        raise UsageError(f"The console needs {error.name}. Install it with `pip install 'eventjet[ui]'`.") from None
+    from eventjet.ui import console
+
     log_to_stderr(logs)
     public = None if public_url is None else _public(public_url)
     if access is not None and allow_actions:
         raise UsageError("--access says who may act, so --allow-actions has no say. Leave one of them out.")
-    if (host not in _HERE or public_url is not None) and access is None:
+    if (host not in HERE or public_url is not None) and access is None:
         where = host if public_url is None else "that URL"
         raise UsageError(
             f"Others can reach {where}, and nothing would ask them who they are. Give --access module:name, a function "
@@ -84,13 +84,14 @@ def ui(
     given = {} if may is None else {"access": may}
     site = console(at.app(), settings=at.settings, monitoring=monitoring or (), **given)
     # On this machine a page of another site could have the browser ask under a name of its own (DNS rebinding).
-    known = [*_HERE, "[::1]", *([] if public is None else [public.host])]
-    served: ASGIApp = TrustedHostMiddleware(site, known) if host in _HERE else site
+    known = [*HERE, "[::1]", *([] if public is None else [public.host])]
+    served: ASGIApp = TrustedHostMiddleware(site, known) if host in HERE else site
     if public_url is not None:
         served = behind(served, public_url)
     with closing(_listening(host, port)) as listening:
         shown = f"[{host}]" if ":" in host else host
-        say(f"http://{shown}:{listening.getsockname()[1]}/")
+        if not told:  # `dev --ui` has said it
+            say(f"http://{shown}:{listening.getsockname()[1]}/")
         asyncio.run(_serve(served, site.state.streams.end, listening))
 
 

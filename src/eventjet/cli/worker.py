@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eventjet.cli.completing import names_of
+from eventjet.cli.console_process import ConsoleProcess, check_installed
 from eventjet.cli.db import prepare
 from eventjet.cli.reloading import work_reloading
 from eventjet.cli.running import interruptible, progress, run_until_stopped
@@ -103,6 +104,9 @@ def dev(
     reload: Annotated[
         bool, typer.Option("--reload", help="Start the workers again when a Python file of the app changes.")
     ] = False,
+    ui: Annotated[
+        bool, typer.Option("--ui", help="The console as well, in which whoever is on this machine may act.")
+    ] = False,
     logs: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Run NATS, a database and the app's workers here, until Ctrl-C.
@@ -112,18 +116,20 @@ def dev(
     from eventjet.dev.stack import running_stack
 
     log_to_stderr(logs)
+    if ui:
+        check_installed()
     at.app()  # A fault in it is best told before anything starts.
     folder = None if temporary else Path.cwd() / ".eventjet"
     with interruptible(_ENDED_S) as interruption, running_stack(folder, postgres=postgres) as stack:
         settings = replace(at.settings, servers=(stack.servers,), database=stack.database)
         try:
-            interruption.run(_work(replace(at, settings=settings), stack, reload=reload))
+            interruption.run(_work(replace(at, settings=settings), stack, reload=reload, ui=ui))
         finally:
             interruption.calm()
         note("stopped")
 
 
-async def _work(at: AppTarget, stack: Stack, *, reload: bool) -> None:
+async def _work(at: AppTarget, stack: Stack, *, reload: bool, ui: bool) -> None:
     if not reload:
         await prepare(at)
     shown = at.settings.shown()
@@ -133,13 +139,21 @@ async def _work(at: AppTarget, stack: Stack, *, reload: bool) -> None:
     file = stack.write_exports(at.reference)
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     print(f". {shlex.quote(str(shown))}", flush=True)
+    environ = {"EVENTJET_SERVERS": stack.servers, "EVENTJET_DATABASE": stack.database}
+    environ |= {"EVENTJET_MONITORING": stack.monitoring, "EVENTJET_LOG_FORMAT": log_format()}
+    console = ConsoleProcess(at, environ) if ui else None
     if reload:
-        environ = {"EVENTJET_SERVERS": stack.servers, "EVENTJET_DATABASE": stack.database}
-        await work_reloading(at, {**environ, "EVENTJET_LOG_FORMAT": log_format()})
+        await work_reloading(at, environ, console)
         return
     names = at.work([]).names
     kept = ", ".join(names) or "nothing to work on"
-    await run_until_stopped(at, names, lambda: say(f"ready: {kept}; Ctrl-C stops everything"))
+    try:
+        if console is not None:
+            await console.start()
+        await run_until_stopped(at, names, lambda: say(f"ready: {kept}; Ctrl-C stops everything"))
+    finally:
+        if console is not None:
+            await console.stop()
 
 
 def demo(

@@ -33,6 +33,8 @@ class Stack:
     """As `EVENTJET_SERVERS` takes it."""
     database: str
     """As `EVENTJET_DATABASE` takes it; holds PostgreSQL's password."""
+    monitoring: str
+    """The server's monitoring endpoint, as `EVENTJET_MONITORING` takes it."""
 
     def write_exports(self, app: str) -> Path:
         """A file that points another shell at this stack by `. file`; for this user alone, and gone with the stack."""
@@ -73,7 +75,7 @@ def running_stack(folder: Path | None = None, *, postgres: bool = False) -> Gene
             database = server.url.replace("+psycopg", "", 1)
         if folder is not None:
             (folder / _PORTS).write_text(json.dumps(ports), encoding="utf-8")
-        yield Stack(path, nats.url, database)
+        yield Stack(path, nats.url, database, nats.monitor_url)
 
 
 @contextmanager

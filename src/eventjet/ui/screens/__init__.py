@@ -11,6 +11,7 @@ from eventjet.ui.screens import (
     aggregates,
     event,
     jobs,
+    log,
     models,
     overview,
     processes,
@@ -29,4 +30,5 @@ ROUTES: Mapping[str, Mapping[str, Any]] = {
     **quarantine.ROUTES,
     **jobs.ROUTES,
     **actions.ROUTES,
+    **log.ROUTES,
 }
