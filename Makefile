@@ -40,7 +40,7 @@ FAULTS ?= EVENTJET_TEST_UNKNOWNS=1000 EVENTJET_TEST_IDS=100000 EVENTJET_TEST_KIL
 trial = $(if $(SEED),--seed $(SEED)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(MINUTES),--minutes $(MINUTES)) \
 	$(addprefix --only ,$(ONLY))
 
-.PHONY: setup compiled test test-slow shake simulate faults faults-root fuzz demo picture docs lint format types contract sbom audit-deps bench bench-full bench-peers scale clean
+.PHONY: setup compiled test test-slow shake simulate faults faults-root fuzz demo picture screenshots docs lint format types contract sbom audit-deps bench bench-full bench-peers scale clean
 
 setup: $(installed)
 
@@ -102,6 +102,10 @@ demo: setup
 # The picture of it in the README.
 picture: setup
 	$(bin)/python -m tests.docs.picture
+
+# Pictures of the console in the documentation, from a real one in a real browser (Debian: apt install chromium).
+screenshots: setup
+	$(bin)/python -m tests.ui.screenshots
 
 # The documentation as a site that is read from the disk: open build/site/index.html. A warning is an error.
 docs: setup

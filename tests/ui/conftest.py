@@ -42,15 +42,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+def chromium() -> str:
+    """Where it is; skips the test where none is."""
+    program = os.environ.get("EVENTJET_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        pytest.skip("no browser: install Debian's package chromium, or name one with EVENTJET_TEST_CHROMIUM")
+    return program
+
+
 @pytest.fixture
 def browser() -> Iterator[Browser]:
     """Chromium, headless: Debian's package `chromium`, or what `EVENTJET_TEST_CHROMIUM` names.
 
     One for each test: while Playwright runs, no other test of this thread could have a loop.
     """
-    program = os.environ.get("EVENTJET_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    if program is None:
-        pytest.skip("no browser: install Debian's package chromium, or name one with EVENTJET_TEST_CHROMIUM")
+    program = chromium()
     with sync_playwright() as playwright:
         # Without a sandbox of its own: containers forbid it, and it only sees pages of these tests.
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])

@@ -1,0 +1,63 @@
+"""`make screenshots`: pictures of the console for the documentation, made of a real one (`docs/images/console`).
+
+With a folder as argument it writes every screen at 400 and 1,600 px, light and dark, there instead: to be looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from playwright.sync_api import Browser, sync_playwright
+
+from tests.ui.branch import branch
+from tests.ui.conftest import chromium, serving
+from tests.ui.screens import SCREENS
+from tests.ui.stage import Stage, planted, staged
+
+PICTURES = Path(__file__).parents[2] / "docs/images/console"
+_WIDTH, _HEIGHT = 1200, 800
+_SETTLED_MS = 1_500
+"""Live parts have come once."""
+
+
+def main(folder: Path | None) -> None:
+    """Make them."""
+    with staged() as stage:
+        planted(stage)
+        stage.start_worker()
+        poison = asyncio.run(poison_of(stage))
+        with serving(stage.folder, stage.environ, "--allow-actions") as url, sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+            for name, path in SCREENS.items():
+                where = url + path.replace("{poison}", str(poison))
+                if folder is None:
+                    _take(browser, where, PICTURES / f"{name}.png", _WIDTH, "light")
+                    continue
+                for width in (400, 1600):
+                    for scheme in ("light", "dark"):
+                        _take(browser, where, folder / f"{name}-{width}-{scheme}.png", width, scheme)
+            browser.close()
+
+
+def _take(browser: Browser, url: str, file: Path, width: int, scheme: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    context = browser.new_context(viewport={"width": width, "height": _HEIGHT}, color_scheme=scheme)  # type: ignore[arg-type]
+    page = context.new_page()
+    page.goto(url)
+    page.wait_for_timeout(_SETTLED_MS)
+    page.screenshot(path=file, full_page=True)
+    context.close()
+
+
+async def poison_of(stage: Stage) -> int:
+    """Position of the event that the balances cannot take."""
+    from eventjet.operations.quarantines import quarantine_of
+
+    parked = await asyncio.to_thread(lambda: quarantine_of(branch, stage.settings, "balances").listed(resolved=False))
+    return parked[0].position
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
