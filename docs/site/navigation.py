@@ -38,6 +38,7 @@ _SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
             "doctor",
             "workers",
             "deploy",
+            "nats-on-kubernetes",
             "security",
             "observe",
             "upgrade",
