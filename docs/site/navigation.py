@@ -48,6 +48,7 @@ _SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
             "quarantine",
             "backup",
             "restore",
+            "partial-restore",
             "changed-log",
         ),
     ),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
+from eventjet.errors import StreamMissing
 from eventjet.nats.api import StreamState, call, stream_info
 from eventjet.nats.connection import ask_once
 from eventjet.nats.endpoint import Endpoint
@@ -74,11 +77,29 @@ def test_an_identity_that_nothing_tells_has_to_be_named(bank: Program) -> None:
     assert bank("init", "--repair", "--log", "another").status == 2
 
 
+def test_init_makes_no_empty_log_where_one_was_lost(bank: Program) -> None:
+    log = filled(bank)
+    assert bank("rebuild", "balances", "--engine", "local").status == 0
+    endpoint, name = stream_of(bank)
+    ask(bank, call(f"STREAM.DELETE.{name}"))
+    for refused in (bank("init"), bank("init", "--repair")):
+        assert (refused.status, refused.is_one_paragraph()) == (3, True)
+        assert f"has read models of the log {log}, up to position 1." in refused.said()
+        assert "`eventjet restore` brings it back" in refused.said()
+        assert "`eventjet init --reset balances`" in refused.said()
+    with pytest.raises(StreamMissing):
+        ask_once(endpoint, stream_info(name))
+    begun = bank("init", "--reset", "balances")
+    assert begun.status == 0
+    assert log not in begun.out
+
+
 def test_init_says_that_the_tables_are_of_another_log(bank: Program) -> None:
     filled(bank)
     assert bank("rebuild", "balances", "--engine", "local").status == 0
     _, name = stream_of(bank)
     ask(bank, call(f"STREAM.DELETE.{name}"))
+    assert bank("init", EVENTJET_DATABASE=f"sqlite:///{bank.folder}/other.db").status == 0
     again = bank("init")
     assert again.status == 1
     assert "is not ready" in again.out

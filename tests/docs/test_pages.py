@@ -34,6 +34,7 @@ ON_SPARK = {
     "archive.md",
     "backup.md",
     "dataframes.md",
+    "partial-restore.md",
     "restore.md",
     "spark-cluster.md",
     "spark-source.md",

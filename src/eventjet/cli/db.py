@@ -60,6 +60,8 @@ def init(
 
     if (accept_loss or log is not None) and not repair:
         raise UsageError("--accept-loss and --log say how to repair. Give --repair too.")
+    if at.app().projections:
+        repairing.refuse_a_lost_log(at, reset or [])
     healed = repairing.repair(at, log, accept_loss=accept_loss) if repair else []
     topology, tables = asyncio.run(prepare(at, reset or []))
     app, drifts = at.app().name, [str(drift) for drift in topology.drifts]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from eventjet.errors import LogIncomplete, UsageError
+from eventjet.errors import LogIncomplete, LogUnusable, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from eventjet.cli.target import AppTarget
     from eventjet.nats.api import StreamState
     from eventjet.nats.connection import NatsConnection
@@ -32,6 +34,34 @@ def faults(at: AppTarget) -> list[str]:
         found += [cursor_fault(connection, identity, state, held) for held in cursors_of(connection, at.app())]
     told = [LogIncomplete(f"The log {state.name!r}", gone)] if gone else []
     return list(dict.fromkeys(map(str, [*told, *filter(None, found), *unread])))
+
+
+def refuse_a_lost_log(at: AppTarget, reset: Collection[str]) -> None:
+    """Raise `LogUnusable` where the stream is gone that the database's read models, but those to `reset`, stand on.
+
+    An empty one in its place would take commands, and to them every aggregate would be new.
+    """
+    from eventjet.nats.connection import NatsConnection
+    from eventjet.nats.endpoint import Endpoint
+    from eventjet.sql.checkpoint import RETIRED
+    from eventjet.store import repairing
+
+    known = [held for held in _checkpoints(at) if held.state != RETIRED and held.log and held.position]
+    known = [held for held in known if held.name not in reset]
+    if not known:
+        return
+    with NatsConnection.open(Endpoint.of(at.settings)) as connection:
+        if repairing.found(connection, at.app().name) is not None:
+            return
+    furthest = max(known, key=lambda held: held.position)
+    anew = " ".join(f"--reset {name}" for name in dict.fromkeys(held.name for held in known))
+    raise LogUnusable(
+        f"The stream {at.app().name!r}",
+        f"it does not exist on this server, and the database has read models of the log {furthest.log}, up to position "
+        f"{furthest.position}",
+        f"If it was lost, `eventjet restore` brings it back; if this is the wrong server or database, name the right "
+        f"one. To begin with an empty log, throw these tables away: `eventjet init {anew}`.",
+    )
 
 
 def repair(at: AppTarget, log: str | None, *, accept_loss: bool) -> list[str]:

@@ -229,12 +229,14 @@ class RebuildError(EventjetError):
 class ArchiveBroken(RebuildError):
     """An archive cannot be trusted as it stands; nothing was made from it."""
 
-    def __init__(self, url: str, reason: str) -> None:
+    def __init__(self, url: str, reason: str, remedy: str = "") -> None:
         self.url = url
         self.reason = reason
-        super().__init__(
-            f"The archive {url} cannot be used: {reason}. Make it again with `eventjet archive`, or go without it."
+        remedy = remedy or (
+            "Take a copy of it; or, where the log still has its events, seal them into an empty folder with "
+            "`eventjet archive`."
         )
+        super().__init__(f"The archive {url} cannot be used: {reason}. {remedy}")
 
 
 class RebuildRefused(RebuildError):

@@ -114,44 +114,38 @@ def archived_source(log: Log, files: ArchiveFiles) -> ReplaySource:
 
 def check_same_past(log: Log, archive: Archive) -> None:
     """Raise `ArchiveBroken` unless the archive is of this log, with the same past, and the log goes on from it."""
-    reason = _why_strange(log, archive)
-    if reason is not None:
-        raise ArchiveBroken(archive.url, reason)
+    check_same_log(log, archive)
+    newest, state = archive.segments[-1], log.state
+    if state.last < archive.last:
+        reason = f"it ends at position {archive.last}, and the log at {state.last}, so the log has lost its end"
+        raise ArchiveBroken(archive.url, reason, f"`eventjet restore {archive.url}` gives the log its end back.")
+    if state.first > archive.last + 1:
+        raise ArchiveBroken(archive.url, f"it ends at position {archive.last}, and the log begins at {state.first}")
+    if state.first > archive.last:
+        return
+    # The log still holds the archive's last event, so it has to be the same one.
+    event_id = log.event_id(archive.last)
+    if event_id == newest.last_id:
+        return
+    held = "nothing" if event_id is None else f"the event {event_id or 'without an id'}"
+    reason = f"it ends with the event {newest.last_id} at position {archive.last}, and the log has {held} there"
+    raise ArchiveBroken(archive.url, reason, "`eventjet audit --archive` says where the two part, and what to do.")
 
 
 def check_same_log(log: Log, archive: Archive) -> None:
     """Raise `ArchiveBroken` unless something is in the archive, and it is of this log, whatever past that has now."""
-    reason = _why_of_another(log, archive)
-    if reason is not None:
-        raise ArchiveBroken(archive.url, reason)
-
-
-def _why_of_another(log: Log, archive: Archive) -> str | None:
     if not archive.segments:
-        return "nothing is in it"
-    if (archive.stream, archive.log) == (log.stream, log.identity):
-        return None
-    other = f"the stream {log.stream!r} is the log {log.identity}"
-    return f"it is of the log {archive.log} of {archive.stream!r}, and {other}"
-
-
-def _why_strange(log: Log, archive: Archive) -> str | None:
-    reason = _why_of_another(log, archive)
-    if reason is not None:
-        return reason
-    newest, state = archive.segments[-1], log.state
-    if state.last < archive.last:
-        return f"it ends at position {archive.last}, and the log at {state.last}, so the log has lost its end"
-    if state.first > archive.last + 1:
-        return f"it ends at position {archive.last}, and the log begins at {state.first}"
-    if state.first > archive.last:
-        return None
-    # The log still holds the archive's last event, so it has to be the same one.
-    event_id = log.event_id(archive.last)
-    if event_id == newest.last_id:
-        return None
-    held = "nothing" if event_id is None else f"the event {event_id or 'without an id'}"
-    return f"it ends with the event {newest.last_id} at position {archive.last}, and the log has {held} there"
+        raise ArchiveBroken(
+            archive.url, "nothing is in it", "Name what `eventjet archive` made."
+        )
+    if (archive.stream, archive.log) != (log.stream, log.identity):
+        other = f"the stream {log.stream!r} is the log {log.identity}"
+        raise ArchiveBroken(
+            archive.url,
+            f"it is of the log {archive.log} of {archive.stream!r}, and {other}",
+            "Name an archive of this log, or an empty folder; what is in this one comes back with `eventjet restore` "
+            "on another server or account.",
+        )
 
 
 def read_ahead(batches: Generator[list[RawRecord]], watch: Watch) -> Generator[list[RawRecord]]:

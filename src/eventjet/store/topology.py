@@ -153,7 +153,8 @@ async def info(client: Client, app: str) -> StreamState:
 
 def missing(stream: str) -> LogUnusable:
     """The error for a stream that is not there."""
-    return LogUnusable(f"The stream {stream!r}", "it does not exist", "Run `eventjet init` once.")
+    remedy = "Run `eventjet init` once; a log that was lost comes back with `eventjet restore` instead."
+    return LogUnusable(f"The stream {stream!r}", "it does not exist", remedy)
 
 
 def identity_of(found: StreamState) -> str:
