@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Forbidden
+from eventjet.nats.api import stream_info
 from eventjet.nats.client import connect
+from eventjet.nats.connection import ask_once
+from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.topology import declare
@@ -48,3 +52,14 @@ async def test_a_denied_aggregate_is_forbidden_at_once_alone_and_within_a_save_o
             await store.settle()
             await writing.close()
             await client.close()
+
+
+async def test_who_listens_on_an_inbox_of_others_is_told_how_to_name_its_own() -> None:
+    config = USERS.replace('"_INBOX.>"', '"_INBOX_writer.>"')
+    with NatsServer(config=config) as server:
+        settings = Settings(servers=(server.url,), user="writer", password="writer", request_timeout_s=60)
+        with pytest.raises(Forbidden, match="Set EVENTJET_INBOX_PREFIX to the inbox"):
+            await connect(settings)
+        with pytest.raises(Forbidden, match="Set EVENTJET_INBOX_PREFIX to the inbox"):
+            await asyncio.to_thread(ask_once, Endpoint.of(settings), stream_info("shop"))
+        await (await connect(replace(settings, inbox_prefix="_INBOX_writer"))).close()

@@ -135,6 +135,8 @@ def _print(app: str, statuses: Sequence[WorkStatus]) -> None:
 
 def remarks_on(statuses: Sequence[WorkStatus]) -> list[str]:
     """What the table has no column for, a line each."""
+    from eventjet.sql.checkpoint import RETIRED
+
     remarks: list[str] = []
     revisions = Counter(one.name for one in statuses)
     for one in statuses:
@@ -149,9 +151,13 @@ def remarks_on(statuses: Sequence[WorkStatus]) -> list[str]:
             remarks.append(f"{name}: its worker {one.lost_owner} has not been seen {silent}; none has taken over yet")
         if one.location:
             remarks.append(f"{name}: its rows are aside, {in_location(one.location)}, and not what readers see")
-        if not one.declared:
-            away = "" if one.kind == PROJECTION else f"; `eventjet cursor drop {one.name}` removes it"
-            remarks.append(f"{name}: the app does not declare it, so only workers with other code advance it{away}")
+        if one.state == RETIRED:
+            remarks.append(f"{name}: its tables were dropped, and nothing is left of it but this line")
+        elif not one.declared:
+            drop = f"db unused --drop {one.name}:{one.revision}"
+            drop = drop if one.kind == PROJECTION else f"cursor drop {one.name}"
+            unworked = "the app does not declare it, so only workers with other code advance it"
+            remarks.append(f"{name}: {unworked}; `eventjet {drop}` removes it")
     return remarks
 
 

@@ -106,7 +106,8 @@ class Diagnoses:
             Level.UNKNOWN,
             f"not allowed to know: these credentials may not use {error.subject}",
             "it is not looked at",
-            f'Allow `publish: "{error.subject}"`, or use those of the role `admin` (`eventjet nats-config`).',
+            error.remedy
+            or f'Allow `publish: "{error.subject}"`, or use those of the role `admin` (`eventjet nats-config`).',
         )
 
     def add_unusable(self, check: str, error: Unreachable, cost: str = "") -> None:

@@ -131,10 +131,13 @@ class UniqueNotBuilt(Refused):
 class Forbidden(StoreError):
     """The credentials in use may not do this; nothing is stored."""
 
-    def __init__(self, subject: str, reason: str) -> None:
+    def __init__(self, subject: str, reason: str, remedy: str = "") -> None:
         self.subject = subject
         self.reason = reason
-        super().__init__(f"The server denied {subject}: {reason}. Grant it to these credentials, or use others.")
+        self.remedy = remedy
+        """Where it is more than to be granted it; else empty."""
+        said = remedy or "Grant it to these credentials, or use others."
+        super().__init__(f"The server denied {subject}: {reason}. {said}")
 
 
 class Unauthorized(Forbidden):

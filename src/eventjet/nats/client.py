@@ -90,6 +90,8 @@ async def _check_jetstream(where: str, client: Client) -> None:
     except Forbidden:
         return  # credentials without this right may still append and read
     except (StoreUnavailable, ApiRefused, Unreachable) as error:
+        if type(error.__cause__) is Forbidden:
+            raise error.__cause__ from None  # of the inbox: no answer would ever come
         raise Unreachable(
             f"JetStream on {where[0].lower()}{where[1:]}",
             f"it is not available ({error})",

@@ -180,9 +180,11 @@ class LoopConnection:
 
     # Helpers.
 
-    def _lost(self, reason: str) -> None:
+    def _lost(self, reason: str, cause: Exception | None = None) -> None:
         self._unsent.clear()
-        self.close(ConnectionLost(f"NATS at {self._peer}", reason))
+        lost = ConnectionLost(f"NATS at {self._peer}", reason)
+        lost.__cause__ = cause
+        self.close(lost)
 
     def _flush(self) -> None:
         self._is_sending = False
@@ -232,7 +234,7 @@ class LoopConnection:
             self._answer(controls)
         if ends:
             # Whoever waits must not take it for an answer: what was sent before it may have arrived.
-            self._lost(f"the server ended it ({ends[0]})")
+            self._lost(f"the server ended it ({ends[0]})", ends[0])
 
     def _received(self) -> bytes:
         """What has come; raises `OSError` at the end of the connection."""

@@ -24,6 +24,10 @@ LINE_MAX = 65_536
 FRAME_MAX = 64 * 1024 * 1024 + LINE_MAX
 """Bytes of headers and body in one message: the most a server can be configured to carry, and its headers."""
 
+_INBOX = (
+    "Set EVENTJET_INBOX_PREFIX to the inbox that these credentials may hear: _INBOX_worker for the user worker of "
+    "`eventjet nats-config`."
+)
 _VERBS = frozenset((b"PING", b"PONG", b"INFO", b"+OK", b"-ERR"))
 _SUBJECT = re.compile(r"[^\s\x00-\x1f\x7f]{1,2000}")
 
@@ -155,7 +159,9 @@ def server_fault(text: str, peer: str) -> Exception:
     lowered = reason.lower()
     if lowered.startswith("permissions violation"):
         subject = reason.split('"')[1] if reason.count('"') > 1 else "a subject"
-        return Forbidden(subject, f"{'publishing' if 'publish' in lowered else 'subscribing'} there is not permitted")
+        if "publish" in lowered:
+            return Forbidden(subject, "publishing there is not permitted")
+        return Forbidden(subject, "subscribing there is not permitted", _INBOX if "_INBOX" in subject else "")
     if "authorization" in lowered or lowered.endswith(("authentication expired", "authentication revoked")):
         return Unauthorized(f"the connection to {peer}", reason)
     return ConnectionLost(f"NATS at {peer}", f"the server said {reason!r}")

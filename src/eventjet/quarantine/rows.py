@@ -256,7 +256,7 @@ def _check(connection: Connection, name: str, revision: int, chosen: Sequence[in
         elif there.blocked_by is not None:
             reason = f"waits for the parked event at position {there.blocked_by}; give your verdict on that one"
         else:
-            reason = f"is {there.event.resolution} already"
+            reason = f"has its verdict already: {there.event.resolution}"
         raise UsageError(
             f"The event at position {position} of projection {name!r} {reason}. "
             f"Look at `eventjet quarantine list {name} --all`."

@@ -135,9 +135,7 @@ def check_same_past(log: Log, archive: Archive) -> None:
 def check_same_log(log: Log, archive: Archive) -> None:
     """Raise `ArchiveBroken` unless something is in the archive, and it is of this log, whatever past that has now."""
     if not archive.segments:
-        raise ArchiveBroken(
-            archive.url, "nothing is in it", "Name what `eventjet archive` made."
-        )
+        raise ArchiveBroken(archive.url, "nothing is in it", "Name what `eventjet archive` made.")
     if (archive.stream, archive.log) != (log.stream, log.identity):
         other = f"the stream {log.stream!r} is the log {log.identity}"
         raise ArchiveBroken(
