@@ -60,8 +60,7 @@ def init(
 
     if (accept_loss or log is not None) and not repair:
         raise UsageError("--accept-loss and --log say how to repair. Give --repair too.")
-    if at.app().projections:
-        repairing.refuse_a_lost_log(at, reset or [])
+    repairing.refuse_a_lost_log(at, reset or [])
     healed = repairing.repair(at, log, accept_loss=accept_loss) if repair else []
     topology, tables = asyncio.run(prepare(at, reset or []))
     app, drifts = at.app().name, [str(drift) for drift in topology.drifts]
@@ -74,8 +73,7 @@ def init(
     lines.append(f"{app} {ready}: log {topology.identity}{where}")
     left = undeclared_cursors(at)
     lines += [f"unused   {one}" for one in left]
-    lines += [f"wrong    {fault}" for fault in wrong]
-    lines += [f"differs  {drift}" for drift in drifts]
+    lines += [f"wrong    {fault}" for fault in wrong] + [f"differs  {drift}" for drift in drifts]
     if drifts:
         lines.append("What differs was changed by something else; `eventjet init --repair` changes it back.")
     value = {

@@ -46,7 +46,8 @@ def refuse_a_lost_log(at: AppTarget, reset: Collection[str]) -> None:
     from eventjet.sql.checkpoint import RETIRED
     from eventjet.store import repairing
 
-    known = [held for held in _checkpoints(at) if held.state != RETIRED and held.log and held.position]
+    checkpoints = _checkpoints(at) if at.app().projections else []
+    known = [held for held in checkpoints if held.state != RETIRED and held.log and held.position]
     known = [held for held in known if held.name not in reset]
     if not known:
         return
