@@ -31,9 +31,9 @@ def events_of(function: Any, parameter: str = "event") -> tuple[type, ...]:
     return union_members(hint)
 
 
-def recorded_events_of(function: Any) -> tuple[type, ...]:
-    """As `events_of` of its first parameter, where that has to be a `Recorded`."""
-    parameter = next(iter(inspect.signature(function).parameters), "event")
+def recorded_events_of(function: Any, parameter: str = "") -> tuple[type, ...]:
+    """As `events_of`, of its first parameter unless another is named, where that has to be a `Recorded`."""
+    parameter = parameter or next(iter(inspect.signature(function).parameters), "event")
     events = events_of(function, parameter)
     if typing.get_origin(resolved_hint(function, parameter)) is not Recorded:
         names = " | ".join(shown_name(one) for one in events)

@@ -18,7 +18,7 @@ from sqlalchemy import types as sa
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.personal import is_private
 from eventjet.domain.recorded import Recorded
-from eventjet.domain.subscription import events_of, resolved_hint, shown_name, union_members
+from eventjet.domain.subscription import recorded_events_of, resolved_hint, shown_name, union_members
 from eventjet.errors import DefinitionError
 from eventjet.projections.columns import Convert, key_check
 from eventjet.projections.projection import Entries, OnError, Projection
@@ -175,13 +175,12 @@ class _Resolving:
         if len(names) <= index:
             return ()  # `_check_calls` says so.
         try:
-            found = events_of(self.function, names[index])
+            found = recorded_events_of(self.function, names[index])
         except DefinitionError as error:
             self.faults.extend(error.faults)
             return ()
-        for one in found:
-            if one not in self.catalog:
-                self.faults.append(f"it takes {shown_name(one)}, which no aggregate of the app folds")
+        if strangers := ", ".join(shown_name(one) for one in found if one not in self.catalog):
+            self.faults.append(f"it takes {strangers}, which no aggregate of the app folds")
         return found
 
     def _row_type(self) -> type | None:
@@ -248,7 +247,7 @@ class _Resolving:
         if function is None:
             return [str]
         try:
-            known = events_of(function, next(iter(inspect.signature(function).parameters), "event"))
+            known = recorded_events_of(function)
             hint = resolved_hint(function, "return")
         except DefinitionError as error:
             self.faults.extend(error.faults)

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.personal import is_private
 from eventjet.domain.recorded import Recorded
-from eventjet.domain.subscription import events_of, shown_name
+from eventjet.domain.subscription import events_of, recorded_events_of, shown_name
 from eventjet.errors import DefinitionError
 from eventjet.projections.resolve import ResolvedProjection, name_faults
 from eventjet.projections.row_type import reserved_faults
@@ -146,7 +146,7 @@ def _handlers(functions: Sequence[Handler], catalog: Catalog, faults: list[str])
             faults.append(f"{shown_name(function)} takes ({', '.join(parameters)}) instead of (event, connection)")
             continue
         try:
-            events = events_of(function, parameters[0])
+            events = recorded_events_of(function)
         except DefinitionError as error:
             faults.extend(error.faults)
             continue
