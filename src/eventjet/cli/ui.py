@@ -74,7 +74,7 @@ def ui(
     public = None if public_url is None else _public(public_url)
     if access is not None and allow_actions:
         raise UsageError("--access says who may act, so --allow-actions has no say. Leave one of them out.")
-    if (host not in HERE or public_url is not None) and access is None:
+    if (host not in _HERE or public_url is not None) and access is None:
         where = host if public_url is None else "that URL"
         raise UsageError(
             f"Others can reach {where}, and nothing would ask them who they are. Give --access module:name, a function "
@@ -84,8 +84,8 @@ def ui(
     given = {} if may is None else {"access": may}
     site = console(at.app(), settings=at.settings, monitoring=monitoring or (), **given)
     # On this machine a page of another site could have the browser ask under a name of its own (DNS rebinding).
-    known = [*HERE, "[::1]", *([] if public is None else [public.host])]
-    served: ASGIApp = TrustedHostMiddleware(site, known) if host in HERE else site
+    known = [*_HERE, "[::1]", *([] if public is None else [public.host])]
+    served: ASGIApp = TrustedHostMiddleware(site, known) if host in _HERE else site
     if public_url is not None:
         served = behind(served, public_url)
     with closing(_listening(host, port)) as listening:
