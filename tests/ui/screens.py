@@ -22,7 +22,7 @@ SCREENS: Mapping[str, str] = {
     "processes": "/processes",
     "process": "/processes/one?name=transfer&id=t-009",
     "jobs": "/jobs",
-    "act": "/actions/new?do=pause&name=balances",
+    "act": "/actions/new?action=pause&name=balances",
     "actions": "/actions",
 }
 """`{poison}` stands for the position of the event that the balances cannot take."""

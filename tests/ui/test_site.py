@@ -15,6 +15,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.settings import Settings
 from eventjet.ui import Access, Level, console
 from examples.bank.app import bank
+from tests.ui.acted import leaving
 from tests.ui.conftest import serving
 
 NOWHERE = Settings.load({"servers": "nats://127.0.0.1:1", "database": "sqlite:////nowhere/none.db"}, environ={})
@@ -63,6 +64,6 @@ async def test_an_access_function_that_says_nothing_known_lets_nobody_in(said: o
 
 def test_the_overview_is_live_in_a_browser(page: Page, nats: NatsServer, tmp_path: Path) -> None:
     environ = {"EVENTJET_SERVERS": nats.url, "EVENTJET_DATABASE": f"sqlite:///{tmp_path}/read.db"}
-    with serving(tmp_path, environ, "--app", "eventjet.examples.bank.app:bank") as url:
+    with serving(tmp_path, environ, "--app", "eventjet.examples.bank.app:bank") as url, leaving(page):
         page.goto(f"{url}/")
         expect(page.get_by_role("heading", level=1)).to_have_text("Overview")

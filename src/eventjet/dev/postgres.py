@@ -16,6 +16,7 @@ import shutil
 import signal
 import stat
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import LiteralString, Self
 from urllib.parse import quote
@@ -154,6 +155,23 @@ class PostgresServer(EmbeddedServer):
             made.write_text(secrets.token_hex(24), encoding="ascii")
             made.rename(file)
         return file.read_text(encoding="ascii")
+
+    def pause(self) -> None:
+        """As any server, with every session: one that is open would answer while the others stand still."""
+        super().pause()
+        self._signal_sessions(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on, with every session."""
+        self._signal_sessions(signal.SIGCONT)
+        super().resume()
+
+    def _signal_sessions(self, number: int) -> None:
+        pid = 0 if self._process is None else self._process.pid
+        with suppress(OSError):
+            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(child), number)
 
     def _postmaster(self, pid: int) -> list[str]:
         """What the postmaster writes about itself; nothing until it is this one that writes."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from eventjet.app import App
 from eventjet.codec.subjects import stream_subjects
-from eventjet.errors import StreamMissing
+from eventjet.errors import StoreUnavailable, StreamMissing
 from eventjet.nats.api import StreamState, last_message, stream_info
 from eventjet.nats.client import Client
 from eventjet.nats.connection import NatsConnection
@@ -112,20 +112,27 @@ class Following:
         self._timeout_s = timeout_s
         self._followers = declarations_of(app)
         self._connection: NatsConnection | None = None
+        self._is_over = False
 
     def look(self, held: Sequence[Checkpoint]) -> tuple[SeenLog, list[WorkStatus]]:
         """Raises `Unreachable` and `StoreError`."""
         try:
             if self._connection is None:
                 self._connection = NatsConnection.open(self._endpoint, timeout_s=self._timeout_s)
+            if self._is_over:
+                raise StoreUnavailable("The log", "the console has ended")
             seen = see_log(self._connection, self._app.name, held)
             return seen, look_at_followers(self._connection, self._app, self._followers, seen.last)
         except BaseException:
-            self.close()
+            self._let_go()
             raise
 
     def close(self) -> None:
-        """Let go of the connection, from any thread: a look that is under way ends."""
+        """Let go of the connection for good, from any thread: a look that is under way ends."""
+        self._is_over = True
+        self._let_go()
+
+    def _let_go(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

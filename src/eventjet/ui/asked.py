@@ -9,6 +9,8 @@ from eventjet.shown import cut, printable
 
 TEXT_MAX = 5_000
 """Characters: of a key with several parts, for instance."""
+ID_MAX = 1_000
+"""Of an id, which may have 200, or of what stands for it."""
 _DIGITS_MAX = 19
 NUMBER_MAX = 2**63 - 1
 

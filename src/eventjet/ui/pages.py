@@ -13,10 +13,11 @@ from typing import Any
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from eventjet.shown import VALUE_MAX, cut, cut_values, duration, printable
+from eventjet.shown import VALUE_MAX, counted, cut, cut_values, duration, printable
 from eventjet.ui.access import TOKEN, visitor_of
 
 BODY_MAX = 20_000
@@ -33,13 +34,15 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
+    own: dict[str, Any] = {
         "text": text,
         "json": shown_json,
         "number": number,
         "moment": moment,
         "duration": duration,
+        "counted": counted,
     }
+    made.filters.update(own)
     return made
 
 
@@ -149,4 +152,5 @@ def moment(at: datetime | float | str | None) -> str:
         at = datetime.fromisoformat(at)
     if isinstance(at, float | int):
         at = datetime.fromtimestamp(at, UTC)
-    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    at = at.astimezone(UTC)
+    return Markup('<time datetime="{}">{}</time>').format(at.isoformat(), at.strftime("%Y-%m-%d %H:%M:%SZ"))

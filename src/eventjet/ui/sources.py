@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -28,6 +28,8 @@ ANSWER_S = 2.0
 """How long a page waits for one of its parts."""
 _SESSIONS = 5
 """With the database at once."""
+_USED_S = 20.0
+"""So long at the most is waited for whoever uses a session of an engine that is to be closed."""
 _ABANDONED_MAX = 50
 """Looks that a page no longer waits for and that have not ended; from here on nothing new is asked."""
 
@@ -64,13 +66,16 @@ class Sources:
         self._abandoned: set[asyncio.Future[Any]] = set()
         self._reading: set[asyncio.Task[Any] | None] = set()
         """Tasks that have a session with the database, or wait for one."""
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
         """Let go of the connections; they are opened anew for whoever asks later."""
         for look in self._abandoned:
             look.cancel()
         self._log = None
-        await asyncio.wait({asyncio.ensure_future(self._end_engine()), *self._abandoned}, timeout=ANSWER_S)
+        self._forget_engine()
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=2 * ANSWER_S)
         await self._ending.aclose()
 
     async def log(self) -> OpenLog:
@@ -96,7 +101,7 @@ class Sources:
                 await connection.execution_options(**{READ_ONLY: True})
                 yield connection
         except Unreachable:
-            await self._end_engine()
+            self._forget_engine()
             raise
         finally:
             self._reading.discard(task)
@@ -138,15 +143,18 @@ class Sources:
         if not look.cancelled():
             look.exception()
 
-    async def _end_engine(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await engine.dispose()
-
     def _forget_engine(self) -> None:
         """The next page connects anew: sessions that hang are not handed on."""
         engine, self._engine = self._engine, None
         if engine is not None:
-            closing = asyncio.ensure_future(engine.dispose())
-            self._abandoned.add(closing)
-            closing.add_done_callback(self._ended)
+            closing = asyncio.create_task(_closed(engine, {task for task in self._reading if task is not None}))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+
+async def _closed(engine: AsyncEngine, users: set[asyncio.Task[Any]]) -> None:
+    """Close its sessions once nobody uses one: one that came back later would stay open."""
+    users.discard(cast("asyncio.Task[Any]", asyncio.current_task()))
+    if users:
+        await asyncio.wait(users, timeout=_USED_S)
+    await engine.dispose()

@@ -20,7 +20,7 @@ from eventjet.operations.differences import Beside
 from eventjet.operations.events import headed, headers_of, logged, shown
 from eventjet.operations.time_travel import EVENTS_MAX, Folded, SnapshotShown, TimeTravel, difference
 from eventjet.operations.timeline import PAGE_MAX, Head, head_of, page_of, record_of
-from eventjet.ui.asked import number_asked, text_asked
+from eventjet.ui.asked import ID_MAX, number_asked, text_asked
 from eventjet.ui.pages import page
 from eventjet.ui.sources import ANSWER_S, OpenLog, Seen, Sources
 
@@ -94,11 +94,11 @@ def _named(request: Request) -> tuple[str, str]:
     Forms send the token of an id: what a browser does to the ends of lines would make another id of some.
     """
     token = text_asked(request, "token")
-    kind, _, told = token.partition(".") if token else (text_asked(request, "type"), "", "")
+    kind, _, told = token.partition(".") if token else (text_asked(request, "type", ID_MAX), "", "")
     if not is_name(kind):
         raise HTTPException(400, "Say which aggregate: `type` is its name and `id` is which one.")
     try:
-        aggregate_id = decode_id(told) if token else text_asked(request, "id")
+        aggregate_id = decode_id(told) if token else text_asked(request, "id", ID_MAX)
         entity_key(kind, aggregate_id)
     except Refused as error:
         raise HTTPException(400, str(error)) from None

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from eventjet.codec.subjects import is_name
 from eventjet.operations.finding import AggregateFound, IdsFound, changed_last, ids_beginning, looked_up
 from eventjet.shown import cut, printable
-from eventjet.ui.asked import text_asked
+from eventjet.ui.asked import ID_MAX, text_asked
 from eventjet.ui.pages import page
 from eventjet.ui.sources import ANSWER_S, Seen, Sources
 
@@ -20,8 +20,8 @@ from eventjet.ui.sources import ANSWER_S, Seen, Sources
 async def aggregates(request: Request) -> Response:
     """The page: with `type`, what was found; without, what changed last."""
     sources: Sources = request.app.state.sources
-    kind, wanted = text_asked(request, "type"), text_asked(request, "id")
-    after = text_asked(request, "after")
+    kind, wanted = text_asked(request, "type", ID_MAX), text_asked(request, "id", ID_MAX)
+    after = text_asked(request, "after", ID_MAX)
     types = sorted(info.name for info in sources.app.aggregates.values())
     values: dict[str, Any] = {"types": types, "kind": kind, "wanted": wanted, "after": after, "problem": ""}
     if kind and not is_name(kind):
