@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eventjet.cli.target import AppTarget, JsonOption, on_app
+from eventjet.cli.target import AppTarget, JsonOption, MonitoringOption, on_app
 from eventjet.cli.terminal import ANSWER_IS_NO, UNREACHABLE, WIDTH_MAX, filled, print_json, say, terminal_width
 from eventjet.shown import counted
 
@@ -24,15 +24,7 @@ _INDENT = 14
 def doctor(
     at: AppTarget,
     json: JsonOption = False,
-    monitoring: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--monitoring",
-            metavar="URL",
-            envvar="EVENTJET_MONITORING",
-            help="A server's monitoring endpoint, http://host:8222; several times for several servers.",
-        ),
-    ] = None,
+    monitoring: MonitoringOption = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Warnings, and what cannot be known, count as faults.")
     ] = False,

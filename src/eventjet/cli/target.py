@@ -51,6 +51,15 @@ DatabaseOption = Annotated[
     str | None,
     typer.Option("--database", metavar="URL", help="SQL database; else EVENTJET_DATABASE. No passwords here."),
 ]
+MonitoringOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--monitoring",
+        metavar="URL",
+        envvar="EVENTJET_MONITORING",
+        help="A server's monitoring endpoint, http://host:8222; several times for several servers.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 

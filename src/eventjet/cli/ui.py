@@ -15,7 +15,7 @@ import typer
 
 from eventjet.cli.console_process import HERE, PORT, check_installed
 from eventjet.cli.running import CLEARED_S, until_signalled
-from eventjet.cli.target import AppTarget, on_app
+from eventjet.cli.target import AppTarget, MonitoringOption, on_app
 from eventjet.cli.terminal import INTERRUPTED, LogFormat, LogFormatOption, log_to_stderr, say
 from eventjet.errors import Unreachable, UsageError
 from eventjet.urls import Url, parse
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from eventjet.ui.access import Access, Level
 
 _HERE = (HERE, "::1", "localhost")
+AccessOption = Annotated[
+    str | None,
+    typer.Option(
+        "--access",
+        metavar="MODULE:NAME",
+        help="Your function that says who may look and who may act; needed where others can reach it.",
+    ),
+]
 
 
 @on_app()
@@ -37,27 +45,12 @@ def ui(
     allow_actions: Annotated[
         bool, typer.Option("--allow-actions", help="Let whoever looks also act; else they can only look.")
     ] = False,
-    access: Annotated[
-        str | None,
-        typer.Option(
-            "--access",
-            metavar="MODULE:NAME",
-            help="Your function that says who may look and who may act; needed where others can reach it.",
-        ),
-    ] = None,
+    access: AccessOption = None,
     public_url: Annotated[
         str | None,
         typer.Option("--public-url", metavar="URL", help="Under which a proxy shows it: its host, path and https."),
     ] = None,
-    monitoring: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--monitoring",
-            metavar="URL",
-            envvar="EVENTJET_MONITORING",
-            help="A server's monitoring endpoint, http://host:8222; several times for several servers.",
-        ),
-    ] = None,
+    monitoring: MonitoringOption = None,
     told: Annotated[bool, typer.Option("--told", hidden=True)] = False,
     logs: LogFormatOption = LogFormat.TEXT,
 ) -> None:

@@ -97,7 +97,7 @@ class ChosenStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class RowField:
     """One field of a row, before an event and after it, or live and as the log says."""
 
     name: str
@@ -339,7 +339,7 @@ async def page_of_log(
     return found, left
 
 
-def compared(before: Any, after: Any) -> list[Field]:
+def compared(before: Any, after: Any) -> list[RowField]:
     """Two rows field by field, cut, and with what is personal hidden."""
     given = next((one for one in (after, before) if one is not None and not isinstance(one, _Strange)), None)
     if given is None:
@@ -348,7 +348,9 @@ def compared(before: Any, after: Any) -> list[Field]:
     sides = [None if one is None or isinstance(one, _Strange) else masked_row(one) for one in (before, after)]
     told = [None if side is None else {name: _told(value) for name, value in side.items()} for side in sides]
     one, other = ({} if side is None else side for side in told)
-    return [Field(each.name, one.get(each.name), other.get(each.name), each.name in changed) for each in fields(given)]
+    return [
+        RowField(each.name, one.get(each.name), other.get(each.name), each.name in changed) for each in fields(given)
+    ]
 
 
 def _told(value: Any) -> str:

@@ -18,8 +18,8 @@ from eventjet.nats.dial import greetings
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.standing import DeadlineCounts, Following, LogNow, deadline_counts, log_now
 from eventjet.reactions.following import declarations_of
+from eventjet.ui.outlook import Outlook, in_thread
 from eventjet.ui.sources import ANSWER_S, Sources
-from eventjet.ui.watch import Watch, in_thread
 from eventjet.workers.status import (
     SeenCheckpoints,
     SeenLog,
@@ -97,18 +97,18 @@ class Pulse:
         self._seen: deque[StatusSnapshot] = deque()
         self._ends: deque[tuple[float, int]] = deque()
         self._task: asyncio.Task[None] | None = None
-        self._checkpoints = Watch("The database", self._look_at_database, _EVERY_S)
-        self._log = Watch("The NATS server", self._look_at_log, _EVERY_S)
-        self._followed = Watch("The NATS server", self._look_at_followed, _EVERY_S)
-        self._deadlines = Watch("The NATS server", self._look_at_deadlines, _TIMERS_S)
-        self._durability = Watch("A monitoring endpoint", self._look_at_monitoring, _MONITORING_S)
+        self._checkpoints = Outlook("The database", self._look_at_database, _EVERY_S)
+        self._log = Outlook("The NATS server", self._look_at_log, _EVERY_S)
+        self._followed = Outlook("The NATS server", self._look_at_followed, _EVERY_S)
+        self._deadlines = Outlook("The NATS server", self._look_at_deadlines, _TIMERS_S)
+        self._durability = Outlook("A monitoring endpoint", self._look_at_monitoring, _MONITORING_S)
 
     async def beat(self) -> Beat:
         """What is known; the first page waits for the first looks, for two seconds at the most."""
         self._asked = time.monotonic()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
-        first = asyncio.gather(*(watch.first.wait() for watch in (self._checkpoints, self._log, self._followed)))
+        first = asyncio.gather(*(outlook.first.wait() for outlook in (self._checkpoints, self._log, self._followed)))
         await asyncio.wait({first}, timeout=ANSWER_S)
         first.cancel()
         statuses, seen_s, is_log_known = self._statuses()
@@ -164,10 +164,10 @@ class Pulse:
         return max(0, last - first) / (ended - began)
 
     async def _run(self) -> None:
-        watches: list[Watch[Any]] = [self._checkpoints, self._log, self._followed, self._durability]
+        outlooks: list[Outlook[Any]] = [self._checkpoints, self._log, self._followed, self._durability]
         if any(process.has_deadlines for process in self._app.processes.values()):
-            watches.append(self._deadlines)
-        running = [asyncio.create_task(watch.run()) for watch in watches]
+            outlooks.append(self._deadlines)
+        running = [asyncio.create_task(outlook.run()) for outlook in outlooks]
         try:
             while time.monotonic() - self._asked < _IDLE_S:  # noqa: ASYNC110 - pages only leave a time
                 await asyncio.sleep(_EVERY_S)

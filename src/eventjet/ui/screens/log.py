@@ -31,7 +31,7 @@ _FILTERS = ("aggregate", "id", "type", "actor", "correlation", "command", "since
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LogQuestion:
     """What the query asks for."""
 
     given: Mapping[str, str]
@@ -50,7 +50,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LogView:
     """One page of the log."""
 
     page: LogPage
@@ -102,7 +102,7 @@ async def log_live(request: Request) -> Response:
     return streams.response(parts())
 
 
-async def _look(sources: Sources, asked: Asked) -> Found:
+async def _look(sources: Sources, asked: LogQuestion) -> LogView:
     opened: OpenLog = await sources.log()
     client, app, wanted = opened.client, sources.app.name, asked.wanted
     store = opened.jet.store
@@ -120,10 +120,10 @@ async def _look(sources: Sources, asked: Asked) -> Found:
         found = await page_before(client, app, max(begin, newest), begin, wanted)
         on = "before" if len(found.records) < ROWS and found.start > begin else ""
     rows = await rows_of(opened.jet, client, found.records)
-    return Found(found, rows[::-1], first, last, begin, end, marked, on)
+    return LogView(found, rows[::-1], first, last, begin, end, marked, on)
 
 
-def _shared(app: App, asked: Asked) -> dict[str, Any]:
+def _shared(app: App, asked: LogQuestion) -> dict[str, Any]:
     kinds = app.catalog.kinds()
     return {
         "asked": asked,
@@ -142,7 +142,7 @@ def preview(data: Any) -> str:
     return cut(json.dumps(cut_values(data, 100), ensure_ascii=False, separators=(", ", ": "), default=str), 200)
 
 
-def _asked(request: Request) -> Asked:
+def _asked(request: Request) -> LogQuestion:
     """What the query says; raises `HTTPException` 400 for what nobody can have meant."""
     query = request.query_params
     given = {name: query[name] for name in _FILTERS if query.get(name)}
@@ -174,7 +174,7 @@ def _asked(request: Request) -> Asked:
     except Refused as error:
         raise HTTPException(400, str(error)) from None
     at = query.get("at") or None
-    return Asked(
+    return LogQuestion(
         given=given,
         wanted=wanted,
         since=_time("since", given.get("since")),

@@ -1,4 +1,4 @@
-"""`Watch`: one look, taken again and again, and why it comes to nothing while it does."""
+"""`Outlook`: one look, taken again and again, and why it comes to nothing while it does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLOW_S = 1.3
 _LOG = logging.getLogger("eventjet.ui")
 
 
-class Watch(Generic[T]):
+class Outlook(Generic[T]):
     """Of one thing; whatever ends a look, the next one is taken."""
 
     def __init__(self, what: str, look: Callable[[], Coroutine[Any, Any, T]], every_s: float) -> None:
