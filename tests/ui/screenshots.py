@@ -30,10 +30,11 @@ def main(folder: Path | None) -> None:
         poison = asyncio.run(poison_of(stage))
         with serving(stage.folder, stage.environ, "--allow-actions") as url, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-            for name, path in SCREENS.items():
+            # The overview last: its plots go over the last two minutes.
+            for name, path in sorted(SCREENS.items(), key=lambda one: one[0] == "overview"):
                 where = url + path.replace("{poison}", str(poison))
                 if folder is None:
-                    _take(browser, where, PICTURES / f"{name}.png", _WIDTH, "light")
+                    _take(browser, where, PICTURES / f"{name}.png", _WIDTH, "light", whole=False)
                     continue
                 for width in (400, 1600):
                     for scheme in ("light", "dark"):
@@ -41,13 +42,13 @@ def main(folder: Path | None) -> None:
             browser.close()
 
 
-def _take(browser: Browser, url: str, file: Path, width: int, scheme: str) -> None:
+def _take(browser: Browser, url: str, file: Path, width: int, scheme: str, *, whole: bool = True) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     context = browser.new_context(viewport={"width": width, "height": _HEIGHT}, color_scheme=scheme)  # type: ignore[arg-type]
     page = context.new_page()
     page.goto(url)
     page.wait_for_timeout(_SETTLED_MS)
-    page.screenshot(path=file, full_page=True)
+    page.screenshot(path=file, full_page=whole)
     context.close()
 
 
