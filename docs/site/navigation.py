@@ -36,6 +36,7 @@ _SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "production",
             "doctor",
+            "console",
             "workers",
             "deploy",
             "nats-on-kubernetes",
@@ -58,7 +59,7 @@ _SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "API": (
         "reference/api",
-        ("declare", "connection", "read-models", "reactions", "testing", "errors", "bulk-jobs", "spark"),
+        ("declare", "connection", "read-models", "reactions", "testing", "errors", "bulk-jobs", "spark", "console"),
     ),
     "Explanation": (
         "explanation",

@@ -55,6 +55,7 @@ def console(
     proxy has to pass on the `Host` that the browser sent, with which the origin of forms is compared.
 
     ```python
+    from eventjet.ui import console
     from starlette.applications import Starlette
     from starlette.routing import Mount
 
