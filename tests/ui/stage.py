@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import signal
@@ -27,6 +26,7 @@ from eventjet.examples.transfer.transfers import Transfer
 from eventjet.jet import Jet
 from eventjet.settings import Settings
 from tests.ui.branch import POISON, balances_table, branch
+from tests.ui.conftest import in_thread
 
 APP = "tests.ui.branch:branch"
 ROOT = Path(__file__).parents[2]
@@ -77,7 +77,7 @@ def staged(*, accounts: int = 40, commands: int = 400, postgres: bool = True) ->
             assert init.wait(_WAIT_S) == 0
         stage = Stage(stack.folder, environ, _started(stack.folder, environ, "worker"))
         try:
-            asyncio.run(_fill(stage.settings, accounts, commands))
+            in_thread(_fill(stage.settings, accounts, commands))
             yield stage
         finally:
             stage.worker.kill()
@@ -86,7 +86,7 @@ def staged(*, accounts: int = 40, commands: int = 400, postgres: bool = True) ->
 
 def planted(stage: Stage) -> None:
     """The three faults: `ALTERED`'s row, an event of `POISONED`, and a worker that is gone."""
-    asyncio.run(_poison(stage.settings))
+    in_thread(_poison(stage.settings))
     engine = sa.create_engine(stage.settings.database.replace("postgresql:", "postgresql+psycopg:", 1))
     with engine.begin() as connection:
         row = balances_table.c.account_id == ALTERED
