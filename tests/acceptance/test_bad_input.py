@@ -63,6 +63,7 @@ def test_a_bad_database_url_is_refused_with_the_form_of_a_good_one(bank: Program
 
 def test_an_unreachable_database_is_named_without_its_password(bank: Program) -> None:
     url = f"postgresql://ada:s3cret@127.0.0.1:{_closed_port()}/bank"
+    assert bank("init").status == 0
     for command in ("init", "status", "worker"):
         ended = bank(command, EVENTJET_DATABASE=url)
         _unreachable(ended, "The database postgresql://127.0.0.1:", "Check that it runs")

@@ -43,7 +43,7 @@ def test_tables_whose_version_is_gone_are_neither_used_nor_made_again(bank: Prog
     for command in (["worker"], ["db", "upgrade"], ["init"]):
         ended = bank(*command)
         assert (ended.status, ended.is_one_paragraph()) == (3, True)
-        assert "'eventjet_alembic_version' is gone or empty, and eventjet_projection," in ended.said()
+        assert "'eventjet_alembic_version' is gone or empty, and eventjet_action," in ended.said()
 
 
 def test_a_revision_is_built_promoted_taken_back_and_dropped(bank: Program) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from eventjet import App, Imported
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import ConnectionClosed, Unauthorized, Unreachable, UsageError
+from eventjet.errors import ConnectionClosed, Forbidden, Unauthorized, UsageError
 from eventjet.examples.bank.account import Account, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.nats.client import Client, connect
@@ -46,7 +46,9 @@ def app() -> App:
 async def test_credentials_that_can_hear_no_answer_are_refused_at_once() -> None:
     with (
         NatsServer(config=USERS) as server,
-        pytest.raises(Unreachable, match=r"denied _INBOX\.\S+ subscribing there is not permitted"),
+        pytest.raises(
+            Forbidden, match=r"denied _INBOX\.\S+ subscribing there is not permitted\. Set EVENTJET_INBOX_PREFIX"
+        ),
     ):
         await connect(Settings(servers=(server.url,), user="deaf", password="deaf", request_timeout_s=60))
 
