@@ -40,7 +40,7 @@ FAULTS ?= EVENTJET_TEST_UNKNOWNS=1000 EVENTJET_TEST_IDS=100000 EVENTJET_TEST_KIL
 trial = $(if $(SEED),--seed $(SEED)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(MINUTES),--minutes $(MINUTES)) \
 	$(addprefix --only ,$(ONLY))
 
-.PHONY: setup compiled test test-slow shake simulate faults faults-root fuzz demo picture screenshots docs lint format types contract sbom audit-deps bench bench-full bench-peers scale clean
+.PHONY: setup compiled test test-slow shake simulate faults faults-root fuzz demo picture screenshots docs lint format types contract sbom audit-deps bench bench-full bench-peers bench-console scale clean
 
 setup: $(installed)
 
@@ -176,6 +176,12 @@ SCALE ?= --events 1000000 --long 10000000
 
 scale: setup
 	$(bin)/python -m benchmarks.scale $(SCALE)
+
+# Pages of the console over a log of so many events and aggregates.
+CONSOLE ?= --events 10000000 --aggregates 1000000
+
+bench-console: setup
+	$(bin)/python -m benchmarks.console $(CONSOLE)
 
 # eventsource-py asks for a newer Python than eventjet does; without one its rows are left out.
 $(peer)/.installed: pyproject.toml constraints.txt

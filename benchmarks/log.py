@@ -58,7 +58,7 @@ class Filling:
                 frames.append(publish_frame(f"{self._app}.{subject}", body, reply=reply, headers=block))
             self._link.send(b"".join(frames))
             self.stored += len(window)
-            _await_acks(self._link, self._sid, len(window))
+            await_acks(self._link, self._sid, len(window))
         found = self._link.api(f"STREAM.INFO.{self._app}")["state"]
         if (found["first_seq"], found["last_seq"], found["messages"]) != (1, count, count):
             raise RuntimeError(f"the log of {count} events came out as {found}")
@@ -90,7 +90,7 @@ def _event(posting: Posting) -> Deposited | Withdrawn:
     return made(tx_id=tx_id, amount=Decimal(amount), currency=CURRENCY, memo=memo)
 
 
-def _await_acks(link: NatsConnection, sid: bytes, expected: int) -> None:
+def await_acks(link: NatsConnection, sid: bytes, expected: int) -> None:
     while expected:
         answers = [frame for frame in link.receive(30.0) if frame[0] == sid]
         if not answers:
