@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Callable
+from http.client import HTTPResponse
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -151,3 +153,39 @@ def test_a_changed_source_starts_the_worker_again_and_an_error_waits_for_the_nex
         process.communicate(timeout=_END_S)
         assert process.returncode == 0
         assert (left.processes(), left.files()) == ([], [])
+
+
+def _watched(url: str) -> HTTPResponse:
+    """A live page that stays open."""
+    stream = urlopen(f"{url}live/overview", timeout=_END_S)
+    assert stream.readline().startswith(b"retry:")
+    return stream
+
+
+@pytest.mark.slow
+def test_with_a_console_it_ends_at_once_though_somebody_looks(app: Program, ended_processes: Keep) -> None:
+    process = app.start("dev", "--temporary", "--ui")
+    ended_processes(process)
+    assert process.stdout is not None
+    said = next(line for line in iter(process.stdout.readline, "") if line.startswith("console:"))
+    with _watched(said.split()[1]):
+        errors = _stopped(process)
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_console_ends_at_once_though_somebody_looks(
+    app: Program, number: signal.Signals, ended_processes: Keep
+) -> None:
+    process = app.start("dev")
+    ended_processes(process)
+    there = _exports(process, app.folder)
+    console = app.start("ui", "--port", "0", **there)
+    ended_processes(console)
+    assert console.stdout is not None
+    with _watched(console.stdout.readline().strip()):
+        console.send_signal(number)
+        _, errors = console.communicate(timeout=_END_S)
+    assert (console.returncode, errors) == (0, "")
+    _stopped(process)
