@@ -17,6 +17,10 @@ from tests.docs.pages import Running, blocks_of
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LONG = {
+    "workers.md",
+    "snapshots.md",
+    "tail.md",
+    "rebuild.md",
     "bank.md",
     "fastapi.md",
     "first-project.md",

@@ -18,10 +18,10 @@ def pytest_in(folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("file", "text"),
     [
-        ("README.md", ""),
-        ("pyproject.toml", '[tool.eventjet]\napp = "bank:bank"\n'),
         ("pyproject.toml", '[tool.pytest.ini_options]\ntestpaths = ["."]\n'),
-        ("pytest.ini", "[pytest]\n"),
+        pytest.param("README.md", "", marks=pytest.mark.slow),
+        pytest.param("pyproject.toml", '[tool.eventjet]\napp = "bank:bank"\n', marks=pytest.mark.slow),
+        pytest.param("pytest.ini", "[pytest]\n", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_in_a_folder_without_settings_of_pytest_asyncio_warns_of_nothing(
