@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from sqlalchemy import Row, func, insert, literal, select, update
+from sqlalchemy import Connection, Row, insert, literal, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -83,27 +83,22 @@ async def end(database: Database, action_id: str, outcome: Outcome, result: str)
         await connection.execute(update(actions).where(_a.id == action_id, _a.outcome == "begun").values(values))
 
 
-async def recorded(
-    connection: AsyncConnection, app: str, *, limit: int, skip: int = 0, target: str | None = None
+def recorded(
+    connection: Connection, app: str, *, limit: int, skip: int = 0, target: str | None = None
 ) -> list[RecordedAction]:
     """Those of an app, newest first; of one `target`, where it is named."""
     query = select(*_a, Clock()).where(_a.app == app)
     if target is not None:
         among = literal(_BETWEEN) + _a.target + _BETWEEN
         query = query.where(among.contains(f"{_BETWEEN}{target}{_BETWEEN}", autoescape=True))
-    rows = await connection.execute(query.order_by(_a.at.desc(), _a.id).offset(skip).limit(limit))
+    rows = connection.execute(query.order_by(_a.at.desc(), _a.id).offset(skip).limit(limit))
     return [_read(row) for row in rows]
 
 
-async def recorded_as(connection: AsyncConnection, app: str, action_id: str) -> RecordedAction | None:
+def recorded_as(connection: Connection, app: str, action_id: str) -> RecordedAction | None:
     """The one of this id; None where the app has none."""
-    row = (await connection.execute(select(*_a, Clock()).where(_a.app == app, _a.id == action_id))).one_or_none()
+    row = connection.execute(select(*_a, Clock()).where(_a.app == app, _a.id == action_id)).one_or_none()
     return None if row is None else _read(row)
-
-
-async def count(connection: AsyncConnection, app: str) -> int:
-    """How many an app has."""
-    return await connection.scalar(select(func.count()).select_from(actions).where(_a.app == app)) or 0
 
 
 def _read(row: Row[Any]) -> RecordedAction:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection
 
 from eventjet.app import App
 from eventjet.cursors.kv import Cursors
@@ -18,6 +18,8 @@ from eventjet.quarantine import rows
 from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
 from eventjet.reactions import verdicts
 from eventjet.workers.supervisor import chosen_of
+
+T = TypeVar("T")
 
 ENTRIES_MAX = 1_000
 """Of the quarantine of a cursor: each costs a request to the server."""
@@ -34,7 +36,7 @@ class Reach(Protocol):
     @property
     def app(self) -> App: ...
 
-    def rows(self) -> AbstractAsyncContextManager[AsyncConnection]: ...
+    async def ask(self, question: Callable[[Connection], T]) -> T: ...
 
     async def log(self) -> _Log: ...
 
@@ -77,8 +79,7 @@ async def parked_events(reach: Reach, name: str, *, limit: int, after: int = 0) 
     chosen = chosen_of(reach.app, [name])
     if chosen.projections:
         revision = chosen.projections[0].revision
-        async with reach.rows() as connection:
-            found = await connection.run_sync(lambda sync: rows.listed(sync, [name], after=after, limit=limit + 1))
+        found = await reach.ask(partial(rows.listed, names=[name], after=after, limit=limit + 1))
         return ParkedEvents(name, revision, found[:limit], len(found) > limit)
     cursors = Cursors((await reach.log()).client, reach.app.name)
     found, is_cut = list[Listed](), False
@@ -95,11 +96,10 @@ async def parked_event(reach: Reach, name: str, position: int, *, limit: int) ->
     app, chosen = reach.app, chosen_of(reach.app, [name])
     if chosen.projections:
         own = chosen.projections[0]
-        async with reach.rows() as connection:
-            found = await connection.run_sync(rows.shown, own.name, own.revision, position)
-            if found is None:
-                return None
-            waiting = await connection.run_sync(rows.waiting, found.event, limit)
+        seen = await reach.ask(partial(_shown_with, own.name, own.revision, position, limit))
+        if seen is None:
+            return None
+        found, waiting = seen
         stored = stored_of_projection(app, found)
     else:
         client = (await reach.log()).client
@@ -115,12 +115,18 @@ async def parked_event(reach: Reach, name: str, position: int, *, limit: int) ->
     return ParkedEvent(found, stored.type, shown, stored.missing, waiting)
 
 
+def _shown_with(
+    name: str, revision: int, position: int, limit: int, connection: Connection
+) -> tuple[Shown, list[Listed]] | None:
+    found = rows.shown(connection, name, revision, position)
+    return None if found is None else (found, rows.waiting(connection, found.event, limit))
+
+
 async def outcomes_now(reach: Reach, name: str, positions: Sequence[int]) -> list[VerdictOutcome]:
     """What has become of verdicts."""
     chosen = chosen_of(reach.app, [name])
     if chosen.projections:
         own = chosen.projections[0]
-        async with reach.rows() as connection:
-            return await connection.run_sync(rows.outcomes, own.name, own.revision, positions)
+        return await reach.ask(partial(rows.outcomes, name=own.name, revision=own.revision, positions=positions))
     cursors = Cursors((await reach.log()).client, reach.app.name)
     return [one for each in chosen.followers for one in await verdicts.outcomes(cursors, each.name, positions)]

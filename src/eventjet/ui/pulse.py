@@ -181,11 +181,7 @@ class Pulse:
         if not self._declared:
             return SeenCheckpoints([], {})
 
-        async def look() -> SeenCheckpoints:
-            async with self._sources.rows() as connection:
-                return await connection.run_sync(see_checkpoints)
-
-        return await self._sources.seen("The database", look, _ANSWER_S)
+        return await self._sources.seen("The database", lambda: self._sources.ask(see_checkpoints), _ANSWER_S)
 
     async def _look_at_log(self) -> LogNow:
         async def look() -> LogNow:

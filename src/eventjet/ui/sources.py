@@ -6,12 +6,14 @@ A page waits two seconds for any of it and then says what did not answer; the re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from functools import partial
+from typing import Any, Generic, TypeVar
 
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy import Connection
 
 from eventjet.app import App
 from eventjet.errors import EventjetError, Unreachable
@@ -21,15 +23,14 @@ from eventjet.operations.time_travel import TimeTravel
 from eventjet.repository.repositories import Repositories, open_repositories
 from eventjet.settings import Settings
 from eventjet.sql.database import PAGE, READ_ONLY, Database
+from eventjet.ui.outlook import in_thread
 
 T = TypeVar("T")
 
 ANSWER_S = 2.0
 """How long a page waits for one of its parts."""
-_SESSIONS = 5
-"""With the database at once."""
-_USED_S = 20.0
-"""So long at the most is waited for whoever uses a session of an engine that is to be closed."""
+_SESSIONS_MAX = 50
+"""With the database at once, those included that hang and that no page waits for any more."""
 _ABANDONED_MAX = 50
 """Looks that a page no longer waits for and that have not ended; from here on nothing new is asked."""
 
@@ -59,23 +60,18 @@ class Sources:
         self.app = app
         self.settings = settings
         self.database = Database(settings.database)
-        self._engine: AsyncEngine | None = None
+        self._engine = self.database.sync_engine("eventjet ui", PAGE)
+        self._sessions = threading.BoundedSemaphore(_SESSIONS_MAX)
         self._log: OpenLog | None = None
         self._opening = asyncio.Lock()
         self._ending = AsyncExitStack()
         self._abandoned: set[asyncio.Future[Any]] = set()
-        self._reading: set[asyncio.Task[Any] | None] = set()
-        """Tasks that have a session with the database, or wait for one."""
-        self._closing: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
         """Let go of the connections; they are opened anew for whoever asks later."""
         for look in self._abandoned:
             look.cancel()
         self._log = None
-        self._forget_engine()
-        if self._closing:
-            await asyncio.wait(self._closing, timeout=2 * ANSWER_S)
         await self._ending.aclose()
 
     async def log(self) -> OpenLog:
@@ -89,22 +85,24 @@ class Sources:
                 self._log = OpenLog(jet, repositories, client, TimeTravel(repositories, client))
         return self._log
 
-    @asynccontextmanager
-    async def rows(self) -> AsyncGenerator[AsyncConnection]:
-        """A connection to the database that only reads; raises `Unreachable`."""
-        if self._engine is None:
-            self._engine = self.database.engine("eventjet ui", PAGE, pool_size=_SESSIONS)
-        task = asyncio.current_task()
-        self._reading.add(task)
+    async def ask(self, question: Callable[[Connection], T]) -> T:
+        """What a question comes to, over a session with the database that only reads; raises `Unreachable`.
+
+        In a thread of its own with a session of its own, both left alone when nobody waits any more: a session that
+        hangs cannot be broken off, and closing one of aiosqlite that was being opened may never end.
+        """
+        return await in_thread(partial(self._answer, question))
+
+    def _answer(self, question: Callable[[Connection], T]) -> T:
+        """Blocks."""
+        if not self._sessions.acquire(blocking=False):
+            where = f"The database {self.database.shown}"
+            raise Unreachable(where, f"{_SESSIONS_MAX} sessions wait for it already", "Look at what it is doing.")
         try:
-            async with self.database.reaching(), self._engine.connect() as connection:
-                await connection.execution_options(**{READ_ONLY: True})
-                yield connection
-        except Unreachable:
-            self._forget_engine()
-            raise
+            with self.database.reaching_sync(), self._engine.connect() as connection:
+                return question(connection.execution_options(**{READ_ONLY: True}))
         finally:
-            self._reading.discard(task)
+            self._sessions.release()
 
     async def see(self, what: str, look: Callable[[], Coroutine[Any, Any, T]], within_s: float = ANSWER_S) -> Seen[T]:
         """What a look comes to, within its time; `what` is asked, as "The database", is said of one that did not."""
@@ -132,8 +130,6 @@ class Sources:
         return task.result()
 
     def _abandon(self, look: asyncio.Task[Any]) -> None:
-        if look in self._reading:
-            self._forget_engine()
         look.cancel()
         self._abandoned.add(look)
         look.add_done_callback(self._ended)
@@ -142,19 +138,3 @@ class Sources:
         self._abandoned.discard(look)
         if not look.cancelled():
             look.exception()
-
-    def _forget_engine(self) -> None:
-        """The next page connects anew: sessions that hang are not handed on."""
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            closing = asyncio.create_task(_closed(engine, {task for task in self._reading if task is not None}))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
-
-
-async def _closed(engine: AsyncEngine, users: set[asyncio.Task[Any]]) -> None:
-    """Close its sessions once nobody uses one: one that came back later would stay open."""
-    users.discard(cast("asyncio.Task[Any]", asyncio.current_task()))
-    if users:
-        await asyncio.wait(users, timeout=_USED_S)
-    await engine.dispose()

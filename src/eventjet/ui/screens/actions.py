@@ -68,9 +68,9 @@ async def actions(request: Request) -> Response:
     target = request.query_params.get("target", "")[:100]
 
     async def look() -> list[RecordedAction]:
-        async with sources.rows() as connection:
-            skip = (number - 1) * _PAGE
-            return await recorded(connection, sources.app.name, limit=_PAGE + 1, skip=skip, target=target or None)
+        skip = (number - 1) * _PAGE
+        ask = partial(recorded, app=sources.app.name, limit=_PAGE + 1, skip=skip, target=target or None)
+        return await sources.ask(ask)
 
     seen = await sources.see("The database", look)
     found = seen.value or []
@@ -126,8 +126,7 @@ async def _found(request: Request) -> dict[str, Any]:
         raise HTTPException(400, "An action is named by 32 hexadecimal digits.")
 
     async def look() -> RecordedAction | None:
-        async with sources.rows() as connection:
-            return await recorded_as(connection, sources.app.name, action_id)
+        return await sources.ask(partial(recorded_as, app=sources.app.name, action_id=action_id))
 
     seen = await sources.see("The database", look)
     if seen.value is None and not seen.fault:

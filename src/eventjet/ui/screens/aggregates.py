@@ -43,8 +43,7 @@ async def _searched(sources: Sources, kind: str, wanted: str, after: str) -> dic
     """The aggregate of this id, and those whose ids begin so, which the log is asked about last."""
 
     async def by_index() -> IdsFound:
-        async with sources.rows() as connection:
-            return await connection.run_sync(lambda one: ids_beginning(sources.app, one, kind, wanted, after))
+        return await sources.ask(lambda one: ids_beginning(sources.app, one, kind, wanted, after))
 
     exact, index = await asyncio.gather(
         sources.see(

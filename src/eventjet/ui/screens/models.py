@@ -47,13 +47,12 @@ async def model(request: Request) -> Response:
         raise HTTPException(400, f"No revision has the number {revision:,}.")
 
     async def look() -> TablesSeen:
-        async with sources.rows() as connection:
-            try:
-                return await connection.run_sync(
-                    lambda sync: tables_seen(sync, sources.app, name, revision, table=table, after=after, start=start)
-                )
-            except UsageError as error:
-                raise HTTPException(400, str(error)) from None
+        try:
+            return await sources.ask(
+                lambda one: tables_seen(one, sources.app, name, revision, table=table, after=after, start=start)
+            )
+        except UsageError as error:
+            raise HTTPException(400, str(error)) from None
 
     beat, seen = await asyncio.gather(pulse.beat(), sources.see("The database", look))
     revisions = _of_name(beat, name)

@@ -87,11 +87,10 @@ def _key_shown(key: str) -> tuple[str, str]:
 
 async def _begun(sources: Sources, resolved: ResolvedProjection, asked: _Asked) -> RowSearch:
     _, given, at, number, until = asked
-    async with sources.rows() as connection:
-        try:
-            key, live = await connection.run_sync(lambda sync: live_row(sync, resolved, given))
-        except UsageError as error:
-            raise HTTPException(400, str(error)) from None
+    try:
+        key, live = await sources.ask(lambda connection: live_row(connection, resolved, given))
+    except UsageError as error:
+        raise HTTPException(400, str(error)) from None
     log = await sources.log()
     catalog = log.repositories.catalog
     return RowSearch(log.jet, log.client, catalog, sources.app, resolved, key, live, at, number, until)
