@@ -28,6 +28,8 @@ ROOM_BYTES = 1 << 20
 """What may wait for the socket before those who send wait with it."""
 _CHUNK = 131_072
 _REPLIES = b"1"
+_SETTLED_S = 0.5
+"""Between two looks whether the loop that asked for a connection is still there to take it."""
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _subject_of = itemgetter(1)
 
@@ -307,8 +309,10 @@ async def _dialled(endpoint: Endpoint, timeout_s: float) -> Dialled:
     """`dial` in a thread of its own: the application's may all be busy, and nobody waits for this one to end."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Dialled] = loop.create_future()
+    settled = threading.Event()
 
     def settle(dialled: Dialled | None, error: Exception | None) -> None:
+        settled.set()
         if future.done():
             if dialled is not None:
                 dialled.sock.close()
@@ -323,14 +327,22 @@ async def _dialled(endpoint: Endpoint, timeout_s: float) -> Dialled:
             dialled = dial(endpoint, timeout_s)
         except Exception as raised:  # noqa: BLE001 - whoever waits raises it
             error = raised
-        try:
+        with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, dialled, error)
-        except RuntimeError:  # the loop is closed
-            if dialled is not None:
+        # One that ends before it comes to this leaves the connection to nobody.
+        while dialled is not None and not settled.wait(_SETTLED_S):
+            if loop.is_closed():
                 dialled.sock.close()
+                return
 
     try:
         threading.Thread(target=run, name="eventjet dial", daemon=True).start()
     except RuntimeError as error:
         raise Unreachable("NATS", f"this process cannot start a thread ({error})", "Raise its limits.") from None
-    return await future
+    try:
+        return await future
+    except asyncio.CancelledError:
+        # It may have come in the same turn of the loop.
+        if not future.cancelled() and future.done() and future.exception() is None:
+            future.result().sock.close()
+        raise
