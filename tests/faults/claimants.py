@@ -5,16 +5,30 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from eventjet import App
 from eventjet.errors import ConcurrencyConflict, NotUnique, OutcomeUnknown, StoreUnavailable, Unreachable
+from eventjet.jet import Jet
 from tests.contracts.unique_contract import User
 
 USERS, NAMES, TASKS = 12, 8, 6
 
 
+@asynccontextmanager
+async def connected(url: str, app: str) -> AsyncGenerator[Jet]:
+    """Tried again while the cluster chooses its leader, as a supervisor starts a process again."""
+    async with AsyncExitStack() as stack:
+        while True:
+            with suppress(Unreachable):
+                jet = await stack.enter_async_context(App(app, aggregates=[User]).connect(servers=url))
+                break
+        yield jet
+
+
 async def run(url: str, app: str, seed: int) -> None:
-    async with App(app, aggregates=[User]).connect(servers=url) as jet:
+    async with connected(url, app) as jet:
         users = jet.repository(User)
 
         async def act(number: int) -> None:

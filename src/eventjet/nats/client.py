@@ -92,10 +92,12 @@ async def _check_jetstream(where: str, client: Client) -> None:
     except (StoreUnavailable, ApiRefused, Unreachable) as error:
         if type(error.__cause__) is Forbidden:
             raise error.__cause__ from None  # of the inbox: no answer would ever come
+        choosing = " In a cluster that is choosing the leader of its JetStream, try again in some seconds."
         raise Unreachable(
             f"JetStream on {where[0].lower()}{where[1:]}",
             f"it is not available ({error})",
-            "Start the server with `-js`, or with a `jetstream { store_dir: … sync_interval: always }` block.",
+            "Start the server with `-js`, or with a `jetstream { store_dir: … sync_interval: always }` block."
+            + (choosing if len(client.endpoint.servers) > 1 else ""),
         ) from None
 
 
