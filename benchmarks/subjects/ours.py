@@ -1,7 +1,8 @@
 """eventjet's commands: `python -m benchmarks.subjects.ours <job> <nats> <count> <tasks>`.
 
 Job is `execute` (as an application calls it: hot aggregates are in the cache), `uncached` (every command loads first),
-`publish` (the limit: the same events as bare publishes with an expected sequence, from known sequences).
+`publish` (the limit: the same events as bare publishes with an expected sequence, from known sequences). Several URLs are
+the servers of a cluster, on which the log has three replicas.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Call: TypeAlias = Callable[[Posting], Awaitable[object]]
 
 
 async def main(job: str, server: str, count: int, tasks: int) -> None:
-    async with bank.connect(servers=server) as jet:
+    async with bank.connect(servers=server, replicas=3 if "," in server else 1) as jet:
         await jet.init()
         call = _publisher(jet) if job == "publish" else _executor(jet, cached=job == "execute")
         latencies: list[float] = []
