@@ -4,8 +4,8 @@ Subjects take turns, each lap in a process of its own on a store of its own; eve
 the truth. The limit is the same events as bare publishes with an expected sequence over the same client. PostgreSQL and
 SQLite sync with every commit, so the row with `sync_interval: always` is the one to compare them with.
 
-Three replicas are three servers on this machine, each on a disk folder of its own, so they share its cores and its disk.
-Their tables have the rows of one replica beside them, of the same turns. `--only` names the tables to make.
+Three replicas are three servers on this machine, which share its cores and its disk. Their tables have the rows of one
+replica beside them, of the same turns. `--only` names the tables to make.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Job:
     subjects: list[Subject]
     targets: dict[tuple[str, str], float]
     times: int = 1
-    """So many times the commands of other jobs: many tasks need more, or most of them are the first of their account."""
+    """So many times the commands of other jobs: with many tasks most would be the first on their account."""
     figures: list[Figures] = field(default_factory=list[Figures])
 
     def __post_init__(self) -> None:

@@ -1,8 +1,8 @@
 """eventjet's commands: `python -m benchmarks.subjects.ours <job> <nats> <count> <tasks>`.
 
 Job is `execute` (as an application calls it: hot aggregates are in the cache), `uncached` (every command loads first),
-`publish` (the limit: the same events as bare publishes with an expected sequence, from known sequences). Several URLs are
-the servers of a cluster, on which the log has three replicas.
+`publish` (the limit: the same events as bare publishes with an expected sequence, from known sequences). Several URLs,
+separated by commas, are the servers of a cluster, on which the log has three replicas.
 """
 
 from __future__ import annotations
