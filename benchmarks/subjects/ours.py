@@ -18,7 +18,7 @@ from uuid import UUID, uuid4
 import orjson
 
 from benchmarks.bank import Account, bank
-from benchmarks.postings import CURRENCY, Posting, balances, shares
+from benchmarks.postings import CURRENCY, Posting, balances, postings, shares
 from benchmarks.subjects.clock import Clock
 from eventjet import Jet
 from eventjet.codec.envelope import EXPECTED, MSG_ID, header_block
@@ -29,7 +29,10 @@ Call: TypeAlias = Callable[[Posting], Awaitable[object]]
 async def main(job: str, server: str, count: int, tasks: int) -> None:
     async with bank.connect(servers=server, replicas=3 if "," in server else 1) as jet:
         await jet.init()
-        call = _publisher(jet) if job == "publish" else _executor(jet, cached=job == "execute")
+        call = _publisher(jet) if job == "publish" else _executor(jet, cached=job != "uncached")
+        if job == "warm":
+            for name in {str(posting[0]) for posting in postings(count)}:
+                await jet.repository(Account).load(name)
         latencies: list[float] = []
         clock = Clock()
 

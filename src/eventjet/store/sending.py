@@ -53,12 +53,16 @@ class Sender:
         self._expected = 0
 
     async def send(self, writes: _Writes, deadline: float, *, alone: bool = False) -> outcome.Answer:
-        """One try; the answer to its last message speaks for all of them. `deadline` is by the monotonic clock.
+        """One try, and its answer. `deadline` is by the monotonic clock.
 
         It takes no longer than one request, or, where it waits for others, than until the deadline.
         """
         left_s = max(GRACE_S, deadline - time.monotonic())
-        if not alone and (len(writes) > 1 or len(writes[0].events) > 1):
+        if len(writes) == 1 and len(writes[0].events) == 1:
+            (write,) = writes
+            body, headers = write.events[0].encoded.body, header_block(event_headers(write, 0))
+            return await self._ask(self._subject(write), body, headers, min(self._client.timeout_s, left_s))
+        if not alone:
             ticket = _Ticket(writes, asyncio.get_running_loop().create_future())
             rider = self._rider(ticket)
             if self._lane.takes(rider):
@@ -66,7 +70,7 @@ class Sender:
         return await self._publish([writes], min(self._client.timeout_s, left_s))
 
     def _rider(self, ticket: _Ticket) -> Rider[_Ticket]:
-        subjects = {subject_of(self._app, write.aggregate, write.aggregate_id) for write in ticket.writes}
+        subjects = {self._subject(write) for write in ticket.writes}
         sizes = [message_size(new) for write in ticket.writes for new in write.events]
         return Rider(subjects, len(sizes), sum(sizes), ticket)
 
@@ -132,21 +136,27 @@ class Sender:
             self._gathering.set_result(None)
 
     async def _publish(self, saves: Sequence[_Writes], timeout_s: float) -> outcome.Answer:
-        """Send saves as one message, or one batch."""
+        """Send saves as one batch."""
         blocks = [
             [event_headers(write, index) for write in writes for index in range(len(write.events))] for writes in saves
         ]
         mark_saves(blocks)
         bodies = [
-            (subject_of(self._app, write.aggregate, write.aggregate_id), new.encoded.body)
-            for writes in saves
-            for write in writes
-            for new in write.events
+            (self._subject(write), new.encoded.body) for writes in saves for write in writes for new in write.events
         ]
-        *before, (subject, body, headers) = [
-            (subject, body, header_block(block))
-            for (subject, body), block in zip(bodies, [one for each in blocks for one in each], strict=True)
-        ]
+        headers = [header_block(block) for each in blocks for block in each]
+        *before, last = [(*body, block) for body, block in zip(bodies, headers, strict=True)]
+        return await self._ask(*last, timeout_s, before)
+
+    async def _ask(
+        self,
+        subject: str,
+        body: bytes,
+        headers: bytes,
+        timeout_s: float,
+        before: Sequence[tuple[str, bytes, bytes]] = (),
+    ) -> outcome.Answer:
+        """The server's answer to the last message, which speaks for all of them."""
         try:
             reply = await self._client.request(subject, body, headers, timeout_s, before)
         except StoreUnavailable as error:
@@ -154,3 +164,6 @@ class Sender:
         except Forbidden as error:
             return outcome.Violation(error.reason)
         return outcome.answer_in(reply[4])
+
+    def _subject(self, write: Append) -> str:
+        return subject_of(self._app, write.aggregate, write.aggregate_id)
