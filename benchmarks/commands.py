@@ -25,6 +25,7 @@ from benchmarks.peers import EMMETT, EVENTSOURCE, PROTEAN, PYEVENTSOURCING, Prog
 from benchmarks.stores import Store, Stores
 
 EXECUTE = "eventjet"
+WARM = "eventjet, every account in the cache"
 UNCACHED = "eventjet, loading every time"
 LIMIT = "limit by hand: bare publish with expected sequence"
 ONE_REPLICA = "one replica"
@@ -96,12 +97,14 @@ def jobs(stores: Stores, folder: Path) -> list[Job]:
 
 def _replicated(stores: Stores, tasks: int, times: int) -> Job:
     """Three replicas beside one, both synced before every answer."""
+    warm = Subject(WARM, stores.nats_replicas, _ours("warm"))
     stands = {"": stores.nats_replicas, f", {ONE_REPLICA}": stores.nats_always}
     subjects = [
         Subject(f"{name}{where}", store, _ours(job))
         for where, store in stands.items()
         for name, job in ((EXECUTE, "execute"), (LIMIT, "publish"))
     ]
+    subjects.insert(1, warm)
     targets = {(EXECUTE, LIMIT): 0.7} if tasks == MANY else {}
     if tasks == TASKS:
         targets[(EXECUTE, f"{EXECUTE}, {ONE_REPLICA}")] = 3.0

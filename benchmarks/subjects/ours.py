@@ -1,6 +1,7 @@
 """eventjet's commands: `python -m benchmarks.subjects.ours <job> <nats> <count> <tasks>`.
 
 Job is `execute` (as an application calls it: hot aggregates are in the cache), `uncached` (every command loads first),
+`warm` (as `execute`, and every account is loaded before the clock starts),
 `publish` (the limit: the same events as bare publishes with an expected sequence, from known sequences). Several URLs,
 separated by commas, are the servers of a cluster, on which the log has three replicas.
 """
