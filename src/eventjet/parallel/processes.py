@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
@@ -125,18 +125,18 @@ class FoldProcesses:
             if each:
                 self._tell(share, RECORDS, marshal.dumps(each))
 
-    def cut(self, mark: Any) -> None:
-        """End a batch."""
+    def cut(self, mark: Any, shares: Iterable[int] | None = None) -> None:
+        """End a batch: of all, or of some."""
         payload = marshal.dumps(mark)
-        for share in range(len(self._links)):
+        for share in range(len(self._links)) if shares is None else shares:
             self._tell(share, CUT, payload)
 
-    def answers(self, timeout_s: float) -> list[Any] | None:
+    def answers(self, timeout_s: float, shares: Sequence[int] | None = None) -> list[Any] | None:
         """What the oldest batch that was not answered yet came to, process by process; None when not all are there.
 
         Blocks. Raises `FoldFailed` as well.
         """
-        return self._gathered(DONE, timeout_s)
+        return self._gathered(DONE, timeout_s, shares)
 
     def close(self) -> None:
         """End them, whatever they are doing."""
@@ -162,10 +162,12 @@ class FoldProcesses:
         except LinkClosed:
             raise self._lost(share, "") from None
 
-    def _gathered(self, kind: Kind, timeout_s: float) -> list[Any] | None:
+    def _gathered(self, kind: Kind, timeout_s: float, shares: Sequence[int] | None = None) -> list[Any] | None:
         """One message of each, in their order."""
         deadline = time.monotonic() + timeout_s
-        for share, waiting in enumerate(self._waiting):
+        wanted = range(len(self._links)) if shares is None else shares
+        for share in wanted:
+            waiting = self._waiting[share]
             while not waiting:
                 try:
                     if not self._links[share].is_ready(max(0.0, deadline - time.monotonic())):
@@ -178,7 +180,7 @@ class FoldProcesses:
                 if told == FAILED:
                     raise FoldFailed(payload.decode())
                 waiting.append((told, payload))
-        first = [waiting.popleft() for waiting in self._waiting]
+        first = [self._waiting[share].popleft() for share in wanted]
         assert all(told == kind for told, _ in first)
         if kind == DONE:
             return [marshal.loads(payload) for _, payload in first]  # noqa: S302 - of our own processes
