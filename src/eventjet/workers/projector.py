@@ -123,6 +123,8 @@ class Projector:
         try:
             while not await self._follow(session, lease, stop):
                 await lease.look_again()
+                # Those that fold processes met only they know.
+                await asyncio.to_thread(learn_voids, context.endpoint, context.stream, context.catalog)
         finally:
             if self._division is not None:
                 await self._division.close()
