@@ -74,7 +74,8 @@ def main() -> None:
         assert kind == APP
         try:
             # Of the process that made this one: nobody else has the other end.
-            pickle.loads(pickled).load()  # noqa: S301
+            _, app = pickle.loads(pickled)  # noqa: S301
+            app.load()
         except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits for the answer is told
             link.send(FAILED, _line(str(error)))
             return

@@ -39,8 +39,8 @@ class FoldProcesses:
     of work. Nothing is of use after that but `close`.
     """
 
-    def __init__(self, app: Loadable, count: int, *, bound_s: float) -> None:
-        """Starts them and does not wait for that: `is_loaded` tells."""
+    def __init__(self, kind: type[ShareTask], app: Loadable, count: int, *, bound_s: float) -> None:
+        """Starts them for a kind of task and does not wait for that: `is_loaded` tells."""
         self._bound_s = bound_s
         self._closed = False
         self._is_loaded = False
@@ -68,7 +68,7 @@ class FoldProcesses:
             for _, its in pairs:
                 its.close()
         for share in range(count):
-            self._tell(share, APP, pickle.dumps(app))
+            self._tell(share, APP, pickle.dumps((kind, app)))
 
     def __enter__(self) -> Self:
         return self

@@ -53,7 +53,7 @@ def load_divided(job: Job, plan: Plan, targets: Sequence[Target], count: int) ->
     task = LoadTask(job.reference(), endpoint, job.log.stream, tuple(targets), dict(job.catalog.voids))
     try:
         with (
-            FoldProcesses(job.reference(), count, bound_s=_BOUND_S) as processes,
+            FoldProcesses(LoadTask, job.reference(), count, bound_s=_BOUND_S) as processes,
             watch.interrupted_by(processes.close),
         ):
             with watch.phase("read", plan.events):

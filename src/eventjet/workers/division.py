@@ -74,7 +74,7 @@ class Division:
                     self._alone(None, reason)
                     return False
                 self._among.user = self._resolved.durable
-                self._processes = FoldProcesses(self._among.app, self._among.count, bound_s=BOUND_S)
+                self._processes = FoldProcesses(BatchFoldTask, self._among.app, self._among.count, bound_s=BOUND_S)
             return self._processes.is_loaded()
         except (FoldFailed, FoldProcessLost, OSError) as error:
             self._end()
