@@ -27,6 +27,7 @@ from eventjet.sql.column_fit import Fit
 from eventjet.sql.soundness import Soundness
 from eventjet.sql.statements import Statements
 from eventjet.sql.text_order import TextOrder
+from eventjet.sql.together import Run
 
 T = TypeVar("T")
 
@@ -238,6 +239,13 @@ class Dialect(ColumnValues):
     @abstractmethod
     def read_only(self, url: URL, purpose: str, limits: SessionLimits, /) -> AbstractContextManager[Connection | None]:
         """A connection that cannot write and leaves nothing behind; None where there is no database yet."""
+
+    @abstractmethod
+    async def send_together(self, driver: Any, runs: Sequence[Run], /) -> None:
+        """Execute statements in order, within the transaction of a driver's async connection, and drop their results.
+
+        Raises what the driver raises; which of them it was is not known then.
+        """
 
     def enforce_foreign_keys(self, engine: Engine, /) -> None:
         """For connections on which an application's own statements run: elsewhere rows are whole anyway."""

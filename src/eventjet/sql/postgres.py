@@ -33,6 +33,7 @@ from eventjet.sql.own_tables import Clock
 from eventjet.sql.postgres_statements import CLOCK, PostgresStatements
 from eventjet.sql.soundness import Soundness
 from eventjet.sql.text_order import TextOrder
+from eventjet.sql.together import Run, pipelined
 
 T = TypeVar("T")
 
@@ -193,6 +194,9 @@ class Postgres(Dialect):
         engine = self.engine(url, purpose, limits).execution_options(postgresql_readonly=True)
         with engine.connect() as connection:
             yield connection
+
+    async def send_together(self, driver: psycopg.AsyncConnection[Any], runs: Sequence[Run]) -> None:
+        await pipelined(driver, runs)
 
     def lacks_table(self, cause: object) -> bool:
         return isinstance(cause, psycopg.errors.UndefinedTable)

@@ -58,6 +58,7 @@ from eventjet.sql.sqlite_connections import (
 from eventjet.sql.sqlite_statements import CLOCK, SqliteStatements, write_quarantine
 from eventjet.sql.statements import QuarantineChanges
 from eventjet.sql.text_order import TextOrder
+from eventjet.sql.together import Run, in_one_hop
 
 _OWN_LOCATION = re.compile(r"(.+)__r[0-9]+")
 _TRANSIENT = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})
@@ -238,6 +239,9 @@ class Sqlite(Dialect):
         made = create_engine(f"sqlite:///file:{quote(str(file))}?{mode}&uri=true", poolclass=NullPool)
         with made.connect().execution_options(**{READ_ONLY: True}) as connection:
             yield connection
+
+    async def send_together(self, driver: Any, runs: Sequence[Run]) -> None:
+        await in_one_hop(driver, runs)
 
     def enforce_foreign_keys(self, engine: Engine) -> None:
         event.listen(engine, "connect", enforce_foreign_keys)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -28,6 +29,7 @@ from eventjet.sql.checkpoint import Checkpoint, advance, renew
 from eventjet.sql.dialect import dialect_named, is_transient
 from eventjet.writers.batch import Batch
 from eventjet.writers.fold_writer import fenced
+from eventjet.writers.gathering import GatheringConnection, Gathered, RunAgain
 from eventjet.writers.too_long import overlong
 
 _ENDS = re.compile(
@@ -43,13 +45,28 @@ _WENT_ON = (
 )
 
 
+_TRIES = 20
+"""How often the handlers of a batch run again, at most, before their statements are executed one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """What handlers of one connection are given, and what stands behind it."""
+
+    connection: GatheringConnection
+    gathered: Gathered
+    driver: Any
+
+
 class SqlWriter:
     """Writes the batches of one projection to wherever the connection finds its tables."""
 
     def __init__(self, resolved: ResolvedSql, *, lease_s: float) -> None:
         self._resolved = resolved
         self._lease_s = lease_s
-        self._guard = Guard(resolved)
+        self._asked: set[str] = set()
+        self._guard = Guard(resolved, self._asked)
+        self._held: Hands | None = None
 
     async def write(self, connection: AsyncConnection, held: Checkpoint, batch: Batch) -> None:
         """Advance and run the handlers within the caller's transaction, which must be rolled back on any error.
@@ -63,11 +80,7 @@ class SqlWriter:
         began = time.monotonic()
         await connection.run_sync(self._advance, held, batch)
         if batch.events:
-            self._guard.attach(connection)
-            driver = await driver_of(connection)
-            handlers = self._resolved.handlers
-            for event in batch.events:
-                await self._take(connection, driver, handlers[type(event.data)], event)
+            await self._handle(await self._hands(connection), batch.events)
             if time.monotonic() - began > self._lease_s / 3:
                 await connection.run_sync(renew, held, self._lease_s)
         failpoints.reach("worker.rows_written")
@@ -76,8 +89,38 @@ class SqlWriter:
         if not advance(connection, held, batch.after, batch.last, batch.event_id, self._lease_s):
             raise fenced(connection, held, batch)
 
-    async def _take(self, connection: AsyncConnection, driver: Any, handler: Any, event: Recorded[Any]) -> None:
+    async def _hands(self, connection: AsyncConnection) -> Hands:
+        """The same ones for as long as the connection is the same."""
+        hands = self._held
+        if hands is None or hands.gathered.sync is not connection.sync_connection:
+            self._guard.attach(connection)
+            driver = await driver_of(connection)
+            gathered = Gathered(connection, driver, self._asked, self._guard.allows)
+            hands = self._held = Hands(GatheringConnection(connection, gathered), gathered, driver)
+        return hands
+
+    async def _handle(self, hands: Hands, events: Sequence[Recorded[Any]]) -> None:
+        """Run the handlers: their statements together as long as that will do, and then one by one."""
+        gathered = hands.gathered
+        handlers = self._resolved.handlers
+        for together in (*[True] * _TRIES, False):
+            gathered.begin(together=together)
+            try:
+                for event in events:
+                    await self._take(hands, handlers[type(event.data)], event)
+                    if gathered.is_due:
+                        await gathered.send()
+                await gathered.send()
+            except RunAgain:
+                await gathered.undo()
+            else:
+                break
+            finally:
+                gathered.end()
+
+    async def _take(self, hands: Hands, handler: Any, event: Recorded[Any]) -> None:
         """One event; whatever its handler raises, or leaves behind, names it."""
+        connection, gathered, driver = hands.connection, hands.gathered, hands.driver
         name = str(getattr(handler, "__qualname__", handler))
         guard = self._guard
         error: BaseException | None = None
@@ -87,8 +130,12 @@ class SqlWriter:
                 await handler(event, connection)
         except Exception as raised:  # noqa: BLE001 - whatever a handler raises names its event
             error = raised
-        error = guard.refusal or guard.fault or error
+        if gathered.must_run_again:
+            raise RunAgain from error
+        error = guard.refusal or guard.fault or gathered.fault or error
         if error is not None:
+            if not (isinstance(error, DBAPIError) and is_transient(error)):
+                await gathered.send()  # an earlier event may have failed before it
             reason = reason_of(error, private=self._resolved.is_private) + guard.more_of(error)
         elif is_over(driver):
             raise TransactionEnded(self._resolved.name, event.position, name)
@@ -118,7 +165,9 @@ class Guard:
     that the handler met is told as such, whatever the handler made of it.
     """
 
-    def __init__(self, resolved: ResolvedSql) -> None:
+    def __init__(self, resolved: ResolvedSql, failing: set[str]) -> None:
+        """`failing` is told the statements that failed within a handler."""
+        self._failing = failing
         self._tables = resolved.tables
         self._declared = {table.name for table in resolved.tables}
         self._connection: Connection | None = None
@@ -164,10 +213,14 @@ class Guard:
     def _on_rollback(self, _connection: Connection) -> None:
         self._refuse(f"roll back: {_TOGETHER}")
 
-    def _check_table(self, _connection: Any, statement: Any, *_: Any) -> None:
+    def allows(self, statement: Any) -> bool:
+        """Whether a statement writes to none but the projection's tables, as far as SQLAlchemy knows."""
         table = getattr(statement, "table", None) if isinstance(statement, UpdateBase) else None
-        if isinstance(table, Table) and (table.schema is not None or table.name not in self._declared):
-            self._refuse(f"write to {table.fullname!r}, which is not among the projection's tables")
+        return not isinstance(table, Table) or (table.schema is None and table.name in self._declared)
+
+    def _check_table(self, _connection: Any, statement: Any, *_: Any) -> None:
+        if not self.allows(statement):
+            self._refuse(f"write to {statement.table.fullname!r}, which is not among the projection's tables")
 
     def _check_text(
         self, _connection: Any, _cursor: Any, statement: str, _parameters: Any, context: Any, _many: bool
@@ -180,9 +233,11 @@ class Guard:
         error = context.sqlalchemy_exception
         if self._handler is None or not isinstance(error, DBAPIError):
             return
-        if self.fault is None and is_transient(error):
-            self.fault = error
-        elif dialect_named(context.dialect.name).is_too_long(error):
+        if is_transient(error):
+            self.fault = self.fault or error
+            return
+        self._failing.add(str(context.statement))  # sent with others it would fail where nobody expects it
+        if dialect_named(context.dialect.name).is_too_long(error):
             running = context.execution_context
             compiled = getattr(running, "compiled", None)
             given = running.compiled_parameters if compiled is not None else context.parameters
