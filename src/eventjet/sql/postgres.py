@@ -33,7 +33,7 @@ from eventjet.sql.own_tables import Clock
 from eventjet.sql.postgres_statements import CLOCK, PostgresStatements
 from eventjet.sql.soundness import Soundness
 from eventjet.sql.text_order import TextOrder
-from eventjet.sql.together import Run, pipelined
+from eventjet.sql.together import Last, Run, is_plain_psycopg, pipelined
 
 T = TypeVar("T")
 
@@ -195,8 +195,13 @@ class Postgres(Dialect):
         with engine.connect() as connection:
             yield connection
 
-    async def send_together(self, driver: psycopg.AsyncConnection[Any], runs: Sequence[Run]) -> None:
-        await pipelined(driver, runs)
+    async def send_together(
+        self, driver: psycopg.AsyncConnection[Any], runs: Sequence[Run], last: Last | None
+    ) -> None:
+        await pipelined(driver, runs, last)
+
+    def can_be_last(self, cursor: object) -> bool:
+        return is_plain_psycopg(cursor)
 
     def lacks_table(self, cause: object) -> bool:
         return isinstance(cause, psycopg.errors.UndefinedTable)

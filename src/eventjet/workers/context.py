@@ -100,7 +100,7 @@ class Session:
         """
         engine = context.database.engine(f"eventjet {purpose}")
         if by_hand:
-            context.database.dialect.enforce_foreign_keys(engine.sync_engine)
+            context.database.dialect.prepare_for_handlers(engine.sync_engine)
         try:
             session = cls(await engine.connect(), context)
             try:

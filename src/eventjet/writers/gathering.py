@@ -15,11 +15,11 @@ from typing import Any, cast
 from sqlalchemy import CursorResult, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
-from sqlalchemy.util import await_only
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from eventjet.sql.dialect import dialect_named, is_transient
 from eventjet.sql.rendering import ROWS_MAX, rendered
-from eventjet.sql.together import Run
+from eventjet.sql.together import Last, Run
 
 _BYTES_MAX = 1 << 20
 """Text and bytes that wait, about."""
@@ -27,6 +27,8 @@ _WAIT_S = 0.05
 """How long the database may hear nothing for statements that wait: it ends a transaction that is idle."""
 _KNOWN_MAX = 1_000
 """Statements of which it is remembered that their results are asked for; beyond, all are executed one by one."""
+_GATHERED = "eventjet_gathered"
+"""Among what SQLAlchemy keeps beside a connection."""
 _MARK: Run = ("savepoint eventjet_batch", None)
 _UNDO: Run = ("rollback to savepoint eventjet_batch", None)
 
@@ -47,26 +49,36 @@ class Gathered:
         self.sync = sync
         self.fault: DBAPIError | None = None
         """Why the connection, a lock or the server failed while statements were sent."""
-        self.must_run_again = False
+        self.must_run_again = self.was_refused = False
+        """Why `RunAgain` was raised, whatever the handler made of it: for either reason, or for the second one."""
         self._driver = driver
         self._asked = asked
         self._allows = allows
+        self._asked_alone: set[str] = set()
+        """Statements that were refused together with others, and may not have been the cause."""
         self._dialect = dialect_named(sync.dialect.name)
         self._waiting: list[Run] = []
         self._rows = self._bytes = 0
         self._is_marked = self._is_together = False
         self._heard_at = 0.0
-        event.listen(sync, "before_cursor_execute", self._send_first)
+        event.listen(sync, "before_cursor_execute", self._before)
+        # Of the engine alone; SQLAlchemy keeps one of the same listeners.
+        event.listen(sync.engine, "do_execute", _execute_with_what_waits)
 
     def begin(self, *, together: bool) -> None:
         """Start a batch; not `together`, every statement is executed when its handler says so."""
-        self._waiting, self._rows, self._bytes = [], 0, 0
-        self.fault, self.must_run_again, self._is_marked, self._is_together = None, False, False, together
+        self.end()
+        self.fault, self.must_run_again, self.was_refused, self._is_marked = None, False, False, False
+        self._is_together = together
         self._heard_at = time.monotonic()
+        if together:
+            self.sync.info[_GATHERED] = self
 
     def end(self) -> None:
         """The batch has been sent, or given up."""
-        self.begin(together=False)
+        self._waiting, self._rows, self._bytes, self._is_together = [], 0, 0, False
+        if not self.sync.closed and not self.sync.invalidated:
+            self.sync.info.pop(_GATHERED, None)
 
     @property
     def takes(self) -> bool:
@@ -75,11 +87,9 @@ class Gathered:
 
     @property
     def is_due(self) -> bool:
-        """Whether more should not wait."""
+        """Whether what waits should wait no longer."""
         return bool(self._waiting) and (
-            self._rows >= ROWS_MAX
-            or self._bytes > _BYTES_MAX
-            or time.monotonic() - self._heard_at > _WAIT_S
+            self._rows >= ROWS_MAX or self._bytes > _BYTES_MAX or time.monotonic() - self._heard_at > _WAIT_S
         )
 
     def keep(self, statement: Any, parameters: Any) -> Unread | None:
@@ -93,15 +103,13 @@ class Gathered:
         if found is None or found[0] in self._asked:
             return None
         text, rows = found
-        if self._waiting and self._waiting[-1][0] == text:
-            self._waiting[-1][1].extend(rows)  # type: ignore[union-attr]
+        last, known = self._waiting[-1] if self._waiting else ("", None)
+        if known is not None and last == text:
+            known.extend(rows)
         else:
             self._waiting.append((text, list(rows)))
         self._rows += len(rows)
-        for row in rows:
-            for value in row.values() if isinstance(row, dict) else row:
-                if isinstance(value, str | bytes):
-                    self._bytes += len(value)
+        self._bytes += sum(map(_size, rows))
         return Unread(self, text)
 
     async def send(self) -> None:
@@ -109,35 +117,50 @@ class Gathered:
 
         Raises `DBAPIError` for a fault of the connection, of a lock or of the server.
         """
-        if not self._waiting or self.must_run_again:
-            return
-        await self._execute(self._waiting if self._is_marked else [_MARK, *self._waiting])
+        if self._waiting and not self.must_run_again:
+            await self._execute(self._taken(), None)
 
     async def undo(self) -> None:
         """Undo what the handlers of the batch have done; raises `DBAPIError`."""
+        self._waiting = []
         while (nested := self.sync.get_nested_transaction()) is not None:
-            await _in_greenlet(nested.rollback)
+            await greenlet_spawn(nested.rollback)
         if self._is_marked:
-            self.must_run_again = False
-            await self._execute([_UNDO])
+            await self._execute([_UNDO], None)
 
     def ask(self, text: str) -> None:
         """A result is asked for that is not there: from now on the statement is executed at once."""
         self._asked.add(text)
         self.must_run_again = self.must_run_again or self._is_together
 
-    def _send_first(self, *_: Any) -> None:
-        # Marked whatever comes: a statement that is executed at once has to be undone as well.
-        if self._is_together and not (self._waiting or self._is_marked):
-            await_only(self._execute([_MARK]))
-        elif self._waiting:
-            await_only(self.send())
+    def _taken(self) -> list[Run]:
+        """What waits, after the mark to which `undo` goes back."""
+        taken = self._waiting if self._is_marked else [_MARK, *self._waiting]
+        self._waiting, self._rows, self._bytes, self._is_marked = [], 0, 0, True
+        return taken
 
-    async def _execute(self, runs: list[Run]) -> None:
-        self._waiting, self._rows, self._bytes = [], 0, 0
-        self._is_marked = True
+    @property
+    def _precedes(self) -> bool:
+        """Whether something has to precede a statement that is executed at once: the mark, even if nothing waits."""
+        return self._is_together and not self.must_run_again and bool(self._waiting or not self._is_marked)
+
+    def _before(
+        self, _connection: Any, cursor: Any, text: str, _parameters: Any, context: Any, many: bool
+    ) -> None:
+        can_be_last = not many and not context.no_parameters and self._dialect.can_be_last(cursor)
+        if self._precedes and (not can_be_last or text in self._asked_alone):
+            await_only(self._execute(self._taken(), None))
+
+    def execute_last(self, last: Last) -> bool:
+        """Execute what waits and a statement whose result is wanted; False when that has to be executed by itself."""
+        if not self._precedes or not self._dialect.can_be_last(last.cursor):
+            return False
+        await_only(self._execute(self._taken(), last))
+        return True
+
+    async def _execute(self, runs: list[Run], last: Last | None) -> None:
         try:
-            await self._dialect.send_together(self._driver, runs)
+            await self._dialect.send_together(self._driver, runs, last)
         except Exception as error:
             dbapi: Any = self.sync.dialect.dbapi
             if isinstance(error, dbapi.Error):
@@ -145,9 +168,21 @@ class Gathered:
                 if isinstance(told, DBAPIError) and is_transient(told):
                     self.fault = self.fault or told
                     raise told from error
-            self.must_run_again = True
+            self.must_run_again = self.was_refused = True
+            if last is not None:
+                self._asked_alone.add(last.text)
             raise RunAgain from error
         self._heard_at = time.monotonic()
+
+
+def _execute_with_what_waits(cursor: Any, text: str, parameters: Any, context: Any) -> bool:
+    """A listener to `do_execute`: True when that was done."""
+    gathered = context.root_connection.info.get(_GATHERED)
+    return gathered is not None and gathered.execute_last(Last(cursor, text, parameters))
+
+
+def _size(row: Any) -> int:
+    return sum(len(value) for value in (row.values() if isinstance(row, dict) else row) if isinstance(value, str | bytes))
 
 
 class Unread:
@@ -190,9 +225,3 @@ class GatheringConnection(AsyncConnection):
         """Whoever has it passes everything else by."""
         await self._gathered.send()
         return await super().get_raw_connection()
-
-
-async def _in_greenlet(call: Any) -> None:
-    from sqlalchemy.util import greenlet_spawn
-
-    await greenlet_spawn(call)

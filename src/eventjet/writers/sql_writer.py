@@ -103,18 +103,17 @@ class SqlWriter:
         """Run the handlers: their statements together as long as that will do, and then one by one."""
         gathered = hands.gathered
         handlers = self._resolved.handlers
-        for together in (*[True] * _TRIES, False):
-            gathered.begin(together=together)
+        for tries_left in range(_TRIES, -1, -1):
+            gathered.begin(together=tries_left > 0 and not gathered.was_refused)
             try:
                 for event in events:
                     await self._take(hands, handlers[type(event.data)], event)
                     if gathered.is_due:
                         await gathered.send()
                 await gathered.send()
+                break
             except RunAgain:
                 await gathered.undo()
-            else:
-                break
             finally:
                 gathered.end()
 
