@@ -30,10 +30,11 @@ from eventjet.sql import postgres_columns, postgres_settings, postgres_statement
 from eventjet.sql.column_fit import Fit
 from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified, verbatim
 from eventjet.sql.own_tables import Clock
+from eventjet.sql.postgres_pipeline import is_plain_psycopg, pipelined
 from eventjet.sql.postgres_statements import CLOCK, PostgresStatements
 from eventjet.sql.soundness import Soundness
 from eventjet.sql.text_order import TextOrder
-from eventjet.sql.together import Last, Run, is_plain_psycopg, pipelined
+from eventjet.sql.together import Last, Run
 
 T = TypeVar("T")
 
@@ -195,9 +196,7 @@ class Postgres(Dialect):
         with engine.connect() as connection:
             yield connection
 
-    async def send_together(
-        self, driver: psycopg.AsyncConnection[Any], runs: Sequence[Run], last: Last | None
-    ) -> None:
+    async def send_together(self, driver: psycopg.AsyncConnection[Any], runs: Sequence[Run], last: Last | None) -> None:
         await pipelined(driver, runs, last)
 
     def can_be_last(self, cursor: object) -> bool:

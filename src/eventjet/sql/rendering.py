@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from sqlalchemy import Connection, TextClause
 from sqlalchemy.sql.dml import UpdateBase
@@ -76,10 +76,9 @@ def _rows(parameters: Any) -> Sequence[Any] | None:
     if parameters is None:
         return ()
     if isinstance(parameters, Mapping):
-        return [parameters] if parameters else ()
-    if isinstance(parameters, list) and 0 < len(parameters) <= ROWS_MAX and all(isinstance(one, Mapping) for one in parameters):
-        return parameters
-    return None
+        return (cast("Any", parameters),) if parameters else ()
+    rows = cast("list[Any]", parameters) if isinstance(parameters, list) else []
+    return rows if 0 < len(rows) <= ROWS_MAX and all(isinstance(one, Mapping) for one in rows) else None
 
 
 def _has_simple_defaults(compiled: Any) -> bool:

@@ -55,10 +55,11 @@ from eventjet.sql.sqlite_connections import (
     prepare,
     prepare_for_handlers,
 )
+from eventjet.sql.sqlite_hops import OneHopCursor, in_one_hop
 from eventjet.sql.sqlite_statements import CLOCK, SqliteStatements, write_quarantine
 from eventjet.sql.statements import QuarantineChanges
 from eventjet.sql.text_order import TextOrder
-from eventjet.sql.together import Last, OneHopCursor, Run, in_one_hop
+from eventjet.sql.together import Last, Run
 
 _OWN_LOCATION = re.compile(r"(.+)__r[0-9]+")
 _TRANSIENT = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})

@@ -20,7 +20,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import OperationalError
 
 from eventjet.file_locks import try_lock
-from eventjet.sql.together import OneHopConnection
+from eventjet.sql.sqlite_hops import OneHopConnection
 
 BUSY_TIMEOUT_S = 15.0
 """How long a writer waits for another one; it polls, so a busy worker makes it wait for several batches."""

@@ -24,8 +24,8 @@ from eventjet.sql.database import READ_ONLY, Database
 from eventjet.sql.locations import located
 from eventjet.sql.postgres import look_first_in
 from eventjet.workers.notify import Notifier
+from eventjet.writers.driver import driver_of, is_over
 from eventjet.writers.fold_writer import FoldWriter
-from eventjet.writers.sql_writer import driver_of, is_over
 
 P = ParamSpec("P")
 T = TypeVar("T")

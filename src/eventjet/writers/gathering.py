@@ -13,13 +13,14 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from sqlalchemy import CursorResult, event
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from eventjet.sql.dialect import dialect_named, is_transient
 from eventjet.sql.rendering import ROWS_MAX, rendered
 from eventjet.sql.together import Last, Run
+from eventjet.writers.driver import is_over
 
 _BYTES_MAX = 1 << 20
 """Text and bytes that wait, about."""
@@ -40,9 +41,7 @@ class RunAgain(Exception):
 class Gathered:
     """Of one connection and one batch at a time, begun by `begin`. Used by one task at a time."""
 
-    def __init__(
-        self, connection: AsyncConnection, driver: Any, asked: set[str], allows: Callable[[Any], bool]
-    ) -> None:
+    def __init__(self, connection: AsyncConnection, asked: set[str], allows: Callable[[Any], bool]) -> None:
         """`asked` are texts of statements that are never kept; `allows` says of a statement whether it may be."""
         sync = connection.sync_connection
         assert sync is not None
@@ -51,7 +50,8 @@ class Gathered:
         """Why the connection, a lock or the server failed while statements were sent."""
         self.must_run_again = self.was_refused = False
         """Why `RunAgain` was raised, whatever the handler made of it: for either reason, or for the second one."""
-        self._driver = driver
+        self.driver: Any = None
+        """The driver's connection, which SQLAlchemy may replace."""
         self._asked = asked
         self._allows = allows
         self._asked_alone: set[str] = set()
@@ -144,9 +144,7 @@ class Gathered:
         """Whether something has to precede a statement that is executed at once: the mark, even if nothing waits."""
         return self._is_together and not self.must_run_again and bool(self._waiting or not self._is_marked)
 
-    def _before(
-        self, _connection: Any, cursor: Any, text: str, _parameters: Any, context: Any, many: bool
-    ) -> None:
+    def _before(self, _connection: Any, cursor: Any, text: str, _parameters: Any, context: Any, many: bool) -> None:
         can_be_last = not many and not context.no_parameters and self._dialect.can_be_last(cursor)
         if self._precedes and (not can_be_last or text in self._asked_alone):
             await_only(self._execute(self._taken(), None))
@@ -159,8 +157,10 @@ class Gathered:
         return True
 
     async def _execute(self, runs: list[Run], last: Last | None) -> None:
+        if is_over(self.driver):
+            raise InvalidRequestError("The transaction is over, so what waited to be executed is not")
         try:
-            await self._dialect.send_together(self._driver, runs, last)
+            await self._dialect.send_together(self.driver, runs, last)
         except Exception as error:
             dbapi: Any = self.sync.dialect.dbapi
             if isinstance(error, dbapi.Error):
@@ -182,7 +182,8 @@ def _execute_with_what_waits(cursor: Any, text: str, parameters: Any, context: A
 
 
 def _size(row: Any) -> int:
-    return sum(len(value) for value in (row.values() if isinstance(row, dict) else row) if isinstance(value, str | bytes))
+    values = cast("Any", row).values() if isinstance(row, dict) else row
+    return sum(len(value) for value in values if isinstance(value, str | bytes))
 
 
 class Unread:
@@ -211,7 +212,9 @@ class GatheringConnection(AsyncConnection):
         super().__init__(connection.engine, connection.sync_connection)
         self._gathered = gathered
 
-    async def execute(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> CursorResult[Any]:
+    async def execute(
+        self, statement: Any, parameters: Any = None, *, execution_options: Any = None
+    ) -> CursorResult[Any]:
         gathered = self._gathered
         if execution_options is None and gathered.takes:
             kept = gathered.keep(statement, parameters)

@@ -13,8 +13,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-import psycopg
-from psycopg.pq import TransactionStatus
 from sqlalchemy import DDL, Connection, Table, TextClause, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -28,8 +26,9 @@ from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.sql.checkpoint import Checkpoint, advance, renew
 from eventjet.sql.dialect import dialect_named, is_transient
 from eventjet.writers.batch import Batch
+from eventjet.writers.driver import driver_of, is_over, is_spoilt
 from eventjet.writers.fold_writer import fenced
-from eventjet.writers.gathering import GatheringConnection, Gathered, RunAgain
+from eventjet.writers.gathering import Gathered, GatheringConnection, RunAgain
 from eventjet.writers.too_long import overlong
 
 _ENDS = re.compile(
@@ -55,7 +54,6 @@ class Hands:
 
     connection: GatheringConnection
     gathered: Gathered
-    driver: Any
 
 
 class SqlWriter:
@@ -94,9 +92,9 @@ class SqlWriter:
         hands = self._held
         if hands is None or hands.gathered.sync is not connection.sync_connection:
             self._guard.attach(connection)
-            driver = await driver_of(connection)
-            gathered = Gathered(connection, driver, self._asked, self._guard.allows)
-            hands = self._held = Hands(GatheringConnection(connection, gathered), gathered, driver)
+            gathered = Gathered(connection, self._asked, self._guard.allows_later)
+            hands = self._held = Hands(GatheringConnection(connection, gathered), gathered)
+        hands.gathered.driver = await driver_of(connection)
         return hands
 
     async def _handle(self, hands: Hands, events: Sequence[Recorded[Any]]) -> None:
@@ -119,7 +117,7 @@ class SqlWriter:
 
     async def _take(self, hands: Hands, handler: Any, event: Recorded[Any]) -> None:
         """One event; whatever its handler raises, or leaves behind, names it."""
-        connection, gathered, driver = hands.connection, hands.gathered, hands.driver
+        connection, gathered = hands.connection, hands.gathered
         name = str(getattr(handler, "__qualname__", handler))
         guard = self._guard
         error: BaseException | None = None
@@ -133,12 +131,12 @@ class SqlWriter:
             raise RunAgain from error
         error = guard.refusal or guard.fault or gathered.fault or error
         if error is not None:
-            if not (isinstance(error, DBAPIError) and is_transient(error)):
-                await gathered.send()  # an earlier event may have failed before it
+            if guard.refusal is None and not (isinstance(error, DBAPIError) and is_transient(error)):
+                await self._send_before(gathered, error)
             reason = reason_of(error, private=self._resolved.is_private) + guard.more_of(error)
-        elif is_over(driver):
+        elif is_over(gathered.driver):
             raise TransactionEnded(self._resolved.name, event.position, name)
-        elif is_spoilt(driver):
+        elif is_spoilt(gathered.driver):
             reason = _WENT_ON
         elif connection.in_nested_transaction():
             reason = "it left a savepoint open; use `async with connection.begin_nested()`"
@@ -151,6 +149,14 @@ class SqlWriter:
         elif isinstance(error, DBAPIError) and is_transient(error):
             raise error
         raise HandlerFailed(self._resolved.name, event.position, event.aggregate_id, reason) from error
+
+    async def _send_before(self, gathered: Gathered, error: BaseException) -> None:
+        """Whether an earlier event has failed before the one that raised this error is known when all is sent."""
+        if not is_over(gathered.driver) and not is_spoilt(gathered.driver):
+            try:
+                await gathered.send()
+            except RunAgain as earlier:
+                raise earlier from error
 
 
 class NotAllowed(Exception):
@@ -217,6 +223,10 @@ class Guard:
         table = getattr(statement, "table", None) if isinstance(statement, UpdateBase) else None
         return not isinstance(table, Table) or (table.schema is None and table.name in self._declared)
 
+    def allows_later(self, statement: Any) -> bool:
+        """Whether a statement may be executed later: not after a refusal, which has the batch rolled back."""
+        return self.refusal is None and self.allows(statement)
+
     def _check_table(self, _connection: Any, statement: Any, *_: Any) -> None:
         if not self.allows(statement):
             self._refuse(f"write to {statement.table.fullname!r}, which is not among the projection's tables")
@@ -247,18 +257,3 @@ def _is_by_hand(context: Any) -> bool:
     """Whether the statement's text is the application's own; SQLAlchemy's, for `begin_nested`, may be a savepoint."""
     compiled = getattr(context, "compiled", None)
     return compiled is None or isinstance(compiled.statement, TextClause | DDL)
-
-
-async def driver_of(connection: AsyncConnection) -> Any:
-    return (await connection.get_raw_connection()).driver_connection
-
-
-def is_over(driver: Any) -> bool:
-    if isinstance(driver, psycopg.AsyncConnection):
-        return driver.info.transaction_status == TransactionStatus.IDLE
-    return not driver.in_transaction
-
-
-def is_spoilt(driver: Any) -> bool:
-    """Whether nothing but a rollback is possible: PostgreSQL would answer a commit with one, and say nothing."""
-    return isinstance(driver, psycopg.AsyncConnection) and driver.info.transaction_status == TransactionStatus.INERROR
