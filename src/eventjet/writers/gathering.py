@@ -9,8 +9,13 @@ when the database refused one, so that the error is raised where it belongs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from datetime import date, datetime, timedelta
+from datetime import time as clock_time
+from decimal import Decimal
 from typing import Any, cast
+from uuid import UUID
 
 from sqlalchemy import CursorResult, event
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
@@ -28,6 +33,10 @@ _WAIT_S = 0.05
 """How long the database may hear nothing for statements that wait: it ends a transaction that is idle."""
 _KNOWN_MAX = 1_000
 """Statements of which it is remembered that their results are asked for; beyond, all are executed one by one."""
+_UNCHANGING = frozenset(
+    {type(None), bool, int, float, str, bytes, Decimal, datetime, date, clock_time, timedelta, UUID}
+)
+"""Types of values that stay as they are."""
 _GATHERED = "eventjet_gathered"
 """Among what SQLAlchemy keeps beside a connection."""
 _MARK: Run = ("savepoint eventjet_batch", None)
@@ -59,7 +68,7 @@ class Gathered:
         self._dialect = dialect_named(sync.dialect.name)
         self._waiting: list[Run] = []
         self._rows = self._bytes = 0
-        self._is_marked = self._is_together = False
+        self._is_marked = self._is_together = self._is_bypassed = False
         self._heard_at = 0.0
         event.listen(sync, "before_cursor_execute", self._before)
         # Of the engine alone; SQLAlchemy keeps one of the same listeners.
@@ -83,7 +92,9 @@ class Gathered:
     @property
     def takes(self) -> bool:
         """Whether statements are kept now: not in a savepoint of a handler, which is for what may fail."""
-        return self._is_together and not self.sync.in_nested_transaction() and len(self._asked) < _KNOWN_MAX
+        if not self._is_together or self._is_bypassed or len(self._asked) >= _KNOWN_MAX:
+            return False
+        return not self.sync.in_nested_transaction()
 
     @property
     def is_due(self) -> bool:
@@ -98,16 +109,18 @@ class Gathered:
             return None
         try:
             found = rendered(self.sync, statement, parameters)
+            if found is not None:
+                found = found[0], [_frozen(row) for row in found[1]]
         except Exception:  # noqa: BLE001 - executed at once it raises the same, as SQLAlchemy words it
             return None
         if found is None or found[0] in self._asked:
             return None
         text, rows = found
         last, known = self._waiting[-1] if self._waiting else ("", None)
-        if known is not None and last == text:
-            known.extend(rows)
-        else:
-            self._waiting.append((text, list(rows)))
+        if known is None or last != text:
+            known = list[Any]()
+            self._waiting.append((text, known))
+        known.extend(rows)
         self._rows += len(rows)
         self._bytes += sum(map(_size, rows))
         return Unread(self, text)
@@ -118,6 +131,12 @@ class Gathered:
         Raises `DBAPIError` for a fault of the connection, of a lock or of the server.
         """
         if self._waiting and not self.must_run_again:
+            await self._execute(self._taken(), None)
+
+    async def give_way(self, *, for_good: bool = False) -> None:
+        """Send what waits, before something that is not seen from here; `for_good`, nothing is kept any more."""
+        self._is_bypassed = self._is_bypassed or for_good
+        if self._precedes:
             await self._execute(self._taken(), None)
 
     async def undo(self) -> None:
@@ -142,12 +161,13 @@ class Gathered:
     @property
     def _precedes(self) -> bool:
         """Whether something has to precede a statement that is executed at once: the mark, even if nothing waits."""
-        return self._is_together and not self.must_run_again and bool(self._waiting or not self._is_marked)
+        return self._is_together and (not self._is_marked or (bool(self._waiting) and not self.must_run_again))
 
     def _before(self, _connection: Any, cursor: Any, text: str, _parameters: Any, context: Any, many: bool) -> None:
         can_be_last = not many and not context.no_parameters and self._dialect.can_be_last(cursor)
         if self._precedes and (not can_be_last or text in self._asked_alone):
             await_only(self._execute(self._taken(), None))
+        self._heard_at = time.monotonic()
 
     def execute_last(self, last: Last) -> bool:
         """Execute what waits and a statement whose result is wanted; False when that has to be executed by itself."""
@@ -169,7 +189,7 @@ class Gathered:
                     self.fault = self.fault or told
                     raise told from error
             self.must_run_again = self.was_refused = True
-            if last is not None:
+            if last is not None and len(self._asked_alone) < _KNOWN_MAX:
                 self._asked_alone.add(last.text)
             raise RunAgain from error
         self._heard_at = time.monotonic()
@@ -181,9 +201,17 @@ def _execute_with_what_waits(cursor: Any, text: str, parameters: Any, context: A
     return gathered is not None and gathered.execute_last(Last(cursor, text, parameters))
 
 
+def _values(row: Any) -> Iterable[Any]:
+    return cast("Any", row).values() if isinstance(row, dict) else row
+
+
 def _size(row: Any) -> int:
-    values = cast("Any", row).values() if isinstance(row, dict) else row
-    return sum(len(value) for value in values if isinstance(value, str | bytes))
+    return sum(len(value) for value in _values(row) if isinstance(value, str | bytes))
+
+
+def _frozen(row: Any) -> Any:
+    """The row as it is now: its handler may go on to change a list or a document that it has given."""
+    return row if all(type(value) in _UNCHANGING for value in _values(row)) else deepcopy(row)
 
 
 class Unread:
@@ -203,6 +231,15 @@ class Unread:
 
     def __iter__(self) -> Any:
         return self.__getattr__("all")
+
+    def __next__(self) -> Any:
+        return self.__getattr__("fetchone")
+
+    def __enter__(self) -> Any:
+        return self.__getattr__("rowcount")
+
+    def __exit__(self, *_: object) -> None:
+        """Never entered."""
 
 
 class GatheringConnection(AsyncConnection):
@@ -226,5 +263,10 @@ class GatheringConnection(AsyncConnection):
 
     async def get_raw_connection(self) -> Any:
         """Whoever has it passes everything else by."""
-        await self._gathered.send()
+        await self._gathered.give_way(for_good=True)
         return await super().get_raw_connection()
+
+    async def run_sync(self, fn: Any, *arg: Any, **kw: Any) -> Any:
+        """What it runs may reach for the driver's connection."""
+        await self._gathered.give_way()
+        return await super().run_sync(fn, *arg, **kw)

@@ -127,7 +127,9 @@ class SqlWriter:
                 await handler(event, connection)
         except Exception as raised:  # noqa: BLE001 - whatever a handler raises names its event
             error = raised
-        if gathered.must_run_again:
+        if gathered.must_run_again and guard.refusal is None:
+            if is_over(gathered.driver):
+                raise TransactionEnded(self._resolved.name, event.position, name) from error
             raise RunAgain from error
         error = guard.refusal or guard.fault or gathered.fault or error
         if error is not None:
