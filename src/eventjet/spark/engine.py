@@ -80,7 +80,7 @@ class SparkEngine:
     def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, least: int) -> Tally:
         with self._watch.phase("start"):
             started = self._session()
-        from eventjet.spark.loading import fold_on_spark
+        from eventjet.spark.snapshotting import fold_on_spark
 
         return fold_on_spark(job, plan, aggregate, least, started, ship=self._options.ship)
 
