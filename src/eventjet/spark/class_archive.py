@@ -61,7 +61,7 @@ class Jvm:
     spark: str
     """Its version."""
     options: tuple[str, ...]
-    """Of the virtual machine: heap, collector, compilers."""
+    """The same for the JVM that makes an archive and for the one that uses it, as Java wants it."""
     class_path: str
     jars: Path
     """The folder that the class path is made of."""

@@ -65,8 +65,6 @@ _OPTIONS = (
     # To verify the byte code of every class is a sixth of a start, and Spark's jars are what compilers made.
     "-XX:+UnlockDiagnosticVMOptions",
     "-XX:-BytecodeVerificationRemote",
-)
-_PROPERTIES = (
     "-Dio.netty.tryReflectionSetAccessible=true",
     "-Dio.netty.allocator.type=pooled",
     "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
@@ -237,6 +235,7 @@ def _jvm(java: Java, conf: Mapping[str, str], conf_dir: str, scratch: Path) -> t
         f"-Xmx{conf.get('spark.driver.memory', '1g')}",
         *_OPTIONS,
         *(_FRUGAL if (os.cpu_count() or 1) <= _FEW_CORES else ()),
+        *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED),
     )
     return Jvm(java.program, java.version, spark, options, class_path, jars), properties
 
@@ -248,9 +247,7 @@ def _command(jvm: Jvm, more: list[str], conf: Mapping[str, str]) -> list[str]:
         "-cp",
         jvm.class_path,
         *jvm.options,
-        *_PROPERTIES,
         *more,
-        *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED),
         "org.apache.spark.deploy.SparkSubmit",
         *settings,
         "pyspark-shell",
