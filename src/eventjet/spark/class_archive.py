@@ -39,7 +39,7 @@ ABANDONED_S = 3_600.0
 
 _ARCHIVE = re.compile(r"spark-.+-[0-9a-f]{16}-(?P<sum>[0-9a-f]{16})\.jsa")
 _MAKING = ".making"
-_OF_SHARING = re.compile(r"^.*\[(?:cds|aot)\b[^\]]*\]\s*(?P<said>.+)$", re.MULTILINE)
+_OF_SHARING = re.compile(r"^.*\[(?:cds|aot)\b[^\]]*\]\s*(?P<why>.+)$", re.MULTILINE)
 _SHOWN = 200
 """Characters of what a JVM said that are repeated."""
 
@@ -105,14 +105,18 @@ class ClassArchive:
             return [*quiet, f"-XX:SharedArchiveFile={self._used}"]
         return [*quiet, f"-XX:DumpLoadedClassList={self._classes}"]
 
-    def check(self) -> None:
-        """Once the JVM runs: remove an archive that it did not take, so that another is made."""
-        if self._used is None:
+    def check(self, pid: int) -> None:
+        """Once the JVM runs, as this process: remove an archive that it did not take, so that another is made.
+
+        Linux tells that; elsewhere such an archive stays where it is, and nothing is gained.
+        """
+        if self._used is None or not self._used.exists():
             return
         with suppress(OSError):
-            refusal = _OF_SHARING.search(self._log.read_text(encoding="utf-8", errors="replace"))
-            if refusal is not None:
-                self._tell(f"the JVM does not take {self._used.name} ({refusal['said'][:_SHOWN]}), so it is removed")
+            if str(self._used) not in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace"):
+                said = _OF_SHARING.search(self._log.read_text(encoding="utf-8", errors="replace"))
+                why = "" if said is None else f" ({said['why'][:_SHOWN]})"
+                self._tell(f"the JVM does not take {self._used.name}{why}, so it is removed")
                 self._used.unlink(missing_ok=True)
 
     def make(self, interrupted_by: InterruptedBy) -> None:

@@ -199,7 +199,7 @@ def running_gateway(
                     import_module(name)
             port, secret = _awaited(process, announced)
             if archive is not None:
-                archive.check()
+                archive.check(process.pid)
             yield {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
     finally:
         end_jvm(process)
