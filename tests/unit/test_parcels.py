@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from random import Random
 from typing import Any
 
 import pytest
@@ -45,12 +46,23 @@ def arrived(rows: Sequence[Row], partition: int) -> list[RawRecord]:
 SUBJECTS = st.sampled_from([f"app.{kind}.{number}".encode() for kind in ("a", "b") for number in range(20)])
 
 
-@given(st.lists(st.tuples(SUBJECTS, st.binary(max_size=50)), max_size=200), st.integers(1, 7), st.integers(1, 50))
+@given(
+    st.lists(st.tuples(SUBJECTS, st.binary(max_size=50)), max_size=200),
+    st.integers(1, 7),
+    st.integers(1, 50),
+    st.randoms(use_true_random=False),
+    st.integers(1, 100),
+)
 def test_every_record_arrives_once_with_its_id_and_in_the_order_of_the_log(
-    given_: list[tuple[bytes, bytes]], partitions: int, batch: int
+    given_: list[tuple[bytes, bytes]], partitions: int, file: int, chance: Random, batch: int
 ) -> None:
     log = [record(position, subject, body) for position, (subject, body) in enumerate(given_, 1)]
-    rows = packed([log[at : at + batch] for at in range(0, len(log), batch)], partitions)
+    files = [log[at : at + file] for at in range(0, len(log), file)]
+    # Spark gives a task the files of an archive by their size.
+    chance.shuffle(files)
+    read = [one for records in files for one in records]
+    arrow = [arrow_batch(read[at : at + batch]) for at in range(0, len(read), batch)]
+    rows = packed(list(read_columns(iter(arrow))), partitions)
     found = {partition: arrived(rows, partition) for partition in range(partitions)}
     assert sorted(one for records in found.values() for one in records) == log
     assert all(records == sorted(records) for records in found.values())

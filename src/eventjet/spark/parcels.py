@@ -1,8 +1,9 @@
 """Records on their way to the task that folds them: read in pieces, packed in parcels by partition, and opened there.
 
 A parcel holds records of one partition in the order of the log, as bytes that Spark carries and sorts without looking
-into them: a few rows of some hundred kilobytes instead of a row of five columns for every event. Parcels of a partition
-do not overlap in positions, so sorted by their first one they are in the order of the log.
+into them: a few rows of some hundred kilobytes instead of a row of five columns for every event. A parcel is filled
+from positions that were read one after the other without a gap, so parcels of a partition do not overlap, and sorted by
+their first position they are in the order of the log, in whatever order their files were read.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import marshal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 from zlib import crc32
 
@@ -34,11 +36,8 @@ _HELD_BYTES = (1_000_000, 32_000_000)
 """What a task holds before it hands all of it over, at least and at most; between them `_SHARE_BYTES` a partition."""
 _SHARE_BYTES = 500_000
 
-CONF = {
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "64",
-    "spark.sql.execution.arrow.maxBytesPerBatch": "4000000",
-}
-"""Of a session while it carries parcels: by default ten thousand rows would go to a Python worker at once."""
+CONF = {"spark.sql.execution.arrow.maxBytesPerBatch": "4000000"}
+"""Of a session while it carries parcels: by default ten thousand rows may go to a Python worker at once."""
 
 _COLUMNS = {
     "partition": "int",
@@ -55,7 +54,7 @@ records with their size before they were compressed. One without records tells w
 _CODEC = "lz4"
 
 Reader: TypeAlias = Callable[[Iterator[Any]], Iterator[list[RawRecord]]]
-"""Makes records of what Spark hands to a task, a few thousand at a time, in the order of the log."""
+"""Makes records of what Spark hands to a task, some at a time; the positions of a list follow each other."""
 
 
 class ToldError(Exception):
@@ -86,10 +85,16 @@ class ReadPieces:
 
 
 def read_columns(batches: Iterator[Any]) -> Iterator[list[RawRecord]]:
-    """The records of a frame in the source's `SCHEMA`."""
+    """The records of a frame in the source's `SCHEMA`, whose files come in any order, several in one batch."""
     for batch in batches:
         for start in range(0, batch.num_rows, BATCH):
-            yield list(records_of(batch.slice(start, BATCH)))
+            records = list(records_of(batch.slice(start, BATCH)))
+            begun = 0
+            for number, (before, after) in enumerate(pairwise(records), 1):
+                if after[0] != before[0] + 1:
+                    yield records[begun:number]
+                    begun = number
+            yield records[begun:]
 
 
 def numbers(spark: SparkSession, count: int) -> DataFrame:
@@ -117,6 +122,7 @@ class PackByAggregate:
         partitions = self.partitions
         with uncollected():
             for records in self.read(batches):
+                yield from packer.begun(records)
                 held = packer.held
                 for record in records:
                     subject = record[2]
@@ -158,6 +164,7 @@ class PackByKey:
         seen = 0
         for records in self.read(batches):
             seen += len(records)
+            yield from packer.begun(records)
             decode.expect(records)
             for record in records:
                 event = decode(record)
@@ -194,6 +201,13 @@ class _Packer:
         self._held_max = min(max(least, partitions * _SHARE_BYTES), most)
         self._held_bytes = 0
         self._accounts = accounts
+        self._last = 0
+
+    def begun(self, records: Sequence[RawRecord]) -> Iterator[Any]:
+        """Send what is held, unless these records follow it without a gap."""
+        if records[0][0] != self._last + 1:
+            yield from self.emptied()
+        self._last = records[-1][0]
 
     def took(self, records: Sequence[RawRecord]) -> Iterator[Any]:
         """Count what was added, and send all where that is enough."""
