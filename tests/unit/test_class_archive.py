@@ -16,6 +16,10 @@ from pathlib import Path
 import pytest
 from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]
 
+from eventjet.dev.stack import Stack
+from eventjet.errors import UsageError
+from eventjet.rebuild import EngineOptions
+from eventjet.settings import Settings
 from eventjet.spark.class_archive import KEPT, ClassArchive, Jvm, JvmCache
 from eventjet.spark.jvm import find_java
 
@@ -224,3 +228,25 @@ def test_a_making_that_is_interrupted_leaves_nothing(room: Room) -> None:
     archive.make(interrupted)
     assert "no archive was made" in room.told[-1]
     assert [file.suffix for file in room.folder.iterdir()] == [".lock"]
+
+
+def test_a_stack_passes_the_folder_on_to_the_shells_that_are_pointed_at_it(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, "nats://127.0.0.1:4222", "sqlite:///read.db", "http://127.0.0.1:8222")
+    assert "EVENTJET_JVM_CACHE" not in stack.write_exports("bank:bank").read_text()
+    written = stack.write_exports("bank:bank", Path("a folder")).read_text()
+    assert f"export EVENTJET_JVM_CACHE='{Path.cwd()}/a folder'\n" in written
+
+
+def test_a_folder_that_java_would_read_as_two_is_refused(tmp_path: Path) -> None:
+    named = f"{tmp_path}{os.pathsep}more"
+    with pytest.raises(UsageError, match="EVENTJET_JVM_CACHE holds a ':'"):
+        Settings.load(environ={"EVENTJET_JVM_CACHE": named})
+    assert Settings.load(environ={"EVENTJET_JVM_CACHE": str(tmp_path)}).jvm_cache == tmp_path
+    assert Settings.load(environ={}).jvm_cache is None
+
+
+def test_what_is_named_for_one_job_comes_before_the_settings(tmp_path: Path) -> None:
+    settings = Settings.load({"jvm_cache": tmp_path}, environ={})
+    assert EngineOptions().on(settings).jvm_cache == tmp_path
+    assert EngineOptions(jvm_cache=tmp_path / "own").on(settings).jvm_cache == tmp_path / "own"
+    assert EngineOptions().on(Settings()).jvm_cache is None
