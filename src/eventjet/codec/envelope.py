@@ -8,7 +8,7 @@ Order: `Nats-Msg-Id` · `Nats-Expected-Last-Subject-Sequence` · `Ej-Type` · `E
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
@@ -19,7 +19,7 @@ from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_of
 from eventjet.codec.voids import reason_in, voided_by
 from eventjet.domain.history import VOID, Link
-from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, recorded
+from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, Rest, recorded
 from eventjet.errors import CodecError, UndecodableEvent, UnknownEvent
 from eventjet.shown import TEXT_MAX, cut
 
@@ -50,15 +50,25 @@ ACTOR = META + "actor"
 _MSG_ID, _EXPECTED, _TYPE, _SCHEMA, _VERSION = (
     f"{name}: ".encode() for name in (MSG_ID, EXPECTED, TYPE, SCHEMA, VERSION)
 )
+_TYPE_LINE, _VERSION_LINE, _EXPECTED_LINE = (b"\r\n" + name for name in (_TYPE, _VERSION, _EXPECTED))
+_ENCODING_LINE, _TOLD_TIME = (f"\r\n{name}: ".encode() for name in (ENCODING, RECORDED_AT))
+_ID_START = b"NATS/1.0\r\n" + _MSG_ID
 _BLOCK_END = b"\r\n\r\n"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_METADATA = re.compile(rb"\r\n(?:Ej-C|Ej-Meta-|traceparent)")
-_CONTEXT = re.compile(rb"\r\n(?:Ej-[CMR]|traceparent)")
+_METADATA = re.compile(rb"\r\n(?:Ej-C(?:or|au)|Ej-Meta-|traceparent)")
 _SHOWN_MAX = 100
 """Characters of what others wrote that a message repeats."""
 _REASON_MAX = TEXT_MAX + 100
 """With how long it was, where it was cut already."""
 _NUMBERS_END = 2**63
+_TIMES_END_NS = 253_402_300_800 * 10**9
+"""When Python's times end."""
+_KINDS_MAX = 10_000
+
+_Kind: TypeAlias = tuple[Callable[[bytes], Any] | None, str | None, int, bool]
+"""(how its body is read, whose event it is, version, whether nothing more is told); None where it is passed over."""
+_Told: TypeAlias = tuple[Callable[[bytes], Any] | None, str | None, int, int, int | None, bool]
+"""As `_Kind`, with two more before its last: the position it was written after at the latest, and the one it says."""
 
 
 def header_block(pairs: Iterable[tuple[str, str]]) -> bytes:
@@ -102,18 +112,17 @@ def number_of(block: bytes, name: str) -> int | None:
     return number if number < _NUMBERS_END else None
 
 
+def command_of(block: bytes) -> str | None:
+    """The id of the command that an event came of; None where it has none."""
+    told = header(block, COMMAND)
+    return told and unquote(told)
+
+
 def metadata_of(block: bytes) -> tuple[str | None, Metadata]:
     """(command id, metadata) of a block."""
-    command = block.find(b"\r\nEj-Command: ")
-    if command >= 0:
-        end = block.find(b"\r\n", command + 14)
-        if end < 0:
-            end = len(block)
-        command_id = _unescaped(block[command + 14 : end])
-        if not _METADATA.search(block, end):
-            return command_id, NO_METADATA
-    else:
-        command_id = None
+    command_id = command_of(block)
+    if not _METADATA.search(block):
+        return command_id, NO_METADATA
     found: dict[str, str] = {}
     for line in block.split(b"\r\n"):
         name, _, value = line.partition(b": ")
@@ -125,6 +134,11 @@ def metadata_of(block: bytes) -> tuple[str | None, Metadata]:
     return command_id, Metadata(*told, extra)
 
 
+def _read_rest(time_ns: int, block: bytes) -> Rest:
+    """What a `Recorded` is asked for late, of a record with no other time than the server's."""
+    return _time(time_ns), header(block, MSG_ID) or "", *metadata_of(block)
+
+
 def recorded_at(record: RawRecord) -> datetime:
     """When it was recorded: JetStream's time, unless the record says otherwise; raises `UndecodableEvent`."""
     return told_time(record, RECORDED_AT, stored_at(record))
@@ -132,7 +146,11 @@ def recorded_at(record: RawRecord) -> datetime:
 
 def stored_at(record: RawRecord) -> datetime:
     """JetStream's time."""
-    return _EPOCH + timedelta(microseconds=record[1] // 1000)
+    return _time(record[1])
+
+
+def _time(time_ns: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=time_ns // 1000)
 
 
 class Decoder:
@@ -145,7 +163,7 @@ class Decoder:
     before it on its subject is undecodable as well; asking for that one raises `StoreUnavailable` and `Unreachable`.
     """
 
-    __slots__ = ("_catalog", "_chain", "_known", "_only", "_own", "_second", "_second_at", "_voids")
+    __slots__ = ("_catalog", "_chain", "_kinds", "_known", "_only", "_own", "_voids")
 
     def __init__(self, catalog: Catalog, only: Collection[type] | None = None, chain: Chain | None = None) -> None:
         self._catalog = catalog
@@ -153,9 +171,9 @@ class Decoder:
         self._only = None if only is None else frozenset(only)
         self._own = None if only is None else catalog.aggregates_of(only)
         self._known: dict[tuple[bytes, bytes], Resolved | None] = {}
+        self._kinds: dict[bytes, _Kind] = {}
+        """By what a block says from its type on, where that ends with the version."""
         self._voids = catalog.voids
-        self._second = 0
-        self._second_at = _EPOCH.timetuple()[:6]
 
     def expect(self, records: Sequence[RawRecord]) -> None:
         """Say what is decoded next, so that its chain looks up at once what all of it follows."""
@@ -165,35 +183,23 @@ class Decoder:
     def __call__(self, record: RawRecord) -> Recorded[Any] | None:
         position, time_ns, subject, block, body = record
         chain = self._chain
-        follows = True
+        follows = is_told = True
         try:
             if position in self._voids:
                 return self._pass_over(record)
-            resolved, lines, at = self._look_up(record)
-            if resolved is None:
+            decode, owner, version, before, expected, is_plain = self._usual(record) or self._told(record)
+            if decode is None:
                 return self._pass_over(record)
             aggregate, aggregate_id = entity_of(subject)
-            if aggregate != resolved.aggregate and resolved.aggregate is not None:
-                raise undecodable(record, _misplaced(resolved, aggregate))
-            digits = lines[at + 2][12:]
-            version = int(digits)
-            before = int(lines[2][37:]) if at == 3 else position - 1
-            if not (0 < version <= before + 1 <= position and digits.isdigit()):
+            if aggregate != owner and owner is not None:
+                raise undecodable(record, _misplaced(owner, aggregate))
+            if not 0 < version <= before + 1 <= position:
                 raise undecodable(record, _out_of_line(version, before, position))
-            is_plain = len(lines) == at + 5
-            expected = before if at == 3 else None if is_plain else number_of(block, EXPECTED)
             if chain is not None:
                 follows = chain.follows(subject, position, version, expected)
-            data = resolved.decode(body)
-            event_id = lines[1][13:].decode()
-            second, rest = divmod(time_ns, 1_000_000_000)
-            if second != self._second:
-                self._second, self._second_at = second, (_EPOCH + timedelta(seconds=second)).timetuple()[:6]
-            at_utc = datetime(*self._second_at, rest // 1000, UTC)  # noqa: DTZ001 - its eighth argument
-            command_id, metadata = None, NO_METADATA
-            if not is_plain and _CONTEXT.search(block):
-                command_id, metadata = metadata_of(block)
-                at_utc = told_time(record, RECORDED_AT, at_utc)
+            data = decode(body)
+            is_told = (not is_plain and _TOLD_TIME in block) or not 0 <= time_ns < _TIMES_END_NS
+            at = recorded_at(record) if is_told else _EPOCH
         except Exception as error:
             self._pass_over(record)
             if isinstance(error, CodecError):
@@ -202,45 +208,93 @@ class Decoder:
             raise undecodable(record, reason_of(error, private=self._catalog.is_private)) from error
         if chain is not None and not follows and (fault := chain.fault(record, version, expected)):
             raise undecodable(record, fault)
-        return recorded(data, aggregate_id, version, position, at_utc, event_id, aggregate, command_id, metadata)
+        if is_told:
+            _, event_id, command_id, metadata = _read_rest(0, block)
+            return Recorded(data, aggregate_id, version, position, at, event_id, aggregate, command_id, metadata)
+        return recorded(data, aggregate_id, version, position, aggregate, _read_rest, time_ns, block)
 
     def _pass_over(self, record: RawRecord) -> None:
         if self._chain is not None:
             self._chain.skip(record)
 
     def link(self, record: RawRecord) -> Link:
-        """As a call, but only what folding one aggregate's history takes: half the work."""
+        """As a call, but only what folding one aggregate's history takes."""
         position, _, subject, block, body = record
         if position in self._voids:
             return Link(number_of(block, VERSION) or 0, position, VOID, None, None)
         try:
-            resolved, lines, at = self._look_up(record)
-            if resolved is not None and resolved.aggregate is not None:
+            decode, owner, version, before, expected, is_plain = self._usual(record) or self._told(record, always=True)
+            if owner is not None:
                 aggregate, _ = entity_of(subject)
-                if aggregate != resolved.aggregate:
-                    raise undecodable(record, _misplaced(resolved, aggregate))
-            digits = lines[at + 2][12:]
-            version = int(digits)
-            before = int(lines[2][37:]) if at == 3 else position - 1
-            if not (0 < version <= before + 1 <= position and digits.isdigit()):
+                if aggregate != owner:
+                    raise undecodable(record, _misplaced(owner, aggregate))
+            if not 0 < version <= before + 1 <= position:
                 raise undecodable(record, _out_of_line(version, before, position))
-            data = None if resolved is None else resolved.decode(body)
-            if not lines[1].isascii():
-                lines[1].decode()
-            expected = before if at == 3 and before not in self._voids else None
-            if len(lines) == at + 5:
+            data = None if decode is None else decode(body)
+            if expected in self._voids:
+                expected = None
+            if is_plain:
                 return Link(version, position, expected, None, data)
-            if at == 2:
-                expected = number_of(block, EXPECTED)  # written by others, after the type
-            if b"\r\nEj-R" in block:
-                told_time(record, RECORDED_AT, _EPOCH)
-            start = block.find(b"\r\nEj-Command: ")
-            command_id = None if start < 0 else _unescaped(block[start + 14 : block.index(b"\r\n", start + 14)])
-            return Link(version, position, expected, command_id, data)
+            told_time(record, RECORDED_AT, _EPOCH)
+            return Link(version, position, expected, command_of(block), data)
         except CodecError:
             raise
         except Exception as error:
             raise undecodable(record, reason_of(error, private=self._catalog.is_private)) from error
+
+    def _usual(self, record: RawRecord) -> _Told | None:
+        """What the headers tell where they are in the order they are written in, of a kind met before; or None."""
+        position, _, _, block, _ = record
+        head, _, kind = block.partition(_TYPE_LINE)
+        usual = self._kinds.get(kind) or self._learn(block, kind)
+        if usual is None:
+            return None
+        decode, owner, version, is_plain = usual
+        first, _, digits = head.partition(_EXPECTED_LINE)
+        if not (first.startswith(_ID_START) and first.isascii()):
+            return None
+        if digits.isdigit() and head.count(b"\r") == 2:
+            before = int(digits)
+            return decode, owner, version, before, before, is_plain
+        if head.count(b"\r") != 1:
+            return None
+        # A later event of a save, or written by others.
+        return decode, owner, version, position - 1, None if is_plain else number_of(block, EXPECTED), is_plain
+
+    def _learn(self, block: bytes, kind: bytes) -> _Kind | None:
+        """What begins with the type, and is remembered where it ends with the version; None for what is unusual."""
+        named, _, told = kind.partition(_VERSION_LINE)
+        type_name, _, schema = named.partition(b"\r\n")
+        digits, _, more = told.partition(b"\r\n")
+        key = _TYPE + type_name, schema
+        is_plain = more == b"\r\n"
+        if key not in self._known or not digits.isdigit() or len(digits) > 18:
+            return None
+        if not is_plain and (not more.endswith(_BLOCK_END) or _ENCODING_LINE in block):
+            return None
+        resolved = self._known[key]
+        decode, owner = (None, None) if resolved is None else (resolved.decode, resolved.aggregate)
+        found = decode, owner, int(digits), is_plain
+        if is_plain and len(self._kinds) < _KINDS_MAX:
+            self._kinds[kind] = found
+        return found
+
+    def _told(self, record: RawRecord, *, always: bool = False) -> _Told:
+        """What the headers tell, in whatever order; of what is passed over only `always`."""
+        position, _, _, block, _ = record
+        resolved, lines, at = self._look_up(record)
+        if resolved is None and not always:
+            return None, None, 0, 0, None, True
+        lines[1].decode()
+        digits = lines[at + 2][12:]
+        version = int(digits)
+        before = int(lines[2][37:]) if at == 3 else position - 1
+        if not digits.isdigit():
+            raise undecodable(record, _out_of_line(version, before, position))
+        is_plain = len(lines) == at + 5
+        expected = before if at == 3 else None if is_plain else number_of(block, EXPECTED)
+        decode, owner = (None, None) if resolved is None else (resolved.decode, resolved.aggregate)
+        return decode, owner, version, before, expected, is_plain
 
     def _look_up(self, record: RawRecord) -> tuple[Resolved | None, list[bytes], int]:
         """How to read a record, its headers in the order they are written in, and where its type is among them."""
@@ -261,7 +315,7 @@ class Decoder:
         if (
             resolved is not None
             and len(lines) > at + 5
-            and b"\r\nEj-Encoding: " in block
+            and _ENCODING_LINE in block
             and (name := header(block, ENCODING)) != "json"
         ):
             raise undecodable(record, f"its encoding is {_shown(name)!r}")
@@ -289,7 +343,7 @@ class Decoder:
             resolved = self._catalog.resolve(type_name, int(schema))
             if resolved is None:
                 raise UnknownEvent(_shown(type_name), int(schema), position, body)
-        if len(self._known) < 10_000:
+        if len(self._known) < _KINDS_MAX:
             self._known[kind[0], kind[1]] = resolved
         return resolved
 
@@ -324,8 +378,8 @@ def _is_schema(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 9
 
 
-def _misplaced(resolved: Resolved, aggregate: str) -> str:
-    return f"its type belongs to the aggregate {resolved.aggregate!r}, and its subject to {aggregate!r}"
+def _misplaced(owner: str, aggregate: str) -> str:
+    return f"its type belongs to the aggregate {owner!r}, and its subject to {aggregate!r}"
 
 
 def _out_of_line(version: int, before: int, position: int) -> str:
