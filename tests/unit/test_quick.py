@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
-from typing import Annotated, Any, Literal, NamedTuple, NewType
+from typing import Annotated, Any, Literal, NamedTuple, NewType, TypeAlias
 from uuid import UUID
 
 import orjson
@@ -74,7 +74,8 @@ moments = st.datetimes(timezones=st.just(UTC))
 lines = st.builds(Line, texts, decimals, st.integers(-5, 5))
 places = st.builds(Place, town=texts, since=st.none() | moments)
 
-FIELDS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
+Fields: TypeAlias = dict[str, tuple[Any, st.SearchStrategy[Any]]]
+FIELDS: Fields = {
     "text": (str, st.text()),
     "named": (Customer, texts),
     "personal": (Personal[str], texts),
@@ -108,8 +109,6 @@ FIELDS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
     "set_of_amounts": (frozenset[Decimal], st.frozensets(decimals, max_size=3)),
     "set_of_ratios": (frozenset[float], st.frozensets(floats, max_size=3)),
     "by_name": (dict[str, int], st.dictionaries(texts, st.integers(-9, 9), max_size=3)),
-    "amounts_by_name": (dict[str, Decimal], st.dictionaries(texts, decimals, max_size=3)),
-    "lines_by_name": (dict[str, list[Line]], st.dictionaries(texts, st.lists(lines, max_size=2), max_size=2)),
     "place": (Place, places),
     "far": (Far, st.builds(Far, texts, st.lists(lines, max_size=2).map(tuple))),
     "matrix": (list[list[Decimal | None]], st.lists(st.lists(st.none() | decimals, max_size=2), max_size=2)),
@@ -122,13 +121,15 @@ class Point(NamedTuple):
     y: int
 
 
-LEFT_TO_PYDANTIC: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
+LEFT_TO_PYDANTIC: Fields = {
     "either": (int | str, st.integers(-9, 9) | texts),
     "matched": (Annotated[str, Field(pattern="^a+$")], st.just("aa")),
     "stepped": (Annotated[int, Field(multiple_of=5)], st.just(5)),
     "spelled": (Annotated[Decimal, Field(max_digits=4)], st.just(Decimal("1.5"))),
     "lasting": (timedelta, st.timedeltas()),
     "anything": (Any, st.just({"a": [1]})),
+    "amounts_by_name": (dict[str, Decimal], st.dictionaries(texts, decimals, max_size=3)),
+    "lines_by_name": (dict[str, list[Line]], st.dictionaries(texts, st.lists(lines, max_size=2), max_size=2)),
     "point": (Point, st.builds(Point, st.integers(-9, 9), st.integers(-9, 9))),
     "by_time": (dict[datetime, int], st.dictionaries(moments, st.integers(-9, 9), max_size=2)),
     "either_kind": (Line | Place, lines | places),

@@ -64,11 +64,14 @@ _NUMBERS_END = 2**63
 _TIMES_END_NS = 253_402_300_800 * 10**9
 """When Python's times end."""
 _KINDS_MAX = 10_000
+_link: Callable[[type[Link], tuple[Any, ...]], Link] = tuple.__new__
+"""Makes a `Link` in half the time."""
 
-_Kind: TypeAlias = tuple[Callable[[bytes], Any] | None, str | None, int, bool]
-"""(how its body is read, whose event it is, version, whether nothing more is told); None where it is passed over."""
+_Kind: TypeAlias = tuple[Callable[[bytes], Any] | None, str | None, int]
+"""(how the body is read, None for what is passed over; whose event it is; version)."""
 _Told: TypeAlias = tuple[Callable[[bytes], Any] | None, str | None, int, int, int | None, bool]
-"""As `_Kind`, with two more before its last: the position it was written after at the latest, and the one it says."""
+"""As `_Kind`, and the position that it was written after at the latest, the one that it says, and whether that is all
+that it tells."""
 
 
 def header_block(pairs: Iterable[tuple[str, str]]) -> bytes:
@@ -234,8 +237,9 @@ class Decoder:
             if expected in self._voids:
                 expected = None
             if is_plain:
-                return Link(version, position, expected, None, data)
-            told_time(record, RECORDED_AT, _EPOCH)
+                return _link(Link, (version, position, expected, None, data))
+            if _TOLD_TIME in block:
+                told_time(record, RECORDED_AT, _EPOCH)
             return Link(version, position, expected, command_of(block), data)
         except CodecError:
             raise
@@ -243,40 +247,45 @@ class Decoder:
             raise undecodable(record, reason_of(error, private=self._catalog.is_private)) from error
 
     def _usual(self, record: RawRecord) -> _Told | None:
-        """What the headers tell where they are in the order they are written in, of a kind met before; or None."""
+        """What the headers tell where they are in the order they are written in, of a type met before; or None."""
         position, _, _, block, _ = record
         head, _, kind = block.partition(_TYPE_LINE)
-        usual = self._kinds.get(kind) or self._learn(block, kind)
-        if usual is None:
-            return None
-        decode, owner, version, is_plain = usual
+        is_plain = True
+        known = self._kinds.get(kind)
+        if known is None:
+            end = kind.find(b"\r", kind.find(_VERSION_LINE) + 14)
+            front, more = kind[:end], kind[end:]
+            known = self._kinds.get(front) or self._learn(front)
+            is_plain = b"E" not in more  # neither `Ej-…` nor `Nats-Expected-…`
+            if known is None or not more.endswith(_BLOCK_END) or (not is_plain and _ENCODING_LINE in more):
+                return None
+            if more == _BLOCK_END and len(self._kinds) < _KINDS_MAX:
+                self._kinds[kind] = known
+        decode, owner, version = known
         first, _, digits = head.partition(_EXPECTED_LINE)
+        count = head.count(b"\r")
         if not (first.startswith(_ID_START) and first.isascii()):
             return None
-        if digits.isdigit() and head.count(b"\r") == 2:
+        if count == 2 and digits.isdigit():
             before = int(digits)
             return decode, owner, version, before, before, is_plain
-        if head.count(b"\r") != 1:
+        if count != 1:
             return None
-        # A later event of a save, or written by others.
+        # A later event of a save, or one that others wrote.
         return decode, owner, version, position - 1, None if is_plain else number_of(block, EXPECTED), is_plain
 
-    def _learn(self, block: bytes, kind: bytes) -> _Kind | None:
-        """What begins with the type, and is remembered where it ends with the version; None for what is unusual."""
-        named, _, told = kind.partition(_VERSION_LINE)
+    def _learn(self, front: bytes) -> _Kind | None:
+        """What type, schema and version come to; None where these are not what is there, or were never looked up."""
+        named, _, digits = front.partition(_VERSION_LINE)
         type_name, _, schema = named.partition(b"\r\n")
-        digits, _, more = told.partition(b"\r\n")
         key = _TYPE + type_name, schema
-        is_plain = more == b"\r\n"
         if key not in self._known or not digits.isdigit() or len(digits) > 18:
-            return None
-        if not is_plain and (not more.endswith(_BLOCK_END) or _ENCODING_LINE in block):
             return None
         resolved = self._known[key]
         decode, owner = (None, None) if resolved is None else (resolved.decode, resolved.aggregate)
-        found = decode, owner, int(digits), is_plain
-        if is_plain and len(self._kinds) < _KINDS_MAX:
-            self._kinds[kind] = found
+        found = decode, owner, int(digits)
+        if len(self._kinds) < _KINDS_MAX:
+            self._kinds[front] = found
         return found
 
     def _told(self, record: RawRecord, *, always: bool = False) -> _Told:

@@ -248,15 +248,11 @@ class _Writing:
 
     def _mapping(self, node: Json) -> _Part:
         _only(node, "keys_schema", "values_schema")
-        if self._part(node["keys_schema"]) != _Part(str):
-            raise Unproven
         value = self._part(node["values_schema"])
-        kind = dict[str, value.kind]
-        if value.expression is None:
-            return _Part(kind)
-        key, each = self._name(None, "key"), self._name(None, "each")
-        item = value.expression(each)
-        return _Part(kind, lambda given: f"{{{key}: {item} for {key}, {each} in {given}.items()}}")
+        # Of values under one key msgspec keeps the last; pydantic looks at all of them.
+        if value.expression is not None or self._part(node["keys_schema"]) != _Part(str):
+            raise Unproven
+        return _Part(dict[str, value.kind])
 
     def _dataclass(self, node: Json) -> _Part:
         cls = _checked_class(node)
