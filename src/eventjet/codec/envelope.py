@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from urllib.parse import unquote
 from uuid import uuid4
 
@@ -64,7 +64,7 @@ _NUMBERS_END = 2**63
 _TIMES_END_NS = 253_402_300_800 * 10**9
 """When Python's times end."""
 _KINDS_MAX = 10_000
-_link: Callable[[type[Link], tuple[Any, ...]], Link] = tuple.__new__
+_link: Callable[[type[Link], tuple[Any, ...]], Link] = cast("Any", tuple).__new__
 """Makes a `Link` in half the time."""
 
 _Kind: TypeAlias = tuple[Callable[[bytes], Any] | None, str | None, int]
@@ -262,17 +262,16 @@ class Decoder:
             if more == _BLOCK_END and len(self._kinds) < _KINDS_MAX:
                 self._kinds[kind] = known
         decode, owner, version = known
-        first, _, digits = head.partition(_EXPECTED_LINE)
         count = head.count(b"\r")
-        if not (first.startswith(_ID_START) and first.isascii()):
+        if not (0 < count < 3 and head.startswith(_ID_START) and head.isascii()):
             return None
-        if count == 2 and digits.isdigit():
-            before = int(digits)
-            return decode, owner, version, before, before, is_plain
-        if count != 1:
+        if count == 1:  # a later event of a save, or one that others wrote
+            return decode, owner, version, position - 1, None if is_plain else number_of(block, EXPECTED), is_plain
+        digits = head.partition(_EXPECTED_LINE)[2]
+        if not digits.isdigit():
             return None
-        # A later event of a save, or one that others wrote.
-        return decode, owner, version, position - 1, None if is_plain else number_of(block, EXPECTED), is_plain
+        before = int(digits)
+        return decode, owner, version, before, before, is_plain
 
     def _learn(self, front: bytes) -> _Kind | None:
         """What type, schema and version come to; None where these are not what is there, or were never looked up."""
