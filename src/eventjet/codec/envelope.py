@@ -253,7 +253,7 @@ class Decoder:
         is_plain = True
         known = self._kinds.get(kind)
         if known is None:
-            end = kind.find(b"\r", kind.find(_VERSION_LINE) + 14)
+            end = kind.find(b"\r\n", kind.find(_VERSION_LINE) + 14)
             front, more = kind[:end], kind[end:]
             known = self._kinds.get(front) or self._learn(front)
             is_plain = b"E" not in more  # neither `Ej-…` nor `Nats-Expected-…`
