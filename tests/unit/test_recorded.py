@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from eventjet import Metadata, Recorded, event
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.context import context_headers
+from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import (
     BATCH_COMMIT,
     BATCH_ID,
@@ -28,7 +29,6 @@ from eventjet.codec.envelope import (
     SCHEMA,
     TYPE,
     VERSION,
-    Decoder,
     RawRecord,
     header_block,
 )

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import msgspec
 
-from eventjet.codec.quick_parts import KNOWN, PARTS, Json, Part, Unproven, only
+from eventjet.codec.quick_parts import KNOWN, PARTS, Json, Piece, Unproven, only
 
 RESTS = 15
 """Bodies that pydantic alone reads after one that only it could: a whole log may be of an older form."""
@@ -53,7 +53,7 @@ class _Writing:
             "RESTS": RESTS,
         }
         self._definitions: Json = {}
-        self._classes: dict[str, Part | None] = {}
+        self._classes: dict[str, Piece | None] = {}
         """By their references; None while one is being made."""
         self._count = 0
 
@@ -96,7 +96,7 @@ class _Writing:
         self._known[name] = value
         return name
 
-    def part(self, node: Json) -> Part:
+    def part(self, node: Json) -> Piece:
         """As `Scope` says."""
         node = self._resolved(node)
         if node["type"] != "dataclass":
@@ -120,7 +120,7 @@ class _Writing:
             node = self._definitions[node["schema_ref"]]
         return node
 
-    def _dataclass(self, node: Json) -> Part:
+    def _dataclass(self, node: Json) -> Piece:
         kind, statements = self._made(node)
         make = self.name(None, "make")
         self._lines += (f"def {make}(got):", *(f" {line}" for line in statements))
@@ -128,7 +128,7 @@ class _Writing:
         def expression(value: str) -> str:
             return f"{make}({value})"
 
-        return Part(kind, expression)
+        return Piece(kind, expression)
 
     def _made(self, node: Json) -> tuple[Any, list[str]]:
         """What msgspec reads as `got`, and the statements that return an object of it, past the class's constructor."""

@@ -30,7 +30,7 @@ class Unproven(Exception):
     """A part of a schema that only pydantic reads."""
 
 
-class Part(NamedTuple):
+class Piece(NamedTuple):
     """How one part of a body is read."""
 
     kind: Any
@@ -46,7 +46,7 @@ class Scope(Protocol):
         """A name by which its source knows a value, or by which it may keep one."""
         ...
 
-    def part(self, node: Json) -> Part:
+    def part(self, node: Json) -> Piece:
         """How an inner part is read; raises `Unproven`."""
         ...
 
@@ -57,25 +57,25 @@ def only(node: Mapping[str, Any], *names: str) -> None:
         raise Unproven
 
 
-def _text(_: Scope, node: Json) -> Part:
+def _text(_: Scope, node: Json) -> Piece:
     only(node, *_LENGTHS)
-    return Part(_bounded(str, node, _LENGTHS))
+    return Piece(_bounded(str, node, _LENGTHS))
 
 
-def _number(_: Scope, node: Json) -> Part:
+def _number(_: Scope, node: Json) -> Piece:
     only(node, *_BOUNDS)
     kind = int if node["type"] == "int" else float
     if any(type(node[name]) not in (int, kind) for name in _BOUNDS if name in node):
         raise Unproven
-    return Part(_bounded(kind, node, _BOUNDS))
+    return Piece(_bounded(kind, node, _BOUNDS))
 
 
-def _plain(_: Scope, node: Json) -> Part:
+def _plain(_: Scope, node: Json) -> Piece:
     only(node)
-    return Part({"bool": bool, "none": None, "date": date, "uuid": UUID}[node["type"]])
+    return Piece({"bool": bool, "none": None, "date": date, "uuid": UUID}[node["type"]])
 
 
-def _decimal(scope: Scope, node: Json) -> Part:
+def _decimal(scope: Scope, node: Json) -> Piece:
     only(node, *_BOUNDS)
     made, checks = scope.name(None, "x"), list[str]()
     for name, sign in _BOUNDS.items():
@@ -87,7 +87,7 @@ def _decimal(scope: Scope, node: Json) -> Part:
     return _read(str, lambda value: f"({made} if ({made} := Decimal({value})).is_finite(){fits} else fail())")
 
 
-def _datetime(scope: Scope, node: Json) -> Part:
+def _datetime(scope: Scope, node: Json) -> Piece:
     """Only as it is written here: pydantic and Python each take other forms, and not the same."""
     only(node, "microseconds_precision")
     made = scope.name(None, "x")
@@ -95,12 +95,12 @@ def _datetime(scope: Scope, node: Json) -> Part:
     return _read(str, lambda value: f"({found} if is_moment({made} := {value}) else fail())")
 
 
-def _bytes(_: Scope, node: Json) -> Part:
+def _bytes(_: Scope, node: Json) -> Piece:
     only(node)
     return _read(str, lambda value: f"from_base64({value})")
 
 
-def _choice(scope: Scope, node: Json) -> Part:
+def _choice(scope: Scope, node: Json) -> Piece:
     """A member of an enum by its value, or a literal text."""
     if node["type"] == "enum":
         only(node, "cls", "members", "sub_type")
@@ -117,18 +117,18 @@ def _choice(scope: Scope, node: Json) -> Part:
     return _read(kinds.pop(), lambda value: f"{named}[{value}]")
 
 
-def _nullable(scope: Scope, node: Json) -> Part:
+def _nullable(scope: Scope, node: Json) -> Piece:
     only(node, "schema")
     inner = scope.part(node["schema"])
     kind = Optional[inner.kind]  # noqa: UP045 - `None | None` is no type
     if inner.expression is None:
-        return Part(kind)
+        return Piece(kind)
     made = scope.name(None, "x")
     some = inner.expression(made)
     return _read(kind, lambda value: f"(None if ({made} := {value}) is None else {some})")
 
 
-def _items(scope: Scope, node: Json) -> Part:
+def _items(scope: Scope, node: Json) -> Piece:
     """A list, a tuple, a set or a frozenset of one kind of items; or a tuple of fields."""
     name = node["type"]
     only(node, "items_schema", "variadic_item_index", *(() if "set" in name else _LENGTHS))
@@ -140,7 +140,7 @@ def _items(scope: Scope, node: Json) -> Part:
     one = scope.part(items)
     if one.expression is None:
         kinds: Any = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
-        return Part(_bounded(tuple[one.kind, ...] if name == "tuple" else kinds[name][one.kind], node, _LENGTHS))
+        return Piece(_bounded(tuple[one.kind, ...] if name == "tuple" else kinds[name][one.kind], node, _LENGTHS))
     each = scope.name(None, "each")
     item, made = one.expression(each), "" if name == "list" else name
     # A set is not read as one: what is equal before it is converted need not be what is equal after.
@@ -148,14 +148,14 @@ def _items(scope: Scope, node: Json) -> Part:
     return _read(_bounded(kind, node, _LENGTHS), lambda value: f"{made}([{item} for {each} in {value}])")
 
 
-def _row(scope: Scope, node: Json) -> Part:
+def _row(scope: Scope, node: Json) -> Piece:
     only(node, "items_schema")
     parts = [scope.part(each) for each in node["items_schema"]]
     if not parts:
         raise Unproven
     kind = cast("Any", tuple).__class_getitem__(tuple(each.kind for each in parts))
     if not any(each.expression for each in parts):
-        return Part(kind)
+        return Piece(kind)
     made = scope.name(None, "x")
     fields = [f"{made}[{index}]" for index in range(len(parts))]
     row = ", ".join(
@@ -164,18 +164,18 @@ def _row(scope: Scope, node: Json) -> Part:
     return _read(kind, lambda value: f"(({made} := {value}) and ({row},))")
 
 
-def _mapping(scope: Scope, node: Json) -> Part:
+def _mapping(scope: Scope, node: Json) -> Piece:
     only(node, "keys_schema", "values_schema")
     value = scope.part(node["values_schema"])
     # Of values under one key msgspec keeps the last; pydantic looks at all of them.
-    if value.expression is not None or scope.part(node["keys_schema"]) != Part(str):
+    if value.expression is not None or scope.part(node["keys_schema"]) != Piece(str):
         raise Unproven
     kind: Any = dict[str, value.kind]
-    return Part(kind)
+    return Piece(kind)
 
 
-def _read(kind: Any, expression: Expression) -> Part:
-    return Part(kind, expression)
+def _read(kind: Any, expression: Expression) -> Piece:
+    return Piece(kind, expression)
 
 
 def _bounded(kind: Any, node: Json, names: Iterable[str]) -> Any:
@@ -187,7 +187,7 @@ def _fail() -> NoReturn:
     raise ValueError("pydantic says why")
 
 
-PARTS: Mapping[str, Callable[[Scope, Json], Part]] = {
+PARTS: Mapping[str, Callable[[Scope, Json], Piece]] = {
     "str": _text,
     "int": _number,
     "float": _number,
