@@ -2,7 +2,7 @@
 
 Order: `Nats-Msg-Id` · `Nats-Expected-Last-Subject-Sequence` · `Ej-Type` · `Ej-Schema` · `Ej-Version` · `Ej-Command` ·
 `Ej-Request` · `Ej-Correlation` · `Ej-Causation` · `traceparent` · `Ej-Meta-*` · `Ej-Imported` · `Ej-Recorded-At` ·
-`Ej-Logged-At`. A record of the log stays bytes until it is decoded here, once, by every engine alike.
+`Ej-Logged-At`. A record of the log stays bytes until `codec.decoder` makes an event of it.
 """
 
 from __future__ import annotations
