@@ -95,7 +95,21 @@ class Decoder:
         try:
             if position in self._voids:
                 return self._pass_over(record)
-            decode, owner, version, before, expected, is_plain = self._usual(record) or self._told(record)
+            # Nearly all blocks are like this, so it is written out: see `_usual`.
+            head, _, kind = block.partition(_TYPE_LINE)
+            digits = head.partition(_EXPECTED_LINE)[2]
+            if (
+                kind in self._kinds
+                and digits.isdigit()
+                and head.count(b"\r") == 2
+                and head.startswith(_ID_START)
+                and head.isascii()
+            ):
+                decode, owner, version = self._kinds[kind]
+                before = expected = int(digits)
+                is_plain = True
+            else:
+                decode, owner, version, before, expected, is_plain = self._usual(record) or self._told(record)
             if decode is None:
                 return self._pass_over(record)
             aggregate, aggregate_id = entity_of(subject)
