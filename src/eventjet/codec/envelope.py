@@ -2,7 +2,7 @@
 
 Order: `Nats-Msg-Id` · `Nats-Expected-Last-Subject-Sequence` · `Ej-Type` · `Ej-Schema` · `Ej-Version` · `Ej-Command` ·
 `Ej-Request` · `Ej-Correlation` · `Ej-Causation` · `traceparent` · `Ej-Meta-*` · `Ej-Imported` · `Ej-Recorded-At` ·
-`Ej-Logged-At`. A record of the log stays bytes until `codec.decoder` makes an event of it.
+`Ej-Logged-At` · `Ej-Save`. A record of the log stays bytes until `codec.decoder` makes an event of it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ RECORDED_AT = "Ej-Recorded-At"
 """When it was recorded first, where that is not when the server stored it: written by imports and restores."""
 BATCH_ID, BATCH_NUMBER, BATCH_COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
 """Of an atomic batch (ADR-50); the server stores them."""
+SAVE = "Ej-Save"
+"""Of a batch that holds several saves: `<number of the save>/<how many of its messages follow>`."""
 ENCODING = "Ej-Encoding"
 ACTOR = META + "actor"
 
@@ -73,9 +75,25 @@ def mark_batch(blocks: Sequence[list[tuple[str, str]]]) -> None:
     blocks[-1].append((BATCH_COMMIT, "1"))
 
 
+def mark_saves(saves: Sequence[Sequence[list[tuple[str, str]]]]) -> None:
+    """Make the messages of all these saves one atomic batch that tells where each save ends."""
+    if len(saves) > 1:
+        for number, blocks in enumerate(saves, 1):
+            for left, block in enumerate(reversed(blocks)):
+                block.append((SAVE, f"{number}/{left}"))
+    mark_batch([block for blocks in saves for block in blocks])
+
+
+def save_of(block: bytes) -> str | None:
+    """What all messages of one save have in common, and those of no other; None for a save of one message."""
+    batch, number = header(block, BATCH_ID), header(block, SAVE)
+    return batch if batch is None or number is None else f"{batch}/{number.partition('/')[0]}"
+
+
 def open_batch(block: bytes) -> str | None:
-    """The id of the batch that a message does not end; None where it is of none, or is the last of one."""
-    return header(block, BATCH_ID) if header(block, BATCH_COMMIT) is None else None
+    """The id of the batch in which a message's save goes on; None where it is of none, or is the last of its save."""
+    is_last = header(block, BATCH_COMMIT) is not None or (header(block, SAVE) or "").endswith("/0")
+    return None if is_last else header(block, BATCH_ID)
 
 
 def number_of(block: bytes, name: str) -> int | None:
