@@ -11,13 +11,13 @@ from typing import Any, Generic, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.context import context_headers
+from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import (
     BATCH_ID,
     COMMAND,
     MSG_ID,
     RECORDED_AT,
     VERSION,
-    Decoder,
     RawRecord,
     header,
     number_of,

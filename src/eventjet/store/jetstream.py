@@ -289,7 +289,7 @@ class LongReads:
                     async for frames in parts:
                         final = frames.pop() if frames[-1][3].startswith(api.STATUS) else None
                         if frames:
-                            page = [api.direct_record(frame, told) for frame in frames]
+                            page = api.direct_records(frames, self._stream, told)
                             came = page[-1][0]
                             if at_leisure:
                                 kept.append(page)

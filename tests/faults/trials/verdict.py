@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from eventjet.codec.envelope import SAVE, Decoder, RawRecord, header, save_of
+from eventjet.codec.decoder import Decoder
+from eventjet.codec.envelope import SAVE, RawRecord, header, save_of
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import ApiRefused
 from eventjet.nats.api import stream_info
