@@ -24,6 +24,7 @@ from eventjet.nats.api import Request, call
 from eventjet.nats.dial import check_files
 from eventjet.nats.endpoint import Endpoint, is_file
 from eventjet.nats.loop_connection import LoopConnection
+from eventjet.nats.open_request import stood_still_s
 from eventjet.nats.protocol import Frame, nobody_listens
 from eventjet.nats.requirements import check_server
 from eventjet.settings import Settings
@@ -189,7 +190,7 @@ class Client:
                 connection.publish(*each)
                 if not connection.has_room:
                     await self._usable(subject, until)
-            connection.publish(subject, payload, headers, exchange.reply)
+            connection.publish(subject, payload, headers, exchange)
             frame = (await exchange.came())[0]
         finally:
             connection.forget(exchange)
@@ -202,7 +203,7 @@ class Client:
         connection = await self._usable(request.subject, asyncio.get_running_loop().time() + self.timeout_s)
         exchange = connection.exchange((request.subject,), self.timeout_s)
         try:
-            connection.publish(request.subject, request.payload, request.headers, exchange.reply)
+            connection.publish(request.subject, request.payload, request.headers, exchange)
             while True:
                 yield await exchange.came()
         finally:
@@ -249,15 +250,18 @@ class Client:
             if connection is not None and connection.has_room:
                 return connection
             is_full = connection is not None and connection.usable
-            left_s = until - loop.time()
+            before = loop.time()
+            left_s = until - before
             if left_s <= 0:
                 reason = "the connection takes nothing" if is_full else "there is no connection"
                 raise StoreUnavailable(what, f"{reason}{f' ({self._fault})' if self._fault else ''}")
             if is_full:
-                await asyncio.sleep(_ROOM_PAUSE_S)
+                left_s = _ROOM_PAUSE_S
+                await asyncio.sleep(left_s)
             else:
                 # Not `wait_for`: whoever gives up must not end the opening, which others wait for too.
                 await asyncio.wait({self._opened()}, timeout=left_s)
+            until += stood_still_s(before + left_s)
         raise ConnectionClosed
 
     def _opened(self) -> asyncio.Task[None]:
