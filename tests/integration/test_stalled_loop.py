@@ -132,26 +132,25 @@ async def test_what_others_are_answered_does_not_keep_a_late_request_alive(nats:
     await client.close()
 
 
-async def test_an_import_goes_on_in_a_loop_that_stands_still(nats: NatsServer) -> None:
+async def test_an_import_goes_on_in_a_loop_that_stands_still_at_every_turn(nats: NatsServer) -> None:
     app = App(fresh_name(), aggregates=[Account], upcasters=[withdrawn_has_a_reason])
     events = [
-        event
-        for number in range(1_500)
-        for event in (
-            Imported(Account, f"a-{number}", Opened(owner="ada")),
-            Imported(Account, f"a-{number}", Deposited(amount=Decimal(1))),
-        )
+        Imported(Account, f"a-{number}", event)
+        for number in range(20)
+        for event in (Opened(owner="ada"), Deposited(amount=Decimal(1)))
     ]
-    async with app.connect(servers=nats.url, request_timeout_s=TIMEOUT_S, save_timeout_s=2 * TIMEOUT_S) as jet:
+    async with app.connect(servers=nats.url) as jet:
         await jet.init()
+    async with app.connect(servers=nats.url, request_timeout_s=TIMEOUT_S, save_timeout_s=TIMEOUT_S) as jet:
 
         async def stand_still() -> None:
             while True:
-                await asyncio.sleep(0.1)
-                time.sleep(3 * TIMEOUT_S)
+                await asyncio.sleep(0)
+                time.sleep(0.3)
 
         disturbing = asyncio.create_task(stand_still())
         async with asyncio.timeout(PATIENT_S):
             report = await jet.append_many(events, source="x")
         disturbing.cancel()
-        assert report.stored == len(events) == (await jet.log()).last
+        assert report.stored == len(events)
+        assert (await jet.log()).last == len(events)

@@ -1,8 +1,8 @@
 """`OpenRequest`: a request that waits for its answer; and `Lateness`: which of them have waited too long.
 
 A loop stands still while something else has the process: a garbage collection of a large heap, or application code.
-What was not sent meanwhile, or not read, is not the server's silence. So a request's time begins when it is sent, time in
-which the loop stood still is given back, and what has come is read before anything is called late. See ADR 0043.
+What was not sent meanwhile, or not read, is not the server's silence. So a request's time begins when it is sent, time
+in which the loop stood still is given back, and what has come is read before anything is called late. See ADR 0043.
 """
 
 from __future__ import annotations
