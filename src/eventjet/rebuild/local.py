@@ -10,9 +10,10 @@ from eventjet import failpoints
 from eventjet.archive.manifest import Segment
 from eventjet.archive.reading import FolderFiles
 from eventjet.codec.envelope import RawRecord
+from eventjet.collecting import uncollected
 from eventjet.errors import UsageError
 from eventjet.nats.ranges import read_range
-from eventjet.rebuild.folding import Folding, Foldings, uncollected
+from eventjet.rebuild.folding import Folding, Foldings
 from eventjet.rebuild.job import EngineOptions, Job
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch

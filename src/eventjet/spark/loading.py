@@ -23,11 +23,12 @@ from sqlalchemy import URL, make_url
 from eventjet import failpoints
 from eventjet.codec.chain import chained
 from eventjet.codec.envelope import RawRecord
+from eventjet.collecting import uncollected
 from eventjet.domain.parked import Parked
 from eventjet.errors import CodecError, ProjectionError, RebuildError, RowsRefused
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.row_codec import ColumnValues
-from eventjet.rebuild.folding import Folding, Foldings, Tokens, fold_of, uncollected
+from eventjet.rebuild.folding import Folding, Foldings, Tokens, fold_of
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.plan import Pass, Plan, Route
 from eventjet.rebuild.runs import Part, Target

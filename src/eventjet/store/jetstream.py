@@ -223,7 +223,7 @@ class JetStreamStore(EventStore):
         return self._long_reads.pages(type_subjects(self.app, aggregate), after + 1, at_leisure=True)
 
     async def voids(self) -> dict[int, str]:
-        return await voids_of(self._client, self.app)
+        return await self._until_answered(lambda: voids_of(self._client, self.app))
 
     async def position_at(self, at: datetime) -> int:
         found = await self._patiently(api.direct_since(self.app, at, stream_subjects(self.app)))
@@ -303,13 +303,14 @@ class LongReads:
         """
         told = subject.encode() if subject is not None and not subject.endswith("*") else None
         last, left, room = start - 1, 1, REQUEST_MAX if most is None else most
-        patience = self._patience()
+        patience: Patience | None = None
         while left and room > 0:
             count = min(REQUEST_MAX, room)
             request = api.direct_page(self._stream, last + 1, subject, count=count, size=REQUEST_BYTES)
             came, ended, kept = 0, (0, 0), list[list[RawRecord]]()
             fault: StoreUnavailable | None = None
             async with self._room:
+                patience = patience or self._patience()  # it begins with the first request, however many go before
                 parts = self._client.stream(request)
                 try:
                     async for frames in parts:
