@@ -1,4 +1,4 @@
-"""The promises of a history between bounds, over any store: the events asked for, from either end, and no others read."""
+"""The promises of a history between bounds, over any store: the events asked for, from either end, and no others."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ class HistoryContract:
         assert await accounts.history("a", position=every[6].position - 1, after=4) == every[4:6]
         assert await accounts.history("a", version=EVENTS + 5) == every
         assert await accounts.history("a", position=every[-1].position + 100) == every
-        for nothing in ({"after": EVENTS}, {"after": EVENTS + 9}, {"version": 0}, {"position": 0}, {"limit": 0}):
+        none: list[dict[str, Any]] = [{"after": EVENTS}, {"after": EVENTS + 9}, {"version": 0}]
+        none += [{"position": 0}, {"limit": 0}]
+        for nothing in none:
             assert await accounts.history("a", **nothing) == []
             assert await accounts.history("a", **nothing, newest_first=True) == []
         assert await accounts.history("a", after=5, version=5) == await accounts.history("a", after=6, version=5) == []

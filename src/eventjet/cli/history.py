@@ -74,25 +74,46 @@ def tail(
         int | None,
         typer.Option("--from", metavar="N", min=1, help=f"Begin at this position; else with the last {_LAST} events."),
     ] = None,
+    until: Annotated[
+        int | None, typer.Option("--until", metavar="N", min=1, help="End behind this position, with --follow too.")
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", metavar="N", min=1, help="End after so many events; without --from, the last ones."),
+    ] = None,
     personal: PersonalOption = False,
 ) -> None:
     """Show the log's events in order: the last ones, or from a position on."""
-    asyncio.run(_tail(at, start, follow=follow, as_json=json, personal=personal))
+    asyncio.run(_tail(at, start, until, limit, follow=follow, as_json=json, personal=personal))
 
 
-async def _tail(at: AppTarget, start: int | None, *, follow: bool, as_json: bool, personal: bool) -> None:
+async def _tail(
+    at: AppTarget,
+    start: int | None,
+    until: int | None,
+    limit: int | None,
+    *,
+    follow: bool,
+    as_json: bool,
+    personal: bool,
+) -> None:
     from eventjet.operations.events import shown
 
     async with at.app().connect(at.settings) as jet:
         log = await jet.log()
         voids = await jet.voids()
-        first = start if start is not None else max(log.first, log.last - _LAST + 1)
-        async for record in jet.store.records(start=first, follow=follow):
+        end = log.last if until is None else min(until, log.last)
+        first = start if start is not None else max(log.first, end - (limit or _LAST) + 1)
+        printed = 0
+        async for record in jet.store.records(start=first, until=until, follow=follow):
             event = shown(jet, record, voids, personal=personal)
             if as_json:
                 print_json(event, indent=None)
             else:
                 print(line(event, named=True), flush=True)
+            printed += 1
+            if printed == limit:
+                return
 
 
 def line(event: Mapping[str, Any], *, named: bool) -> str:

@@ -245,16 +245,28 @@ class JetStreamStore(EventStore):
         pages = self._long_reads.pages(None, max(start, 1), most=most)
         return [record async for page in pages for record in page]
 
-    async def records(self, *, start: int = 1, follow: bool = False) -> AsyncIterator[RawRecord]:
+    async def records(
+        self, *, start: int = 1, until: int | None = None, follow: bool = False
+    ) -> AsyncIterator[RawRecord]:
         position = max(start, 1)
-        while True:
-            async for page in self._long_reads.pages(None, position, at_leisure=True):
+        while until is None or position <= until:
+            most = None if until is None else until - position + 1
+            async for page in self._long_reads.pages(None, position, at_leisure=True, most=most):
                 for record in page:
+                    if until is not None and record[0] > until:
+                        return
                     position = record[0] + 1
                     yield record
-            if not follow:
+            if not follow or (until is not None and position > until):
                 return
+            await self._grown(position)
+
+    async def _grown(self, position: int) -> None:
+        """Return when the log may have come to a position: all who follow it share a look at its end."""
+        end: int | None = 0
+        while end is not None and end < position:
             await asyncio.sleep(_FOLLOW_S)
+            end = await self.known.end(_FOLLOW_S / 2)
 
     async def _from_leader(self, request: api.Request[RawRecord | None], *, patient: bool = True) -> RawRecord | None:
         """What the leader has; not `patient` where a save waits by itself."""
