@@ -42,17 +42,28 @@ def history(
         ),
     ],
     aggregate_id: Annotated[str, typer.Argument(metavar="ID", help="Which one.")],
+    after: Annotated[
+        int, typer.Option("--after", metavar="VERSION", min=0, help="Only what came after this version.")
+    ] = 0,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="So many events at the most.")
+    ] = None,
+    newest_first: Annotated[bool, typer.Option("--newest-first", help="Begin with the last event.")] = False,
     personal: PersonalOption = False,
 ) -> Answer:
     """Show what happened to one aggregate; exit status 1 when it has no events."""
-    events = asyncio.run(_history(at, aggregate, aggregate_id, personal))
+    part = {"after": after, "limit": limit, "newest_first": newest_first}
+    events = asyncio.run(_history(at, aggregate, aggregate_id, personal, part))
     if not events:
         return Answer([], lambda: note(f"There are no events of {aggregate} {aggregate_id}."), ok=False)
     return Answer(events, lambda: print("\n".join(line(event, named=False) for event in events)))
 
 
-async def _history(at: AppTarget, aggregate: str, aggregate_id: str, personal: bool) -> list[dict[str, Any]]:
+async def _history(
+    at: AppTarget, aggregate: str, aggregate_id: str, personal: bool, part: dict[str, Any]
+) -> list[dict[str, Any]]:
     from eventjet.operations.events import shown
+    from eventjet.repository.timeline import part_of
 
     app = at.app()
     if aggregate != CLAIMS:
@@ -60,9 +71,8 @@ async def _history(at: AppTarget, aggregate: str, aggregate_id: str, personal: b
     async with app.connect(at.settings) as jet:
         await jet.log()  # says that `init` is missing, where it is
         voids = await jet.voids()
-        return [
-            shown(jet, record, voids, personal=personal) for record in await jet.store.history(aggregate, aggregate_id)
-        ]
+        records = await part_of(jet.store, aggregate, aggregate_id, **part)
+        return [shown(jet, record, voids, personal=personal) for record in records]
 
 
 @on_app()
