@@ -55,7 +55,8 @@ def history(
     part = {"after": after, "limit": limit, "newest_first": newest_first}
     events = asyncio.run(_history(at, aggregate, aggregate_id, personal, part))
     if not events:
-        return Answer([], lambda: note(f"There are no events of {aggregate} {aggregate_id}."), ok=False)
+        behind = f" after version {after}" if after else ""
+        return Answer([], lambda: note(f"There are no events of {aggregate} {aggregate_id}{behind}."), ok=False)
     return Answer(events, lambda: print("\n".join(line(event, named=False) for event in events)))
 
 
