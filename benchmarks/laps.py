@@ -40,6 +40,8 @@ class Lap:
     """Before that: interpreter, imports, connections."""
     memory_mb: float | None = None
     """The client's most, where it was looked at."""
+    fold_mb: float = 0.0
+    """The most of one of its fold processes; 0 where it has none."""
 
 
 def lap(command: list[str]) -> Lap:
@@ -62,26 +64,31 @@ def last_line(command: list[str]) -> str:
     return _run(command).splitlines()[-1]
 
 
-def worker_lap(server: str, database: str, count: int) -> Lap:
-    """`eventjet worker`, from the first look at its position once it says it is ready until the last is committed."""
+def worker_lap(server: str, database: str, count: int, processes: int = 1) -> Lap:
+    """`eventjet worker`, from the first look at its position once it says it is ready until the last is committed.
+
+    What its fold processes take, their start included, is the client's.
+    """
     started = time.monotonic()
-    with running_worker(server, database) as process, _position(database) as position:
+    with running_worker(server, database, processes) as process, _position(database) as position:
         first, ready, ready_cpu_s = position(), time.monotonic(), _cpu_s(process.pid)
+        fold_mb = 0.0
         deadline = time.monotonic() + _LIMIT_S
         while (at := position()) < count:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the worker stopped at position {at} of {count}")
+            fold_mb = max([fold_mb, *map(_memory_mb, _started_by(process.pid))])
             time.sleep(_POLL_S)
         ended = time.monotonic()
         cpu_s = _cpu_s(process.pid) - ready_cpu_s
-        return Lap(at, at - first, ended - ready, cpu_s, ready - started, _memory_mb(process.pid))
+        return Lap(at, at - first, ended - ready, cpu_s, ready - started, _memory_mb(process.pid), fold_mb)
 
 
 @contextmanager
-def running_worker(server: str, database: str) -> Generator[subprocess.Popen[str]]:
+def running_worker(server: str, database: str, processes: int = 1) -> Generator[subprocess.Popen[str]]:
     """`eventjet worker`, from when it says it is ready."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "eventjet.cli", "worker"],
+        [sys.executable, "-m", "eventjet.cli", "worker", "--processes", str(processes)],
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
@@ -145,11 +152,30 @@ def _environment() -> dict[str, str]:
 
 
 def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    """Of a process and all that it has started."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0  # it has ended, and its parent's figures have it
+    return sum(map(int, fields[11:15])) / _TICKS + sum(map(_cpu_s, _children_of(pid)))
+
+
+def _started_by(pid: int) -> list[int]:
+    return [each for child in _children_of(pid) for each in (child, *_started_by(child))]
+
+
+def _children_of(pid: int) -> list[int]:
+    try:
+        return [
+            int(child) for tasks in Path(f"/proc/{pid}/task").glob("*/children") for child in tasks.read_text().split()
+        ]
+    except OSError:
+        return []
 
 
 def _memory_mb(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    (most,) = [line for line in lines if line.startswith("VmHWM:")]
-    return int(most.split()[1]) / 1024
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return max([int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:")], default=0.0)

@@ -39,14 +39,29 @@ FRAMES = "limit: bytes into frames, one core"
 RECORDS = "limit: frames into records, one core"
 LOAD = "limit: COPY of the finished rows"
 LOCAL = "local engine"
+LOCAL_OF_TWO = "local engine, 2 processes"
 SPARK = "Spark from JetStream"
 ARCHIVE = "Spark from an archive"
 LOCAL_PROGRAM = "eventjet rebuild --engine local, from nothing"
+LOCAL_OF_TWO_PROGRAM = "eventjet rebuild --engine local --processes 2, from nothing"
 SPARK_PROGRAM = "eventjet rebuild --engine spark, from nothing"
 PEER = "pyeventsourcing, catch-up"
 
-TARGETS = ((LOCAL, FRAMES, 0.4), (LOCAL, RECORDS, None), (SPARK, LOCAL, 0.8), (ARCHIVE, SPARK, 2.0))
-PEER_TARGETS = ((LOCAL, 100.0), (LOCAL_PROGRAM, None), (SPARK, None), (SPARK_PROGRAM, 50.0))
+TARGETS = (
+    (LOCAL_OF_TWO, LOCAL, 1.4),
+    (LOCAL_OF_TWO_PROGRAM, LOCAL_PROGRAM, None),
+    (LOCAL, FRAMES, 0.4),
+    (LOCAL, RECORDS, None),
+    (SPARK, LOCAL, 0.8),
+    (ARCHIVE, SPARK, 2.0),
+)
+PEER_TARGETS = (
+    (LOCAL, None),
+    (LOCAL_PROGRAM, None),
+    (LOCAL_OF_TWO_PROGRAM, 100.0),
+    (SPARK, None),
+    (SPARK_PROGRAM, 50.0),
+)
 FIRST_TASK_MAX_S = 7.0
 
 
@@ -128,16 +143,21 @@ def main(sizes: argparse.Namespace) -> int:
         tables = Tables(sizes.events)
         limits = _limits(nats, postgres, sizes.events, truth, tables)
         laps = [*limits, *_programs(nats, postgres, sizes, truth, tables)]
-        roads = ((LOCAL, "local", None), (SPARK, "spark", None), (ARCHIVE, "spark", archive))
+        roads: tuple[tuple[str, str, Path | None, int], ...] = (
+            (LOCAL, "local", None, 1),
+            (LOCAL_OF_TWO, "local", None, 2),
+            (SPARK, "spark", None, 1),
+            (ARCHIVE, "spark", archive, 1),
+        )
         url = new_database(postgres, "warm")
         rebuilders = {
             engine: stack.enter_context(Rebuilder(nats, postgres, url, sizes.events, sizes.master))
             for engine in ("local", "spark")
         }
-        for name, engine, source in roads:
+        for name, engine, source, processes in roads:
             # The first of each road finds nothing warm and does not count.
-            rebuilders[engine].rebuild(engine, source)
-            warm = partial(_warm, rebuilders[engine], engine, source, url, truth)
+            rebuilders[engine].rebuild(engine, source, processes)
+            warm = partial(_warm, partial(rebuilders[engine].warm, engine, source, processes), url, truth)
             laps.append(lambda name=name, warm=warm: tables.made(name, warm()))
         laps += _peer(postgres, sizes, tables)
         for _ in range(sizes.runs):
@@ -193,18 +213,13 @@ def _programs(
 
     return [
         partial(program, LOCAL_PROGRAM, "--engine", "local"),
+        partial(program, LOCAL_OF_TWO_PROGRAM, "--engine", "local", "--processes", "2"),
         partial(program, SPARK_PROGRAM, "--master", sizes.master),
     ]
 
 
-def _warm(
-    rebuilder: Rebuilder,
-    engine: str,
-    archive: Path | None,
-    url: str,
-    truth: Mapping[str, tuple[Decimal, int]],
-) -> Made:
-    made = rebuilder.warm(engine, archive)
+def _warm(rebuild: Callable[[], Made], url: str, truth: Mapping[str, tuple[Decimal, int]]) -> Made:
+    made = rebuild()
     check(url, truth, in_cents=False)
     if made.rows != len(truth):
         raise RuntimeError(f"the rebuild tells of {made.rows} rows, and there are {len(truth)}")

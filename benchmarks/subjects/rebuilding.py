@@ -1,7 +1,8 @@
 """Rebuilds in one process, one for every line on its standard input, so that the second finds all warm.
 
 `python -m benchmarks.subjects.rebuilding <master>`, with the server and the database in `EVENTJET_*`. A line is an
-engine and, where the sealed past comes from an archive, its folder: `spark /tmp/archive`. The answer is a line of JSON.
+engine, how many processes the local one has, and, where the sealed past comes from an archive, its folder:
+`spark 1 /tmp/archive`. The answer is a line of JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bank import balances
-from eventjet.rebuild import AppRef, rebuild
+from eventjet.rebuild import AppRef, EngineOptions, rebuild
 from eventjet.settings import Settings
 
 APP = AppRef.parse("benchmarks.bank:bank", Path(__file__).parent.parent.parent)
@@ -26,7 +27,7 @@ def main(master: str) -> None:
     with ExitStack() as stack:
         has_session = False
         for line in sys.stdin:
-            engine, *archive = line.split()
+            engine, processes, *archive = line.split()
             started = time.monotonic()
             if engine == "spark" and not has_session:
                 from eventjet.spark.session import spark_session
@@ -35,7 +36,8 @@ def main(master: str) -> None:
                 has_session = True
             session_s = time.monotonic() - started
             started = time.monotonic()
-            options: dict[str, Any] = {"engine": engine, **({"from_archive": archive[0]} if archive else {})}
+            chosen = EngineOptions("spark" if engine == "spark" else "local", processes=int(processes))
+            options: dict[str, Any] = {"engine": chosen, **({"from_archive": archive[0]} if archive else {})}
             report = asyncio.run(rebuild(APP, [balances.name], settings, **options))
             told = {
                 "events": report.events,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eventjet.writers.fold_writer import RecentRows
+from eventjet.writers.batch_fold import RecentRows
 
 
 def test_only_what_was_committed_is_remembered() -> None:
@@ -29,7 +29,7 @@ def test_a_later_row_hides_an_earlier_one_and_memory_is_bounded() -> None:
     assert len(missing) >= 93
 
 
-def test_a_limit_of_none_remembers_nothing() -> None:
+def test_a_limit_of_none_remembers_nothing_but_what_is_not_committed_yet() -> None:
     recent = RecentRows(limit=0)
     recent.remember({("a",): 1})
-    assert recent.find([("a",)], before={("a",): 2}) == ({}, [("a",)])
+    assert recent.find([("a",), ("b",)], before={("b",): 2}) == ({("b",): 2}, [("a",)])

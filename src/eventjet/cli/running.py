@@ -146,20 +146,27 @@ def _handling(handler: Callable[[int, FrameType | None], object]) -> Generator[N
 
 
 async def run_until_stopped(
-    at: AppTarget, names: Sequence[str], on_ready: Callable[[], None], *, http: tuple[str, int] | None = None
+    at: AppTarget,
+    names: Sequence[str],
+    on_ready: Callable[[], None],
+    *,
+    http: tuple[str, int] | None = None,
+    processes: int = 1,
 ) -> None:
     """Run workers of the named projections until a signal drains them; a second one ends them at once.
 
     Raises what stops them. Their log goes to standard error.
     """
+    from eventjet.workers.context import WorkerOptions
     from eventjet.workers.supervisor import run_workers
 
+    options = WorkerOptions(processes=processes)
     settle_process()
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     async def work() -> None:
         if names:
-            await run_workers(at.app(), at.settings, names, stop=stop, on_ready=on_ready, http=http)
+            await run_workers(at.app(), at.settings, names, stop=stop, on_ready=on_ready, options=options, http=http)
         else:
             on_ready()
             await stop.wait()

@@ -31,6 +31,17 @@ NamesArgument = Annotated[
 RevisionOption = Annotated[
     int | None, typer.Option("--revision", metavar="N", min=1, help="Another revision than the app declares.")
 ]
+ProcessesOption = Annotated[
+    int,
+    typer.Option(
+        "--processes",
+        metavar="N",
+        min=1,
+        max=64,
+        envvar="EVENTJET_PROCESSES",
+        help="How many fold the events of a projection that is far behind.",
+    ),
+]
 
 
 @on_app()
@@ -53,6 +64,7 @@ def worker(
             help="Tell /healthz and /metrics there; else nowhere.",
         ),
     ] = None,
+    processes: ProcessesOption = 1,
     make: Annotated[bool, typer.Option("--prepare", hidden=True)] = False,
     logs: LogFormatOption = LogFormat.TEXT,
 ) -> None:
@@ -70,7 +82,13 @@ def worker(
     if make:  # `dev --reload`, whose worker may come with new tables
         asyncio.run(prepare(at))
     asyncio.run(
-        run_until_stopped(at, chosen, lambda: note(f"ready: {', '.join(chosen)}; working or standing by"), http=address)
+        run_until_stopped(
+            at,
+            chosen,
+            lambda: note(f"ready: {', '.join(chosen)}; working or standing by"),
+            http=address,
+            processes=processes,
+        )
     )
 
 

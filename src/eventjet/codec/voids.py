@@ -13,6 +13,8 @@ REASON_MAX = 500
 """Characters."""
 
 _TOKEN = b"_void"
+VOID_PART = b"." + _TOKEN + b"."
+"""What the subjects of voids contain, and no other subject does."""
 
 
 def void_subject(app: str, position: int | str) -> str:

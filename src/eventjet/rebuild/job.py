@@ -66,6 +66,8 @@ class EngineOptions:
     """Of Spark: else a session that runs already, else `SPARK_REMOTE`, else all cores of this machine."""
     ship: bool = True
     """Whether tasks on other machines are sent the application's package; otherwise it is installed there."""
+    processes: int = 1
+    """Of the local engine: how many fold; 1 is this one alone. Spark has its own."""
 
 
 @dataclass(frozen=True, slots=True)

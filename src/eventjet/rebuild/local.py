@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from typing import Any, Literal
+from typing import Literal
 
 from eventjet import failpoints
 from eventjet.archive.manifest import Segment
 from eventjet.archive.reading import FolderFiles
-from eventjet.codec.envelope import RawRecord
 from eventjet.collecting import uncollected
 from eventjet.errors import UsageError
 from eventjet.nats.ranges import read_range
-from eventjet.rebuild.folding import Folding, Foldings
+from eventjet.rebuild.divided_load import load_divided, undivided
+from eventjet.rebuild.folding import Foldings
 from eventjet.rebuild.job import EngineOptions, Job
+from eventjet.rebuild.loads import Loads
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.replay_source import read_ahead
 from eventjet.rebuild.runs import Part, Target
 from eventjet.rebuild.snapshots import SnapshotFold, Tally, by_subject
-from eventjet.rebuild.spaces import space_kind
-
-_TOLD_EVERY = 2_000
 
 
 def local_engine(options: EngineOptions, watch: Watch) -> AbstractContextManager[LocalEngine]:
-    del options, watch
-    return nullcontext(LocalEngine())
+    del watch
+    return nullcontext(LocalEngine(options.processes))
 
 
 class LocalEngine:
     """See `eventjet.rebuild.job.Engine`."""
 
     name: Literal["local"] = "local"
+
+    def __init__(self, processes: int) -> None:
+        self._processes = processes
 
     def location(self) -> None:
         return None
@@ -46,8 +47,13 @@ class LocalEngine:
 
     def load(self, job: Job, plan: Plan, targets: Sequence[Target]) -> list[Part]:
         watch = job.watch
+        if self._processes > 1:
+            reasons = undivided(job, targets)
+            if not reasons:
+                return load_divided(job, plan, targets, self._processes)
+            watch.say(f"Folded in one process, whatever --processes says: {'; '.join(reasons)}.")
         with job.earlier() as earlier, watch.phase("read", plan.events), uncollected():
-            loads = _Loads(Foldings(job.app, targets, job.catalog.voids, earlier), targets, watch)
+            loads = Loads(Foldings(job.app, targets, job.catalog.voids, earlier), targets, watch)
             failpoints.reach("rebuild.engine_started")
             done = 0
             batches = job.source.records(plan.first, plan.last + 1)
@@ -77,43 +83,3 @@ class LocalEngine:
     def seal(self, job: Job, url: str, ranges: Sequence[tuple[int, int]]) -> list[Segment]:
         del job, ranges
         raise UsageError(f"Only Spark writes archives. Seal {url} with the engine spark.")
-
-
-class _Loads:
-    """The foldings of one plan with the parts they were loaded in."""
-
-    def __init__(self, foldings: Foldings, targets: Sequence[Target], watch: Watch) -> None:
-        self._watch = watch
-        self._foldings = foldings
-        self._pairs = list(zip(targets, foldings.each, strict=True))
-        self._parts: list[Part] = []
-
-    def take(self, records: list[RawRecord]) -> None:
-        self._foldings.take(records)
-        for target, folding in self._pairs:
-            if folding.is_due():
-                self._load(target, folding)
-
-    def finish(self, events: int) -> list[Part]:
-        """Load what is held; the last part of each projection accounts for the events that were taken."""
-        total = sum(len(folding) for _, folding in self._pairs)
-        done = 0
-        for target, folding in self._pairs:
-            held = len(folding)
-            self._load(target, folding, events, done, total)
-            done += held
-        return self._parts
-
-    def _load(self, target: Target, folding: Folding, events: int = 0, done: int = 0, total: int = 0) -> None:
-        number = len(self._parts)
-        parked, folding.parked = folding.parked, []
-        rows = self._told(iter(folding.rows() if folding.resolved.reads else folding.drain()), done, total)
-        loaded = space_kind(target.database).load(target, number, rows)
-        self._parts.append(Part(target.projection, events, loaded, parked))
-
-    def _told(self, rows: Iterator[Sequence[Any]], done: int, total: int) -> Iterator[Sequence[Any]]:
-        """The same rows; while they are loaded, `total` of them at the end, it is told how many are."""
-        for number, row in enumerate(rows, start=done):
-            if number % _TOLD_EVERY == 0:
-                self._watch.tell("load", number, total) if total else self._watch.check()
-            yield row

@@ -13,7 +13,18 @@ from sqlalchemy.dialects import postgresql
 from eventjet.domain.parked import Parked
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql.checkpoint import ADVANCE
-from eventjet.sql.statements import COLUMNS, INSERT, REPLACE, Advance, Changes, Key, Names, QuarantineChanges, by_key
+from eventjet.sql.statements import (
+    COLUMNS,
+    INSERT,
+    REPLACE,
+    Advance,
+    Changes,
+    Key,
+    Names,
+    QuarantineChanges,
+    Rendered,
+    by_key,
+)
 
 Literal: TypeAlias = Callable[[Iterable[Any]], str]
 """Writes a column of values as an array literal: an order of magnitude quicker than one adapter call a value."""
@@ -72,17 +83,23 @@ class PostgresStatements:
     def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
         return by_key(self._codec, connection.exec_driver_sql(self._read, _arrays(keys, self._key_literals)))
 
-    def write(self, connection: Connection, advance: Advance, changes: Changes) -> bool:
+    def render(self, changes: Changes) -> Rendered:
         dump = self._codec.dump
+        kept, made = (
+            _arrays([dump(row) for row in rows], self._literals) if rows else ()
+            for rows in (changes.kept, changes.made)
+        )
+        return kept, made, _arrays(changes.gone, self._key_literals) if changes.gone else ()
+
+    def write(self, connection: Connection, advance: Advance, changes: Changes) -> bool:
         parts = [self._held]
         values: list[Any] = list(advance)
-        for part, rows in ((self._made, changes.made), (self._kept, changes.kept)):
-            if rows:
+        rendered = [self.render(changes), *changes.rendered]
+        for part, which in ((self._made, 1), (self._kept, 0), (self._gone, 2)):
+            arrays = _joined([one[which] for one in rendered if one[which]])
+            if arrays:
                 parts.append(part)
-                values += _arrays([dump(row) for row in rows], self._literals)
-        if changes.gone:
-            parts.append(self._gone)
-            values += _arrays(changes.gone, self._key_literals)
+                values += arrays
         if changes.quarantine is not None:
             own, its = quarantine_parts(advance[3], advance[4], changes.quarantine)
             parts += own
@@ -115,8 +132,17 @@ def quarantine_parts(name: str, revision: int, changes: QuarantineChanges) -> tu
 
 
 def _arrays(rows: Sequence[Key], literals: Sequence[Literal]) -> tuple[str, ...]:
-    """Rows as one array literal a column."""
+    """Rows as one array literal a column; nothing where there are none."""
+    if not rows:
+        return ()
     return tuple([write(column) for write, column in zip(literals, zip(*rows, strict=True), strict=True)])
+
+
+def _joined(several: Sequence[Sequence[str]]) -> Sequence[str]:
+    """One array literal a column of several."""
+    if len(several) < 2:
+        return several[0] if several else ()
+    return ["{" + ",".join([one[1:-1] for one in column]) + "}" for column in zip(*several, strict=True)]
 
 
 def _array(write: Callable[[Any], str]) -> Literal:

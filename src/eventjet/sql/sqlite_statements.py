@@ -22,6 +22,7 @@ from eventjet.sql.statements import (
     Key,
     Names,
     QuarantineChanges,
+    Rendered,
     by_key,
 )
 
@@ -59,15 +60,18 @@ class SqliteStatements:
         wanted = json.dumps([key[0] for key in dumped] if self._alone else dumped)
         return by_key(self._codec, connection.exec_driver_sql(self._read, (wanted,)))
 
+    def render(self, changes: Changes) -> Rendered:
+        dump = self._codec.dump
+        return [dump(row) for row in changes.kept], [dump(row) for row in changes.made], self._dumped(changes.gone)
+
     def write(self, connection: Connection, advance: Advance, changes: Changes) -> bool:
         if connection.exec_driver_sql(self._advance, advance).rowcount != 1:
             return False
-        dump = self._codec.dump
-        if changes.gone:
-            connection.exec_driver_sql(self._delete, self._dumped(changes.gone))
-        for statement, rows in ((self._insert, changes.made), (self._upsert, changes.kept)):
+        rendered = [self.render(changes), *changes.rendered]
+        for statement, which in ((self._delete, 2), (self._insert, 1), (self._upsert, 0)):
+            rows: list[Key] = [row for one in rendered for row in one[which]]
             if rows:
-                connection.exec_driver_sql(statement, [dump(row) for row in rows])
+                connection.exec_driver_sql(statement, rows)
         if changes.quarantine is not None:
             write_quarantine(connection, advance[3], advance[4], changes.quarantine)
         return True

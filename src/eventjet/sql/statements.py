@@ -41,6 +41,10 @@ REPLACE = (
 )
 
 
+Rendered: TypeAlias = tuple[Any, Any, Any]
+"""(kept, made, gone) as one database's driver takes them, of values that `marshal` knows; empty where there is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Changes:
     """What a batch does to the rows; no key is in two of these."""
@@ -52,6 +56,8 @@ class Changes:
     gone: Sequence[Key] = ()
     """Keys of rows to delete."""
     quarantine: QuarantineChanges | None = None
+    rendered: Sequence[Rendered] = ()
+    """More of the first three, which other processes have rendered."""
 
 
 class Statements(Protocol):
@@ -59,6 +65,10 @@ class Statements(Protocol):
 
     def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
         """The rows there are of these keys, of which there is at least one."""
+        ...
+
+    def render(self, changes: Changes) -> Rendered:
+        """Rows and keys, ready for `write`, wherever that is called."""
         ...
 
     def write(self, connection: Connection, advance: Advance, changes: Changes) -> bool:

@@ -16,6 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from eventjet.codec.catalog import Catalog
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability.metrics import Meter
+from eventjet.parallel.code_seen import CodeSeen
+from eventjet.projections.app_ref import AppRef
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.quarantine.fold import BlockedAggregates
@@ -49,6 +51,20 @@ class WorkerOptions:
     """How often health and metrics are looked after, where they are served."""
     stalled_s: float = 30.0
     """How long a projection may lag without progress before its worker is called unhealthy."""
+    processes: int = 1
+    """How many processes fold the events of a projection that is far behind; 1 is this one alone."""
+
+
+@dataclass(slots=True)
+class Among:
+    """The fold processes that a worker was given: one projection at a time has them."""
+
+    count: int
+    app: AppRef
+    """What they import."""
+    seen: CodeSeen
+    user: str | None = None
+    """The durable of the projection that has them now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +79,8 @@ class WorkerContext:
     """This process, as leases name it."""
     options: WorkerOptions
     notifier: Notifier
+    among: Among | None = None
+    """None where every projection is folded in this process."""
     meters: dict[str, Meter] = field(default_factory=dict[str, Meter], repr=False)
     """What this process has done, by durable."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)

@@ -74,7 +74,7 @@ class Lease:
 
     def __init__(self, session: Session, resolved: AnyResolved, ttl_s: float, held: Checkpoint) -> None:
         self.held = held
-        """The checkpoint as it was when the lease was taken."""
+        """The checkpoint as it was when the lease was taken, or looked at again."""
         self._session = session
         self._resolved = resolved
         self._ttl_s = ttl_s
@@ -118,6 +118,13 @@ class Lease:
             on_standby()
             await pause(stop, context.options.poll_s)
         return None
+
+    async def look_again(self) -> None:
+        """Have `held` say what was committed meanwhile."""
+        now = await self._session.read(checkpoint.read, self.held.name, self.held.revision)
+        if now is None or now.epoch != self.held.epoch:
+            raise self._fenced()
+        self.held = now
 
     async def check_unused(self) -> None:
         """Raise `TableOccupied` when a projection that has not begun could not begin with an empty table."""

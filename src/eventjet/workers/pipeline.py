@@ -28,7 +28,8 @@ from eventjet.workers.reader import EventReader
 from eventjet.workers.retries import log_parked
 from eventjet.workers.terms import Backoff
 from eventjet.writers.batch import Batch, Parts
-from eventjet.writers.fold_writer import FoldWriter, Prepared
+from eventjet.writers.batch_fold import Prepared
+from eventjet.writers.fold_writer import FoldWriter
 from eventjet.writers.sql_writer import SqlWriter
 
 _log = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import TypeAlias
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -20,6 +21,7 @@ from eventjet import failpoints
 from eventjet.errors import (
     CodecError,
     EventjetError,
+    FoldProcessLost,
     HandlerFailed,
     HistoryBroken,
     LogIncomplete,
@@ -32,10 +34,12 @@ from eventjet.errors import (
 )
 from eventjet.observability import logs
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.quarantine.fold import is_newer
+from eventjet.quarantine.fold import BlockedAggregates, is_newer
 from eventjet.quarantine.fold import reader as reader_of
-from eventjet.sql.checkpoint import ACTIVE, BUILDING, DECLARED, FAILED
+from eventjet.sql.checkpoint import ACTIVE, BUILDING, DECLARED, FAILED, Checkpoint
 from eventjet.workers.context import Session, WorkerContext
+from eventjet.workers.divided import DividedPipeline, DividedReader, NotDivided
+from eventjet.workers.division import Division
 from eventjet.workers.lease import Lease, Promotion
 from eventjet.workers.pipeline import BatchPipeline, FoldCommitter, Pace, SqlCommitter
 from eventjet.workers.reader import (
@@ -50,6 +54,9 @@ from eventjet.workers.terms import run_terms
 from eventjet.writers.sql_writer import SqlWriter
 
 _log = logging.getLogger(__name__)
+
+AnyReader: TypeAlias = EventReader | DividedReader
+AnyPipeline: TypeAlias = BatchPipeline | DividedPipeline
 
 _LOOK_S = 2.0
 """How often a worker looks whether its tables are still there, and the log is the one it began with, and whole."""
@@ -75,6 +82,7 @@ class Projector:
         self._on_ready = on_ready
         self._meter = context.meter(resolved)
         self._pace = Pace(context.options)
+        self._division = Division.of(resolved, context)
         self._failed_at = -1
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -104,17 +112,34 @@ class Projector:
                     await lease.release()
 
     async def _hold(self, session: Session, lease: Lease, stop: asyncio.Event) -> None:
-        """Check the tables, carry out retries, take the durable over, check the log, read what is blocked; then write.
+        """Check the tables, carry out retries; then write, alone or divided, whatever the distance calls for.
 
         Each step relies on those before it, and all of them on the lease.
         """
-        context, held = self._context, lease.held
+        context = self._context
         await lease.check_tables()
         await asyncio.to_thread(learn_voids, context.endpoint, context.stream, context.catalog)
-        await carry_out_retries(session, context, self.resolved, held, stop)
-        source = Source(context.endpoint, context.stream, self.resolved.durable)
-        decoder = partial(reader_of, context.catalog, self.resolved, ())
-        reader = await EventReader.open(source, held.position, decoder, context.options.batch_max)
+        await carry_out_retries(session, context, self.resolved, lease.held, stop)
+        try:
+            while not await self._follow(session, lease, stop):
+                await lease.look_again()
+                # Those that fold processes met only they know.
+                await asyncio.to_thread(learn_voids, context.endpoint, context.stream, context.catalog)
+        finally:
+            if self._division is not None:
+                await self._division.close()
+
+    async def _follow(self, session: Session, lease: Lease, stop: asyncio.Event) -> bool:
+        """Take the durable over, check the log, and write; False when it is to be done the other way from here on."""
+        context, held, division = self._context, lease.held, self._division
+        # What was blocked, or remembered, before this lease was taken is read anew.
+        blocked = await load_blocked(session, self.resolved)
+        if division is not None and division.is_called_for:
+            reader = await division.open(held, blocked, self._pace)
+        else:
+            source = Source(context.endpoint, context.stream, self.resolved.durable)
+            decoder = partial(reader_of, context.catalog, self.resolved, ())
+            reader = await EventReader.open(source, held.position, decoder, context.options.batch_max)
         waker = asyncio.create_task(_wake_at(stop, reader))
         try:
             if not held.log:
@@ -124,25 +149,30 @@ class Projector:
             if held.log != log or not await lease.are_tables_noted():
                 await lease.adopt(log)
             failpoints.reach("worker.log_checked")
-            pipeline = await self._pipeline(session, lease, reader)
+            pipeline = self._pipeline(session, held, reader, blocked)
             reader.start()
             self._on_ready()
-            await self._project(session, lease, reader, pipeline, stop, log)
+            return await self._project(session, lease, reader, pipeline, stop, log)
         finally:
             waker.cancel()
+            if isinstance(reader, DividedReader) and division is not None:
+                await division.close()  # before the reader, which may wait for one of them
             await reader.close()
 
-    async def _pipeline(self, session: Session, lease: Lease, reader: EventReader) -> BatchPipeline:
-        """What was blocked, or remembered, before this lease was taken is read anew."""
-        context, resolved, held = self._context, self.resolved, lease.held
-        blocked = await load_blocked(session, resolved)
+    def _pipeline(
+        self, session: Session, held: Checkpoint, reader: AnyReader, blocked: BlockedAggregates
+    ) -> AnyPipeline:
+        context, resolved = self._context, self.resolved
         if isinstance(resolved, ResolvedSql):
             committer = SqlCommitter(session, SqlWriter(resolved, lease_s=context.options.lease_s), held)
         else:
             writer = context.fold_writer(resolved, held, blocked)
+            if isinstance(reader, DividedReader):
+                return DividedPipeline(resolved, held, reader, (session, writer), self._pace, self._committed)
             overlaps = context.database.dialect.is_concurrent
             private = resolved.is_private
             committer = FoldCommitter(session, writer, held, reader, overlaps=overlaps, private=private)
+        assert isinstance(reader, EventReader)
         return BatchPipeline(resolved, held, reader, committer, self._pace, self._committed)
 
     def _committed(self, position: int, events: int, seconds: float) -> None:
@@ -150,36 +180,38 @@ class Projector:
         self._context.notifier.tell(self.resolved.name, self.resolved.revision, position)
 
     async def _project(
-        self,
-        session: Session,
-        lease: Lease,
-        reader: EventReader,
-        pipeline: BatchPipeline,
-        stop: asyncio.Event,
-        log: str,
-    ) -> None:
-        """Write until `stop`, or until the revision is promoted."""
-        promotion = Promotion(self.resolved, self._context, lease, session)
+        self, session: Session, lease: Lease, reader: AnyReader, pipeline: AnyPipeline, stop: asyncio.Event, log: str
+    ) -> bool:
+        """Write until `stop`, or until the revision is promoted; False when to go on the other way."""
+        context, division = self._context, self._division
+        promotion = Promotion(self.resolved, context, lease, session)
         building = lease.held.state == BUILDING and not promotion.wanted
         looked_at = time.monotonic()
         while not stop.is_set():
             if time.monotonic() - looked_at > _LOOK_S:
                 await lease.check_tables()
-                context = self._context
                 await asyncio.to_thread(check_running, context.endpoint, context.stream, lease.held, log)
                 looked_at = time.monotonic()
-            if not await pipeline.step(self._context.options.lease_s / 3):
+            try:
+                wrote = await pipeline.step(context.options.lease_s / 3)
+            except (NotDivided, FoldProcessLost) as error:
+                if division is None or not division.goes_on(pipeline.position, error):
+                    raise
+                return False
+            if not wrote:
                 await lease.renew()
                 failpoints.reach("worker.lease_renewed")
-            if building or promotion.wanted:
-                left = reader.left_after(pipeline.position)  # silence does not say that there is no more
-                if promotion.is_due(left) and await promotion.attempt(pipeline.step):
-                    return
-                if building and not left:
-                    failpoints.reach("worker.before_settle")
-                    await lease.settle(ACTIVE)
-                    failpoints.reach("worker.after_settle")
-                    building = False
+            left = reader.left_after(pipeline.position)  # silence does not say that there is no more
+            if division is not None and division.turns(reader, left, pipeline.position):
+                return False
+            if promotion.is_due(left) and await promotion.attempt(pipeline.step):
+                return True
+            if building and not left:
+                failpoints.reach("worker.before_settle")
+                await lease.settle(ACTIVE)
+                failpoints.reach("worker.after_settle")
+                building = False
+        return True
 
     async def _stop(self, lease: Lease, error: EventjetError) -> None:
         """Stop the projection with its reason; a schema that only a newer deploy knows is left to that one."""
@@ -192,6 +224,6 @@ class Projector:
         self._meter.terms["failed"] += 1
 
 
-async def _wake_at(stop: asyncio.Event, reader: EventReader) -> None:
+async def _wake_at(stop: asyncio.Event, reader: AnyReader) -> None:
     await stop.wait()
     reader.wake()

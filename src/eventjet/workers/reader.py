@@ -1,7 +1,6 @@
 """The log after a position, read and decoded in a thread of its own while the loop writes.
 
-`EventReader` reads it, `EventBuffer` hands it over in bounded pieces, and `check_log` says whether it is the log that a
-checkpoint was made from.
+`EventReader` reads it, and `check_log` says whether it is the log that a checkpoint was made from.
 """
 
 from __future__ import annotations
@@ -9,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,18 +34,14 @@ from eventjet.store.earlier import EarlierRecords
 from eventjet.store.topology import identity_of, missing
 from eventjet.store.voids import voids_in
 from eventjet.store.wholeness import check_whole, loss
+from eventjet.workers.buffer import Chunk, EventBuffer
 from eventjet.writers.batch import Batch
 
 _log = logging.getLogger(__name__)
 
 _JOIN_S = 5.0
-_CHUNK_MAX = 1_000
+CHUNK_MAX = 1_000
 """Events decoded at a time, of which several make a batch."""
-BYTES_MAX = 16 * 1024 * 1024
-"""Bodies that may wait, in bytes; a single larger chunk still passes."""
-_WAIT_S = 1.0
-_GATHER_S = 0.05
-"""How long a batch waits for more where the log has more: whole ones cost less an event, here and in the database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +88,7 @@ class EventReader:
             source.durable,
             position=position,
             filters=filters,
-            batch_max=min(batch_max, _CHUNK_MAX),
+            batch_max=min(batch_max, CHUNK_MAX),
         )
         earlier = EarlierRecords(endpoint, source.stream)
         return cls(pull, EventBuffer(batch_max), decoder(earlier), earlier, position, source.durable)
@@ -121,23 +114,13 @@ class EventReader:
         self._buffer.wake()
 
     def left_after(self, position: int) -> int:
-        """About how many events are known to come after `position`; 0 at the end."""
-        # The thread that reads changes this last: what arrives in between counts twice, never not at all.
-        pending = self._pull.pending
-        return max(0, self._pull.position - position) + pending
+        return left_after(self._pull, position)
 
     async def close(self) -> None:
         """End the thread and the connection; the durable stays."""
         self._buffer.close()
-        await asyncio.to_thread(self._stop)
-
-    def _stop(self) -> None:
-        self._pull.close()
         self._earlier.close()
-        if self._thread.ident is not None:
-            self._thread.join(_JOIN_S)
-            if self._thread.is_alive():
-                logs.THREAD_LEFT.tell(_log, thread=self._thread.name, seconds=_JOIN_S)
+        await asyncio.to_thread(close_reading, self._pull, self._thread)
 
     def _read(self) -> None:
         """The thread: whatever ends it is handed over."""
@@ -176,126 +159,20 @@ class EventReader:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk(Batch):
-    """Some records of the log, decoded: several make a batch."""
-
-    count: int
-    """Records in it, those of no subscription included."""
-    size: int
-    """Bytes of their bodies."""
-    left: int = 0
-    """About how many more the log has after it."""
+def left_after(pull: DurablePull, position: int) -> int:
+    """About how many events are known to come after `position`; 0 at the end."""
+    # The thread that reads changes this last: what arrives in between counts twice, never not at all.
+    pending = pull.pending
+    return max(0, pull.position - position) + pending
 
 
-class EventBuffer:
-    """One thread puts, one task of the loop takes. Holds at most two batches.
-
-    What waits is merged, so that batches are small while the writer keeps up and whole while it is far behind.
-    """
-
-    def __init__(self, batch_max: int) -> None:
-        """Made within the loop that takes."""
-        self.batch_max = batch_max
-        self._loop = asyncio.get_running_loop()
-        self._arrived = asyncio.Event()
-        self._changed = threading.Condition()
-        self._chunks: deque[Chunk] = deque()
-        self._count = 0
-        self._size = 0
-        self._failure: BaseException | None = None
-        self._closed = False
-
-    def put(self, chunk: Chunk) -> bool:
-        """Hand over, waiting while two batches are ahead; False once the buffer is closed."""
-        with self._changed:
-            while not self._closed and self._is_full():
-                self._changed.wait(_WAIT_S)
-            if self._closed:
-                return False
-            self._chunks.append(chunk)
-            self._count += chunk.count
-            self._size += chunk.size
-        self._wake_from_thread()
-        return True
-
-    def fail(self, error: BaseException) -> None:
-        """Have `take` raise this once everything before it is taken."""
-        with self._changed:
-            self._failure = error
-        self._wake_from_thread()
-
-    async def take(self, timeout_s: float) -> Batch | None:
-        """What waits, up to `batch_max` records; None when nothing comes in time or `wake` is called."""
-        if not self._chunks and self._failure is None:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._arrived.wait()
-            except TimeoutError:
-                return None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_GATHER_S):
-                while self._is_partial():
-                    self._arrived.clear()
-                    await self._arrived.wait()
-        return self._pop()
-
-    async def take_whole(self) -> Batch | None:
-        """A whole batch, however long that takes; None when reading ends before there is one."""
-        while self._failure is None and not self._is_whole():
-            self._arrived.clear()
-            await self._arrived.wait()
-        return self._pop() if self._is_whole() else None
-
-    def wake(self) -> None:
-        """Let a waiting `take` return. From the loop."""
-        self._arrived.set()
-
-    def close(self) -> None:
-        """Let a waiting `put` return False."""
-        with self._changed:
-            self._closed = True
-            self._chunks.clear()
-            self._changed.notify_all()
-
-    def _pop(self) -> Batch | None:
-        with self._changed:
-            self._arrived.clear()
-            if not self._chunks:
-                if self._failure is not None:
-                    raise self._failure
-                return None
-            taken = [self._chunks.popleft()]
-            count = taken[0].count
-            while self._chunks and count + self._chunks[0].count <= self.batch_max:
-                taken.append(self._chunks.popleft())
-                count += taken[-1].count
-            self._count -= count
-            self._size -= sum(chunk.size for chunk in taken)
-            self._changed.notify_all()
-        if len(taken) == 1:
-            return taken[0]
-        events = [event for chunk in taken for event in chunk.events]
-        return Batch(taken[0].after, taken[-1].last, taken[-1].event_id, events)
-
-    def _is_whole(self) -> bool:
-        return self._count >= self.batch_max or self._is_full()
-
-    def _is_partial(self) -> bool:
-        """Whether something waits, and more is about to come: more than is left of a batch."""
-        with self._changed:
-            coming = self._chunks and self._failure is None and self._chunks[-1].left > self.batch_max
-            return bool(coming) and not self._is_whole()
-
-    def _is_full(self) -> bool:
-        return self._count >= 2 * self.batch_max or self._size >= BYTES_MAX
-
-    def _wake_from_thread(self) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._arrived.set)
-        except RuntimeError:
-            # The loop is closed, so nobody waits any more.
-            self.close()
+def close_reading(pull: DurablePull, thread: threading.Thread) -> None:
+    """End what a thread reads, and the thread, if it was started. Blocks."""
+    pull.close()
+    if thread.ident is not None:
+        thread.join(_JOIN_S)
+        if thread.is_alive():
+            logs.THREAD_LEFT.tell(_log, thread=thread.name, seconds=_JOIN_S)
 
 
 class Stand(Protocol):
@@ -387,10 +264,10 @@ def _another_past(connection: NatsConnection, identity: str, state: StreamState,
     if record is None:
         return LogRolledBack(held.name, held.position, "the log has no event there any more")
     event_id = header(record[3], MSG_ID) or ""
-    if event_id != held.event_id:
-        reason = f"the event there is {event_id or 'without id'}, and it was {held.event_id}"
-        return LogRolledBack(held.name, held.position, reason)
-    return None
+    if event_id == held.event_id:
+        return None
+    reason = f"the event there is {event_id or 'without id'}, and it was {held.event_id}"
+    return LogRolledBack(held.name, held.position, reason)
 
 
 def _other(log: str, stream: str, identity: str) -> str:

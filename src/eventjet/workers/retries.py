@@ -28,7 +28,7 @@ from eventjet.store.earlier import EarlierRecords
 from eventjet.workers.context import Session, WorkerContext
 from eventjet.workers.reader import check_log
 from eventjet.writers.batch import Batch, Parts
-from eventjet.writers.fold_writer import Prepared, changes_of
+from eventjet.writers.batch_fold import Prepared, changes_of
 
 _log = logging.getLogger(__name__)
 

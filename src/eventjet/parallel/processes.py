@@ -1,0 +1,208 @@
+"""`FoldProcesses`: the fold processes of one job, made, fed, asked and ended by the process that owns the job.
+
+Each aggregate is one process's own, told by its subject without decoding. They hold nothing that is not in the log or
+the database, so they are ended by SIGKILL, and losing one loses work and nothing else.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Self
+
+from eventjet.codec.envelope import RawRecord
+from eventjet.codec.voids import VOID_PART
+from eventjet.errors import FoldProcessLost
+from eventjet.parallel.link import APP, BEGUN, CUT, DONE, FAILED, LOADED, RECORDS, TASK, FoldLink, Kind, LinkClosed
+from eventjet.parallel.process import PROGRAM, Loadable, ShareTask
+
+_END_S = 5.0
+
+
+class FoldFailed(Exception):
+    """A fold process says why it cannot go on: over an event, a row, or its connection."""
+
+
+class FoldProcesses:
+    """`count` processes for one task. `send` and `cut` from one thread, `answers` from another, `close` from any.
+
+    Raises `FoldProcessLost` where one of them ended or does not answer; `bound_s` is how long one may take for a piece
+    of work. Nothing is of use after that but `close`.
+    """
+
+    def __init__(self, kind: type[ShareTask], app: Loadable, count: int, *, bound_s: float) -> None:
+        """Starts them for a kind of task and does not wait for that: `is_loaded` tells."""
+        self._bound_s = bound_s
+        self._closed = False
+        self._is_loaded = False
+        self._pids: list[int] = []
+        self._handles: list[int] = []
+        self._waiting: list[deque[tuple[Kind, bytes]]] = [deque() for _ in range(count)]
+        pairs = [socket.socketpair() for _ in range(count)]
+        self._links = [FoldLink(own, bound_s) for own, _ in pairs]
+        numbers = [its.fileno() for _, its in pairs]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        if sys.flags.optimize:
+            environ["PYTHONOPTIMIZE"] = str(sys.flags.optimize)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, *map(str, numbers)],
+                stdin=subprocess.PIPE,
+                pass_fds=numbers,
+                env=environ,
+            )
+        except BaseException:
+            for link in self._links:
+                link.close()
+            raise
+        finally:
+            for _, its in pairs:
+                its.close()
+        for share in range(count):
+            self._tell(share, APP, pickle.dumps((kind, app)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    @property
+    def pids(self) -> list[int]:
+        """Once they have loaded."""
+        return self._pids
+
+    def is_loaded(self, timeout_s: float = 0.0) -> bool:
+        """Whether all have imported the application, waited for so long; raises `FoldFailed` as well."""
+        if not self._is_loaded:
+            told = self._gathered(LOADED, timeout_s)
+            if told is None:
+                return False
+            self._pids = [int(pid) for pid in told]
+            for pid in self._pids:
+                with suppress(ProcessLookupError):
+                    self._handles.append(os.pidfd_open(pid))
+            self._is_loaded = True
+        return True
+
+    def begin(self, task: ShareTask) -> None:
+        """Have them begin, and wait until they have; raises `FoldFailed` as well."""
+        if not self.is_loaded(self._bound_s):
+            raise FoldProcessLost(f"did not start within {self._bound_s:g} s")
+        for share in range(len(self._links)):
+            # Its secrets go this way: neither arguments nor the environment have them.
+            self._tell(share, TASK, pickle.dumps((share, task)))
+        if self._gathered(BEGUN, self._bound_s) is None:
+            raise FoldProcessLost(f"did not begin within {self._bound_s:g} s")
+
+    def send(self, records: Sequence[RawRecord]) -> None:
+        """Give each process its own of the next records; blocks while one is far behind."""
+        count = len(self._links)
+        own: list[list[RawRecord]] = [[] for _ in range(count)]
+        adders = [each.append for each in own]
+        for record in records:
+            subject = record[2]
+            if VOID_PART in subject:
+                # Every reader has to know of it.
+                for add in adders:
+                    add(record)
+            else:
+                # By the id alone: aggregates of one id meet, since that is the key of their rows.
+                adders[hash(subject[subject.rfind(b".") :]) % count](record)
+        for share, each in enumerate(own):
+            if each:
+                self._tell(share, RECORDS, marshal.dumps(each))
+
+    def cut(self, mark: Any, shares: Iterable[int] | None = None) -> None:
+        """End a batch: of all, or of some."""
+        payload = marshal.dumps(mark)
+        for share in range(len(self._links)) if shares is None else shares:
+            self._tell(share, CUT, payload)
+
+    def answers(self, timeout_s: float, shares: Sequence[int] | None = None) -> list[Any] | None:
+        """What the oldest batch that was not answered yet came to, process by process; None when not all are there.
+
+        Blocks. Raises `FoldFailed` as well.
+        """
+        return self._gathered(DONE, timeout_s, shares)
+
+    def close(self) -> None:
+        """End them, whatever they are doing."""
+        self._closed = True
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # those that have not told of themselves yet end with it
+        self._process.kill()
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os.close(handle)
+        for link in self._links:
+            link.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+
+    def _tell(self, share: int, kind: Kind, payload: bytes) -> None:
+        try:
+            self._links[share].send(kind, payload)
+        except TimeoutError:
+            raise self._lost(share, f"took nothing for {self._bound_s:g} s") from None
+        except LinkClosed:
+            raise self._lost(share, "") from None
+
+    def _gathered(self, kind: Kind, timeout_s: float, shares: Sequence[int] | None = None) -> list[Any] | None:
+        """One message of each, in their order."""
+        deadline = time.monotonic() + timeout_s
+        wanted = range(len(self._links)) if shares is None else shares
+        for share in wanted:
+            waiting = self._waiting[share]
+            while not waiting:
+                try:
+                    if not self._links[share].is_ready(max(0.0, deadline - time.monotonic())):
+                        return None
+                    told, payload = self._links[share].receive()
+                except TimeoutError:
+                    raise self._lost(share, "left off within an answer") from None
+                except (LinkClosed, OSError, ValueError):
+                    raise self._lost(share, "") from None
+                if told == FAILED:
+                    raise FoldFailed(payload.decode())
+                waiting.append((told, payload))
+        first = [self._waiting[share].popleft() for share in wanted]
+        assert all(told == kind for told, _ in first)
+        if kind == DONE:
+            return [marshal.loads(payload) for _, payload in first]  # noqa: S302 - of our own processes
+        return [payload for _, payload in first]
+
+    def _lost(self, share: int, reason: str) -> FoldProcessLost:
+        if self._closed:
+            return FoldProcessLost("was ended by this process")
+        process = self._process
+        if not reason and share == 0:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
+            code = process.poll()
+            reason = "closed its connection" if code is None else _ended(code)
+        pid = f"(pid {self._pids[share]}) " if self._is_loaded else ""
+        return FoldProcessLost(f"{pid}{reason or 'is gone'}")
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with status {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"

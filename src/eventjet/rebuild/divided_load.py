@@ -1,0 +1,139 @@
+"""The local engine with fold processes: this one reads and divides, they fold whole shares and load them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import astuple, dataclass, field, replace
+from typing import Any, TypeAlias
+
+from eventjet import failpoints
+from eventjet.codec.envelope import RawRecord
+from eventjet.collecting import uncollected
+from eventjet.domain.parked import Parked
+from eventjet.errors import FoldProcessLost, RebuildError
+from eventjet.nats.endpoint import Endpoint
+from eventjet.parallel.process import ShareWork
+from eventjet.parallel.processes import FoldFailed, FoldProcesses
+from eventjet.projections.app_ref import AppRef
+from eventjet.rebuild.folding import Foldings, fold_of
+from eventjet.rebuild.job import Job
+from eventjet.rebuild.loads import Loads
+from eventjet.rebuild.plan import Plan
+from eventjet.rebuild.progress import Watch
+from eventjet.rebuild.replay_source import read_ahead
+from eventjet.rebuild.runs import Part, Target
+from eventjet.store.earlier import EarlierRecords
+
+_BOUND_S = 600.0
+"""How long a fold process may take for what it has been given, a load included."""
+_LOOK_S = 0.2
+_PARTS_STRIDE = 100_000
+"""A process that loads entries in several transactions numbers them this far apart."""
+
+ToldPart: TypeAlias = tuple[str, int, list[tuple[Any, ...]]]
+"""(projection, rows, what was parked)."""
+
+
+def undivided(job: Job, targets: Sequence[Target]) -> list[str]:
+    """What keeps a job in one process: projections, each with the reason."""
+    found: list[str] = []
+    for one in targets:
+        resolved = fold_of(job.app, one.projection)
+        if not resolved.is_divisible:
+            found.append(f"the key of {one.projection} is not the aggregate's id")
+        elif not resolved.reads and not one.database.dialect.is_concurrent:
+            found.append(f"{one.projection} is loaded as it is read, and SQLite has one writer")
+    return found
+
+
+def load_divided(job: Job, plan: Plan, targets: Sequence[Target], count: int) -> list[Part]:
+    """See `Engine.load`. Raises `RebuildError` with what a fold process could not take, or that one was lost."""
+    watch = job.watch
+    endpoint = job.log.endpoint.with_name("eventjet rebuild fold")
+    task = LoadTask(job.reference(), endpoint, job.log.stream, tuple(targets), dict(job.catalog.voids))
+    try:
+        with (
+            FoldProcesses(LoadTask, job.reference(), count, bound_s=_BOUND_S) as processes,
+            watch.interrupted_by(processes.close),
+        ):
+            with watch.phase("read", plan.events):
+                processes.begin(task)
+                done = _divide(job, plan, processes)
+            with watch.phase("load"):
+                parts = _loaded(processes, targets, watch)
+    except FoldFailed as error:
+        raise RebuildError(str(error)) from error
+    except FoldProcessLost:
+        watch.check()  # which says so where they were ended because nobody waits any more
+        raise
+    first: set[str] = set()
+    for number, part in enumerate(parts):
+        if part.projection not in first:
+            first.add(part.projection)
+            parts[number] = replace(part, events=done)
+    return parts
+
+
+def _divide(job: Job, plan: Plan, processes: FoldProcesses) -> int:
+    """Hand out all the records; how many there were."""
+    failpoints.reach("rebuild.engine_started")
+    done = 0
+    with closing(read_ahead(job.source.records(plan.first, plan.last + 1), job.watch)) as ahead:
+        for records in ahead:
+            processes.send(records)
+            failpoints.reach("rebuild.batch_read")
+            done += len(records)
+            job.watch.tell("read", done, plan.events)
+    return done
+
+
+def _loaded(processes: FoldProcesses, targets: Sequence[Target], watch: Watch) -> list[Part]:
+    """Have them load what they hold: all at once, or one after the other where the database has one writer."""
+    concurrent = all(one.database.dialect.is_concurrent for one in targets)
+    shares = range(len(processes))
+    parts: list[Part] = []
+    for turn in [shares] if concurrent else [range(share, share + 1) for share in shares]:
+        processes.cut(None, turn)
+        while (answers := processes.answers(_LOOK_S, turn)) is None:
+            watch.check()
+        parts += [
+            Part(name, 0, rows, [Parked(*one) for one in parked]) for told in answers for name, rows, parked in told
+        ]
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTask:
+    """See `eventjet.parallel.process.ShareTask`."""
+
+    app: AppRef
+    endpoint: Endpoint
+    stream: str
+    targets: tuple[Target, ...]
+    voids: Mapping[int, str] = field(repr=False)
+
+    @contextmanager
+    def begin(self, share: int) -> Generator[ShareWork]:
+        with EarlierRecords(self.endpoint, self.stream) as earlier, uncollected():
+            foldings = Foldings(self.app.load(), self.targets, self.voids, earlier)
+            yield _Loading(Loads(foldings, self.targets, Watch(), share * _PARTS_STRIDE))
+
+
+class _Loading:
+    """See `eventjet.parallel.process.ShareWork`."""
+
+    def __init__(self, loads: Loads) -> None:
+        self._loads = loads
+
+    def take(self, records: list[RawRecord]) -> None:
+        self._loads.take(records)
+
+    def cut(self, mark: None) -> list[ToldPart]:
+        del mark
+        return [
+            (part.projection, part.rows, [astuple(one) for one in part.parked]) for part in self._loads.finish(events=0)
+        ]
+
+    def reason_of(self, error: Exception) -> str:
+        return str(error)

@@ -1,0 +1,132 @@
+"""`Division`: whether and when a projection's events are folded by several processes.
+
+Far behind they are; at the tip one process folds alone, so that what is new is not handed around first. Between the two
+lies a distance, so that a worker does not go to and fro.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from eventjet.errors import FoldProcessLost
+from eventjet.observability import logs
+from eventjet.parallel.processes import FoldFailed, FoldProcesses
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
+from eventjet.quarantine.fold import BlockedAggregates
+from eventjet.sql.checkpoint import Checkpoint
+from eventjet.workers.context import Among, WorkerContext
+from eventjet.workers.divided import BOUND_S, DividedReader, NotDivided
+from eventjet.workers.pipeline import Pace
+from eventjet.workers.reader import Source
+from eventjet.writers.fold_task import BatchFoldTask
+
+_log = logging.getLogger(__name__)
+
+_FOR_GOOD = 2**63
+FAR = 4
+"""How many whole batches a worker is behind, at the least, when it divides the work; at one batch it goes on alone."""
+
+
+class Division:
+    """Of one projection, over all its terms: `open` when it `is_called_for`, `turns`, and `close` at a term's end."""
+
+    def __init__(self, resolved: ResolvedProjection, context: WorkerContext, among: Among) -> None:
+        self._resolved = resolved
+        self._context = context
+        self._among = among
+        self._processes: FoldProcesses | None = None
+        self._alone_until = 0
+        self._lost_at = -1
+
+    @classmethod
+    def of(cls, resolved: AnyResolved, context: WorkerContext) -> Division | None:
+        """None where all is folded in this process; that is said where more were given."""
+        among = context.among
+        if among is None:
+            return None
+        if isinstance(resolved, ResolvedSql) or not resolved.is_divisible:
+            kind = "it is SQL by hand" if isinstance(resolved, ResolvedSql) else "its key is not the aggregate's id"
+            logs.NOT_DIVIDED.tell(_log, name=resolved.name, reason=kind)
+            return None
+        return cls(resolved, context, among)
+
+    def turns(self, reader: object, left: int, position: int) -> bool:
+        """Whether it is time to go on the other way than with this reader, with so many events left after a position.
+
+        Fold processes are started when there is enough for them, and used once they have loaded.
+        """
+        if isinstance(reader, DividedReader):
+            return left <= self._context.options.batch_max
+        is_far = left >= FAR * self._context.options.batch_max
+        if not is_far or position < self._alone_until or self._among.user not in (None, self._resolved.durable):
+            return False
+        return self.has_loaded(position)
+
+    def has_loaded(self, position: int) -> bool:
+        """Whether the fold processes are there; starts them."""
+        try:
+            if self._processes is None:
+                changed = self._among.seen.changed()
+                if changed is not None:
+                    reason = f"{changed} is another file than the one it was started with; start the worker again"
+                    self._alone(None, reason)
+                    return False
+                self._among.user = self._resolved.durable
+                self._processes = FoldProcesses(BatchFoldTask, self._among.app, self._among.count, bound_s=BOUND_S)
+            return self._processes.is_loaded()
+        except (FoldFailed, FoldProcessLost, OSError) as error:
+            self._end()
+            self._alone(position, str(error))
+            return False
+
+    @property
+    def is_called_for(self) -> bool:
+        """Whether what comes next is to be divided."""
+        return self._processes is not None and self._processes.is_loaded()
+
+    def goes_on(self, position: int, error: Exception) -> bool:
+        """Whether the term goes on, alone, after what ended the divided work there; False where it is over.
+
+        A fold process that is lost ends the term. Where that comes again at the same position, the next one does
+        without them for a while.
+        """
+        if isinstance(error, NotDivided) or position == self._lost_at:
+            self._alone(position, str(error))
+        self._lost_at = position
+        return isinstance(error, NotDivided)
+
+    async def open(self, held: Checkpoint, blocked: BlockedAggregates, pace: Pace) -> DividedReader:
+        """For when it is called for."""
+        assert self._processes is not None
+        context, resolved = self._context, self._resolved
+        task = BatchFoldTask(
+            self._among.app,
+            context.endpoint.with_name(f"eventjet fold {resolved.durable}"),
+            context.database,
+            resolved.name,
+            resolved.revision,
+            held.location,
+            dict(context.catalog.voids),
+            frozenset(blocked.aggregates),
+        )
+        source = Source(context.endpoint, context.stream, resolved.durable)
+        logs.DIVIDED.tell(_log, name=resolved.name, position=held.position, processes=self._among.count)
+        return await DividedReader.open(source, held.position, self._processes, task, pace)
+
+    async def close(self) -> None:
+        """End the fold processes, if there are any."""
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        processes, self._processes = self._processes, None
+        if processes is not None:
+            processes.close()
+        if self._among.user == self._resolved.durable:
+            self._among.user = None
+
+    def _alone(self, position: int | None, reason: str) -> None:
+        far = FAR * self._context.options.batch_max
+        self._alone_until = _FOR_GOOD if position is None else position + far
+        logs.FOLDED_ALONE.tell(_log, name=self._resolved.name, reason=reason)
