@@ -12,7 +12,6 @@ from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import RawRecord
 from eventjet.cursors.kv import Cursors
 from eventjet.domain.aggregate import AggregateType
-from eventjet.domain.moment import check_moment
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import NotCaughtUp, OutcomeUnknown, UsageError
 from eventjet.errors.projection import ANOTHER_LOG
@@ -24,6 +23,7 @@ from eventjet.reactions.following import declarations_of, has_timers
 from eventjet.repository import Committed, Imported, ImportReport, Planned, Repository
 from eventjet.repository.decisions import position_in, transact
 from eventjet.repository.importing import Importer
+from eventjet.repository.log_tail import LogTail
 from eventjet.repository.repositories import Repositories, open_repositories
 from eventjet.serving.service import Service
 from eventjet.settings import Settings
@@ -51,9 +51,6 @@ S7 = TypeVar("S7")
 E7 = TypeVar("E7")
 S8 = TypeVar("S8")
 E8 = TypeVar("E8")
-
-
-_DELIVER = ("all", "last", "new")
 
 
 class ReadModels(Protocol):
@@ -307,33 +304,22 @@ class Jet:
         *,
         position: int | None = None,
         since: datetime | None = None,
+        until: int | None = None,
+        limit: int | None = None,
         follow: bool = False,
     ) -> AsyncIterator[Recorded[Any]]:
         """The log's events in order: all, from the last one, new ones only, from a position or from a time.
 
         The time is that at which the log got them, which for imported events is not their `recorded_at`.
-        Ends at the tail unless `follow`. Raises `UnknownEvent` and `UndecodableEvent`, and `UsageError` for a time
-        without a zone.
+        Ends at the tail unless it is to `follow`, which waits for more; in either case behind the position `until`, and
+        after `limit` events, where these are given. Raises `UnknownEvent` and `UndecodableEvent`, and `UsageError` for
+        a time without a zone, and for what is no position or limit.
         """
-        if deliver not in _DELIVER:
-            raise UsageError(f"`tail` cannot deliver {shown(deliver, 60)}. Give one of {', '.join(_DELIVER)}.")
-        if position is not None and not isinstance(position, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UsageError(
-                f"{shown(position, 60)} is not a position. Give a whole number, such as `Recorded.position`."
-            )
-        if since is not None:
-            check_moment("`since` is", since, to_come=True)
-        state = await self.store.state()
-        start = {"all": 1, "last": max(state.last, 1), "new": state.last + 1}[deliver]
-        if since is not None:
-            start = await self.store.position_at(since)
-        if position is not None:
-            start = position
+        wanted = LogTail(deliver, position, since, until, limit, follow)
+        wanted.check()
         await self.voids()
-        async for record in self.store.records(start=start, follow=follow):
-            recorded = self._decoder(record)
-            if recorded is not None:
-                yield recorded
+        async for recorded in wanted.read(self.store, self._decoder):
+            yield recorded
 
     def decode(self, record: RawRecord) -> Recorded[Any] | None:
         """One record as the app knows it."""

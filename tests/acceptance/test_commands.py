@@ -95,6 +95,17 @@ def test_history_shows_one_aggregate_and_says_when_there_is_nothing(bank: Progra
         (2, "account.deposited"),
         (3, "account.deposited"),
     ]
+    for options, versions in [
+        (("--newest-first",), [3, 2, 1]),
+        (("--newest-first", "--limit", "2"), [3, 2]),
+        (("--limit", "2"), [1, 2]),
+        (("--after", "1", "--limit", "1"), [2]),
+        (("--after", "2", "--newest-first", "--limit", "9"), [3]),
+    ]:
+        part = json.loads(bank("history", "account", "a-1", "--json", *options).out)
+        assert [one["version"] for one in part] == versions
+    later = bank("history", "account", "a-1", "--after", "3")
+    assert (later.status, later.out) == (1, "")
     nobody = bank("history", "account", "nobody")
     assert (nobody.status, nobody.out) == (1, "")
     assert nobody.is_one_paragraph()
@@ -106,6 +117,15 @@ def test_tail_shows_the_last_events_or_begins_where_told(bank: Program, ready: B
     assert [one["position"] for one in last] == list(range(6, 16))
     told = [json.loads(line) for line in bank("tail", "--json", "--from", "14").out.splitlines()]
     assert [one["position"] for one in told] == [14, 15]
+    for options, positions in [
+        (("--limit", "2"), [14, 15]),
+        (("--from", "3", "--limit", "2"), [3, 4]),
+        (("--until", "4"), [1, 2, 3, 4]),
+        (("--until", "4", "--limit", "2"), [3, 4]),
+        (("--from", "14", "--until", "15", "--follow"), [14, 15]),
+    ]:
+        lines = bank("tail", "--json", *options).out.splitlines()
+        assert [json.loads(line)["position"] for line in lines] == positions
     assert all(len(line) <= 80 for line in bank("tail").out.splitlines())
 
 

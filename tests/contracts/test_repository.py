@@ -9,12 +9,13 @@ import pytest
 from eventjet.dev.nats import NatsServer
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.memory import MemoryStore
+from tests.contracts.history_contract import HistoryContract
 from tests.contracts.repeated_contract import RepeatedContract
 from tests.contracts.repository_contract import RepositoryContract
 from tests.stores import fresh_jetstream
 
 
-class TestRepositoryInMemory(RepositoryContract, RepeatedContract):
+class TestRepositoryInMemory(RepositoryContract, RepeatedContract, HistoryContract):
     @pytest.fixture
     def app(self) -> str:
         return "bank"
@@ -24,7 +25,7 @@ class TestRepositoryInMemory(RepositoryContract, RepeatedContract):
         return MemoryStore(app)
 
 
-class TestRepositoryOnJetStream(RepositoryContract, RepeatedContract):
+class TestRepositoryOnJetStream(RepositoryContract, RepeatedContract, HistoryContract):
     @pytest.fixture
     async def store(self, eventjet_nats: NatsServer) -> AsyncIterator[JetStreamStore]:
         async with fresh_jetstream((eventjet_nats.url,)) as store:

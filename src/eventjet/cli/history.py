@@ -42,17 +42,29 @@ def history(
         ),
     ],
     aggregate_id: Annotated[str, typer.Argument(metavar="ID", help="Which one.")],
+    after: Annotated[
+        int, typer.Option("--after", metavar="VERSION", min=0, help="Only what came after this version.")
+    ] = 0,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="So many events at the most.")
+    ] = None,
+    newest_first: Annotated[bool, typer.Option("--newest-first", help="Begin with the last event.")] = False,
     personal: PersonalOption = False,
 ) -> Answer:
     """Show what happened to one aggregate; exit status 1 when it has no events."""
-    events = asyncio.run(_history(at, aggregate, aggregate_id, personal))
+    part = {"after": after, "limit": limit, "newest_first": newest_first}
+    events = asyncio.run(_history(at, aggregate, aggregate_id, personal, part))
     if not events:
-        return Answer([], lambda: note(f"There are no events of {aggregate} {aggregate_id}."), ok=False)
+        behind = f" after version {after}" if after else ""
+        return Answer([], lambda: note(f"There are no events of {aggregate} {aggregate_id}{behind}."), ok=False)
     return Answer(events, lambda: print("\n".join(line(event, named=False) for event in events)))
 
 
-async def _history(at: AppTarget, aggregate: str, aggregate_id: str, personal: bool) -> list[dict[str, Any]]:
+async def _history(
+    at: AppTarget, aggregate: str, aggregate_id: str, personal: bool, part: dict[str, Any]
+) -> list[dict[str, Any]]:
     from eventjet.operations.events import shown
+    from eventjet.repository.timeline import part_of
 
     app = at.app()
     if aggregate != CLAIMS:
@@ -60,9 +72,8 @@ async def _history(at: AppTarget, aggregate: str, aggregate_id: str, personal: b
     async with app.connect(at.settings) as jet:
         await jet.log()  # says that `init` is missing, where it is
         voids = await jet.voids()
-        return [
-            shown(jet, record, voids, personal=personal) for record in await jet.store.history(aggregate, aggregate_id)
-        ]
+        records = await part_of(jet.store, aggregate, aggregate_id, **part)
+        return [shown(jet, record, voids, personal=personal) for record in records]
 
 
 @on_app()
@@ -74,25 +85,46 @@ def tail(
         int | None,
         typer.Option("--from", metavar="N", min=1, help=f"Begin at this position; else with the last {_LAST} events."),
     ] = None,
+    until: Annotated[
+        int | None, typer.Option("--until", metavar="N", min=1, help="End behind this position, with --follow too.")
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", metavar="N", min=1, help="End after so many events; without --from, the last ones."),
+    ] = None,
     personal: PersonalOption = False,
 ) -> None:
     """Show the log's events in order: the last ones, or from a position on."""
-    asyncio.run(_tail(at, start, follow=follow, as_json=json, personal=personal))
+    asyncio.run(_tail(at, start, until, limit, follow=follow, as_json=json, personal=personal))
 
 
-async def _tail(at: AppTarget, start: int | None, *, follow: bool, as_json: bool, personal: bool) -> None:
+async def _tail(
+    at: AppTarget,
+    start: int | None,
+    until: int | None,
+    limit: int | None,
+    *,
+    follow: bool,
+    as_json: bool,
+    personal: bool,
+) -> None:
     from eventjet.operations.events import shown
 
     async with at.app().connect(at.settings) as jet:
         log = await jet.log()
         voids = await jet.voids()
-        first = start if start is not None else max(log.first, log.last - _LAST + 1)
-        async for record in jet.store.records(start=first, follow=follow):
+        end = log.last if until is None else min(until, log.last)
+        first = start if start is not None else max(log.first, end - (limit or _LAST) + 1)
+        printed = 0
+        async for record in jet.store.records(start=first, until=until, follow=follow):
             event = shown(jet, record, voids, personal=personal)
             if as_json:
                 print_json(event, indent=None)
             else:
                 print(line(event, named=True), flush=True)
+            printed += 1
+            if printed == limit:
+                return
 
 
 def line(event: Mapping[str, Any], *, named: bool) -> str:

@@ -6,7 +6,6 @@ Those are Ctrl-C, SIGTERM, and SIGHUP, which comes when the terminal is closed.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from eventjet.cli.target import AppTarget
 from eventjet.cli.terminal import INTERRUPTED, note
+from eventjet.collecting import settle_process
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -161,10 +161,7 @@ async def run_until_stopped(
     from eventjet.workers.supervisor import run_workers
 
     options = WorkerOptions(processes=processes)
-    # Batches of thousands of events live for a moment and make no cycles: looked for at the usual rate, they
-    # cost an eighth of a worker's time.
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    settle_process()
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     async def work() -> None:

@@ -24,6 +24,7 @@ from eventjet.nats.api import Request, call
 from eventjet.nats.dial import check_files
 from eventjet.nats.endpoint import Endpoint, is_file
 from eventjet.nats.loop_connection import LoopConnection
+from eventjet.nats.open_request import LOOK_S, stood_still_s
 from eventjet.nats.protocol import Frame, nobody_listens
 from eventjet.nats.requirements import check_server
 from eventjet.settings import Settings
@@ -189,7 +190,7 @@ class Client:
                 connection.publish(*each)
                 if not connection.has_room:
                     await self._usable(subject, until)
-            connection.publish(subject, payload, headers, exchange.reply)
+            connection.publish(subject, payload, headers, exchange)
             frame = (await exchange.came())[0]
         finally:
             connection.forget(exchange)
@@ -202,7 +203,7 @@ class Client:
         connection = await self._usable(request.subject, asyncio.get_running_loop().time() + self.timeout_s)
         exchange = connection.exchange((request.subject,), self.timeout_s)
         try:
-            connection.publish(request.subject, request.payload, request.headers, exchange.reply)
+            connection.publish(request.subject, request.payload, request.headers, exchange)
             while True:
                 yield await exchange.came()
         finally:
@@ -244,20 +245,23 @@ class Client:
     async def _usable(self, what: str, until: float) -> LoopConnection:
         """A connection that takes more; raises `StoreUnavailable` when there is none in time."""
         loop = asyncio.get_running_loop()
+        look_s = min(LOOK_S, max(0.0, until - loop.time()) / 8)
         while not self._closed:
             connection = self._connection
             if connection is not None and connection.has_room:
                 return connection
             is_full = connection is not None and connection.usable
-            left_s = until - loop.time()
-            if left_s <= 0:
+            before = loop.time()
+            if before >= until:
                 reason = "the connection takes nothing" if is_full else "there is no connection"
                 raise StoreUnavailable(what, f"{reason}{f' ({self._fault})' if self._fault else ''}")
+            pause_s = _ROOM_PAUSE_S if is_full else min(look_s, until - before)
             if is_full:
-                await asyncio.sleep(_ROOM_PAUSE_S)
+                await asyncio.sleep(pause_s)
             else:
                 # Not `wait_for`: whoever gives up must not end the opening, which others wait for too.
-                await asyncio.wait({self._opened()}, timeout=left_s)
+                await asyncio.wait({self._opened()}, timeout=pause_s)
+            until += stood_still_s(before + pause_s)
         raise ConnectionClosed
 
     def _opened(self) -> asyncio.Task[None]:

@@ -17,9 +17,10 @@ from typing import Self
 
 import orjson
 
-from eventjet.errors import ConnectionLost, Forbidden, StoreUnavailable, Unreachable
+from eventjet.errors import ConnectionLost, Forbidden, Unreachable
 from eventjet.nats.dial import Dialled, dial
 from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.open_request import Lateness, OpenRequest, stood_still_s
 from eventjet.nats.protocol import Control, Frame, publish_frame, server_fault, subscribe_frame
 
 PING_S = 10.0
@@ -27,56 +28,12 @@ PING_S = 10.0
 ROOM_BYTES = 1 << 20
 """What may wait for the socket before those who send wait with it."""
 _CHUNK = 131_072
+_CHUNKS_MAX = 64
 _REPLIES = b"1"
 _SETTLED_S = 0.5
 """Between two looks whether the loop that asked for a connection is still there to take it."""
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _subject_of = itemgetter(1)
-
-
-class OpenRequest:
-    """One request, and what has come in answer to it."""
-
-    __slots__ = ("_frames", "_wake", "fault", "patience_s", "reply", "subjects", "until")
-
-    def __init__(self, reply: bytes, subjects: Collection[str], patience_s: float, until: float) -> None:
-        self.reply = reply
-        self.subjects = subjects
-        """What was published for it: a violation on any of them ends it."""
-        self.patience_s = patience_s
-        """How long its answer, or the next part of it, may take."""
-        self.until = until
-        """When that time ends, by the loop's clock."""
-        self._frames: list[Frame] = []
-        self.fault: Exception | None = None
-        """What ended it."""
-        self._wake: asyncio.Future[None] | None = None
-
-    async def came(self) -> list[Frame]:
-        """The next frames of the answer, at least one; raises what ended the exchange."""
-        if not self._frames and self.fault is None:
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
-        if not self._frames and self.fault is not None:
-            raise self.fault
-        frames, self._frames = self._frames, []
-        return frames
-
-    def arrived(self, frames: list[Frame], now: float) -> None:
-        """Take a part of the answer; what comes after the end is not one."""
-        if self.fault is None:
-            self._frames += frames
-            self.until = now + self.patience_s
-            self._wake_up()
-
-    def end(self, fault: Exception) -> None:
-        """There will be no more."""
-        self.fault = fault
-        self._wake_up()
-
-    def _wake_up(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
 
 
 class LoopConnection:
@@ -99,11 +56,13 @@ class LoopConnection:
         self._subscribed = 0
         self._count = 0
         self._unsent = bytearray()
+        self._unsent_requests: list[OpenRequest] = []
         self._is_sending = False
         self._heard_at = self._loop.time()
         self._pinged_at = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        """One for all that wait: nearly every answer is there long before its time is over."""
+        self._doubted = False
+        """Whether the answer to the last ping was waited for twice."""
+        self._lateness = Lateness(self._exchanges, self._read_on)
         self._pinging = self._loop.call_later(PING_S, self._check_alive)
         self._sock.setblocking(False)
         self._loop.add_reader(self._sock, self._readable)
@@ -123,21 +82,25 @@ class LoopConnection:
 
     def exchange(self, subjects: Collection[str], patience_s: float, until: float | None = None) -> OpenRequest:
         """Prepare for the answer to what is published on `subjects`; give the exchange to `forget` in the end."""
-        until = self._loop.time() + patience_s if until is None else until
+        now = self._loop.time()
+        until = now + patience_s if until is None else until
         self._count += 1
         reply = b"%b%d" % (self._replies, self._count)
-        exchange = OpenRequest(reply, subjects, patience_s, until)
+        exchange = OpenRequest(reply, subjects, patience_s, until, now)
         self._exchanges[reply] = exchange
-        self._watch(until)
+        self._lateness.watch(exchange.look_at(now))
         return exchange
 
     def forget(self, exchange: OpenRequest) -> None:
         """Ignore whatever still comes in answer to it."""
         self._exchanges.pop(exchange.reply, None)
 
-    def publish(self, subject: str, payload: bytes, headers: bytes = b"", reply: bytes = b"") -> None:
-        """Send one message with what else is sent in this turn of the loop."""
+    def publish(self, subject: str, payload: bytes, headers: bytes = b"", exchange: OpenRequest | None = None) -> None:
+        """Send one message with what else is sent in this turn of the loop, to be answered in an exchange."""
+        reply = b"" if exchange is None else exchange.reply
         self.send(publish_frame(subject, payload, reply=reply, headers=headers))
+        if exchange is not None:
+            self._unsent_requests.append(exchange)
 
     def subscribe(self, subject: str, heard: Callable[[Frame], object], queue: str = "") -> bytes:
         """Have `heard` called with each message of a subject, as a member of a queue group where one is named.
@@ -172,8 +135,7 @@ class LoopConnection:
             return  # the flush found it lost
         self.usable = False
         self._pinging.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._lateness.close()
         self._loop.remove_reader(self._sock)
         self._loop.remove_writer(self._sock)
         self._sock.close()
@@ -206,16 +168,31 @@ class LoopConnection:
             self._loop.add_writer(self._sock, self._flush)
         else:
             self._loop.remove_writer(self._sock)
+            now = self._loop.time()
+            for exchange in self._unsent_requests:
+                exchange.sent(now)
+            self._unsent_requests.clear()
 
-    def _readable(self) -> None:
+    def _read_on(self) -> None:
+        """Take what has come by now: a socket holds no more."""
+        for _ in range(_CHUNKS_MAX):
+            if not self.usable or not self._readable():
+                return
+
+    def _readable(self) -> bool:
+        """Whether something had come."""
         try:
-            frames, controls = self._parser.feed(self._received())
+            data = self._received()
+            if not data:
+                return False
+            frames, controls = self._parser.feed(data)
         except ValueError as error:
             self._lost(f"it sent {error}")
         except OSError as error:
             self._lost(f"the connection broke ({error})")
         else:
             self._took(frames, controls)
+        return True
 
     def _took(self, frames: list[Frame], controls: list[Control]) -> None:
         now = self._heard_at = self._loop.time()
@@ -275,34 +252,21 @@ class LoopConnection:
                 exchange.end(fault)
         return True
 
-    def _watch(self, until: float) -> None:
-        if self._timer is not None:
-            if self._timer.when() <= until:
-                return
-            self._timer.cancel()
-        self._timer = self._loop.call_at(until, self._end_late)
-
-    def _end_late(self) -> None:
-        """End the exchanges whose time is over, and look again when the next one's is."""
-        self._timer = None
-        now = self._loop.time()
-        for exchange in self._exchanges.values():
-            if exchange.fault is not None:
-                continue
-            if exchange.until > now:
-                self._watch(exchange.until)
-                continue
-            reason = f"no answer within {exchange.patience_s:g} s"
-            exchange.end(StoreUnavailable(next(iter(exchange.subjects)), reason))
-
     def _check_alive(self) -> None:
+        still_s = stood_still_s(self._pinging.when())
+        if still_s:
+            self._read_on()
+            if not self.usable:
+                return
         now = self._loop.time()
         if self._pinged_at > self._heard_at:
-            self._lost(f"it has been silent for {now - self._heard_at:.0f} s")
-            return
-        if now - self._heard_at >= PING_S:
+            if not still_s or self._doubted:
+                self._lost(f"it has been silent for {now - self._heard_at:.0f} s")
+                return
+            self._doubted = True  # the ping may have been sent a moment ago
+        elif now - self._heard_at >= PING_S:
             self.send(b"PING\r\n")
-            self._pinged_at = now
+            self._pinged_at, self._doubted = now, False
         self._pinging = self._loop.call_later(PING_S, self._check_alive)
 
 

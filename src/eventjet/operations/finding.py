@@ -13,8 +13,8 @@ from eventjet.app import App
 from eventjet.codec.envelope import RawRecord, stored_at
 from eventjet.codec.subjects import entity_shown
 from eventjet.errors import Refused
-from eventjet.operations.timeline import version_in
 from eventjet.projections.resolve import ResolvedProjection
+from eventjet.repository.timeline import version_in
 from eventjet.sql import checkpoint
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.locations import located

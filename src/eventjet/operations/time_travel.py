@@ -23,9 +23,9 @@ from eventjet.errors import CodecError, DefinitionError, HistoryBroken, StoreErr
 from eventjet.nats.client import Client
 from eventjet.operations.differences import Beside, compared
 from eventjet.operations.processes import plain
-from eventjet.operations.timeline import version_in
 from eventjet.repository.histories import fold_records
 from eventjet.repository.repositories import Repositories
+from eventjet.repository.timeline import version_in
 from eventjet.snapshots.kv import KeyValueSnapshots
 from eventjet.snapshots.snapshot import SnapshotCodec
 

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from eventjet import failpoints
 from eventjet.codec.envelope import RawRecord
+from eventjet.collecting import settle_process
 from eventjet.parallel.link import APP, BEGUN, CUT, DONE, FAILED, LOADED, RECORDS, FoldLink, LinkClosed
 from eventjet.shown import cut
 
@@ -119,9 +120,7 @@ def _serve(link: FoldLink) -> None:
         share, task = pickle.loads(pickled)  # noqa: S301 - see above
         with task.begin(share) as work:
             reason_of = work.reason_of
-            # Batches live for a moment and make no cycles; what is here now stays.
-            gc.freeze()
-            gc.set_threshold(50_000, 20, 20)
+            settle_process()
             failpoints.reach("fold.begun")
             link.send(BEGUN)
             _work(link, work)

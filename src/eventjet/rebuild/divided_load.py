@@ -9,13 +9,14 @@ from typing import Any, TypeAlias
 
 from eventjet import failpoints
 from eventjet.codec.envelope import RawRecord
+from eventjet.collecting import uncollected
 from eventjet.domain.parked import Parked
 from eventjet.errors import FoldProcessLost, RebuildError
 from eventjet.nats.endpoint import Endpoint
 from eventjet.parallel.process import ShareWork
 from eventjet.parallel.processes import FoldFailed, FoldProcesses
 from eventjet.projections.app_ref import AppRef
-from eventjet.rebuild.folding import Foldings, fold_of, uncollected
+from eventjet.rebuild.folding import Foldings, fold_of
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.loads import Loads
 from eventjet.rebuild.plan import Plan

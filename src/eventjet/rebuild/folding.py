@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -172,21 +170,6 @@ class Tokens:
     def __call__(self, event: Recorded[Any]) -> list[str]:
         """One for each key; raises `HandlerFailed`."""
         return [key_token(key) for key in self._fold.keys((event,))]
-
-
-@contextmanager
-def uncollected() -> Generator[None]:
-    """Pause the cycle collector: a fold makes no cycles, and the rows held would be walked over again and again.
-
-    At 50,000 rows that is a quarter of all time.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def key_token(key: RowKey) -> str:

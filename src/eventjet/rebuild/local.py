@@ -9,10 +9,11 @@ from typing import Literal
 from eventjet import failpoints
 from eventjet.archive.manifest import Segment
 from eventjet.archive.reading import FolderFiles
+from eventjet.collecting import uncollected
 from eventjet.errors import UsageError
 from eventjet.nats.ranges import read_range
 from eventjet.rebuild.divided_load import load_divided, undivided
-from eventjet.rebuild.folding import Foldings, uncollected
+from eventjet.rebuild.folding import Foldings
 from eventjet.rebuild.job import EngineOptions, Job
 from eventjet.rebuild.loads import Loads
 from eventjet.rebuild.plan import Plan

@@ -31,6 +31,7 @@ from eventjet.domain.history import FoldedState, fold_history
 from eventjet.domain.moment import check_moment
 from eventjet.domain.recorded import NO_METADATA, Recorded
 from eventjet.errors import CodecError, HistoryBroken, LogIncomplete, SaveTorn, StoreUnavailable, UsageError
+from eventjet.repository.excerpts import Excerpt, Excerpts
 from eventjet.shown import shown
 from eventjet.snapshots.kv import KeyValueSnapshots
 from eventjet.snapshots.snapshot import SnapshotCodec
@@ -89,6 +90,7 @@ class Histories(Generic[S]):
         self._snapshots = snapshots
         self._decoder = Decoder(catalog)
         self._voids = catalog.voids
+        self._excerpts = Excerpts(store, self.info.name, self._decoder, self._voids)
 
     async def load(self, aggregate_id: str, known: FoldedState[S] | None) -> FoldedState[S]:
         """The newest state: what is known, or a snapshot, and the events after it. Raises `HistoryBroken`."""
@@ -153,14 +155,10 @@ class Histories(Generic[S]):
         if following is None or header(following[3], BATCH_ID) != batch:
             raise SaveTorn([subject.decode()], [header(record[3], MSG_ID) or "" for record in records])
 
-    async def events(self, aggregate_id: str) -> list[Recorded[Any]]:
-        """All recorded events of one aggregate, in order, without retired ones."""
-
-        async def read() -> list[Recorded[Any]]:
-            decoded = map(self._decoder, await self.store.history(self.info.name, aggregate_id))
-            return [recorded for recorded in decoded if recorded is not None]
-
-        return await self._obeying(read)
+    async def events(self, aggregate_id: str, wanted: Excerpt) -> list[Recorded[Any]]:
+        """Recorded events of one aggregate, without retired ones. Raises `UsageError` for what is no bound."""
+        wanted.check()
+        return await self._obeying(lambda: self._excerpts.read(aggregate_id, wanted))
 
     async def find_command(
         self, aggregate_id: str, held: FoldedState[S], command_id: str, since: int | None = None

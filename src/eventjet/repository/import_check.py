@@ -45,6 +45,11 @@ class EarlierRun:
         self._times = array("q")
         self.positions = array("Q")
 
+    @property
+    def last(self) -> int:
+        """The greatest ordinal; 0 for none."""
+        return self._ordinals[-1] if self._ordinals else 0
+
     def add(self, ordinal: int, record: RawRecord, body: bytes) -> None:
         """`body` as this release would write it."""
         self._ordinals.append(ordinal)

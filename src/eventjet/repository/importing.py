@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +18,7 @@ from eventjet.codec.context import context_headers
 from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import COMMAND, RECORDED_AT, VERSION, header, number_of, recorded_at
 from eventjet.codec.imported import IMPORTED
+from eventjet.collecting import settled
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.identity import new_event_id
 from eventjet.domain.moment import check_moment
@@ -25,7 +26,8 @@ from eventjet.domain.recorded import NO_METADATA, Metadata
 from eventjet.domain.subscription import folded_events, shown_name
 from eventjet.errors import ConcurrencyConflict, Refused, UsageError
 from eventjet.repository.decisions import CONFLICTS_MAX, retried
-from eventjet.repository.import_check import EarlierRun, as_written_now, fields_that_differ
+from eventjet.repository.import_check import as_written_now, fields_that_differ
+from eventjet.repository.import_places import Place, Places
 from eventjet.repository.repositories import Repositories
 from eventjet.shown import shown
 from eventjet.spelling import listed
@@ -35,7 +37,6 @@ _Context = tuple[tuple[str, str], ...]
 _Item = tuple[tuple[str, str], int, EncodedEvent, datetime | None, _Context]
 """(aggregate and id, ordinal within it, event, its time, headers)."""
 _SOURCE = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
-_NEVER = datetime.min.replace(tzinfo=UTC)
 _EXAMPLES_MAX = 5
 _BYTES_MAX = 8_000_000
 """Bodies of one batch, in bytes: well below what a connection may have pending."""
@@ -78,19 +79,6 @@ class ImportReport:
     """The first five of them, and what differs, as `event 2 of account 'old-1' at position 7: amount, its time`."""
 
 
-@dataclass(slots=True)
-class _Known:
-    """Where one aggregate stands, and how far this import got in it."""
-
-    position: int
-    version: int
-    imported: int
-    at: datetime = _NEVER
-    """When its last event was recorded."""
-    earlier: EarlierRun = field(default_factory=EarlierRun)
-    """What an earlier run stored of it."""
-
-
 class Importer:
     """One run of one import."""
 
@@ -108,8 +96,7 @@ class Importer:
             info.name: repositories.of(one) for one, info in repositories.app.aggregates.items() if info.unique
         }
         """Aggregates with unique values, of which it is not said yet that an import claims none."""
-        self._known: dict[tuple[str, str], _Known] = {}
-        self._ordinals: dict[tuple[str, str], int] = {}
+        self._places = Places()
         self._stored = 0
         self._skipped = 0
         self._different = 0
@@ -125,13 +112,19 @@ class Importer:
         self, events: Iterable[Imported] | AsyncIterable[Imported], progress: Callable[[int], object] | None
     ) -> ImportReport:
         """Store what is missing, in batches; `progress` is told how many events are in the log now."""
+        with settled():  # what the application holds to import is many objects
+            return await self._run(events, progress)
+
+    async def _run(
+        self, events: Iterable[Imported] | AsyncIterable[Imported], progress: Callable[[int], object] | None
+    ) -> ImportReport:
         chunk: list[_Item] = []
         size = 0
         async for one in _each(events):
             self._check(one)
             key = (aggregate_info(one.aggregate).name, one.aggregate_id)
             encoded = self._encoded(one)
-            ordinal = self._ordinals[key] = self._ordinals.get(key, 0) + 1
+            ordinal = self._places.next_ordinal(key)
             context = self._context(one, ordinal)
             chunk.append((key, ordinal, encoded, one.at, context))
             size += len(encoded.body) + sum(len(value) for _, value in context)
@@ -186,7 +179,7 @@ class Importer:
 
     async def _store_chunk(self, chunk: Sequence[_Item], progress: Callable[[int], object] | None) -> None:
         await self._check_log()
-        await self._learn({key for key, *_ in chunk if key not in self._known})
+        await self._learn({key for key, *_ in chunk if not self._places.is_known(key)})
         missing = self._missing(chunk)
         await self._unbuild(missing)
         limit = len(missing)
@@ -245,12 +238,12 @@ class Importer:
         missing: list[_Item] = []
         for item in items:
             key, ordinal, encoded, at, context = item
-            known = self._known[key]
-            if ordinal > known.imported:
+            if ordinal > self._places.of(key).imported:
                 missing.append(item)
                 continue
             self._skipped += 1
-            position = known.earlier.differs(ordinal, encoded, at, context)
+            earlier = self._places.stored_earlier(key, ordinal)
+            position = 0 if earlier is None else earlier.differs(ordinal, encoded, at, context)
             if position is not None:
                 self._different += 1
                 if len(self._examples) < _EXAMPLES_MAX:
@@ -262,7 +255,7 @@ class Importer:
         times: dict[tuple[str, str], datetime] = {}
         now = datetime.now(UTC)
         for key, ordinal, encoded, at, context in missing:
-            before = times.get(key, self._known[key].at)
+            before = times.get(key) or self._places.of(key).at
             if at is not None and at < before:
                 raise Refused(
                     f"Event {ordinal} of {key[0]} {key[1]!r} in the import {self._source!r}",
@@ -273,21 +266,18 @@ class Importer:
             times[key] = at or max(now, before)
             grouped.setdefault(key, []).append(NewEvent(new_event_id(), encoded, context))
         self._times = times
-        return [
-            Append(*key, self._known[key].position, self._known[key].version, tuple(events))
-            for key, events in grouped.items()
-        ]
+        placed = ((key, self._places.of(key), events) for key, events in grouped.items())
+        return [Append(*key, place.position, place.version, tuple(events)) for key, place, events in placed]
 
     def _account(self, writes: Sequence[Append], last: int) -> None:
         position = last - sum(len(write.events) for write in writes)
         for write in writes:
-            position += len(write.events)
-            known = self._known[(write.aggregate, write.aggregate_id)]
-            known.position = position
-            known.version += len(write.events)
-            known.imported += len(write.events)
-            known.at = self._times[(write.aggregate, write.aggregate_id)]
-            self._stored += len(write.events)
+            count, key = len(write.events), (write.aggregate, write.aggregate_id)
+            position += count
+            known = self._places.of(key)
+            place = Place(position, known.version + count, known.imported + count, self._times[key])
+            self._places.put(key, place)
+            self._stored += count
         self._position = last
 
     async def _learn(self, keys: set[tuple[str, str]]) -> None:
@@ -296,19 +286,19 @@ class Importer:
             await asyncio.gather(*(self._learn_one(key) for key in ordered[start : start + 64]))
 
     async def _learn_one(self, key: tuple[str, str]) -> None:
-        known = self._known.get(key) or _Known(0, 0, 0)
+        position, version, imported, at = self._places.of(key)
         prefix = f"{self._source}/"
-        for record in await self._store.history(*key, after=known.position):
+        for record in await self._store.history(*key, after=position):
             position, _, _, block, _ = record
-            known.position = position
-            known.at = max(known.at, recorded_at(record))
-            known.version = number_of(block, VERSION) or 0
+            at = max(at, recorded_at(record))
+            version = number_of(block, VERSION) or 0
             command = header(block, COMMAND) or ""
             if command.startswith(prefix) and command[len(prefix) :].isdigit():
                 ordinal = int(command[len(prefix) :])
-                known.imported = max(known.imported, ordinal)
-                known.earlier.add(ordinal, record, as_written_now(self._catalog, self._decoder, record))
-        self._known[key] = known
+                imported = max(imported, ordinal)
+                earlier = self._places.earlier(key)
+                earlier.add(ordinal, record, as_written_now(self._catalog, self._decoder, record))
+        self._places.put(key, Place(position, version, imported, at))
 
 
 async def _each(events: Iterable[Imported] | AsyncIterable[Imported]) -> AsyncIterable[Imported]:

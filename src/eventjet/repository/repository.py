@@ -32,6 +32,7 @@ from eventjet.observability import spans, tracing
 from eventjet.observability.tracing import active, current_traceparent
 from eventjet.repository.claims import Claims, claim_catalog
 from eventjet.repository.decisions import Committed, Decided, Planned, recorded, recorded_events, retried
+from eventjet.repository.excerpts import Excerpt
 from eventjet.repository.histories import LAG_PAUSES_S, Histories, Snapshots
 from eventjet.repository.repeated import repeated
 from eventjet.spelling import listed
@@ -129,9 +130,25 @@ class Repository(Generic[S, E]):
             return found.state
         return (await self.fresh(aggregate_id)).state
 
-    async def history(self, aggregate_id: str, /) -> list[Recorded[E]]:
-        """All recorded events of one aggregate, in order."""
-        return await self.histories.events(aggregate_id)
+    async def history(
+        self,
+        aggregate_id: str,
+        /,
+        *,
+        after: int = 0,
+        version: int | None = None,
+        position: int | None = None,
+        newest_first: bool = False,
+        limit: int | None = None,
+    ) -> list[Recorded[E]]:
+        """Recorded events of one aggregate in order: all, or those after a version and up to one, or to a position.
+
+        `limit` of them at the most, the oldest or the newest ones. What is not asked for is not read, as far as the
+        server allows; the last event is one direct get. Bounds beyond the end are no error. Raises `CodecError`,
+        `StoreUnavailable`, and `UsageError` for what is no bound.
+        """
+        self.subject(aggregate_id)
+        return await self.histories.events(aggregate_id, Excerpt(after, version, position, newest_first, limit))
 
     async def execute(
         self,

@@ -197,7 +197,7 @@ class JetStreamStore(EventStore):
         return self._long_reads.pages(type_subjects(self.app, aggregate), after + 1, at_leisure=True)
 
     async def voids(self) -> dict[int, str]:
-        return await voids_of(self._client, self.app)
+        return await self._until_answered(lambda: voids_of(self._client, self.app))
 
     async def position_at(self, at: datetime) -> int:
         found = await self._patiently(api.direct_since(self.app, at, stream_subjects(self.app)))
@@ -219,16 +219,28 @@ class JetStreamStore(EventStore):
         pages = self._long_reads.pages(None, max(start, 1), most=most)
         return [record async for page in pages for record in page]
 
-    async def records(self, *, start: int = 1, follow: bool = False) -> AsyncIterator[RawRecord]:
+    async def records(
+        self, *, start: int = 1, until: int | None = None, follow: bool = False
+    ) -> AsyncIterator[RawRecord]:
         position = max(start, 1)
-        while True:
-            async for page in self._long_reads.pages(None, position, at_leisure=True):
+        while until is None or position <= until:
+            most = None if until is None else until - position + 1
+            async for page in self._long_reads.pages(None, position, at_leisure=True, most=most):
                 for record in page:
+                    if until is not None and record[0] > until:
+                        return
                     position = record[0] + 1
                     yield record
-            if not follow:
+            if not follow or (until is not None and position > until):
                 return
+            await self._grown(position)
+
+    async def _grown(self, position: int) -> None:
+        """Return when the log may have come to a position: all who follow it share a look at its end."""
+        end: int | None = 0
+        while end is not None and end < position:
             await asyncio.sleep(_FOLLOW_S)
+            end = await self.known.end(_FOLLOW_S / 2)
 
     async def _from_leader(self, request: api.Request[RawRecord | None], *, patient: bool = True) -> RawRecord | None:
         """What the leader has; not `patient` where a save waits by itself."""
@@ -277,13 +289,14 @@ class LongReads:
         """
         told = subject.encode() if subject is not None and not subject.endswith("*") else None
         last, left, room = start - 1, 1, REQUEST_MAX if most is None else most
-        patience = self._patience()
+        patience: Patience | None = None
         while left and room > 0:
             count = min(REQUEST_MAX, room)
             request = api.direct_page(self._stream, last + 1, subject, count=count, size=REQUEST_BYTES)
             came, ended, kept = 0, (0, 0), list[list[RawRecord]]()
             fault: StoreUnavailable | None = None
             async with self._room:
+                patience = patience or self._patience()  # it begins with the first request, however many go before
                 parts = self._client.stream(request)
                 try:
                     async for frames in parts:

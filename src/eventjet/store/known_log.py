@@ -71,6 +71,18 @@ class KnownLog:
                 return False
         return self.is_certain
 
+    async def end(self, age_s: float) -> int | None:
+        """Position of the last record by a look that is no older; None where it cannot be known."""
+        if time.monotonic() - self._seen_at > age_s:
+            look = self._shared
+            if look is None or look.done():
+                look = self._begin()
+            try:
+                await asyncio.shield(look)
+            except StoreError:
+                return None
+        return None if self._seen is None else self._seen.last
+
     async def look(self) -> StreamState:
         """The stream as its leader knows it now; raises `LogUnusable`, `StoreUnavailable` and `Forbidden`."""
         if not self._listens:

@@ -115,13 +115,15 @@ class MemoryStore(EventStore):
         first = max(start, 1) - 1
         return self._records[first : first + most]
 
-    async def records(self, *, start: int = 1, follow: bool = False) -> AsyncIterator[RawRecord]:
+    async def records(
+        self, *, start: int = 1, until: int | None = None, follow: bool = False
+    ) -> AsyncIterator[RawRecord]:
         position = max(start, 1)
-        while True:
-            while position <= len(self._records):
+        while until is None or position <= until:
+            while position <= len(self._records) and (until is None or position <= until):
                 yield self._records[position - 1]
                 position += 1
-            if not follow:
+            if not follow or (until is not None and position > until):
                 return
             async with self._grown:
                 await self._grown.wait_for(lambda: len(self._records) >= position)  # noqa: B023  called within the turn

@@ -138,8 +138,11 @@ class EventStore(Protocol):
         """The first records, `most` of them, from a position on, in order; may lag behind the leader on a replica."""
         ...
 
-    def records(self, *, start: int = 1, follow: bool = False) -> AsyncIterator[RawRecord]:
-        """All records from a position on, in order; ends at the tail unless `follow`. In bulk: `nats.ranges`."""
+    def records(self, *, start: int = 1, until: int | None = None, follow: bool = False) -> AsyncIterator[RawRecord]:
+        """All records from a position on, in order; ends at the tail unless `follow`. In bulk: `nats.ranges`.
+
+        Ends behind the position `until`, where that is given: with a follower, once the log has come so far.
+        """
         ...
 
 

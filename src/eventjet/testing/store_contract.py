@@ -147,6 +147,32 @@ class StoreContract:
         assert positions == list(range(state.first, state.last + 1))
         assert [record[0] async for record in store.records(start=state.last)] == [state.last]
 
+    async def test_a_reading_of_the_log_ends_where_it_is_to(self, store: EventStore) -> None:
+        last = await store.append([write("ended", 0, 0, *(new() for _ in range(5)))])
+        first = last - 4
+        for start, until, expected in (
+            (first, first + 2, [first, first + 1, first + 2]),
+            (last, last, [last]),
+            (first + 3, last + 9, [last - 1, last]),
+            (first, first - 1, []),
+            (last + 1, last + 1, []),
+        ):
+            assert [record[0] async for record in store.records(start=start, until=until)] == expected
+        following = [record[0] async for record in store.records(start=first, until=last, follow=True)]
+        assert following == list(range(first, last + 1))
+
+    async def test_a_follower_ends_where_it_is_to_once_the_log_has_come_so_far(self, store: EventStore) -> None:
+        last = (await store.state()).last
+
+        async def read() -> list[int]:
+            return [record[0] async for record in store.records(start=last + 1, until=last + 2, follow=True)]
+
+        following = asyncio.ensure_future(read())
+        for number in range(3):
+            await store.append([write(f"so-far-{number}", 0, 0)])
+        async with asyncio.timeout(_PATIENT_S):
+            assert await following == [last + 1, last + 2]
+
     async def test_a_follower_is_given_what_comes_later(self, store: EventStore) -> None:
         start = (await store.state()).last + 1
         follower = aiter(store.records(start=start, follow=True))

@@ -19,7 +19,7 @@ from eventjet.errors import Refused
 from eventjet.operations.differences import Beside
 from eventjet.operations.events import headed, headers_of, logged, shown
 from eventjet.operations.time_travel import EVENTS_MAX, Folded, SnapshotShown, TimeTravel, difference
-from eventjet.operations.timeline import PAGE_MAX, Head, head_of, page_of, record_of
+from eventjet.repository.timeline import PAGE_MAX, Head, head_of, page_of, record_of
 from eventjet.ui.asked import ID_MAX, number_asked, text_asked
 from eventjet.ui.pages import page
 from eventjet.ui.sources import ANSWER_S, OpenLog, Seen, Sources

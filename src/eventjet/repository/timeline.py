@@ -109,3 +109,21 @@ async def page_of(store: EventStore, aggregate: str, aggregate_id: str, upto: in
             break
         after = found[-1][0]
     return kept[::-1]
+
+
+async def part_of(
+    store: EventStore, aggregate: str, aggregate_id: str, *, after: int, newest_first: bool, limit: int | None
+) -> Sequence[RawRecord]:
+    """The records behind a version, whatever they hold, `limit` of them at the most, from either end."""
+    head = await head_of(store, aggregate, aggregate_id)
+    lowest = after + 1
+    if head is not None and newest_first and limit is not None:
+        lowest = max(lowest, head.version - limit + 1)
+    if head is None or lowest <= 1:
+        begin = None if head is None else head.first
+    else:
+        begin = await record_of(store, aggregate, aggregate_id, lowest, head)
+    if begin is None:
+        return ()
+    found = await store.history(aggregate, aggregate_id, after=begin[0] - 1, most=None if newest_first else limit)
+    return found[::-1][:limit] if newest_first else found

@@ -1,0 +1,156 @@
+"""A loop that stands still while the server answers: that is not the server's silence, which still has its end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from decimal import Decimal
+
+import pytest
+
+from eventjet import App, Imported
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import StoreUnavailable
+from eventjet.examples.bank.account import Account, Deposited, Opened
+from eventjet.examples.bank.app import withdrawn_has_a_reason
+from eventjet.nats.client import Client
+from eventjet.nats.endpoint import Endpoint
+from eventjet.settings import Settings
+from eventjet.store.jetstream import REQUESTS_MAX, LongReads
+from tests.logs import append, block, create, fresh_name
+from tests.stores import patience
+
+TIMEOUT_S = 0.5
+STILL_S = 3.0
+"""Many times as long."""
+PATIENT_S = 60.0
+LARGE = 60_000
+"""Bytes of a body: a page of them is more than one read of the socket."""
+
+
+def endpoint_of(server: NatsServer) -> Endpoint:
+    return Endpoint.of(Settings(servers=(server.url,)))
+
+
+@pytest.fixture
+async def client(nats: NatsServer) -> AsyncIterator[Client]:
+    client = Client(endpoint_of(nats), TIMEOUT_S)
+    await client.connect()
+    yield client
+    await client.close()
+
+
+async def test_a_request_that_was_not_sent_yet_is_not_late(client: Client) -> None:
+    asked = asyncio.create_task(client.api("INFO"))
+    await asyncio.sleep(0)  # it is written, and goes with what else this turn of the loop sends
+    time.sleep(STILL_S)
+    assert "streams" in await asked
+
+
+async def test_an_answer_that_came_while_the_loop_stood_still_is_heard(client: Client) -> None:
+    for _ in range(3):
+        asked = asyncio.create_task(client.api("INFO"))
+        for _ in range(3):
+            await asyncio.sleep(0)  # it is sent
+        time.sleep(STILL_S)
+        assert "streams" in await asked
+
+
+async def test_all_that_came_is_read_before_anything_is_called_late(nats: NatsServer) -> None:
+    name, events = fresh_name(), 20
+    create(endpoint_of(nats), name, allow_direct=True)
+    body = b'"%b"' % (b"x" * LARGE)
+    append(endpoint_of(nats), name, [("account.a", block(), body) for _ in range(events)])
+    reads = LongReads(name, Client(endpoint_of(nats), TIMEOUT_S), patience(0))
+
+    async def length() -> int:
+        return sum([len(page) async for page in reads.pages(f"{name}.account.a", 1)])
+
+    assert await length() == events  # over a connection that is there
+    asked = [asyncio.create_task(length()) for _ in range(REQUESTS_MAX)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    time.sleep(STILL_S)
+    assert await asyncio.gather(*asked) == [events] * REQUESTS_MAX
+    await reads.close()
+
+
+async def test_a_server_that_is_silent_ends_a_request_though_the_loop_stood_still() -> None:
+    with NatsServer() as server:
+        client = Client(endpoint_of(server), TIMEOUT_S)
+        await client.connect()
+        server.pause()
+        asked = asyncio.create_task(client.api("INFO"))
+        await asyncio.sleep(0)
+        time.sleep(STILL_S)
+        async with asyncio.timeout(PATIENT_S):
+            with pytest.raises(StoreUnavailable, match=r"no answer within 0\.5 s"):
+                await asked
+        await client.close()
+
+
+async def test_a_server_that_is_silent_ends_a_request_of_a_loop_that_is_always_late() -> None:
+    """Each look is late: what is given back is what was lost, and no more."""
+    with NatsServer() as server:
+        client = Client(endpoint_of(server), TIMEOUT_S)
+        await client.connect()
+        server.pause()
+        asked = asyncio.create_task(client.api("INFO"))
+        for _ in range(round(PATIENT_S / 0.3)):
+            await asyncio.sleep(0.1)
+            if asked.done():
+                break
+            time.sleep(0.2)
+        assert asked.done()
+        with pytest.raises(StoreUnavailable, match=r"no answer within 0\.5 s"):
+            await asked
+        await client.close()
+
+
+async def test_what_others_are_answered_does_not_keep_a_late_request_alive(nats: NatsServer) -> None:
+    client = Client(endpoint_of(nats), TIMEOUT_S)
+    await client.connect()
+    heard = 0
+
+    def hear(_: bytes) -> None:
+        nonlocal heard
+        heard += 1
+
+    subject = fresh_name("silent")
+    await client.listen(f"{subject}.others", hear)
+    # Nobody answers on it, and somebody listens.
+    await client.listen(f"{subject}.never", lambda _: None)
+    asked = asyncio.create_task(client.request(f"{subject}.never"))
+    async with asyncio.timeout(PATIENT_S):
+        while not asked.done():
+            client.publish(f"{subject}.others", b"x" * 1_000)
+            await asyncio.sleep(0)
+    assert heard
+    with pytest.raises(StoreUnavailable, match=r"no answer within 0\.5 s"):
+        await asked
+    await client.close()
+
+
+async def test_an_import_goes_on_in_a_loop_that_stands_still_at_every_turn(nats: NatsServer) -> None:
+    app = App(fresh_name(), aggregates=[Account], upcasters=[withdrawn_has_a_reason])
+    events = [
+        Imported(Account, f"a-{number}", event)
+        for number in range(20)
+        for event in (Opened(owner="ada"), Deposited(amount=Decimal(1)))
+    ]
+    async with app.connect(servers=nats.url) as jet:
+        await jet.init()
+    async with app.connect(servers=nats.url, request_timeout_s=TIMEOUT_S, save_timeout_s=TIMEOUT_S) as jet:
+
+        async def stand_still() -> None:
+            while True:
+                await asyncio.sleep(0)
+                time.sleep(0.3)
+
+        disturbing = asyncio.create_task(stand_still())
+        async with asyncio.timeout(PATIENT_S):
+            report = await jet.append_many(events, source="x")
+        disturbing.cancel()
+        assert report.stored == len(events)
+        assert (await jet.log()).last == len(events)
