@@ -1,4 +1,4 @@
-"""One process among rivals: `python -m benchmarks.subjects.rivals <nats> <number> <connections> <aggregates> <seconds>`.
+"""A process of rivals: `python -m benchmarks.subjects.rivals <nats> <number> <connections> <aggregates> <seconds>`.
 
 Opens its connections, says so, waits for a line, and carries out commands over each of them, one after the other, on
 aggregates drawn at random. What has begun when the seconds are over is ended. Rivals share the aggregates.
@@ -26,6 +26,8 @@ async def main(server: str, number: int, connections: int, aggregates: int, seco
             Rival(await stack.enter_async_context(bank.connect(servers=server)), number * connections + one)
             for one in range(connections)
         ]
+        for rival in rivals:
+            await rival.accounts.load("a0")
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         started, cpu = time.time(), time.process_time()
@@ -47,7 +49,7 @@ class Rival:
     def __init__(self, jet: Jet, seed: int) -> None:
         self.conflicts = self.failed = 0
         self.latencies: list[float] = []
-        self._accounts = jet.repository(Account)
+        self.accounts = jet.repository(Account)
         self._random = Random(seed)
         store: Any = jet.store
         self._append = store.append
@@ -66,7 +68,7 @@ class Rival:
             name = f"a{self._random.randrange(aggregates)}"
             started = time.perf_counter()
             try:
-                await self._accounts.execute(name, Account.deposit, "x", Decimal(1), "EUR", "of a rival")
+                await self.accounts.execute(name, Account.deposit, "x", Decimal(1), "EUR", "of a rival")
             except ConcurrencyConflict:
                 self.failed += 1
             self.latencies.append(time.perf_counter() - started)

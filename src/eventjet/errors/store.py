@@ -15,12 +15,23 @@ class StoreError(EventjetError):
 class ConcurrencyConflict(StoreError):
     """Another writer holds the slot after the expected position; nothing of this save is stored."""
 
-    def __init__(self, subject: str, expected: int) -> None:
+    def __init__(self, subject: str, expected: int, *, rival: Any = None, races: int = 1) -> None:
         self.subject = subject
         self.expected = expected
-        super().__init__(
+        self.rival = rival
+        """The record of the other writer, where it was the aggregate's last one then; None where that is not known."""
+        self.races = races
+        """How many were lost in a row."""
+        told = (
             f"{subject} moved on: its last event is no longer at position {expected}. Load it again and decide again."
         )
+        if races > 1:
+            told = (
+                f"Other writers to {subject} were quicker {races} times in a row, the last time than a decision on its "
+                f"event at position {expected}. Nothing is stored. Try again when it is quiet, or have fewer "
+                "connections write to it: those that share one queue instead of racing."
+            )
+        super().__init__(told)
 
 
 _READ_ONLY = (

@@ -29,7 +29,15 @@ from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState, fold_history
 from eventjet.domain.moment import check_moment
 from eventjet.domain.recorded import NO_METADATA, Recorded
-from eventjet.errors import CodecError, HistoryBroken, LogIncomplete, SaveTorn, StoreUnavailable, UsageError
+from eventjet.errors import (
+    CodecError,
+    EventjetError,
+    HistoryBroken,
+    LogIncomplete,
+    SaveTorn,
+    StoreUnavailable,
+    UsageError,
+)
 from eventjet.shown import shown
 from eventjet.snapshots.kv import KeyValueSnapshots
 from eventjet.snapshots.snapshot import SnapshotCodec
@@ -99,6 +107,13 @@ class Histories(Generic[S]):
                 raise
             return await self._fold(aggregate_id, self._start())
 
+    def followed(self, held: FoldedState[S], record: RawRecord) -> FoldedState[S] | None:
+        """A state and the one event that follows it; None where that has to be looked into, which reading does."""
+        try:
+            return self._fold_page(held, [record])
+        except EventjetError:
+            return None
+
     async def load_until(
         self, aggregate_id: str, *, version: int | None, position: int | None, at: datetime | None
     ) -> FoldedState[S]:
@@ -166,11 +181,12 @@ class Histories(Generic[S]):
     ) -> tuple[int, int] | None:
         """First and last version that a command recorded.
 
-        With a snapshot policy the newest 1,024 commands are known; without one the whole history is searched. Where it
-        is known `since` what position the command may have been recorded, what came after that is searched, always.
+        The newest 1,024 commands are known. Of older ones the state has marks, so the whole history is searched only for
+        an id that looks like one of them; and not where the state began with a snapshot, whose marks are not all there.
+        Where it is known `since` what position the command may have been recorded, what came after that is searched.
         """
         found = held.commands.find(command_id)
-        if found is not None or held.commands.complete:
+        if found is not None or not held.commands.may_have(command_id):
             return found
         if since is not None:
             named = {_told(command_id)}

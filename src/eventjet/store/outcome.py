@@ -25,6 +25,7 @@ from typing import Any
 
 import orjson
 
+from eventjet.codec.envelope import RawRecord
 from eventjet.nats.api import IN_PROCESS, WRONG_SEQUENCE
 
 REFUSALS = frozenset(
@@ -89,6 +90,8 @@ class SlotFound:
     event_id: str
     is_torn: bool = False
     """It is ours, and the last event of the save is not where it would be."""
+    record: RawRecord | None = None
+    """All of it, for whoever decides again after a rival's event."""
 
 
 def answer_in(reply: bytes) -> Answer:
@@ -102,6 +105,12 @@ def answer_in(reply: bytes) -> Answer:
         return ErrorReply(status, code, str(error.get("description", "")))
     except (ValueError, TypeError, KeyError, AttributeError):
         return Silence(f"an answer that cannot be read: {reply[:80]!r}")
+
+
+def _last_in(text: str) -> int | None:
+    """Position of the subject's last message in "wrong last sequence: 6"; None where it is not told."""
+    told = text.rpartition(": ")[2]
+    return int(told) if told.isascii() and told.isdecimal() and len(told) < 20 else None
 
 
 Slots = Sequence[SlotFound | None]
@@ -137,6 +146,8 @@ class Conflicted:
     """
 
     index: int | None = None
+    rival: RawRecord | None = None
+    """That event, where the server said that it was the subject's last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +182,7 @@ class Save:
         self._uncertain = False
         self._contested = False
         self._compared = False
+        self._last: int | None = None
         self._since: float | None = None
         self._sent_at = 0.0
         self._cause = "nothing was sent"
@@ -195,6 +207,7 @@ class Save:
             case ErrorReply(code=code, text=text) if code in (WRONG_SEQUENCE, IN_PROCESS):
                 self._contested = True
                 self._compared = code == WRONG_SEQUENCE
+                self._last = _last_in(text)
                 self._cause = f"error {code}: {text}"
                 return Look()
             case ErrorReply(code=code, text=text):
@@ -213,7 +226,7 @@ class Save:
                 return self._torn(now) if slot.is_torn else Stored(self.last_position(index, slot))
         for index, slot in enumerate(slots or ()):
             if slot is not None:
-                return Conflicted(index)
+                return Conflicted(index, slot.record if slot.position == self._last else None)
         if slots is not None and self._expects_what_is_not_there(now):
             return Conflicted()
         if now >= self._deadline:
