@@ -22,16 +22,14 @@ class ConcurrencyConflict(StoreError):
         """The record of the other writer, where it was the aggregate's last one then; None where that is not known."""
         self.races = races
         """How many were lost in a row."""
-        told = (
-            f"{subject} moved on: its last event is no longer at position {expected}. Load it again and decide again."
-        )
-        if races > 1:
-            told = (
-                f"Other writers to {subject} were quicker {races} times in a row, the last time than a decision on its "
-                f"event at position {expected}. Nothing is stored. Try again when it is quiet, or have fewer "
-                "connections write to it: those that share one queue instead of racing."
+        moved = f"{subject} moved on: its last event is no longer at position {expected}."
+        if races == 1:
+            super().__init__(f"{moved} Load it again and decide again.")
+        else:
+            super().__init__(
+                f"{moved} That was the last of {races} tries, and each time another writer was quicker. Nothing is "
+                "stored. Try again later, or have fewer connections write to it: commands of one connection queue."
             )
-        super().__init__(told)
 
 
 _READ_ONLY = (

@@ -181,8 +181,8 @@ class Histories(Generic[S]):
     ) -> tuple[int, int] | None:
         """First and last version that a command recorded.
 
-        The newest 1,024 commands are known. Of older ones the state has marks, so the whole history is searched only for
-        an id that looks like one of them; and not where the state began with a snapshot, whose marks are not all there.
+        The newest 1,024 commands are known. Of older ones the state has marks, and the whole history is searched only
+        for an id that has one. It is not searched with a snapshot policy, where a state may lack older marks.
         Where it is known `since` what position the command may have been recorded, what came after that is searched.
         """
         found = held.commands.find(command_id)

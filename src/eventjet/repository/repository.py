@@ -1,7 +1,8 @@
 """One aggregate type: load, decide, append, and on conflict (see `decisions`) decide again.
 
 `execute` may start from the cache (see `cache`): a cached state is safe to decide on, because the log checks the
-expected position. A decision that records nothing, or raises, has no such check, so its state is confirmed against the leader first.
+expected position. A decision that records nothing, or raises, has no such check, so its state is confirmed against the
+leader first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What is known of the other writers of one aggregate, and how writers make room for each other. PURE.
 
 Writers cannot see each other: each knows of the races that it lost, and of its own states that turned out to be old. So
-each keeps a **window**, within which it draws its pauses. A race that is lost after a pause widens it by the time of some
-saves, one that is won halves it: so rivals come to windows of one width, the wider the more of them there
-are. Losers do not pause alone: who won `TURN` times in a row pauses as they do, or it would go on for as long as it has
+each keeps a **window**, within which it draws its pauses. A race that is lost after a pause widens it by the time of
+some saves, one that is won halves it: so rivals come to windows of one width, the wider the more of them there are.
+Losers do not pause alone: who won `TURN` times in a row pauses as they do, or it would go on for as long as it has
 something to do. Who finds after a pause that nobody wrote meanwhile soon has no rivals any more.
 """
 
