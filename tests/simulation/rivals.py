@@ -100,7 +100,7 @@ class SlowStore(MemoryStore):
     def __init__(self, server: Server) -> None:
         super().__init__(server.log.app)
         self._server, self._log, self._costs = server, server.log, server.costs
-        self.lost = 0
+        self.lost = self.looked = 0
 
     async def append(self, writes: Sequence[Append]) -> int:
         await takes(self._costs.client)
@@ -128,6 +128,7 @@ class SlowStore(MemoryStore):
         return await self._read(lambda: self._log.history(aggregate, aggregate_id, after=after, most=most))
 
     async def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
+        self.looked += after > 0
         yield await self.history(aggregate, aggregate_id, after=after)
 
     async def newest(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
@@ -154,6 +155,10 @@ class Told:
     """By connection: how long each of its commands took."""
     lost: int = 0
     """Races."""
+    looked: int = 0
+    """Reads of an aggregate that the connection had written to or read before."""
+    failed: int = 0
+    """Commands that lost too many races."""
     recorded: int = 0
 
     @property
@@ -186,12 +191,17 @@ async def _compete(connections: int, aggregates: int, seconds: float, costs: Cos
         await asyncio.sleep(random.random() * 0.01)
         while loop.time() < seconds:
             began = loop.time()
-            await tallies.execute(f"t{random.randrange(aggregates)}", lambda _: Counted(by=str(number)))
-            waits.append(loop.time() - began)
+            try:
+                await tallies.execute(f"t{random.randrange(aggregates)}", lambda _: Counted(by=str(number)))
+            except ConcurrencyConflict:
+                told.failed += 1
+            else:
+                waits.append(loop.time() - began)
 
     await asyncio.gather(*map(one, range(connections)))
     told.seconds = loop.time()
     told.lost = sum(store.lost for store in stores)
+    told.looked = sum(store.looked for store in stores)
     told.recorded = (await server.log.state()).last
     return told
 

@@ -81,7 +81,7 @@ async def retried(attempt: Callable[[bool], Awaitable[T | ConcurrencyConflict]],
     Raises the last conflict after `CONFLICTS_MAX` lost races.
     """
     now = asyncio.get_running_loop().time
-    if pause_s := max([rivals.room_s(now()) for rivals in _known(places)], default=0.0):
+    if (crowd := _known(places)) and (pause_s := max(rivals.room_s(now()) for rivals in crowd)):
         await asyncio.sleep(pause_s)
     lost, others = 0, Rivals()
     while True:
