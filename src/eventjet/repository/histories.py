@@ -260,10 +260,12 @@ class Histories(Generic[S]):
         if self._snapshots is None:
             return await self._after(aggregate_id, self._start())
         # The tail is asked for while the snapshot travels: it says at once whether the snapshot is the newest state.
-        value, newest = await asyncio.gather(
-            self._snapshots.store.get(self.info.name, aggregate_id),
-            self.store.newest(self.info.name, aggregate_id),
-        )
+        travelling = asyncio.create_task(self._snapshots.store.get(self.info.name, aggregate_id))
+        try:
+            newest = await self.store.newest(self.info.name, aggregate_id)
+            value = await travelling
+        finally:
+            travelling.cancel()
         held = None if value is None else self._snapshots.codec.decode(value)
         if held is None or newest is None or newest[0] < held.position:
             # None, not to be believed, or beyond the log: replay.
