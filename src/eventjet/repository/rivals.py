@@ -9,11 +9,11 @@ something to do. Who finds after a pause that nobody wrote meanwhile soon has no
 
 from __future__ import annotations
 
-TURN = 8
+TURN = 12
 """Commands recorded in a row before others get a turn."""
 FIRST_SAVES = 2
 """Saves' time that the first window is wide; after the first race lost there is no pause."""
-WIDER_SAVES = 20
+WIDER_SAVES = 30
 """Saves' time that a lost race makes it wider."""
 NARROWER, NOBODY = 0.5, 0.25
 """What is left of it after a race won, and where nobody wrote."""
