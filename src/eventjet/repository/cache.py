@@ -26,7 +26,7 @@ class _Entry(Generic[S]):
 
     def __init__(self, state: FoldedState[S], word: str) -> None:
         self.state = state
-        self.marks_bytes = state.commands.marks_bytes
+        self.marks_bytes = 0 if state.commands.complete else state.commands.marks_bytes
         self.word = word
         self.is_relied_upon = False
         """A decision was made on it without a look at the log, so what comes of it says how good the guess was."""
@@ -82,7 +82,8 @@ class Cache(Generic[S]):
         known = self._entries.get(aggregate_id)
         if known is not None and known.state.position > state.position:
             return
-        self._forget(aggregate_id)
+        if known is not None:
+            self._forget(aggregate_id)
         self._entries[aggregate_id] = entry = _Entry(state, word)
         self._marks_bytes += entry.marks_bytes
         while len(self._entries) > CACHE_MAX or (self._marks_bytes > MARKS_BYTES_MAX and len(self._entries) > 1):

@@ -87,10 +87,11 @@ async def retried(attempt: Callable[[bool], Awaitable[T | ConcurrencyConflict]],
     while True:
         began = now()
         outcome = await attempt(lost > 0)
-        ended = now()
         if not isinstance(outcome, ConcurrencyConflict):
-            for rivals in _known(places):
-                rivals.won(ended - began, ended, random.random())  # noqa: S311  no secret
+            if lost or crowd:
+                ended = now()
+                for rivals in _known(places):
+                    rivals.won(ended - began, ended, random.random())  # noqa: S311  no secret
             return outcome
         lost += 1
         if lost == CONFLICTS_MAX:
@@ -101,8 +102,7 @@ async def retried(attempt: Callable[[bool], Awaitable[T | ConcurrencyConflict]],
 
 
 def _known(places: Sequence[Place]) -> list[Rivals]:
-    found = [cache.known_rivals(aggregate_id) for _, cache, aggregate_id in places]
-    return [rivals for rivals in found if rivals is not None]
+    return [rivals for _, cache, aggregate_id in places if (rivals := cache.known_rivals(aggregate_id)) is not None]
 
 
 async def recorded(
