@@ -150,6 +150,7 @@ bench: setup bench-peers
 	$(bin)/python -m benchmarks.loads --runs 2
 	$(bin)/python -m benchmarks.append --count 10000
 	$(bin)/python -m benchmarks.booking --count 750
+	$(bin)/python -m benchmarks.contention --runs 1
 	$(bin)/python -m benchmarks.lag
 	$(bin)/python -m benchmarks.reactions --runs 2 --pending 20000
 	$(bin)/python -m benchmarks.catchup --runs 2
@@ -163,6 +164,7 @@ bench-full: setup bench-peers
 	$(bin)/python -m benchmarks.loads --runs 5
 	$(bin)/python -m benchmarks.append --runs 5 --count 50000
 	$(bin)/python -m benchmarks.booking --runs 5 --count 2000
+	$(bin)/python -m benchmarks.contention --runs 5 --seconds 10
 	$(bin)/python -m benchmarks.lag --runs 5 --count 3000
 	$(bin)/python -m benchmarks.catchup --runs 5 --events 500000 --memory 1000000
 	$(bin)/python -m benchmarks.rebuild --events 1000000 --peer-events 50000

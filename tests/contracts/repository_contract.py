@@ -28,6 +28,32 @@ def repository(app: str, store: EventStore) -> Accounts:
     return Repository(app, store, catalog(), Account)
 
 
+class Counted:
+    """A store whose reads and lost races are counted."""
+
+    def __init__(self, store: EventStore) -> None:
+        self._inner = store
+        self.histories = self.pages_read = self.lost = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def history(self, *args: Any, **kwargs: Any) -> Any:
+        self.histories += 1
+        return await self._inner.history(*args, **kwargs)
+
+    def pages(self, *args: Any, **kwargs: Any) -> Any:
+        self.pages_read += 1
+        return self._inner.pages(*args, **kwargs)
+
+    async def append(self, writes: Any) -> int:
+        try:
+            return await self._inner.append(writes)
+        except ConcurrencyConflict:
+            self.lost += 1
+            raise
+
+
 class RepositoryContract:
     @pytest.fixture
     def accounts(self, app: str, store: EventStore) -> Accounts:
@@ -172,6 +198,55 @@ class RepositoryContract:
         done = await accounts.command("old").execute("old", Account.deposit, Decimal(1))
         assert (done.events, done.version) == ((Opened(owner="ada"),), 1)
 
+    async def test_an_old_command_is_found_and_a_new_one_is_not_looked_for(
+        self, app: str, store: EventStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("eventjet.domain.history.COMMANDS_MAX", 3)
+        counted: Any = Counted(store)
+        accounts, elsewhere = repository(app, counted), repository(app, counted)
+        done = [await accounts.command(f"c-{n}").execute("old", Account.deposit, Decimal(1)) for n in range(8)]
+        assert counted.histories == 0
+        await elsewhere.load("old")
+        for number, there in enumerate((accounts, elsewhere)):
+            for old, first in enumerate(done):
+                assert await there.command(f"c-{old}").execute("old", Account.deposit, Decimal(1)) == first
+            counted.histories = 0
+            added = await there.command(f"new-{number}").execute("old", Account.deposit, Decimal(1))
+            assert (added.version, counted.histories) == (9 + number, 0)
+            with pytest.raises(CommandReused):
+                await there.command("c-0").execute("old", Account.deposit, Decimal(2))
+        assert len(await accounts.history("old")) == 10
+
+    async def test_a_command_that_a_rival_recorded_is_found_whatever_is_remembered(
+        self, store: EventStore, accounts: Accounts, elsewhere: Accounts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("eventjet.domain.history.COMMANDS_MAX", 3)
+        for number in range(6):
+            await accounts.command(f"a-{number}").execute("both", Account.deposit, Decimal(1))
+        first = await elsewhere.command("theirs").execute("both", Account.deposit, Decimal(1))
+        for number in range(6):
+            await elsewhere.command(f"b-{number}").execute("both", Account.deposit, Decimal(1))
+        # Here neither that command nor its mark is known yet.
+        assert await accounts.command("theirs").execute("both", Account.deposit, Decimal(1)) == first
+        assert len(await accounts.history("both")) == 13
+
+    async def test_what_others_write_all_the_time_is_looked_at_before_it_is_guessed(
+        self, app: str, store: EventStore
+    ) -> None:
+        counted: Any = Counted(store)
+        here, there = repository(app, counted), repository(app, store)
+        for _ in range(20):
+            await here.execute("shared", Account.deposit, Decimal(1))
+            await there.execute("shared", Account.deposit, Decimal(1))
+        assert counted.lost <= 2
+        await here.execute("mine", Account.deposit, Decimal(1))
+        for most in (20, 0):  # looks become fewer, until there are none
+            counted.pages_read = 0
+            for _ in range(20):
+                await here.execute("mine", Account.deposit, Decimal(1))
+            assert counted.pages_read <= most
+        assert (await here.load("shared")).balance == 40
+
     async def test_lost_races_are_bounded(self, app: str, store: EventStore, monkeypatch: pytest.MonkeyPatch) -> None:
         class Contested:
             def __init__(self, store: EventStore) -> None:
@@ -187,6 +262,6 @@ class RepositoryContract:
 
         monkeypatch.setattr("eventjet.repository.decisions.CONFLICTS_MAX", 5)
         contested: Any = Contested(store)
-        with pytest.raises(ConcurrencyConflict):
+        with pytest.raises(ConcurrencyConflict, match="the last of 5 tries"):
             await repository(app, contested).execute("poor", Account.deposit, Decimal(1))
         assert contested.tries == 5

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from decimal import Decimal
+from typing import Any
 
 import pytest
 
 from eventjet.dev.nats import NatsServer
+from eventjet.examples.bank.account import Account, Deposited
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.memory import MemoryStore
 from tests.contracts.history_contract import HistoryContract
 from tests.contracts.repeated_contract import RepeatedContract
-from tests.contracts.repository_contract import RepositoryContract
+from tests.contracts.repository_contract import Counted, RepositoryContract, repository
+from tests.simulation.store import SimulatedStore
 from tests.stores import fresh_jetstream
 
 
@@ -34,3 +38,35 @@ class TestRepositoryOnJetStream(RepositoryContract, RepeatedContract, HistoryCon
     @pytest.fixture
     def app(self, store: JetStreamStore) -> str:
         return store.app
+
+    async def test_what_a_refusal_told_is_decided_on_and_not_read_again(self, app: str, store: JetStreamStore) -> None:
+        await lose_races(app, store)
+
+
+async def test_a_simulated_refusal_tells_as_much() -> None:
+    await lose_races("bank", SimulatedStore("bank"))
+
+
+async def lose_races(app: str, store: JetStreamStore) -> None:
+    """A race lost to one event is run again on that event; one lost to two of them, on what is read."""
+    counted: Any = Counted(store)
+    for rivals, reads in ((1, 0), (2, 1)):
+        here, there = repository(app, counted), repository(app, store)
+        name = f"told-{rivals}"
+        await here.execute(name, Account.deposit, Decimal(1))
+        for number in range(rivals):
+            await there.command(f"theirs-{number}").execute(name, Account.deposit, Decimal(10))
+        counted.pages_read = counted.lost = 0
+        seen: list[Decimal] = []
+
+        def deposit(account: Account, seen: list[Decimal] = seen) -> Deposited:
+            seen.append(account.balance)
+            return account.deposit(Decimal(100))
+
+        done = await here.execute(name, deposit)
+        assert (counted.lost, counted.pages_read) == (1, reads)
+        assert seen == [Decimal(1), Decimal(1 + 10 * rivals)]
+        assert (done.version, done.state.balance) == (2 + rivals, Decimal(101 + 10 * rivals))
+        again = await here.command("theirs-0").execute(name, Account.deposit, Decimal(10))
+        assert again.version == 2
+        assert await here.load(name) == await there.load(name) == done.state

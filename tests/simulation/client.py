@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from eventjet.store.outcome import (
     Answer,
+    Conflicted,
     Look,
     Outcome,
     Save,
@@ -49,6 +50,8 @@ class Rules:
     """A command that is repeated is looked for before it is decided again."""
     looks_at_all_members: bool = True
     """Where one member of it is known and another not, the newest state of the other is read."""
+    believes_the_end: bool = False
+    """After a lost race, that nothing lies between the rival's event and the end that the refusal told."""
 
 
 @dataclass(slots=True)
@@ -132,11 +135,14 @@ class Client:
             for index in range(count)
         ]
 
-    def _repeat(self) -> None:
-        """The same command again, in a process that may know nothing of it: found in the log, or decided anew."""
+    def _repeat(self, told: tuple[str, int, int] | None = None) -> None:
+        """The same command again, in a process that may know nothing of it: found in the log, or decided anew.
+
+        Of one subject it may be told position and version, after a lost race.
+        """
         world, attempt = self._world, self._attempt
         subjects = [part[0].subject for part in attempt.parts]
-        held = [world.load(subject) for subject in subjects]
+        held = [told[1:] if told is not None and told[0] == subject else world.load(subject) for subject in subjects]
         stream, command = world.stream, attempt.command
         rules = world.rules
         ends = [position for position, _ in held]
@@ -245,6 +251,11 @@ class Client:
         if isinstance(outcome, Unknown) and not attempt.was_unknown and world.random() < 0.5:
             world.at(world.random() * 20.0, self._resume)
             return
+        told = self._told(outcome) if isinstance(outcome, Conflicted) and not attempt.was_unknown else None
+        if told is not None and self._repeats < REPEATS_MAX and world.random() < 0.5:
+            world.count("decided again on what was told")
+            world.at(0.0, self._repeat, told)
+            return
         # An answer may be lost between this process and whoever asked it, too.
         is_repeated = not isinstance(outcome, Stored) or world.random() < 0.3
         if is_repeated and self._repeats < REPEATS_MAX and world.random() < 0.5:
@@ -256,6 +267,17 @@ class Client:
                 position += len(part)
                 self._known[part[0].subject] = (position, part[-1].version)
         world.at(world.random(), self.next_save)
+
+    def _told(self, conflict: Conflicted) -> tuple[str, int, int] | None:
+        """Subject, position and version of the rival's event, where it was the last one."""
+        rules, stream = self._world.rules, self._world.stream
+        slots = [slot for slot in self._found if slot is not None]
+        record = slots[0].record if rules.believes_the_end and len(self._found) == len(slots) == 1 else conflict.rival
+        if record is None:
+            return None
+        subject, position = record[2].decode(), record[0]
+        end = stream.last.get(subject, position) if rules.believes_the_end else position
+        return subject, end, stream.log[position - 1].version
 
     def _resume(self) -> None:
         self._attempt.was_unknown = True

@@ -283,7 +283,10 @@ class World:
                 self.count("slot of a deposed leader")
                 stream = self._deposed
             found = self.rules.look(stream, message.subject, message.expected or 0)
-            slot = None if found is None else SlotFound(found[0], found[1].event_id or "")
+            slot = None
+            if found is not None:
+                record = found[0], 0, message.subject.encode(), b"", b""
+                slot = SlotFound(found[0], found[1].event_id or "", record=record)
             self.at(0.0005 + self.random() * 0.005, client.slot_read, token, index, slot)
 
 

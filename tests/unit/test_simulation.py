@@ -38,7 +38,8 @@ COVERED = {
     "Conflicted after doubt", "Conflicted at once", "Conflicted when resumed", "Conflicted without another's event",
     "ErrorReply at once", "Stored after doubt", "Stored at once",
     "Stored when resumed", "Violation at once", "Unknown after doubt", "Unknown when resumed",
-    "answer lost", "answer of a deposed leader", "batch cut", "busy", "connection lost", "denied", "deposed",
+    "answer lost", "answer of a deposed leader", "batch cut", "busy", "connection lost",
+    "decided again on what was told", "denied", "deposed",
     "duplicate", "election", "error 10071", "error 10158", "error 10164", "error 10176", "error 10201", "full",
     "id claimed", "landed late", "pause", "proposal lost", "proposal survived", "replicas 1", "replicas 3",
     "Acked for one of several", "ErrorReply for one of several", "Parted for one of several",
@@ -174,6 +175,7 @@ def any_refusal_is_each_ones(answer: Answer, counts: Sequence[int]) -> list[Answ
         (Rules(shared=any_refusal_is_each_ones), "was called ErrorReply"),
         (Rules(looks_for_commands=False), "is in the log twice"),
         (Rules(looks_at_all_members=False), "is in the log in part"),
+        (Rules(believes_the_end=True), "is version"),
     ],
     ids=[
         "the tail is compared instead of the slot",
@@ -191,6 +193,7 @@ def any_refusal_is_each_ones(answer: Answer, counts: Sequence[int]) -> list[Answ
         "a conflict of a batch is taken for a refusal of each save",
         "a command is decided again without looking for it",
         "a member that a stale state does not tell is taken for missing",
+        "what lies between a rival's event and the end is passed over",
     ],
 )
 def test_a_broken_rule_is_caught(rules: Rules, says: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from eventjet.domain.personal import is_private
@@ -13,19 +15,27 @@ S = TypeVar("S")
 
 COMMANDS_MAX = 1_024
 """Command ids remembered with a folded state."""
+MARKS_MAX = 1_000_000
+"""Older ids of which a mark is kept, of 8 bytes each; where there are more, none is."""
+_PARTS = 256
+_PART_BYTES = 170
 
 
 class Commands:
-    """Which commands recorded which versions: the newest 1,024 of an aggregate.
+    """Which commands recorded which versions: the newest 1,024 of an aggregate, and a mark of each older one.
 
-    Holds only facts of the log, so copies of one history may share it.
+    A mark is a digest: an id without one never recorded anything, and one with it has to be looked for. Holds only
+    facts of the log, so copies of one history may share it.
     """
 
-    __slots__ = ("_forgotten", "_versions", "complete")
+    __slots__ = ("_forgotten", "_marked", "_marks", "_versions", "complete")
 
     def __init__(self, versions: Mapping[str, tuple[int, int]] | None = None, *, complete: bool = True) -> None:
         self._versions = dict(versions or {})
         self._forgotten = 0
+        self._marks: dict[int, array[int]] | None = {} if complete else None
+        """Of those that were pushed out, in parts that are quick to go through; None where they are not all known."""
+        self._marked = 0
         self.complete = complete
         """Whether it holds every command of the history so far."""
 
@@ -36,16 +46,45 @@ class Commands:
         first, last = self._versions.get(command_id, (version, version))
         self._versions[command_id] = (min(first, version), max(last, version))
         if len(self._versions) > COMMANDS_MAX:
-            _, self._forgotten = self._versions.pop(next(iter(self._versions)))
+            oldest = next(iter(self._versions))
+            _, self._forgotten = self._versions.pop(oldest)
             self.complete = False
+            self._mark_of(oldest)
 
     def find(self, command_id: str) -> tuple[int, int] | None:
         """First and last version that a command recorded."""
         return self._versions.get(command_id)
 
+    def may_have(self, command_id: str) -> bool:
+        """False where the command surely recorded nothing so far."""
+        if command_id in self._versions or self._marks is None:
+            return True
+        if self.complete:
+            return False
+        mark = _mark(command_id)
+        return mark in self._marks.get(mark % _PARTS, ())
+
     def as_mapping(self, until: int) -> dict[str, tuple[int, int]]:
         """Those up to a version, oldest first."""
         return {command_id: span for command_id, span in self._versions.items() if span[1] <= until}
+
+    @property
+    def marks_bytes(self) -> int:
+        """What the marks take of memory, about."""
+        return 8 * self._marked + _PART_BYTES * len(self._marks or ())
+
+    def _mark_of(self, command_id: str) -> None:
+        if self._marks is None:
+            return
+        mark = _mark(command_id)
+        self._marks.setdefault(mark % _PARTS, array("Q")).append(mark)
+        self._marked += 1
+        if self._marked > MARKS_MAX:
+            self._marks, self._marked = None, 0
+
+
+def _mark(command_id: str) -> int:
+    return int.from_bytes(blake2b(command_id.encode("utf-8", "surrogatepass"), digest_size=8).digest())
 
 
 @dataclass(frozen=True, slots=True)

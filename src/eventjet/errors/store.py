@@ -15,12 +15,21 @@ class StoreError(EventjetError):
 class ConcurrencyConflict(StoreError):
     """Another writer holds the slot after the expected position; nothing of this save is stored."""
 
-    def __init__(self, subject: str, expected: int) -> None:
+    def __init__(self, subject: str, expected: int, *, rival: Any = None, races: int = 1) -> None:
         self.subject = subject
         self.expected = expected
-        super().__init__(
-            f"{subject} moved on: its last event is no longer at position {expected}. Load it again and decide again."
-        )
+        self.rival = rival
+        """The record of the other writer, where it was the aggregate's last one then; None where that is not known."""
+        self.races = races
+        """How many were lost in a row."""
+        moved = f"{subject} moved on: its last event is no longer at position {expected}."
+        if races == 1:
+            super().__init__(f"{moved} Load it again and decide again.")
+        else:
+            super().__init__(
+                f"{moved} That was the last of {races} tries, and each time another writer was quicker. Nothing is "
+                "stored. Try again later, or have fewer connections write to it: commands of one connection queue."
+            )
 
 
 _READ_ONLY = (

@@ -144,10 +144,11 @@ class ProcessRunner:
         """Take one step, or find that the process has moved; the position up to which it is known then."""
         asked = step.asked
         target = self._repositories.of(asked.aggregate)
-        locks = {
-            self._own.subject(process_id): self._own.cache.lock(process_id),
-            target.subject(asked.aggregate_id): target.cache.lock(asked.aggregate_id),
-        }
+        places = [
+            (repository.subject(aggregate_id), repository.cache, aggregate_id)
+            for repository, aggregate_id in ((self._own, process_id), (target, asked.aggregate_id))
+        ]
+        locks = {subject: cache.lock(aggregate_id) for subject, cache, aggregate_id in places}
         if len(locks) == 1:
             raise UsageError(
                 f"{self._shown(process_id)} asks itself for {asked.call}. Put both into one decision of its own."
@@ -159,7 +160,7 @@ class ProcessRunner:
             labels = {"eventjet.name": self.name}
             with tracing.span(spans.STEP, self.name, labels, {"eventjet.decision": asked.call.name}) as told:
                 try:
-                    return await retried(lambda again: self._attempt(process_id, held, step, again, told))
+                    return await retried(lambda again: self._attempt(process_id, held, step, again, told), places)
                 except _Moved:
                     return held.position
 

@@ -20,8 +20,10 @@ from eventjet.domain.recorded import NO_METADATA, Metadata, current_metadata
 from eventjet.errors import ConcurrencyConflict, Refused, UsageError
 from eventjet.observability.spans import APPEND_SECONDS
 from eventjet.observability.tracing import active
+from eventjet.repository.cache import Cache
 from eventjet.repository.claims import claimed
 from eventjet.repository.repeated import all_repeated, check_ids
+from eventjet.repository.rivals import CONFIRMED_ABOVE_IN_BATCH, Rivals
 from eventjet.store.store import Append, EventStore
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ _Attempt: TypeAlias = Callable[
     [bool, dict[str, Any] | None], Awaitable[tuple[Committed[Any, Any], ...] | ConcurrencyConflict]
 ]
 
+Place: TypeAlias = tuple[str, Cache[Any], str]
+"""An aggregate that is written to: its subject, what is remembered of its type, its id."""
 CONFLICTS_MAX = 100
 """Races lost in a row before the conflict is raised."""
 _TOKEN = re.compile(r"([a-z][a-z0-9_]{0,62}):(0|[1-9][0-9]{0,18})(?:@([A-Za-z0-9_-]{1,64}))?", re.ASCII)
@@ -70,22 +74,35 @@ class Decided(Generic[S, E]):
     """After its events."""
 
 
-async def retried(attempt: Callable[[bool], Awaitable[T | ConcurrencyConflict]]) -> T:
-    """`attempt` until it returns something other than a conflict; the argument says whether to read again first.
+async def retried(attempt: Callable[[bool], Awaitable[T | ConcurrencyConflict]], places: Sequence[Place] = ()) -> T:
+    """`attempt` until it returns something other than a conflict; the argument says whether it is a try after one.
 
+    Writers of the same `places` make room for each other (see `rivals`): before the first try, and after a lost race.
     Raises the last conflict after `CONFLICTS_MAX` lost races.
     """
-    lost = 0
+    now = asyncio.get_running_loop().time
+    if (crowd := _known(places)) and (pause_s := max(rivals.room_s(now()) for rivals in crowd)):
+        await asyncio.sleep(pause_s)
+    lost, others = 0, Rivals()
     while True:
+        began = now()
         outcome = await attempt(lost > 0)
         if not isinstance(outcome, ConcurrencyConflict):
+            if lost or crowd:
+                ended = now()
+                for rivals in _known(places):
+                    rivals.won(ended - began, ended, random.random())  # noqa: S311  no secret
             return outcome
         lost += 1
         if lost == CONFLICTS_MAX:
-            raise outcome
-        # Between processes nobody queues: spread the rivals out, further with each lost race.
-        spread = random.random()  # noqa: S311  no secret
-        await asyncio.sleep(spread * min(0.2, 0.002 * 2 ** min(lost, 7)))
+            raise ConcurrencyConflict(outcome.subject, outcome.expected, races=lost)
+        where = (cache.rivals(aggregate_id) for subject, cache, aggregate_id in places if subject == outcome.subject)
+        if pause_s := next(where, others).lost(lost - 1, random.random()):  # noqa: S311  no secret
+            await asyncio.sleep(pause_s)
+
+
+def _known(places: Sequence[Place]) -> list[Rivals]:
+    return [rivals for _, cache, aggregate_id in places if (rivals := cache.known_rivals(aggregate_id)) is not None]
 
 
 async def recorded(
@@ -102,20 +119,24 @@ async def recorded(
     decided = [*claims, *decided]
     appends = [one.append for one in decided if one.append is not None]
     assert len(appends) == len(decided), "what records nothing is not appended"
-    for one in decided:
-        one.plan.repository.cache.drop(one.plan.aggregate_id)
+    relied_upon = [one.plan.repository.cache.take(one.plan.aggregate_id) for one in decided]
     began = time.perf_counter()
     try:
         position = await store.append(appends) - sum(len(append.events) for append in appends)
     except ConcurrencyConflict as conflict:
-        for one in decided:
-            one.plan.repository.cache.put(one.plan.aggregate_id, one.held)  # what follows it is all there is to read
+        for one, is_guess in zip(decided, relied_upon, strict=True):
+            repository, aggregate_id = one.plan.repository, one.plan.aggregate_id
+            if is_guess and conflict.subject == repository.subject(aggregate_id):
+                repository.cache.learn(aggregate_id, is_old=True)
+            repository.lost(one, conflict)
         return conflict
     if told is not None:
         told[APPEND_SECONDS] = time.perf_counter() - began
     done: list[Committed[Any, Any]] = []
-    for one, append in zip(decided, appends, strict=True):
+    for one, append, is_guess in zip(decided, appends, relied_upon, strict=True):
         position += len(append.events)
+        if is_guess:
+            one.plan.repository.cache.learn(one.plan.aggregate_id, is_old=False)
         done.append(one.plan.repository.committed(one, append, position))
     return tuple(done[len(claims) :])
 
@@ -143,7 +164,7 @@ async def transact(store: EventStore, plans: Sequence[Planned[Any, Any]]) -> tup
     async def attempt(
         again: bool, told: dict[str, Any] | None = None
     ) -> tuple[Committed[Any, Any], ...] | ConcurrencyConflict:
-        held = [await plan.repository.known(plan.aggregate_id, again) for plan in plans]
+        held = [await plan.repository.known(plan.aggregate_id, again, CONFIRMED_ABOVE_IN_BATCH) for plan in plans]
         before = await all_repeated(plans, held)
         if before is not None:
             return before
@@ -169,13 +190,16 @@ async def transact(store: EventStore, plans: Sequence[Planned[Any, Any]]) -> tup
         telemetry = active()
         parent = current_metadata().traceparent
         span = None if telemetry is None else telemetry.command("several", "transact", parent, "transact")
-        return await (retried(attempt) if span is None else _observed(attempt, span))
+        places = [
+            (subject, one.repository.cache, one.aggregate_id) for subject, one in zip(subjects, plans, strict=True)
+        ]
+        return await (retried(attempt, places) if span is None else _observed(attempt, places, span))
 
 
-async def _observed(attempt: _Attempt, span: CommandSpan) -> tuple[Committed[Any, Any], ...]:
+async def _observed(attempt: _Attempt, places: Sequence[Place], span: CommandSpan) -> tuple[Committed[Any, Any], ...]:
     """A transaction with a span."""
     try:
-        done = await retried(lambda again: attempt(span.again(again), span.more))
+        done = await retried(lambda again: attempt(span.again(again), span.more), places)
     except BaseException as error:
         span.ended(0, error)
         raise

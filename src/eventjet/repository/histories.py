@@ -30,7 +30,15 @@ from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState, fold_history
 from eventjet.domain.moment import check_moment
 from eventjet.domain.recorded import NO_METADATA, Recorded
-from eventjet.errors import CodecError, HistoryBroken, LogIncomplete, SaveTorn, StoreUnavailable, UsageError
+from eventjet.errors import (
+    CodecError,
+    EventjetError,
+    HistoryBroken,
+    LogIncomplete,
+    SaveTorn,
+    StoreUnavailable,
+    UsageError,
+)
 from eventjet.repository.excerpts import Excerpt, Excerpts
 from eventjet.shown import shown
 from eventjet.snapshots.kv import KeyValueSnapshots
@@ -102,6 +110,13 @@ class Histories(Generic[S]):
                 raise
             return await self._fold(aggregate_id, self._start())
 
+    def followed(self, held: FoldedState[S], record: RawRecord) -> FoldedState[S] | None:
+        """A state and the one event that follows it; None where that has to be looked into, which reading does."""
+        try:
+            return self._fold_page(held, [record])
+        except EventjetError:
+            return None
+
     async def load_until(
         self, aggregate_id: str, *, version: int | None, position: int | None, at: datetime | None
     ) -> FoldedState[S]:
@@ -165,11 +180,12 @@ class Histories(Generic[S]):
     ) -> tuple[int, int] | None:
         """First and last version that a command recorded.
 
-        With a snapshot policy the newest 1,024 commands are known; without one the whole history is searched. Where it
-        is known `since` what position the command may have been recorded, what came after that is searched, always.
+        The newest 1,024 commands are known. Of older ones the state has marks, and the whole history is searched only
+        for an id that has one. It is not searched with a snapshot policy, where a state may lack older marks.
+        Where it is known `since` what position the command may have been recorded, what came after that is searched.
         """
         found = held.commands.find(command_id)
-        if found is not None or held.commands.complete:
+        if found is not None or not held.commands.may_have(command_id):
             return found
         if since is not None:
             named = {_told(command_id)}
@@ -243,10 +259,12 @@ class Histories(Generic[S]):
         if self._snapshots is None:
             return await self._after(aggregate_id, self._start())
         # The tail is asked for while the snapshot travels: it says at once whether the snapshot is the newest state.
-        value, newest = await asyncio.gather(
-            self._snapshots.store.get(self.info.name, aggregate_id),
-            self.store.newest(self.info.name, aggregate_id),
-        )
+        travelling = asyncio.create_task(self._snapshots.store.get(self.info.name, aggregate_id))
+        try:
+            newest = await self.store.newest(self.info.name, aggregate_id)
+            value = await travelling
+        finally:
+            travelling.cancel()
         held = None if value is None else self._snapshots.codec.decode(value)
         if held is None or newest is None or newest[0] < held.position:
             # None, not to be believed, or beyond the log: replay.

@@ -1,19 +1,18 @@
 """One aggregate type: load, decide, append, and on conflict (see `decisions`) decide again.
 
-`execute` may start from the cache: a cached state is safe to decide on, because the log checks the expected position. A
-decision that records nothing, or raises, has no such check, so its state is confirmed against the leader first.
+`execute` may start from the cache (see `cache`): a cached state is safe to decide on, because the log checks the
+expected position. A decision that records nothing, or raises, has no such check, so its state is confirmed against the
+leader first.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
-from weakref import WeakValueDictionary
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.context import context_headers
@@ -30,55 +29,19 @@ from eventjet.domain.subscription import folded_events, shown_name
 from eventjet.errors import ConcurrencyConflict, LogIncomplete, StoreUnavailable, UsageError
 from eventjet.observability import spans, tracing
 from eventjet.observability.tracing import active, current_traceparent
+from eventjet.repository.cache import NEWEST, OLD, Cache
 from eventjet.repository.claims import Claims, claim_catalog
 from eventjet.repository.decisions import Committed, Decided, Planned, recorded, recorded_events, retried
 from eventjet.repository.excerpts import Excerpt
 from eventjet.repository.histories import LAG_PAUSES_S, Histories, Snapshots
 from eventjet.repository.repeated import repeated
+from eventjet.repository.rivals import CONFIRMED_ABOVE
 from eventjet.spelling import listed
 from eventjet.store.store import Append, EventStore, NewEvent
 
 S = TypeVar("S")
 E = TypeVar("E")
 P = ParamSpec("P")
-
-CACHE_MAX = 10_000
-"""Folded states kept by one repository."""
-
-
-class Cache(Generic[S]):
-    """Folded states of hot aggregates; and one lock an id, so that tasks queue instead of losing races."""
-
-    def __init__(self) -> None:
-        self._states: OrderedDict[str, FoldedState[S]] = OrderedDict()
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-
-    def get(self, aggregate_id: str) -> FoldedState[S] | None:
-        """What is known; safe to decide on, since the log checks the expected position."""
-        return self._states.get(aggregate_id)
-
-    def put(self, aggregate_id: str, state: FoldedState[S]) -> None:
-        """Remember a state, unless a newer one is known; the one written longest ago goes first."""
-        known = self._states.get(aggregate_id)
-        if known is not None and known.position > state.position:
-            return
-        self._states[aggregate_id] = state
-        self._states.move_to_end(aggregate_id)
-        if len(self._states) > CACHE_MAX:
-            self._states.popitem(last=False)
-
-    def drop(self, aggregate_id: str) -> None:
-        self._states.pop(aggregate_id, None)
-
-    def clear(self) -> None:
-        self._states.clear()
-
-    def lock(self, aggregate_id: str) -> asyncio.Lock:
-        """One command at a time on one id, within this process; there as long as somebody holds it or waits for it."""
-        lock = self._locks.get(aggregate_id)
-        if lock is None:
-            lock = self._locks[aggregate_id] = asyncio.Lock()
-        return lock
 
 
 class Repository(Generic[S, E]):
@@ -191,7 +154,7 @@ class Repository(Generic[S, E]):
 
     async def run(self, plan: Planned[S, E]) -> Committed[S, E]:
         """What `execute` does, with an id and metadata where the plan has them."""
-        self.subject(plan.aggregate_id)
+        places = [(self.subject(plan.aggregate_id), self.cache, plan.aggregate_id)]
         telemetry = active()
         told = None
         if telemetry is not None:
@@ -199,10 +162,10 @@ class Repository(Generic[S, E]):
             told = telemetry.command(self.info.name, getattr(plan.called, "__name__", "decide"), parent)
         if told is None:
             async with self.cache.lock(plan.aggregate_id):
-                return await retried(lambda again: self._attempt(plan, again))
+                return await retried(lambda again: self._attempt(plan, again), places)
         try:
             async with self.cache.lock(plan.aggregate_id):
-                done = await retried(lambda again: self._attempt(plan, told.again(again), told.more))
+                done = await retried(lambda again: self._attempt(plan, told.again(again), told.more), places)
         except BaseException as error:
             told.more["eventjet.aggregate_id"] = plan.aggregate_id
             told.ended(0, error)
@@ -226,11 +189,17 @@ class Repository(Generic[S, E]):
         saved = await recorded(self.histories.store, [decided], told)
         return saved if isinstance(saved, ConcurrencyConflict) else saved[0]
 
-    async def known(self, aggregate_id: str, again: bool) -> FoldedState[S]:
-        """The state to decide on: as it is remembered, or the newest one when it is read `again`."""
+    async def known(self, aggregate_id: str, again: bool, at_most: float = CONFIRMED_ABOVE) -> FoldedState[S]:
+        """The state to decide on: as it is remembered, or the newest one.
+
+        That is read where nothing is remembered, where what is remembered is old by a chance higher than `at_most`, and
+        `again` after a lost race, unless that told what the newest is.
+        """
+        if again:
+            return self.cache.newest(aggregate_id) or await self.fresh(aggregate_id)
         store = self.histories.store
-        is_certain = not again and (store.is_certain or await store.confirm())
-        remembered = self.cache.get(aggregate_id) if is_certain else None
+        is_certain = store.is_certain or await store.confirm()
+        remembered = self.cache.relied_upon(aggregate_id, at_most) if is_certain else None
         return remembered or await self.fresh(aggregate_id)
 
     async def decided(self, plan: Planned[S, E], held: FoldedState[S]) -> Decided[S, E] | ConcurrencyConflict:
@@ -279,8 +248,10 @@ class Repository(Generic[S, E]):
         with tracing.span(spans.LOAD, labels={"eventjet.aggregate": self.info.name}) as told:
             held = await self.histories.load(aggregate_id, known)
             told["eventjet.version"] = held.version
-        if known is not None and held.position < known.position:
-            self.cache.drop(aggregate_id)  # the log was restored, and knows nothing of it
+        if known is not None:
+            self.cache.looked(aggregate_id, is_old=held.position != known.position)
+            if held.position < known.position:
+                self.cache.drop(aggregate_id)  # the log was restored, and knows nothing of it
         self.cache.put(aggregate_id, held)
         return held
 
@@ -296,6 +267,16 @@ class Repository(Generic[S, E]):
         self.cache.put(aggregate_id, after)
         self.histories.keep(aggregate_id, held.version, after)
         return self.answer(after, events)
+
+    def lost(self, decided: Decided[S, E], conflict: ConcurrencyConflict) -> None:
+        """Remember what a lost race has told: what was decided on, or that and the event of a rival that follows it."""
+        aggregate_id, held = decided.plan.aggregate_id, decided.held
+        if conflict.subject != self.subject(aggregate_id):
+            self.cache.put(aggregate_id, held)
+            return
+        after = None if conflict.rival is None else self.histories.followed(held, conflict.rival)
+        is_crowded = self.cache.rivals(aggregate_id).window_s > 0  # a pause comes first, and others will write in it
+        self.cache.put(aggregate_id, after or held, OLD if after is None or is_crowded else NEWEST)
 
     def answer(self, after: FoldedState[S], events: tuple[E, ...]) -> Committed[S, E]:
         """What came of a decision whose events the log stored, now or when it was made first."""

@@ -25,6 +25,8 @@ from eventjet.errors import DefinitionError, UnencodableEvent
 S = TypeVar("S")
 
 FORMAT = 1
+_HEAD, _TAIL = b'{"checksum":"%s","snapshot":', b"}"
+_HEAD_BYTES = len(_HEAD % (b"0" * 32))
 
 
 class SnapshotCodec(Generic[S]):
@@ -63,15 +65,15 @@ class SnapshotCodec(Generic[S]):
             "state": orjson.Fragment(state),
         }
         body = orjson.dumps(inner)
-        return orjson.dumps({"checksum": _digest(body), "snapshot": orjson.Fragment(body)})
+        return _HEAD % _digest(body).encode() + body + _TAIL
 
     def decode(self, value: bytes) -> FoldedState[S] | None:
         """The folded state; None for anything that is not exactly what this codec writes."""
         try:
-            outer: dict[str, Any] = orjson.loads(value)
-            inner: dict[str, Any] = outer["snapshot"]
-            if outer["checksum"] != _digest(orjson.dumps(inner)):
+            body = value[_HEAD_BYTES:-1]
+            if value[:_HEAD_BYTES] != _HEAD % _digest(body).encode() or value[-1:] != _TAIL:
                 return None
+            inner: dict[str, Any] = orjson.loads(body)
             if inner["format"] != FORMAT or inner["fingerprint"] != self.fingerprint:
                 return None
             state = cast("S", self._codec.decode(orjson.dumps(inner["state"])))

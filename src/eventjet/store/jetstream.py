@@ -166,7 +166,7 @@ class JetStreamStore(EventStore):
 
     async def _slot(self, subject: str, expected: int) -> outcome.SlotFound | None:
         found = await self._from_leader(api.next_message(self.app, expected + 1, subject), patient=False)
-        return None if found is None else outcome.SlotFound(found[0], header(found[3], MSG_ID) or "")
+        return None if found is None else outcome.SlotFound(found[0], header(found[3], MSG_ID) or "", record=found)
 
     async def history(
         self, aggregate: str, aggregate_id: str, *, after: int = 0, most: int | None = None
@@ -337,8 +337,8 @@ class LongReads:
 def _error_of(failed: outcome.Failed, subjects: Sequence[str], writes: Sequence[Append]) -> Exception:
     shown = ", ".join(subjects[:3]) + ("…" if len(subjects) > 3 else "")
     match failed:
-        case outcome.Conflicted(index=index):
-            return ConcurrencyConflict(subjects[index or 0], writes[index or 0].expected)
+        case outcome.Conflicted(index=index, rival=rival):
+            return ConcurrencyConflict(subjects[index or 0], writes[index or 0].expected, rival=rival)
         case outcome.ErrorReply(code=code, text=text):
             return Refused(f"A save to {shown}", f"the server answered {text!r} ({code})", "Nothing was stored.")
         case outcome.Violation(reason=reason):

@@ -27,6 +27,7 @@ from typing import Any
 
 import orjson
 
+from eventjet.codec.envelope import RawRecord
 from eventjet.nats.api import IN_PROCESS, REPEATED_ID, WRONG_SEQUENCE
 
 REFUSALS = frozenset(
@@ -102,6 +103,8 @@ class SlotFound:
     event_id: str
     is_torn: bool = False
     """It is ours, and the last event of the save is not where it would be."""
+    record: RawRecord | None = None
+    """All of it, for whoever decides again after a rival's event."""
 
 
 def shared(answer: Answer, counts: Sequence[int]) -> list[Answer]:
@@ -142,6 +145,12 @@ def answer_in(reply: bytes) -> Answer:
         return Silence(f"an answer that cannot be read: {reply[:80]!r}")
 
 
+def _last_in(text: str) -> int | None:
+    """Position of the subject's last message in "wrong last sequence: 6"; None where it is not told."""
+    told = text.rpartition(": ")[2]
+    return int(told) if told.isascii() and told.isdecimal() and len(told) < 20 else None
+
+
 Slots = Sequence[SlotFound | None]
 """One for each subject of the save, in its order; None where the slot is empty."""
 
@@ -177,6 +186,8 @@ class Conflicted:
     """
 
     index: int | None = None
+    rival: RawRecord | None = None
+    """That event, where the server said that it was the subject's last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +222,7 @@ class Save:
         self._uncertain = False
         self._contested = False
         self._compared = False
+        self._last: int | None = None
         self._since: float | None = None
         self._sent_at = 0.0
         self._cause = "nothing was sent"
@@ -236,6 +248,7 @@ class Save:
             case ErrorReply(code=code, text=text) if code in (WRONG_SEQUENCE, IN_PROCESS):
                 self._contested = True
                 self._compared = code == WRONG_SEQUENCE
+                self._last = _last_in(text)
                 self._cause = f"error {code}: {text}"
                 return Look()
             case ErrorReply(code=code, text=text):
@@ -260,7 +273,7 @@ class Save:
                 return self._torn(now) if slot.is_torn else Stored(self.last_position(index, slot))
         for index, slot in enumerate(slots or ()):
             if slot is not None:
-                return Conflicted(index)
+                return Conflicted(index, slot.record if slot.position == self._last else None)
         if slots is not None and self._expects_what_is_not_there(now):
             return Conflicted()
         if now >= self._deadline:

@@ -1,0 +1,234 @@
+"""Connections that compete for aggregates, in simulated time: the product's repository over a log that takes its time.
+
+One server does one thing at a time: it stores, refuses or reads. So what a rate means is how much of the server's time
+went into storing, and how long a command waits is measured in what the server could have stored meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from eventjet import aggregate, event
+from eventjet.codec.catalog import Catalog
+from eventjet.codec.envelope import RawRecord
+from eventjet.errors import ConcurrencyConflict
+from eventjet.repository.repository import Repository
+from eventjet.store.memory import MemoryStore
+from eventjet.store.outcome import BACKOFF_CONTESTED_S
+from eventjet.store.store import Append
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds, on the average; as measured on one replica that syncs always."""
+
+    way: float = 0.000_1
+    """From a client to the server, or back."""
+    client: float = 0.000_15
+    """To decide and encode."""
+    store: float = 0.001
+    refuse: float = 0.000_05
+    read: float = 0.000_05
+    agree: float = 0.0
+    """Of three replicas instead of `store`: others are answered meanwhile, and told of a conflict."""
+
+
+@event("tally.counted")
+class Counted:
+    by: str
+
+
+@aggregate("tally")
+class Tally:
+    count: int = 0
+
+    def evolve(self, event: Counted) -> Tally:
+        return Tally(count=self.count + 1)
+
+
+class Moved(Exception):
+    """The server refuses: an aggregate is not where a save expects it."""
+
+    def __init__(self, index: int, last: int | None) -> None:
+        super().__init__()
+        self.index, self.last = index, last
+
+
+class Server:
+    """Stores, refuses and reads, one after the other; what replicas have to agree upon, while it does other things."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self.log = MemoryStore("sim")
+        self._turn = asyncio.Lock()
+        self._in_process: set[tuple[str, str]] = set()
+
+    async def store(self, writes: Sequence[Append]) -> int:
+        """Raises `Moved`."""
+        names = {(write.aggregate, write.aggregate_id) for write in writes}
+        async with self._turn:
+            for index, write in enumerate(writes):
+                last = await self.log.last(write.aggregate, write.aggregate_id)
+                if (is_raced := not self._in_process.isdisjoint(names)) or last != write.expected:
+                    await takes(self.costs.refuse)
+                    raise Moved(index, None if is_raced else last)
+            if not self.costs.agree:
+                await takes(self.costs.store)
+                return await self.log.append(writes)
+            self._in_process |= names
+            await takes(self.costs.refuse)
+        await takes(self.costs.agree)
+        self._in_process -= names
+        return await self.log.append(writes)
+
+    async def read(self, read: Callable[[], Awaitable[T]]) -> T:
+        async with self._turn:
+            await takes(self.costs.read)
+            return await read()
+
+
+class SlowStore(MemoryStore):
+    """One of many connections to one log."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server.log.app)
+        self._server, self._log, self._costs = server, server.log, server.costs
+        self.lost = self.looked = 0
+
+    async def append(self, writes: Sequence[Append]) -> int:
+        await takes(self._costs.client)
+        while True:
+            await takes(self._costs.way)
+            try:
+                position = await self._server.store(writes)
+            except Moved as moved:
+                await takes(self._costs.way)
+                write = writes[moved.index]
+                slot = await self.history(write.aggregate, write.aggregate_id, after=write.expected, most=1)
+                if not slot:  # a rival's event is on its way into it
+                    await takes(BACKOFF_CONTESTED_S)
+                    continue
+                self.lost += 1
+                name = f"{self.app}.{write.aggregate}.{write.aggregate_id}"
+                rival = slot[0] if slot[0][0] == moved.last else None
+                raise ConcurrencyConflict(name, write.expected, rival=rival) from None
+            await takes(self._costs.way)
+            return position
+
+    async def history(
+        self, aggregate: str, aggregate_id: str, *, after: int = 0, most: int | None = None
+    ) -> list[RawRecord]:
+        return await self._read(lambda: self._log.history(aggregate, aggregate_id, after=after, most=most))
+
+    async def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
+        self.looked += after > 0
+        yield await self.history(aggregate, aggregate_id, after=after)
+
+    async def newest(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
+        return await self._read(lambda: self._log.newest(aggregate, aggregate_id))
+
+    async def _read(self, read: Callable[[], Awaitable[T]]) -> T:
+        await takes(self._costs.way)
+        found = await self._server.read(read)
+        await takes(self._costs.way)
+        return found
+
+
+async def takes(seconds: float) -> None:
+    """About as long; nothing takes the same time twice."""
+    await asyncio.sleep(seconds * (0.5 + random.random()))
+
+
+@dataclass(slots=True)
+class Told:
+    """What came of it."""
+
+    seconds: float = 0.0
+    waits_s: list[list[float]] = field(default_factory=list[list[float]])
+    """By connection: how long each of its commands took."""
+    lost: int = 0
+    """Races."""
+    looked: int = 0
+    """Reads of an aggregate that the connection had written to or read before."""
+    failed: int = 0
+    """Commands that lost too many races."""
+    recorded: int = 0
+
+    @property
+    def commands(self) -> int:
+        return sum(map(len, self.waits_s))
+
+    @property
+    def rate(self) -> float:
+        return self.commands / self.seconds
+
+    @property
+    def worst_s(self) -> float:
+        return max(map(max, self.waits_s))
+
+
+def compete(connections: int, aggregates: int, seconds: float, seed: int = 1, costs: Costs | None = None) -> Told:
+    """Each connection carries out one command after the other on aggregates drawn at random, for some seconds."""
+    random.seed(seed)
+    return in_simulated_time(_compete(connections, aggregates, seconds, costs or Costs()))
+
+
+async def _compete(connections: int, aggregates: int, seconds: float, costs: Costs) -> Told:
+    server, told = Server(costs), Told()
+    loop = asyncio.get_running_loop()
+    stores = [SlowStore(server) for _ in range(connections)]
+
+    async def one(number: int) -> None:
+        tallies = Repository[Tally, Counted]("sim", stores[number], Catalog({Counted: "tally"}), Tally)
+        told.waits_s.append(waits := [])
+        await asyncio.sleep(random.random() * 0.01)
+        while loop.time() < seconds:
+            began = loop.time()
+            try:
+                await tallies.execute(f"t{random.randrange(aggregates)}", lambda _: Counted(by=str(number)))
+            except ConcurrencyConflict:
+                told.failed += 1
+            else:
+                waits.append(loop.time() - began)
+
+    await asyncio.gather(*map(one, range(connections)))
+    told.seconds = loop.time()
+    told.lost = sum(store.lost for store in stores)
+    told.looked = sum(store.looked for store in stores)
+    told.recorded = (await server.log.state()).last
+    return told
+
+
+class _Clock(selectors.SelectSelector):
+    """Nothing is waited for: time goes on instead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        assert timeout is not None, "nothing will ever happen again"
+        self.now += max(0.0, timeout)
+        return super().select(0)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._simulated = _Clock()
+        super().__init__(self._simulated)
+
+    def time(self) -> float:
+        return self._simulated.now
+
+
+def in_simulated_time(work: Coroutine[Any, Any, T]) -> T:
+    """Run it in a loop whose time goes on where nothing is left to do."""
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        return runner.run(work)
