@@ -1,0 +1,91 @@
+"""Handlers of the ledger by hand that only write, what they must come to, and a log for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+from sqlalchemy import delete, insert, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from eventjet import Recorded
+from tests.integration.by_hand import (
+    QUICK,
+    accounts_table,
+    bound_with,
+    changed,
+    found,
+    lines_table,
+)
+from tests.integration.ledger_log import Ledger
+from tests.integration.projecting import Added, Closed, Opened
+
+INSERT_LINE = insert(lines_table)
+"""Made once, given its values as parameters."""
+
+
+async def opened(event: Recorded[Opened], connection: AsyncConnection) -> None:
+    """Only writes."""
+    values: dict[str, Any] = {"amount": Decimal(0), "last_at": event.recorded_at, "notes": []}
+    await connection.execute(
+        insert(accounts_table).values(account_id=event.aggregate_id, owner=event.data.owner, **values)
+    )
+
+
+async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
+    """Only writes, in three ways."""
+    own = accounts_table.c.account_id == event.aggregate_id
+    line = {"position": event.position, "account_id": event.aggregate_id, "amount": event.data.amount}
+    await connection.execute(INSERT_LINE, line)
+    await connection.execute(update(accounts_table).where(own).values(last_at=event.recorded_at))
+    await connection.execute(text("update totals set n = n + 1 where name = :name"), {"name": "added"})
+
+
+async def closed(event: Recorded[Closed], connection: AsyncConnection) -> None:
+    """Only writes."""
+    await connection.execute(delete(lines_table).where(lines_table.c.account_id == event.aggregate_id))
+    await connection.execute(delete(accounts_table).where(accounts_table.c.account_id == event.aggregate_id))
+
+
+WRITING = bound_with(opened, added, closed)
+
+
+async def caught_up(log: Ledger, resolved: Any, last: int, **options: Any) -> None:
+    async with changed(log, resolved).working(options=replace(QUICK, **options)):
+        await log.caught_up(last, resolved)
+
+
+def rows(log: Ledger) -> Any:
+    return found(log.where)
+
+
+def written(events: list[Recorded[Any]]) -> Any:
+    """What the handlers that only write must come to."""
+    accounts: dict[str, tuple[Any, ...]] = {}
+    lines: list[tuple[int, str, Decimal]] = []
+    for one in events:
+        own = one.aggregate_id
+        match one.data:
+            case Opened(owner=owner):
+                accounts[own] = (own, owner, Decimal(0), one.recorded_at, [])
+            case Added(amount=amount):
+                lines.append((one.position, own, amount))
+                accounts[own] = (*accounts[own][:3], one.recorded_at, [])
+            case Closed():
+                lines = [line for line in lines if line[1] != own]
+                accounts.pop(own, None)
+            case _:
+                pass
+    return {"accounts": sorted(accounts.values()), "lines": lines, "totals": []}
+
+
+def writes(accounts: int, times: int) -> list[tuple[str, Any]]:
+    """Opened, added to in turns, and every third one closed and opened again."""
+    log: list[tuple[str, Any]] = [(f"a-{number}", Opened(owner=f"o-{number}")) for number in range(accounts)]
+    for turn in range(times):
+        for number in range(accounts):
+            log.append((f"a-{number}", Added(amount=Decimal(turn * accounts + number))))
+            if number % 3 == 0 and turn % 4 == 3:
+                log += [(f"a-{number}", Closed()), (f"a-{number}", Opened(owner=f"o-{number}"))]
+    return log
