@@ -1,7 +1,7 @@
 """Course booking, many short commands across two kinds of aggregate: `python -m benchmarks.booking`.
 
-One after the other; every lap checks that exactly the right bookings stand. A booking is one atomic append on both
-aggregates.
+One after the other, and by sixteen tasks at once; every lap checks that exactly the right bookings stand. A booking is
+one atomic append on both aggregates.
 """
 
 from __future__ import annotations
@@ -11,44 +11,73 @@ import sys
 import time
 
 from benchmarks import peers
+from benchmarks.bookings import TASKS_MAX
 from benchmarks.laps import told
 from benchmarks.measure import Comparison, Figures, conditions, keep, show
 from benchmarks.peers import PYEVENTSOURCING, Program, python
 from benchmarks.stores import Store, Stores
 
 OURS = "eventjet"
+REPLICATED = f"{OURS}, three replicas"
+ON_POSTGRES = f"{PYEVENTSOURCING} on PostgreSQL"
+TASKS = (1, TASKS_MAX)
 
 
 def main(runs: int, count: int) -> int:
     started = time.monotonic()
     print(conditions())
-    rate = Figures("course booking, 1 task", "ops/s", higher_is_better=True)
-    p50 = Figures("course booking, 1 task: a booking, p50", "ms", higher_is_better=False)
-    p99 = Figures("course booking, 1 task: a booking, p99", "ms", higher_is_better=False)
+    figures: list[Figures] = []
+    comparisons: list[Comparison] = []
     with Stores.opened() as stores:
-        subjects: dict[str, tuple[Store, Program]] = {OURS: (stores.nats_always, python("book_ours"))}
-        subjects[f"{OURS}, synced every 2 minutes"] = (stores.nats_default, python("book_ours"))
-        executable = peers.pyeventsourcing_python()
-        if executable is None:
-            peers.left_out(PYEVENTSOURCING)
-        else:
-            program = python("book_pyeventsourcing", executable)
-            subjects[f"{PYEVENTSOURCING} on PostgreSQL"] = (stores.postgres, program)
-            subjects[f"{PYEVENTSOURCING} on SQLite"] = (stores.sqlite, program)
-        for _ in range(runs):
-            for name, (store, program) in subjects.items():
-                with store() as url:
-                    found = told(program(url, count))
-                rate.add(name, found["count"] / found["wall_s"])
-                p50.add(name, found["p50_ms"])
-                p99.add(name, found["p99_ms"])
-    for one in (rate, p50, p99):
+        for tasks in TASKS:
+            found = _measured(stores, runs, count, tasks)
+            figures += found
+            comparisons += [
+                Comparison(one, OURS, name, 1.0 if tasks > 1 and one is found[0] and name == ON_POSTGRES else None)
+                for one in found[:2]
+                for name in one.values
+                if name != OURS
+            ]
+    for one in figures:
         one.show()
-    comparisons = [Comparison(one, OURS, name) for one in (rate, p50) for name in one.values if name != OURS]
     show(comparisons)
-    keep([rate, p50, p99], comparisons)
+    keep(figures, comparisons)
     print(f"took {time.monotonic() - started:.0f} s; {conditions()}")
     return 0
+
+
+def _measured(stores: Stores, runs: int, count: int, tasks: int) -> list[Figures]:
+    """Rate, and the times of single bookings, of all subjects in turns."""
+    job = f"course booking, {tasks} task{'s' if tasks > 1 else ''}"
+    rate = Figures(job, "ops/s", higher_is_better=True)
+    p50 = Figures(f"{job}: a booking, p50", "ms", higher_is_better=False)
+    p99 = Figures(f"{job}: a booking, p99", "ms", higher_is_better=False)
+    for _ in range(runs):
+        for name, (store, program) in _subjects(stores, tasks).items():
+            with store() as url:
+                found = told(program(url, count, tasks))
+            rate.add(name, found["count"] / found["wall_s"])
+            p50.add(name, found["p50_ms"])
+            p99.add(name, found["p99_ms"])
+    return [rate, p50, p99]
+
+
+def _subjects(stores: Stores, tasks: int) -> dict[str, tuple[Store, Program]]:
+    own = python("book_ours")
+    found: dict[str, tuple[Store, Program]] = {
+        OURS: (stores.nats_always, own),
+        f"{OURS}, synced every 2 minutes": (stores.nats_default, own),
+        REPLICATED: (stores.nats_replicas, own),
+    }
+    executable = peers.pyeventsourcing_python()
+    if executable is None:
+        peers.left_out(PYEVENTSOURCING)
+        return found
+    program = python("book_pyeventsourcing", executable)
+    found[ON_POSTGRES] = (stores.postgres, program)
+    if tasks == 1:
+        found[f"{PYEVENTSOURCING} on SQLite"] = (stores.sqlite, program)
+    return found
 
 
 if __name__ == "__main__":

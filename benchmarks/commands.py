@@ -3,6 +3,9 @@
 Subjects take turns, each lap in a process of its own on a store of its own; every lap compares a hundred balances with
 the truth. The limit is the same events as bare publishes with an expected sequence over the same client. PostgreSQL and
 SQLite sync with every commit, so the row with `sync_interval: always` is the one to compare them with.
+
+Three replicas are three servers on this machine, which share its cores and its disk. Their tables have the rows of one
+replica beside them, of the same turns. `--only` names the tables to make.
 """
 
 from __future__ import annotations
@@ -22,9 +25,12 @@ from benchmarks.peers import EMMETT, EVENTSOURCE, PROTEAN, PYEVENTSOURCING, Prog
 from benchmarks.stores import Store, Stores
 
 EXECUTE = "eventjet"
+WARM = "eventjet, every account in the cache"
 UNCACHED = "eventjet, loading every time"
 LIMIT = "limit by hand: bare publish with expected sequence"
+ONE_REPLICA = "one replica"
 TASKS = 64
+MANY = 256
 SLOW_SHARE = 5
 """A peer of some milliseconds a command gets this fraction of the commands."""
 
@@ -47,6 +53,8 @@ class Job:
     tasks: int
     subjects: list[Subject]
     targets: dict[tuple[str, str], float]
+    times: int = 1
+    """So many times the commands of other jobs: with many tasks most would be the first on their account."""
     figures: list[Figures] = field(default_factory=list[Figures])
 
     def __post_init__(self) -> None:
@@ -57,7 +65,7 @@ class Job:
 
     def lap(self, subject: Subject, count: int) -> None:
         with subject.store() as store:
-            found = told(subject.program(store, count // subject.share, self.tasks))
+            found = told(subject.program(store, self.times * count // subject.share, self.tasks))
         self.rate.add(subject.name, found["count"] / found["wall_s"])
         self.p50.add(subject.name, found["p50_ms"])
         self.p99.add(subject.name, found["p99_ms"])
@@ -83,7 +91,24 @@ def jobs(stores: Stores, folder: Path) -> list[Job]:
         Job(f"commands, {TASKS} tasks", TASKS, [own, limit, *_peers(stores, folder, TASKS)], {(EXECUTE, LIMIT): 0.7}),
         Job("commands, 1 task, synced every 2 minutes", 1, by_default, {}),
         Job(f"commands, {TASKS} tasks, synced every 2 minutes", TASKS, by_default, {}),
+        *(_replicated(stores, tasks, times) for tasks, times in ((1, 1), (TASKS, 4), (MANY, 8))),
     ]
+
+
+def _replicated(stores: Stores, tasks: int, times: int) -> Job:
+    """Three replicas beside one, both synced before every answer."""
+    warm = Subject(WARM, stores.nats_replicas, _ours("warm"))
+    stands = {"": stores.nats_replicas, f", {ONE_REPLICA}": stores.nats_always}
+    subjects = [
+        Subject(f"{name}{where}", store, _ours(job))
+        for where, store in stands.items()
+        for name, job in ((EXECUTE, "execute"), (LIMIT, "publish"))
+    ]
+    subjects.insert(1, warm)
+    targets = {(EXECUTE, LIMIT): 0.7} if tasks == MANY else {}
+    if tasks == TASKS:
+        targets[(EXECUTE, f"{EXECUTE}, {ONE_REPLICA}")] = 3.0
+    return Job(f"commands on three replicas, {tasks} task{'s' if tasks > 1 else ''}", tasks, subjects, targets, times)
 
 
 def _ours(job: str) -> Callable[[str, int, int], list[str]]:
@@ -119,11 +144,11 @@ def _peers(stores: Stores, folder: Path, tasks: int) -> list[Subject]:
     return found
 
 
-def main(runs: int, count: int) -> int:
+def main(runs: int, count: int, only: str) -> int:
     started = time.monotonic()
     print(conditions())
     with Stores.opened() as stores, TemporaryDirectory(prefix="eventjet-bench-") as folder:
-        every = jobs(stores, Path(folder))
+        every = [job for job in jobs(stores, Path(folder)) if only in job.name]
         for _ in range(runs):
             for job in every:
                 for subject in job.subjects:
@@ -142,5 +167,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--count", type=int, default=1_000, help="commands of a lap (%(default)s)")
+    parser.add_argument("--only", default="", metavar="WORDS", help="the tables with these words in their name")
     given = parser.parse_args()
-    sys.exit(main(given.runs, given.count))
+    sys.exit(main(given.runs, given.count, given.only))

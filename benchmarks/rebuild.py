@@ -45,6 +45,7 @@ ARCHIVE = "Spark from an archive"
 LOCAL_PROGRAM = "eventjet rebuild --engine local, from nothing"
 LOCAL_OF_TWO_PROGRAM = "eventjet rebuild --engine local --processes 2, from nothing"
 SPARK_PROGRAM = "eventjet rebuild --engine spark, from nothing"
+SPARK_CACHED = "eventjet rebuild --engine spark --jvm-cache, from nothing"
 PEER = "pyeventsourcing, catch-up"
 
 TARGETS = (
@@ -62,7 +63,8 @@ PEER_TARGETS = (
     (SPARK, None),
     (SPARK_PROGRAM, 50.0),
 )
-FIRST_TASK_MAX_S = 7.0
+FIRST_TASK_MAX_S = 6.0
+"""With the classes of the JVM kept."""
 
 
 @dataclass
@@ -117,9 +119,9 @@ class Tables:
         figures = [self.rate, self.cpu, self.parts, self.memory, self.first_task]
         for one in figures:
             one.show()
-        first_s = self.first_task.median(SPARK_PROGRAM)
+        first_s = self.first_task.median(SPARK_CACHED)
         verdict = "met" if first_s <= FIRST_TASK_MAX_S else f"missed by {first_s - FIRST_TASK_MAX_S:.1f} s"
-        print(f"  (target for Spark <= {FIRST_TASK_MAX_S:g} s: {verdict})")
+        print(f"  (target for Spark with --jvm-cache <= {FIRST_TASK_MAX_S:g} s: {verdict})")
         comparisons = self.comparisons()
         show(comparisons)
         keep(figures, comparisons)
@@ -142,7 +144,7 @@ def main(sizes: argparse.Namespace) -> int:
         make_archive(nats, archive, sizes.master)
         tables = Tables(sizes.events)
         limits = _limits(nats, postgres, sizes.events, truth, tables)
-        laps = [*limits, *_programs(nats, postgres, sizes, truth, tables)]
+        laps = [*limits, *_programs(nats, postgres, sizes, truth, tables, folder)]
         roads: tuple[tuple[str, str, Path | None, int], ...] = (
             (LOCAL, "local", None, 1),
             (LOCAL_OF_TWO, "local", None, 2),
@@ -203,18 +205,23 @@ def _programs(
     sizes: argparse.Namespace,
     truth: Mapping[str, tuple[Decimal, int]],
     tables: Tables,
+    folder: Path,
 ) -> list[Callable[[], None]]:
     url = new_database(postgres, "program")
+    cached = ("--master", sizes.master, "--jvm-cache", str(folder / "classes"))
 
     def program(name: str, *options: str) -> None:
         done = run_program(nats, url, *options)
         check(url, truth, in_cents=False)
         tables.program(name, done)
 
+    # The first makes the archive of classes.
+    run_program(nats, url, "--engine", "spark", *cached)
     return [
         partial(program, LOCAL_PROGRAM, "--engine", "local"),
         partial(program, LOCAL_OF_TWO_PROGRAM, "--engine", "local", "--processes", "2"),
-        partial(program, SPARK_PROGRAM, "--master", sizes.master),
+        partial(program, SPARK_PROGRAM, "--engine", "spark", "--master", sizes.master),
+        partial(program, SPARK_CACHED, "--engine", "spark", *cached),
     ]
 
 

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from benchmarks import message_db
 from eventjet.dev import NatsServer, PostgresServer
+from tests.nats_cluster import NatsCluster
 
 Store: TypeAlias = Callable[[], AbstractContextManager[str]]
 """Opens one lap's store and tells its URL."""
@@ -43,6 +44,12 @@ class Stores:
         """Synced every two minutes, as NATS is unless told otherwise."""
         with NatsServer(sync_interval="2m") as server:
             yield server.url
+
+    @contextmanager
+    def nats_replicas(self) -> Generator[str]:
+        """Three servers that form a cluster, each synced before every acknowledgement."""
+        with NatsCluster() as cluster:
+            yield cluster.url
 
     @contextmanager
     def postgres(self) -> Generator[str]:

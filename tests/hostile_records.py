@@ -16,7 +16,8 @@ from eventjet.archive.batches import lasting
 from eventjet.cli.history import line
 from eventjet.cli.terminal import print_json
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import Decoder, RawRecord, header_block
+from eventjet.codec.decoder import Decoder
+from eventjet.codec.envelope import RawRecord, header_block
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, UndecodableEvent, UnknownEvent
 from eventjet.nats.api import direct_record

@@ -1,6 +1,7 @@
-"""Course booking with eventjet: `python -m benchmarks.subjects.book_ours <nats> <count>`.
+"""Course booking with eventjet: `python -m benchmarks.subjects.book_ours <nats> <count> <tasks>`.
 
-A booking is one atomic append on both aggregates (`transact`).
+A booking is one atomic append on both aggregates (`transact`). Several URLs, separated by commas, are the servers of a
+cluster, on which the log has three replicas.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 import time
 from dataclasses import replace
 
-from benchmarks.bookings import PER_COURSE, PER_STUDENT, accepted, bookings, sizes
+from benchmarks.bookings import PER_COURSE, PER_STUDENT, Booking, accepted, bookings, sizes
 from benchmarks.subjects.clock import Clock
 from eventjet import App, aggregate, event
 
@@ -82,34 +83,42 @@ class Course:
 school = App("school", aggregates=[Student, Course])
 
 
-async def main(server: str, count: int) -> None:
-    async with school.connect(servers=server) as jet:
+async def main(server: str, count: int, tasks: int) -> None:
+    async with school.connect(servers=server, replicas=3 if "," in server else 1) as jet:
         await jet.init()
         students, courses = jet.repository(Student), jet.repository(Course)
         latencies: list[float] = []
         clock = Clock()
+
+        async def one(task: int, wanted: list[Booking]) -> int:
+            """How many bookings stood."""
+            for number in range(task, sizes(count)[0], tasks):
+                await students.execute(f"s-{number}", Student.sign_up, f"Student {number}")
+            for number in range(task, sizes(count)[1], tasks):
+                await courses.execute(f"c-{number}", Course.open, f"Course {number}")
+            stood = 0
+            for student, course in wanted:
+                started = time.perf_counter()
+                try:
+                    await jet.transact(
+                        students.decide(f"s-{student}", Student.book, f"c-{course}"),
+                        courses.decide(f"c-{course}", Course.take, f"s-{student}"),
+                    )
+                    stood += 1
+                except Full:
+                    pass
+                latencies.append(time.perf_counter() - started)
+            return stood
+
+        work = bookings(count, tasks)
         clock.start()
-        for number in range(sizes(count)[0]):
-            await students.execute(f"s-{number}", Student.sign_up, f"Student {number}")
-        for number in range(sizes(count)[1]):
-            await courses.execute(f"c-{number}", Course.open, f"Course {number}")
-        stood = 0
-        for student, course in bookings(count):
-            started = time.perf_counter()
-            try:
-                await jet.transact(
-                    students.decide(f"s-{student}", Student.book, f"c-{course}"),
-                    courses.decide(f"c-{course}", Course.take, f"s-{student}"),
-                )
-                stood += 1
-            except Full:
-                pass
-            latencies.append(time.perf_counter() - started)
+        stood = sum(await asyncio.gather(*(one(task, wanted) for task, wanted in enumerate(work))))
         clock.stop(count + sum(sizes(count)), latencies)
         held = [len((await students.load(f"s-{number}")).courses) for number in range(sizes(count)[0])]
-        if not stood == sum(held) == accepted(count):
-            raise RuntimeError(f"{stood} bookings stood, students hold {sum(held)}, and {accepted(count)} are due")
+        due = accepted(count, tasks)
+        if not stood == sum(held) == due:
+            raise RuntimeError(f"{stood} bookings stood, students hold {sum(held)}, and {due} are due")
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

@@ -1,20 +1,24 @@
-"""Course booking with pyeventsourcing: `python -m benchmarks.subjects.book_pyeventsourcing <store> <count>`.
+"""Course booking with pyeventsourcing: `python -m benchmarks.subjects.book_pyeventsourcing <store> <count> <tasks>`.
 
-A booking saves both aggregates in one transaction, as its documentation has it.
+A booking saves both aggregates in one transaction, as its documentation has it. Several tasks are threads, with a
+connection for each.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from eventsourcing.application import Application
 from eventsourcing.domain import Aggregate, event
 
-from benchmarks.bookings import PER_COURSE, PER_STUDENT, accepted, bookings, sizes
+from benchmarks.bookings import PER_COURSE, PER_STUDENT, Booking, accepted, bookings, sizes
 from benchmarks.subjects.clock import Clock
 from benchmarks.subjects.peer_pyeventsourcing import environment
+
+POOL = {"POSTGRES_POOL_SIZE": "16", "POSTGRES_MAX_OVERFLOW": "48"}
 
 
 class FullError(Exception):
@@ -86,33 +90,41 @@ def course_id(number: int) -> UUID:
     return uuid5(NAMESPACE_URL, f"course/{number}")
 
 
-def main(store: str, count: int) -> None:
-    school = School(environment(store))
+def main(store: str, count: int, tasks: int) -> None:
+    school = School({**environment(store), **(POOL if tasks > 1 else {})})
     latencies: list[float] = []
+
+    def one(task: int, wanted: list[Booking]) -> int:
+        for number in range(task, sizes(count)[0], tasks):
+            school.sign_up(number)
+        for number in range(task, sizes(count)[1], tasks):
+            school.open(number)
+        stood = 0
+        for student, course in wanted:
+            started = time.perf_counter()
+            try:
+                school.book(student, course)
+                stood += 1
+            except FullError:
+                pass
+            latencies.append(time.perf_counter() - started)
+        return stood
+
+    work = bookings(count, tasks)
     clock = Clock()
-    clock.start()
-    for number in range(sizes(count)[0]):
-        school.sign_up(number)
-    for number in range(sizes(count)[1]):
-        school.open(number)
-    stood = 0
-    for student, course in bookings(count):
-        started = time.perf_counter()
-        try:
-            school.book(student, course)
-            stood += 1
-        except FullError:
-            pass
-        latencies.append(time.perf_counter() - started)
-    clock.stop(count + sum(sizes(count)), latencies)
+    with ThreadPoolExecutor(tasks) as threads:
+        clock.start()
+        stood = sum(threads.map(one, range(tasks), work))
+        clock.stop(count + sum(sizes(count)), latencies)
     held = 0
     for number in range(sizes(count)[0]):
         found: Student = school.repository.get(student_id(number))
         held += len(found.courses)
-    if not stood == held == accepted(count):
-        raise RuntimeError(f"{stood} bookings stood, students hold {held}, and {accepted(count)} are due")
+    due = accepted(count, tasks)
+    if not stood == held == due:
+        raise RuntimeError(f"{stood} bookings stood, students hold {held}, and {due} are due")
     school.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

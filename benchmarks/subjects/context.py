@@ -12,7 +12,8 @@ from typing import Any
 
 from benchmarks.bank import bank
 from benchmarks.subjects.clock import Clock
-from eventjet.codec.envelope import Decoder, RawRecord
+from eventjet.codec.decoder import Decoder
+from eventjet.codec.envelope import RawRecord
 from eventjet.nats.api import create_consumer
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.consumer import Deliveries

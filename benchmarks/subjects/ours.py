@@ -1,7 +1,9 @@
 """eventjet's commands: `python -m benchmarks.subjects.ours <job> <nats> <count> <tasks>`.
 
 Job is `execute` (as an application calls it: hot aggregates are in the cache), `uncached` (every command loads first),
-`publish` (the limit: the same events as bare publishes with an expected sequence, from known sequences).
+`warm` (as `execute`, and every account is loaded before the clock starts),
+`publish` (the limit: the same events as bare publishes with an expected sequence, from known sequences). Several URLs,
+separated by commas, are the servers of a cluster, on which the log has three replicas.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from uuid import UUID, uuid4
 import orjson
 
 from benchmarks.bank import Account, bank
-from benchmarks.postings import CURRENCY, Posting, balances, shares
+from benchmarks.postings import CURRENCY, Posting, balances, postings, shares
 from benchmarks.subjects.clock import Clock
 from eventjet import Jet
 from eventjet.codec.envelope import EXPECTED, MSG_ID, header_block
@@ -26,9 +28,12 @@ Call: TypeAlias = Callable[[Posting], Awaitable[object]]
 
 
 async def main(job: str, server: str, count: int, tasks: int) -> None:
-    async with bank.connect(servers=server) as jet:
+    async with bank.connect(servers=server, replicas=3 if "," in server else 1) as jet:
         await jet.init()
-        call = _publisher(jet) if job == "publish" else _executor(jet, cached=job == "execute")
+        call = _publisher(jet) if job == "publish" else _executor(jet, cached=job != "uncached")
+        if job == "warm":
+            for name in {str(posting[0]) for posting in postings(count)}:
+                await jet.repository(Account).load(name)
         latencies: list[float] = []
         clock = Clock()
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, Protocol, TypeVar, overload
 
-from eventjet.codec.envelope import Decoder, RawRecord
+from eventjet.codec.decoder import Decoder
+from eventjet.codec.envelope import RawRecord
 from eventjet.cursors.kv import Cursors
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.recorded import Recorded

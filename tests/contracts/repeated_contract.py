@@ -10,7 +10,7 @@ import pytest
 
 from eventjet.domain.recorded import Metadata
 from eventjet.errors import CommandReused, OutcomeUnknown, Refused, UsageError
-from eventjet.examples.bank.account import Account, AccountEvent, InsufficientFunds
+from eventjet.examples.bank.account import Account, AccountEvent, Deposited, InsufficientFunds, Opened
 from eventjet.repository import Committed, Planned, Repository
 from eventjet.repository.decisions import transact
 from eventjet.repository.histories import Snapshots
@@ -31,6 +31,10 @@ def payment(accounts: Accounts, payer: str, payee: str, amount: int = 3, name: s
 async def opened(accounts: Accounts, *names: str) -> None:
     for name in names:
         await accounts.execute(name, Account.deposit, Decimal(10))
+
+
+def twice(state: Account) -> list[AccountEvent]:
+    return [Opened(owner="ada"), Deposited(amount=Decimal(1))]
 
 
 class NoSnapshots:
@@ -152,6 +156,15 @@ class RepeatedContract:
         await transact(store, payment(accounts, "q7", "x7", name="t-2"))
         with pytest.raises(Refused, match="in another save"):
             await transact(store, payment(accounts, "r7", "x7", name="t-2"))
+
+    async def test_saves_made_at_once_are_no_transaction(self, store: EventStore, accounts: Accounts) -> None:
+        command, names = accounts.command("t-1"), [f"s{number}" for number in range(6)]
+        await asyncio.gather(*(command.execute(name, twice) for name in names))
+        with pytest.raises(Refused, match="in another save"):
+            await transact(store, [command.decide(name, twice) for name in names[-2:]])
+        for name in names:
+            assert (await command.execute(name, twice)).events == (Opened(owner="ada"), Deposited(amount=Decimal(1)))
+            assert len(await accounts.history(name)) == 2
 
     async def test_what_one_member_has_forgotten_is_looked_for_where_another_knows_it(
         self, app: str, store: EventStore, monkeypatch: pytest.MonkeyPatch

@@ -23,7 +23,8 @@ from eventjet import aggregate, event
 from eventjet.archive.manifest import dump_segment, load_archive
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.context import context_headers
-from eventjet.codec.envelope import Decoder, header, header_block, metadata_of, number_of, recorded_at
+from eventjet.codec.decoder import Decoder
+from eventjet.codec.envelope import header, header_block, metadata_of, number_of, recorded_at
 from eventjet.codec.subjects import entity_of, entity_shown
 from eventjet.domain.history import Commands, FoldedState
 from eventjet.domain.identity import decode_id, encode_id

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import Decoder
+from eventjet.codec.decoder import Decoder
 from eventjet.domain.recorded import Recorded
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint

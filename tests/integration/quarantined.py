@@ -11,7 +11,8 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from eventjet.codec.envelope import Decoder, header_block
+from eventjet.codec.decoder import Decoder
+from eventjet.codec.envelope import header_block
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, RowRefused
 from eventjet.nats.ranges import read_range

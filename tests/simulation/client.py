@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from eventjet.store.outcome import (
     Step,
     Stored,
     Unknown,
+    shared,
 )
 from tests.simulation.stream import Message, Stream
 
@@ -40,6 +41,8 @@ class Rules:
 
     save: type[Save] = Save
     look: Callable[[Stream, str, int], tuple[int, Message] | None] = slot_of
+    shared: Callable[[Answer, Sequence[int]], list[Answer]] = shared
+    """What the answer to a batch means to each of the saves in it."""
     fresh_ids: bool = False
     """New event ids on every try."""
     looks_for_commands: bool = True
@@ -117,7 +120,7 @@ class Client:
         position, version = held
         if random() < 0.01:
             position, version = 10_000, 50  # a log that lost its tail: the expected event does not exist
-        count = 1 if random() < 0.7 else 2
+        count = 1 if random() < (0.3 if self._world.bus is not None else 0.7) else 2
         return [
             Message(
                 subject,
@@ -158,13 +161,13 @@ class Client:
     def _go(self, step: Step) -> None:
         world = self._world
         if isinstance(step, Send):
-            world.at(step.after_s, self._send)
+            world.at(step.after_s, self._send, step.alone)
         elif isinstance(step, Look):
             world.at(step.after_s, self._look)
         else:
             self._decide(step)
 
-    def _send(self) -> None:
+    def _send(self, alone: bool) -> None:
         world, attempt = self._world, self._attempt
         self._token += 1
         self._tries += 1
@@ -177,7 +180,14 @@ class Client:
         if ids not in attempt.ids:
             attempt.ids.append(ids)
         world.note("send", attempt.name, self._tries)
-        world.at(min(world.weather.request_s, max(LEAST_S, attempt.deadline - world.now)), self._silent, self._token)
+        left_s = max(LEAST_S, attempt.deadline - world.now)
+        if world.bus is not None and len(messages) > 1 and not alone:
+            world.at(left_s, self._silent, self._token)
+            world.bus.put(self, self._token, messages)
+            return
+        if alone:
+            world.count("sent alone")
+        world.at(min(world.weather.request_s, left_s), self._silent, self._token)
         world.transmit(self, self._token, attempt.name, self._tries, messages)
 
     def _look(self) -> None:
@@ -202,6 +212,8 @@ class Client:
 
     def _silent(self, token: int) -> None:
         if token == self._token:
+            if self._world.bus is not None:
+                self._world.bus.leave(self)
             self.answered(token, Silence("no answer"))
 
     def slot_read(self, token: int, index: int, slot: SlotFound | None) -> None:

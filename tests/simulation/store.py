@@ -18,6 +18,7 @@ from eventjet.nats.protocol import Frame
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore, LongReads
 from eventjet.store.known_log import KnownLog
+from eventjet.store.sending import Sender
 from eventjet.store.topology import IDENTITY
 from tests.simulation.stream import Stream
 from tests.simulation.wire import Wire, fits, stored_at
@@ -124,4 +125,5 @@ class SimulatedStore(JetStreamStore):
         """Go on through another client."""
         self._client = client
         self.known = KnownLog(self.app, client)
+        self._sender = Sender(self.app, client)
         self._long_reads = LongReads(self.app, client, self._patience)

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 from eventjet.store.outcome import Acked, Answer, Conflicted, ErrorReply, Silence, SlotFound, Violation
+from tests.simulation.bus import Asking, Bus
 from tests.simulation.checks import check, check_repeated
 from tests.simulation.client import Attempt, Client, Rules
 from tests.simulation.stream import CLAIMED, FULL, Message, Proposal, Stream
@@ -18,6 +19,8 @@ from tests.simulation.weather import BUSY, NO_SPACE, UNAVAILABLE, UNLISTED, Weat
 
 EVENTS_MAX = 20_000
 """More than any schedule takes: one that takes more does not end."""
+SHARING = 0.3
+"""The share of schedules whose clients are of one process."""
 PRODUCT = Rules()
 _NO_RESPONDERS = Silence("no responders")
 
@@ -31,7 +34,9 @@ class World:
         self.now = 0.0
         self.weather: Weather = drawn(random)
         self.stream = Stream(replicas=self.weather.replicas, dedupe_s=self.weather.dedupe_s)
-        self.subjects = ("a", "b", "c")[: 1 + int(random() * 3)]
+        self.bus = Bus(self) if random() < SHARING else None
+        """Where all clients are one process, what their saves of several events go by."""
+        self.subjects = "abcdefgh" if self.bus is not None else "abc"[: 1 + int(random() * 3)]
         self.attempts: list[Attempt] = []
         self.counts: dict[str, int] = {}
         self._trace = trace
@@ -47,8 +52,9 @@ class World:
         self.count(f"replicas {self.weather.replicas}")
         for window in self.weather.windows:
             self.at(window.start, self._begin, window)
-        for number in range(2 + int(self.random() * 3)):
-            self.at(self.random() * 2.0, Client(self, f"c{number}", 1 + int(self.random() * 2)).next_save)
+        clients, within_s = (4, 0.05) if self.bus is not None else (2, 2.0)
+        for number in range(clients + int(self.random() * 3)):
+            self.at(self.random() * within_s, Client(self, f"c{number}", 1 + int(self.random() * 2)).next_save)
         heap = self._heap
         taken = 0
         while heap:
@@ -98,7 +104,7 @@ class World:
         position = self.stream.last_by(length, subject)
         return position, self.stream.log[position - 1].version if position else 0
 
-    def transmit(self, client: Client, token: int, name: str, tries: int, messages: list[Message]) -> None:
+    def transmit(self, client: Asking, token: int, name: str, tries: int, messages: list[Message]) -> None:
         """Put a try on the network: whole, late, cut in two, with a hole, or not at all."""
         random, mishap = self.random, self.weather.mishap
         draw = random()
@@ -116,12 +122,12 @@ class World:
             self.count("connection lost")
             self.at(random() * 0.1, client.answered, token, Silence("the connection was lost"))
 
-    def ask_slot(self, client: Client, token: int, index: int, message: Message) -> None:
+    def ask_slot(self, client: Asking, token: int, index: int, message: Message) -> None:
         """Ask the leader for a slot."""
         if self.random() >= self.weather.mishap:
             self.at(0.0005 + 0.02 * self.random(), self._read, client, token, index, message)
 
-    def _cut(self, client: Client, token: int, batch: str, messages: list[Message]) -> None:
+    def _cut(self, client: Asking, token: int, batch: str, messages: list[Message]) -> None:
         """The connection breaks within a batch: the rest comes later, or not, or what was on the way is lost."""
         self.count("batch cut")
         random = self.random
@@ -159,7 +165,7 @@ class World:
             self.count("proposal survived")
             self.stream.apply(proposal, self.now)
 
-    def _arrive(self, client: Client, token: int, batch: str, messages: list[Message], first: int, end: int) -> None:
+    def _arrive(self, client: Asking, token: int, batch: str, messages: list[Message], first: int, end: int) -> None:
         """Messages of one try reach the server; the last one of all asks for an answer."""
         window = self._window()
         kind = "" if window is None else window.kind
@@ -180,7 +186,7 @@ class World:
                     self._reply(client, token, answer)
             self._take(client, token, batch, messages, first, end)
 
-    def _turned_away(self, kind: str, client: Client, token: int, *, last: bool) -> bool:
+    def _turned_away(self, kind: str, client: Asking, token: int, *, last: bool) -> bool:
         """Whether the server answers without looking at the message. Some of these answers lie."""
         answer: ErrorReply | None = {
             "full": FULL, "busy": BUSY, "unavailable": UNAVAILABLE, "sick": NO_SPACE, "unlisted": UNLISTED
@@ -192,7 +198,7 @@ class World:
         # The others of three stored it although the leader could not; nobody knows what a later version means.
         return kind not in ("sick", "unlisted") or self.random() < 0.5
 
-    def _take(self, client: Client, token: int, batch: str, messages: list[Message], first: int, end: int) -> None:
+    def _take(self, client: Asking, token: int, batch: str, messages: list[Message], first: int, end: int) -> None:
         last = end == len(messages)
         if last and self.random() < self.weather.rival:
             self._rival(messages, "won the slot")
@@ -214,7 +220,7 @@ class World:
         if len(self.stream.log) > before:
             self._landed(client, token, messages)
 
-    def _commit(self, client: Client, token: int, number: int, proposal: Proposal) -> None:
+    def _commit(self, client: Asking, token: int, number: int, proposal: Proposal) -> None:
         if self._outstanding.pop(number, None) is None:
             return
         window = self._window()
@@ -225,7 +231,7 @@ class World:
         self._reply(client, token, self.stream.apply(proposal, self.now))
         self._landed(client, token, list(proposal.messages))
 
-    def _landed(self, client: Client, token: int, messages: list[Message]) -> None:
+    def _landed(self, client: Asking, token: int, messages: list[Message]) -> None:
         self.note("stored", messages[0].event_id, len(self.stream.log))
         if not client.awaits(token):
             self.count("landed late")
@@ -255,7 +261,7 @@ class World:
             self._claimed = version
             self.count("id claimed")
 
-    def _reply(self, client: Client, token: int, answer: Answer) -> None:
+    def _reply(self, client: Asking, token: int, answer: Answer) -> None:
         draw, mishap = self.random(), self.weather.mishap
         if draw < mishap:
             self.count("answer lost")
@@ -264,7 +270,7 @@ class World:
         else:
             self.at(0.0005 + self.random() * 0.005, client.answered, token, answer)
 
-    def _read(self, client: Client, token: int, index: int, message: Message) -> None:
+    def _read(self, client: Asking, token: int, index: int, message: Message) -> None:
         window = self._window()
         kind = "" if window is None else window.kind
         if kind in ("election", "deposed", "restart", "unavailable"):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from eventjet.codec import chain as module
 from eventjet.codec.chain import Chain, chained
-from eventjet.codec.envelope import EXPECTED, Decoder, RawRecord, header, number_of
+from eventjet.codec.decoder import Decoder
+from eventjet.codec.envelope import EXPECTED, RawRecord, header, number_of
 from eventjet.domain.history import FoldedState, fold_history
 from eventjet.errors import CodecError, HistoryBroken, UndecodableEvent
 from tests.unit.written_logs import (

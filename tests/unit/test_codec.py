@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from eventjet import DefinitionError, Metadata, event, upcaster
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.context import context_headers
+from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import (
     COMMAND,
     EXPECTED,
@@ -23,7 +24,6 @@ from eventjet.codec.envelope import (
     SCHEMA,
     TYPE,
     VERSION,
-    Decoder,
     RawRecord,
     header_block,
 )

@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import Decoder, header_block
+from eventjet.codec.decoder import Decoder
+from eventjet.codec.envelope import header_block
 from eventjet.repository.excerpts import Excerpt, Excerpts
 from eventjet.store.memory import MemoryStore
 from tests.unit.test_timeline import Counting

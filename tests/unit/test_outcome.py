@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from eventjet.store.outcome import (
+    PARTED_MAX,
     REFUSALS,
     STALE_LEADER_S,
     Acked,
     Conflicted,
     ErrorReply,
     Look,
+    Parted,
     Save,
     Send,
     Silence,
@@ -18,6 +20,7 @@ from eventjet.store.outcome import (
     Stored,
     Unknown,
     Violation,
+    shared,
 )
 
 OURS = SlotFound(7, "a")
@@ -224,3 +227,60 @@ def test_a_resumed_save_looks_before_it_sends_and_believes_no_refusal() -> None:
     assert one.resume() == Look()
     assert isinstance(one.looked([None], 0.0), Send)
     assert one.answered(ErrorReply(400, 10054, "too large")) == Look()
+
+
+def test_an_acknowledged_batch_tells_each_of_its_saves_its_own_position() -> None:
+    assert shared(Acked(20), [2, 3, 5]) == [Acked(12), Acked(15), Acked(20)]
+    assert shared(Acked(20), [7]) == [Acked(20)]
+
+
+@pytest.mark.parametrize("code", [10071, 10164, 10201])
+def test_a_conflict_of_a_batch_may_be_that_of_any_of_its_saves(code: int) -> None:
+    answer = ErrorReply(400, code, "wrong last sequence: 3")
+    assert shared(answer, [2]) == [answer]
+    told = shared(answer, [2, 2])
+    assert told == [Parted(f"error {code}: wrong last sequence: 3", is_conflict=True)] * 2
+    one = save()
+    assert one.answered(told[0]) == Look()
+    assert one.looked([ANOTHERS], 0.0) == Conflicted(0)
+    one = save()
+    one.answered(told[0])
+    assert one.looked([OURS], 0.0) == Stored(7)
+
+
+@pytest.mark.parametrize(
+    "answer", [Violation("no"), ErrorReply(400, min(REFUSALS), "no"), ErrorReply(400, 10199, "no")]
+)
+def test_a_refusal_of_a_batch_is_no_refusal_of_its_saves_and_each_learns_its_own(
+    answer: Violation | ErrorReply,
+) -> None:
+    told = shared(answer, [2, 2])[0]
+    one = save()
+    assert one.answered(told) == Look()
+    step = one.looked([None], 0.0)
+    assert isinstance(step, Send)
+    assert step.alone
+    assert one.answered(answer) == answer
+
+
+@pytest.mark.parametrize("answer", [Silence("none"), ErrorReply(429, 10210, "many"), ErrorReply(400, 10176, "part")])
+def test_what_leaves_a_batch_in_doubt_leaves_each_of_its_saves_in_doubt(answer: Silence | ErrorReply) -> None:
+    assert shared(answer, [2, 2]) == [answer, answer]
+
+
+def test_a_save_that_shared_batches_that_were_refused_goes_by_itself_in_the_end() -> None:
+    one = save()
+    alone: list[bool] = []
+    for _ in range(PARTED_MAX):
+        assert one.answered(Parted("another's", is_conflict=True)) == Look()
+        step = one.looked([None], 0.0)
+        assert isinstance(step, Send)
+        alone.append(step.alone)
+    assert alone == [False] * (PARTED_MAX - 1) + [True]
+
+
+def test_a_conflict_of_a_batch_does_not_make_an_empty_slot_a_conflict() -> None:
+    one = save()
+    for number in range(10):
+        assert one.answered(Parted("another's", is_conflict=True)) == Look()
+        assert isinstance(one.looked([None], number * STALE_LEADER_S / 2), Send)

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from eventjet.store.outcome import (
     Stored,
     Unknown,
     Violation,
+    shared,
 )
 from tests.simulation.campaign import run, run_on_all_processors, traced
 from tests.simulation.client import Rules
@@ -39,6 +41,8 @@ COVERED = {
     "answer lost", "answer of a deposed leader", "batch cut", "busy", "connection lost", "denied", "deposed",
     "duplicate", "election", "error 10071", "error 10158", "error 10164", "error 10176", "error 10201", "full",
     "id claimed", "landed late", "pause", "proposal lost", "proposal survived", "replicas 1", "replicas 3",
+    "Acked for one of several", "ErrorReply for one of several", "Parted for one of several",
+    "Silence for one of several", "sent alone",
     "repeated and answered", "repeated and decided anew", "repeated with a stale member",
     "request late", "request lost", "restart", "rival buried the slot", "rival won the slot", "sick",
     "slot of a deposed leader", "stale load", "two leaders", "unavailable", "unlisted",
@@ -141,6 +145,17 @@ class SaysTheSlotIsTheLastPosition(Save):
         return step
 
 
+def all_at_the_end(answer: Answer, counts: Sequence[int]) -> list[Answer]:
+    """Forgets that a batch holds the events of other saves behind those of one."""
+    return [answer] * len(counts) if isinstance(answer, Acked) else shared(answer, counts)
+
+
+def any_refusal_is_each_ones(answer: Answer, counts: Sequence[int]) -> list[Answer]:
+    """Forgets that the server refused a batch for one of its saves."""
+    is_conflict = isinstance(answer, ErrorReply) and answer.code in (10071, 10164)
+    return [ErrorReply(400, 10170, "a race")] * len(counts) if is_conflict else shared(answer, counts)
+
+
 @pytest.mark.parametrize(
     ("rules", "says"),
     [
@@ -155,6 +170,8 @@ class SaysTheSlotIsTheLastPosition(Save):
         (Rules(save=BelievesADenialAfterDoubt), "was called ErrorReply"),
         (Rules(save=GivesUpEarly), "before its deadline"),
         (Rules(save=SaysTheSlotIsTheLastPosition), "was called stored at"),
+        (Rules(shared=all_at_the_end), "was called stored at"),
+        (Rules(shared=any_refusal_is_each_ones), "was called ErrorReply"),
         (Rules(looks_for_commands=False), "is in the log twice"),
         (Rules(looks_at_all_members=False), "is in the log in part"),
     ],
@@ -170,6 +187,8 @@ class SaysTheSlotIsTheLastPosition(Save):
         "a denial is believed after an unknown try",
         "the deadline is not used",
         "the position of a batch is taken from its slot",
+        "the position of a shared batch is taken for that of each save",
+        "a conflict of a batch is taken for a refusal of each save",
         "a command is decided again without looking for it",
         "a member that a stale state does not tell is taken for missing",
     ],

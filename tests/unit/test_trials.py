@@ -6,7 +6,8 @@ from decimal import Decimal
 
 import pytest
 
-from eventjet.codec.envelope import Decoder, RawRecord
+from eventjet.codec.decoder import Decoder
+from eventjet.codec.envelope import RawRecord
 from tests.faults.tally import Added, tally_app
 from tests.faults.trials.commands import LOOKED, REFUSED, STORED, STRANGE, UNKNOWN, Said
 from tests.faults.trials.verdict import judge_log

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from eventjet import App, aggregate, event
-from eventjet.codec.envelope import Decoder, RawRecord, header_block
+from eventjet.codec.decoder import Decoder
+from eventjet.codec.envelope import RawRecord, header_block
 from eventjet.codec.voids import reason_in, void_body, void_subject, voided_by
 from eventjet.errors import CodecError, HistoryBroken, UsageError
 from eventjet.rebuild.findings import Kind

@@ -29,7 +29,7 @@ HEADERS_ADDED = 240
 """Bytes that a message grows by at the most: `Ej-Recorded-At` (48), `Ej-Logged-At` (46), the batch's headers (79), the
 expected end of the log (51)."""
 
-_TO_THE_SERVER = re.compile(rb"\r\nNats-(?!Msg-Id: |Expected-Last-Subject-Sequence: )[^\r\n]*")
+_TO_THE_SERVER = re.compile(rb"\r\n(?:Ej-Save: |Nats-(?!Msg-Id: |Expected-Last-Subject-Sequence: ))[^\r\n]*")
 _EXPECTATION = re.compile(rb"\r\nNats-Expected-Last-Subject-Sequence: [^\r\n]*")
 _OF_ANOTHER = b"\r\nNats-Expected-Last-Subject-Sequence-Subject: "
 _TOLD, _LOGGED = (f"\r\n{name}: ".encode() for name in (RECORDED_AT, LOGGED_AT))

@@ -117,9 +117,10 @@ class ArchiveReader:
         for file in self.manifest.files(position, end - 1) if position < end else ():
             for records in self._records_of(file.path, batch):
                 wanted = [record for record in records if position <= record[0] < end]
-                for expected, (found, *_) in enumerate(wanted, position):
-                    if found != expected:
-                        raise ArchiveBroken(url, f"{file.path} has position {found} where {expected} should be")
+                found = [record[0] for record in wanted]
+                if found != (expected := list(range(position, position + len(wanted)))):
+                    there, due = next(pair for pair in zip(found, expected, strict=True) if pair[0] != pair[1])
+                    raise ArchiveBroken(url, f"{file.path} has position {there} where {due} should be")
                 position += len(wanted)
                 if wanted:
                     yield wanted

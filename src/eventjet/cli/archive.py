@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 UrlArgument = Annotated[str, typer.Argument(metavar="URL", help="A folder, or the URL of any Hadoop file system.")]
 
 
-@on_app(database=False)
+@on_app(database=False, jvm=True)
 def archive(
     at: AppTarget,
     url: UrlArgument,
@@ -70,7 +70,7 @@ def _print_archived(report: ArchiveReport) -> None:
         say("; ".join(f"{phase} {seconds:.1f} s" for phase, seconds in report.seconds.items()))
 
 
-@on_app(database=False)
+@on_app(database=False, jvm=True)
 def restore(at: AppTarget, url: UrlArgument, master: MasterOption = None) -> Answer:
     """Publish an archive into an empty stream: the same events at the same positions, so that read models go on.
 

@@ -53,7 +53,7 @@ ProcessesOption = Annotated[
 snapshots = typer.Typer(name="snapshots", help="Folded states that are kept beside the log.", no_args_is_help=True)
 
 
-@on_app()
+@on_app(jvm=True)
 def rebuild(
     at: AppTarget,
     projections: Annotated[
@@ -86,7 +86,7 @@ def rebuild(
     return Answer(report, lambda: _print(rebuilt_told(report)))
 
 
-@on_app()
+@on_app(jvm=True)
 def verify(
     at: AppTarget,
     projection: Annotated[
@@ -116,7 +116,7 @@ def verify(
 
 
 @snapshots.command()
-@on_app(database=False)
+@on_app(database=False, jvm=True)
 def build(
     at: AppTarget,
     aggregate: Annotated[

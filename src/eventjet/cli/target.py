@@ -60,6 +60,14 @@ MonitoringOption = Annotated[
         help="A server's monitoring endpoint, http://host:8222; several times for several servers.",
     ),
 ]
+JvmCacheOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--jvm-cache",
+        metavar="FOLDER",
+        help="Keep the classes of Spark's JVM there, so that it starts sooner; else EVENTJET_JVM_CACHE, else nowhere.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
@@ -120,15 +128,16 @@ class AppTarget:
 
 
 def on_app(
-    *, servers: bool = True, database: bool = True
+    *, servers: bool = True, database: bool = True, jvm: bool = False
 ) -> Callable[[Callable[Concatenate[AppTarget, P], Answer | None]], Callable[..., None]]:
     """Make a command of a function of an `AppTarget`, which gets the options that say which app, and where.
 
-    One that returns an `Answer` gets `--json` as well.
+    One that returns an `Answer` gets `--json` as well, and one that may start a `jvm` where its classes are kept.
     """
     wanted = {"app": AppOption, "app_dir": AppDirOption}
     wanted |= {"servers": ServersOption} if servers else {}
     wanted |= {"database": DatabaseOption} if database else {}
+    wanted |= {"jvm_cache": JvmCacheOption} if jvm else {}
     added = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in wanted.items()]
     as_json = Parameter("json", Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption)
 
@@ -140,7 +149,7 @@ def on_app(
         parameters += [as_json, *added] if answers else added
 
         def command(**given: Any) -> None:
-            where = [given.pop(name, None) for name in ("app", "app_dir", "servers", "database")]
+            where = [given.pop(name, None) for name in ("app", "app_dir", "servers", "database", "jvm_cache")]
             json = given.pop("json") if answers else False
             answer = cast("Callable[..., Answer | None]", run)(target(*where), **given)
             if answer is not None:
@@ -154,9 +163,11 @@ def on_app(
     return declare
 
 
-def target(app: str | None, app_dir: Path | None, servers: str | None, database: str | None) -> AppTarget:
+def target(
+    app: str | None, app_dir: Path | None, servers: str | None, database: str | None, jvm_cache: Path | None = None
+) -> AppTarget:
     """From a command's options, the environment and pyproject.toml; raises `UsageError`."""
-    settings = safe_settings(servers, database)
+    settings = safe_settings(servers, database).with_overrides({"jvm_cache": jvm_cache})
     folder = (app_dir or Path.cwd()).resolve()
     if not folder.is_dir():
         raise UsageError(f"--app-dir {folder} is not a folder. Name the one that holds the app's module.")

@@ -114,7 +114,7 @@ def resume(at: AppTarget, names: NamesArgument, revision: RevisionOption = None)
     return Answer(done, "\n".join(resumed_told(at.app(), one) for one in done))
 
 
-@on_app(servers=False, database=False)
+@on_app(servers=False, database=False, jvm=True)
 def dev(
     at: AppTarget,
     postgres: Annotated[bool, typer.Option("--postgres", help="An embedded PostgreSQL instead of SQLite.")] = False,
@@ -154,10 +154,12 @@ async def _work(at: AppTarget, stack: Stack, *, reload: bool, ui: bool) -> None:
     note(f"NATS at {shown['servers']}, {shown['database']}")
     note("In another shell:")
     # Not the variables themselves: one holds PostgreSQL's password.
-    file = stack.write_exports(at.reference)
+    file = stack.write_exports(at.reference, at.settings.jvm_cache)
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     print(f". {shlex.quote(str(shown))}", flush=True)
     environ = {"EVENTJET_SERVERS": stack.servers, "EVENTJET_DATABASE": stack.database}
+    if (jvm_cache := at.settings.jvm_cache) is not None:
+        environ["EVENTJET_JVM_CACHE"] = str(jvm_cache.absolute())
     environ |= {"EVENTJET_MONITORING": stack.monitoring, "EVENTJET_LOG_FORMAT": log_format()}
     console = ConsoleProcess(at, environ) if ui else None
     if reload:

@@ -13,7 +13,8 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import EXPECTED, VERSION, Decoder, RawRecord, number_of
+from eventjet.codec.decoder import Decoder
+from eventjet.codec.envelope import EXPECTED, VERSION, RawRecord, number_of
 
 KEPT = 250_000
 """Subjects whose last event is remembered; twice as many at the most, some 150 bytes each."""

@@ -2,29 +2,21 @@
 
 Order: `Nats-Msg-Id` · `Nats-Expected-Last-Subject-Sequence` · `Ej-Type` · `Ej-Schema` · `Ej-Version` · `Ej-Command` ·
 `Ej-Request` · `Ej-Correlation` · `Ej-Causation` · `traceparent` · `Ej-Meta-*` · `Ej-Imported` · `Ej-Recorded-At` ·
-`Ej-Logged-At`. A record of the log stays bytes until it is decoded here, once, by every engine alike.
+`Ej-Logged-At` · `Ej-Save`. A record of the log stays bytes until `codec.decoder` makes an event of it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TypeAlias
 from urllib.parse import unquote
 from uuid import uuid4
 
-from eventjet.codec.catalog import Catalog, Resolved
-from eventjet.codec.reasons import reason_of
-from eventjet.codec.subjects import entity_of
-from eventjet.codec.voids import reason_in, voided_by
-from eventjet.domain.history import VOID, Link
-from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, recorded
-from eventjet.errors import CodecError, UndecodableEvent, UnknownEvent
+from eventjet.domain.recorded import NO_METADATA, Metadata
+from eventjet.errors import UndecodableEvent
 from eventjet.shown import TEXT_MAX, cut
-
-if TYPE_CHECKING:
-    from eventjet.codec.chain import Chain
 
 RawRecord: TypeAlias = tuple[int, int, bytes, bytes, bytes]
 """(position, time in ns since 1970, subject, header block `NATS/1.0␍␊…␍␊␍␊` or empty, body)."""
@@ -44,16 +36,13 @@ RECORDED_AT = "Ej-Recorded-At"
 """When it was recorded first, where that is not when the server stored it: written by imports and restores."""
 BATCH_ID, BATCH_NUMBER, BATCH_COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
 """Of an atomic batch (ADR-50); the server stores them."""
+SAVE = "Ej-Save"
+"""Of a batch that holds several saves: `<number of the save>/<how many of its messages follow>`."""
 ENCODING = "Ej-Encoding"
 ACTOR = META + "actor"
 
-_MSG_ID, _EXPECTED, _TYPE, _SCHEMA, _VERSION = (
-    f"{name}: ".encode() for name in (MSG_ID, EXPECTED, TYPE, SCHEMA, VERSION)
-)
-_BLOCK_END = b"\r\n\r\n"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_METADATA = re.compile(rb"\r\n(?:Ej-C|Ej-Meta-|traceparent)")
-_CONTEXT = re.compile(rb"\r\n(?:Ej-[CMR]|traceparent)")
+_METADATA = re.compile(rb"\r\n(?:Ej-C(?:or|au)|Ej-Meta-|traceparent)")
 _SHOWN_MAX = 100
 """Characters of what others wrote that a message repeats."""
 _REASON_MAX = TEXT_MAX + 100
@@ -86,9 +75,25 @@ def mark_batch(blocks: Sequence[list[tuple[str, str]]]) -> None:
     blocks[-1].append((BATCH_COMMIT, "1"))
 
 
+def mark_saves(saves: Sequence[Sequence[list[tuple[str, str]]]]) -> None:
+    """Make the messages of all these saves one atomic batch that tells where each save ends."""
+    if len(saves) > 1:
+        for number, blocks in enumerate(saves, 1):
+            for left, block in enumerate(reversed(blocks)):
+                block.append((SAVE, f"{number}/{left}"))
+    mark_batch([block for blocks in saves for block in blocks])
+
+
+def save_of(block: bytes) -> str | None:
+    """What all messages of one save have in common, and those of no other; None for a save of one message."""
+    batch, number = header(block, BATCH_ID), header(block, SAVE)
+    return batch if batch is None or number is None else f"{batch}/{number.partition('/')[0]}"
+
+
 def open_batch(block: bytes) -> str | None:
-    """The id of the batch that a message does not end; None where it is of none, or is the last of one."""
-    return header(block, BATCH_ID) if header(block, BATCH_COMMIT) is None else None
+    """The id of the batch in which a message's save goes on; None where it is of none, or is the last of its save."""
+    is_last = header(block, BATCH_COMMIT) is not None or (header(block, SAVE) or "").endswith("/0")
+    return None if is_last else header(block, BATCH_ID)
 
 
 def number_of(block: bytes, name: str) -> int | None:
@@ -102,18 +107,17 @@ def number_of(block: bytes, name: str) -> int | None:
     return number if number < _NUMBERS_END else None
 
 
+def command_of(block: bytes) -> str | None:
+    """The id of the command that an event came of; None where it has none."""
+    told = header(block, COMMAND)
+    return told and unquote(told)
+
+
 def metadata_of(block: bytes) -> tuple[str | None, Metadata]:
     """(command id, metadata) of a block."""
-    command = block.find(b"\r\nEj-Command: ")
-    if command >= 0:
-        end = block.find(b"\r\n", command + 14)
-        if end < 0:
-            end = len(block)
-        command_id = _unescaped(block[command + 14 : end])
-        if not _METADATA.search(block, end):
-            return command_id, NO_METADATA
-    else:
-        command_id = None
+    command_id = command_of(block)
+    if not _METADATA.search(block):
+        return command_id, NO_METADATA
     found: dict[str, str] = {}
     for line in block.split(b"\r\n"):
         name, _, value = line.partition(b": ")
@@ -132,215 +136,22 @@ def recorded_at(record: RawRecord) -> datetime:
 
 def stored_at(record: RawRecord) -> datetime:
     """JetStream's time."""
-    return _EPOCH + timedelta(microseconds=record[1] // 1000)
+    return stored_time(record[1])
 
 
-class Decoder:
-    """Turns records into recorded events, of the classes in `only` when given.
-
-    Returns None for what the log declares void, as far as its catalog knows or a record read before said so,
-    for a declared event outside `only`, for a retired one, and for what does not tell a declared type on the subject
-    of an aggregate that has no event in `only`. Raises `UnknownEvent` and `UndecodableEvent`, which carry
-    position and bytes. With a `chain`, which takes the records of a log in order, an event that does not follow the one
-    before it on its subject is undecodable as well; asking for that one raises `StoreUnavailable` and `Unreachable`.
-    """
-
-    __slots__ = ("_catalog", "_chain", "_known", "_only", "_own", "_second", "_second_at", "_voids")
-
-    def __init__(self, catalog: Catalog, only: Collection[type] | None = None, chain: Chain | None = None) -> None:
-        self._catalog = catalog
-        self._chain = chain
-        self._only = None if only is None else frozenset(only)
-        self._own = None if only is None else catalog.aggregates_of(only)
-        self._known: dict[tuple[bytes, bytes], Resolved | None] = {}
-        self._voids = catalog.voids
-        self._second = 0
-        self._second_at = _EPOCH.timetuple()[:6]
-
-    def expect(self, records: Sequence[RawRecord]) -> None:
-        """Say what is decoded next, so that its chain looks up at once what all of it follows."""
-        if self._chain is not None:
-            self._chain.expect(records)
-
-    def __call__(self, record: RawRecord) -> Recorded[Any] | None:
-        position, time_ns, subject, block, body = record
-        chain = self._chain
-        follows = True
-        try:
-            if position in self._voids:
-                return self._pass_over(record)
-            resolved, lines, at = self._look_up(record)
-            if resolved is None:
-                return self._pass_over(record)
-            aggregate, aggregate_id = entity_of(subject)
-            if aggregate != resolved.aggregate and resolved.aggregate is not None:
-                raise undecodable(record, _misplaced(resolved, aggregate))
-            digits = lines[at + 2][12:]
-            version = int(digits)
-            before = int(lines[2][37:]) if at == 3 else position - 1
-            if not (0 < version <= before + 1 <= position and digits.isdigit()):
-                raise undecodable(record, _out_of_line(version, before, position))
-            is_plain = len(lines) == at + 5
-            expected = before if at == 3 else None if is_plain else number_of(block, EXPECTED)
-            if chain is not None:
-                follows = chain.follows(subject, position, version, expected)
-            data = resolved.decode(body)
-            event_id = lines[1][13:].decode()
-            second, rest = divmod(time_ns, 1_000_000_000)
-            if second != self._second:
-                self._second, self._second_at = second, (_EPOCH + timedelta(seconds=second)).timetuple()[:6]
-            at_utc = datetime(*self._second_at, rest // 1000, UTC)  # noqa: DTZ001 - its eighth argument
-            command_id, metadata = None, NO_METADATA
-            if not is_plain and _CONTEXT.search(block):
-                command_id, metadata = metadata_of(block)
-                at_utc = told_time(record, RECORDED_AT, at_utc)
-        except Exception as error:
-            self._pass_over(record)
-            if isinstance(error, CodecError):
-                raise
-            # Whoever wrote it wrote anything: nothing but the record may be to blame, and it has to be named.
-            raise undecodable(record, reason_of(error, private=self._catalog.is_private)) from error
-        if chain is not None and not follows and (fault := chain.fault(record, version, expected)):
-            raise undecodable(record, fault)
-        return recorded(data, aggregate_id, version, position, at_utc, event_id, aggregate, command_id, metadata)
-
-    def _pass_over(self, record: RawRecord) -> None:
-        if self._chain is not None:
-            self._chain.skip(record)
-
-    def link(self, record: RawRecord) -> Link:
-        """As a call, but only what folding one aggregate's history takes: half the work."""
-        position, _, subject, block, body = record
-        if position in self._voids:
-            return Link(number_of(block, VERSION) or 0, position, VOID, None, None)
-        try:
-            resolved, lines, at = self._look_up(record)
-            if resolved is not None and resolved.aggregate is not None:
-                aggregate, _ = entity_of(subject)
-                if aggregate != resolved.aggregate:
-                    raise undecodable(record, _misplaced(resolved, aggregate))
-            digits = lines[at + 2][12:]
-            version = int(digits)
-            before = int(lines[2][37:]) if at == 3 else position - 1
-            if not (0 < version <= before + 1 <= position and digits.isdigit()):
-                raise undecodable(record, _out_of_line(version, before, position))
-            data = None if resolved is None else resolved.decode(body)
-            if not lines[1].isascii():
-                lines[1].decode()
-            expected = before if at == 3 and before not in self._voids else None
-            if len(lines) == at + 5:
-                return Link(version, position, expected, None, data)
-            if at == 2:
-                expected = number_of(block, EXPECTED)  # written by others, after the type
-            if b"\r\nEj-R" in block:
-                told_time(record, RECORDED_AT, _EPOCH)
-            start = block.find(b"\r\nEj-Command: ")
-            command_id = None if start < 0 else _unescaped(block[start + 14 : block.index(b"\r\n", start + 14)])
-            return Link(version, position, expected, command_id, data)
-        except CodecError:
-            raise
-        except Exception as error:
-            raise undecodable(record, reason_of(error, private=self._catalog.is_private)) from error
-
-    def _look_up(self, record: RawRecord) -> tuple[Resolved | None, list[bytes], int]:
-        """How to read a record, its headers in the order they are written in, and where its type is among them."""
-        block = record[3]
-        lines = block.split(b"\r\n")
-        # Nearly every block holds nothing but id, expectation, type, schema and version, each in its place.
-        try:
-            if lines[-1] or lines[-2]:
-                raise KeyError("no end")
-            at = 3 if lines[2][:37] == _EXPECTED else 2
-            resolved = self._known[lines[at], lines[at + 1]]
-            if lines[1][:13] != _MSG_ID or lines[at + 2][:12] != _VERSION:
-                raise KeyError("another order")
-        except (IndexError, KeyError):
-            lines = _in_order(lines)
-            at = 3 if lines[2][:37] == _EXPECTED else 2
-            resolved = self._resolve(lines[at : at + 3], record)
-        if (
-            resolved is not None
-            and len(lines) > at + 5
-            and b"\r\nEj-Encoding: " in block
-            and (name := header(block, ENCODING)) != "json"
-        ):
-            raise undecodable(record, f"its encoding is {_shown(name)!r}")
-        return resolved, lines, at
-
-    def _resolve(self, kind: Sequence[bytes], record: RawRecord) -> Resolved | None:
-        """Look up what (type, schema, version) announce; what raises is not remembered."""
-        position, block, body = record[0], record[3], record[4]
-        voided = voided_by(record[2])
-        if voided is not None:
-            if voided < position:
-                self._voids.setdefault(voided, reason_in(body))
-            return None
-        if block and not block.endswith(_BLOCK_END):
-            # A direct get would not even give it as it is stored.
-            return self._untold(record, undecodable(record, "its headers do not end in an empty line"))
-        type_name, schema = (line.partition(b": ")[2].decode("utf-8", "replace") for line in kind[:2])
-        declared = self._catalog.named(type_name)
-        resolved: Resolved | None = None
-        if declared is None and not self._catalog.is_retired(type_name):
-            return self._untold(record, _strange(record, kind, type_name, schema))
-        if declared is not None and (self._only is None or declared.event_type in self._only):
-            if not all(kind) or not _is_schema(schema):
-                raise _strange(record, kind, type_name, schema)
-            resolved = self._catalog.resolve(type_name, int(schema))
-            if resolved is None:
-                raise UnknownEvent(_shown(type_name), int(schema), position, body)
-        if len(self._known) < 10_000:
-            self._known[kind[0], kind[1]] = resolved
-        return resolved
-
-    def _untold(self, record: RawRecord, error: CodecError) -> None:
-        """Raise for a record that does not say which event it is, unless it is on a subject of other events."""
-        names = record[2].split(b".", 2)
-        if self._own is None or len(names) < 2 or names[1].decode("utf-8", "replace") in self._own:
-            raise error
-
-
-def _in_order(lines: Sequence[bytes]) -> list[bytes]:
-    """Headers as they are written here, of which id, type, schema and version are empty where they are missing."""
-    named: dict[bytes, bytes] = {}
-    for line in lines[1:]:
-        name, colon, _ = line.partition(b": ")
-        named.setdefault(name + colon, line)
-    first = [named.pop(_MSG_ID, b""), *([named.pop(_EXPECTED)] if _EXPECTED in named else ())]
-    kind = [named.pop(start, b"") for start in (_TYPE, _SCHEMA, _VERSION)]
-    return [lines[0], *first, *kind, *filter(None, named.values()), b"", b""]
-
-
-def _strange(record: RawRecord, kind: Sequence[bytes], type_name: str, schema: str) -> CodecError:
-    """Why a record is no declared event."""
-    if not all(kind):
-        return undecodable(record, "it lacks Ej-Type, Ej-Schema or Ej-Version")
-    if not _is_schema(schema):
-        return undecodable(record, f"its schema is {_shown(schema)!r}")
-    return UnknownEvent(_shown(type_name), int(schema), record[0], record[4])
-
-
-def _is_schema(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 9
-
-
-def _misplaced(resolved: Resolved, aggregate: str) -> str:
-    return f"its type belongs to the aggregate {resolved.aggregate!r}, and its subject to {aggregate!r}"
-
-
-def _out_of_line(version: int, before: int, position: int) -> str:
-    if not 0 < version <= position:
-        return f"its version is {version}, at position {position}"
-    return f"its version is {version}, and it was written after position {before}"
+def stored_time(time_ns: int) -> datetime:
+    """JetStream's time, of nanoseconds since 1970."""
+    return _EPOCH + timedelta(microseconds=time_ns // 1000)
 
 
 def undecodable(record: RawRecord, fault: str) -> UndecodableEvent:
     """The error for a record, with what is wrong with it in one line."""
     reason = cut(next(iter(fault.splitlines()), ""), _REASON_MAX)
-    return UndecodableEvent(_shown(header(record[3], TYPE) or "?"), record[0], record[4], reason)
+    return UndecodableEvent(brief(header(record[3], TYPE) or "?"), record[0], record[4], reason)
 
 
-def _shown(text: str | None) -> str:
+def brief(text: str | None) -> str:
+    """What others wrote, as a message may repeat it."""
     return text if text is not None and len(text) <= _SHOWN_MAX else f"{(text or '')[:_SHOWN_MAX]}…"
 
 
@@ -358,4 +169,4 @@ def told_time(record: RawRecord, name: str, default: datetime) -> datetime:
         told = datetime.fromisoformat(text)
         return told.astimezone(UTC) if told.tzinfo else default
     except (ValueError, OverflowError):
-        raise undecodable(record, f"{name} is {_shown(text)!r}") from None
+        raise undecodable(record, f"{name} is {brief(text)!r}") from None

@@ -20,6 +20,7 @@ from typing import Any, cast
 from pydantic_core import PydanticSerializationError, SchemaSerializer, SchemaValidator, ValidationError, core_schema
 
 from eventjet.codec.faults import faults_of
+from eventjet.codec.quick import quick_decoder
 from eventjet.domain.personal import is_private
 from eventjet.errors import UnencodableEvent
 from eventjet.shown import cut, shown
@@ -31,12 +32,14 @@ SAFE_INTEGER = 2**53
 class BodyCodec:
     """Encodes and decodes the fields of one class: an event's, or a state's by its own core schema."""
 
-    __slots__ = ("_serializer", "_validator", "decode")
+    __slots__ = ("_serializer", "decode", "validate")
 
     def __init__(self, event_type: type, core: core_schema.CoreSchema | None = None) -> None:
-        schema = _wired(core or event_type.__pydantic_core_schema__)  # type: ignore[attr-defined]  pydantic gives it
-        self._validator = SchemaValidator(schema, _use_prebuilt=False)
-        self.decode: Callable[[bytes], Any] = self._validator.validate_json
+        told = core or event_type.__pydantic_core_schema__  # type: ignore[attr-defined]  pydantic gives it
+        schema = _wired(told)
+        self.validate: Callable[[bytes], Any] = SchemaValidator(schema, _use_prebuilt=False).validate_json
+        """As `decode`, by pydantic alone."""
+        self.decode: Callable[[bytes], Any] = quick_decoder(told, self.validate, _bytes_from_json)
         """The object of a body; raises `ValueError` (pydantic's `ValidationError` is one)."""
         self._serializer = SchemaSerializer(schema, _use_prebuilt=False)
 
@@ -44,7 +47,7 @@ class BodyCodec:
         """The body, and the object read from it; raises `UnencodableEvent` when that is not equal."""
         try:
             body = self._serializer.to_json(event)
-            again = self._validator.validate_json(body)
+            again = self.decode(body)
         except (PydanticSerializationError, ValidationError, UnicodeEncodeError, ValueError, RecursionError) as error:
             raise UnencodableEvent(event, cut(faults_of(error)) or type(error).__name__) from None
         if again != event and not _equal(again, event):

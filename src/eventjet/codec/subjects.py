@@ -7,7 +7,6 @@ since core NATS loses messages: it only says when looking at the checkpoint is w
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 
 from eventjet.domain.identity import decode_id, encode_id
 
@@ -42,13 +41,25 @@ def entity_key(aggregate: str, aggregate_id: str) -> str:
     return f"{aggregate}.{encode_id(aggregate_id)}"
 
 
-@lru_cache(maxsize=65_536)
 def entity_of(subject: bytes) -> tuple[str, str]:
     """(aggregate, aggregate id): the inverse of `subject_of`; raises `ValueError` for what it cannot have made."""
+    return _entities.get(subject) or _entity_of(subject)
+
+
+_entities: dict[bytes, tuple[str, str]] = {}
+"""Remembered without an order of their use, which every event would have to write down."""
+_ENTITIES_MAX = 65_536
+
+
+def _entity_of(subject: bytes) -> tuple[str, str]:
     _, aggregate, token = subject.decode().split(".")
     if not is_name(aggregate):
         raise ValueError(f"{aggregate[:60]!r} is not the name of an aggregate")
-    return aggregate, decode_id(token)
+    found = aggregate, decode_id(token)
+    if len(_entities) >= _ENTITIES_MAX:
+        _entities.clear()
+    _entities[subject] = found
+    return found
 
 
 def entity_shown(subject: bytes) -> tuple[str | None, str | None]:

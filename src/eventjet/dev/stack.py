@@ -36,9 +36,13 @@ class Stack:
     monitoring: str
     """The server's monitoring endpoint, as `EVENTJET_MONITORING` takes it."""
 
-    def write_exports(self, app: str) -> Path:
-        """A file that points another shell at this stack by `. file`; for this user alone, and gone with the stack."""
+    def write_exports(self, app: str, jvm_cache: Path | None = None) -> Path:
+        """A file that points another shell at this stack by `. file`; for this user alone, and gone with the stack.
+
+        With where the bulk jobs that are started there are to keep the classes of their JVM.
+        """
         named = {"EVENTJET_APP": app, "EVENTJET_SERVERS": self.servers, "EVENTJET_DATABASE": self.database}
+        named |= {} if jvm_cache is None else {"EVENTJET_JVM_CACHE": str(jvm_cache.absolute())}
         file = self.folder / _ENV
         file.unlink(missing_ok=True)
         file.touch(0o600, exist_ok=False)

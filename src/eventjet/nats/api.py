@@ -7,7 +7,7 @@ of the API are known here and nowhere else.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache, partial
@@ -38,6 +38,7 @@ _STREAM = b"Nats-Stream: "
 _SUBJECT = b"\r\nNats-Subject: "
 _SEQUENCE = b"\r\nNats-Sequence: "
 _TIME = b"\r\nNats-Time-Stamp: "
+_BLOCK_END = b"\r\n\r\n"
 STATUS = b"NATS/1.0 "
 """How the headers of a message begin that is the server's own: what is stored has no status."""
 
@@ -307,6 +308,32 @@ def _check_status(frame: Frame, what: str, *ends: int) -> int:
     if status not in ends:
         raise StoreUnavailable(what, f"the server answered status {status} {description}".rstrip())
     return status
+
+
+def direct_records(frames: Sequence[Frame], stream: str, subject: bytes | None) -> list[RawRecord]:
+    """The records of a page of direct gets, of one subject where that is known."""
+    if subject is None:
+        return [direct_record(frame) for frame in frames]
+    records: list[RawRecord] = []
+    place = b"\r\nNats-Stream: %b%b%b%b" % (stream.encode(), _SUBJECT, subject, _SEQUENCE)
+    for frame in frames:
+        # What the server appended comes last, whatever the record's own headers say.
+        front, _, told = frame[3].rpartition(place)
+        position, _, at = told.partition(_TIME)
+        decimals = at[20:29]
+        if (
+            front != b"NATS/1.0"
+            and position.isdigit()
+            and at[29:32] == b"Z\r\n"
+            and len(decimals) == 9
+            and decimals.isdigit()
+            and _STREAM not in at
+        ):
+            time_ns = _seconds(at[:19]) + int(decimals)
+            records.append((int(position), time_ns, subject, front + _BLOCK_END, frame[4]))
+        else:
+            records.append(direct_record(frame, subject))
+    return records
 
 
 def direct_record(frame: Frame, subject: bytes | None = None) -> RawRecord:

@@ -49,6 +49,7 @@ class LoopConnection:
         self._peer = dialled.peer
         self._on_end = on_end
         self._inbox = f"{endpoint.inbox_prefix}.{secrets.token_hex(11)}"
+        self._replies = f"{self._inbox}.".encode()
         self._loop = asyncio.get_running_loop()
         self._exchanges: dict[bytes, OpenRequest] = {}
         self._heard: dict[bytes, Callable[[Frame], object]] = {}
@@ -84,7 +85,7 @@ class LoopConnection:
         now = self._loop.time()
         until = now + patience_s if until is None else until
         self._count += 1
-        reply = b"%b.%d" % (self._inbox.encode(), self._count)
+        reply = b"%b%d" % (self._replies, self._count)
         exchange = OpenRequest(reply, subjects, patience_s, until, now)
         self._exchanges[reply] = exchange
         self._lateness.watch(exchange.look_at(now))

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from eventjet.app import App
-from eventjet.codec.envelope import BATCH_ID, COMMAND, MSG_ID, RawRecord, header, metadata_of
+from eventjet.codec.envelope import COMMAND, MSG_ID, RawRecord, header, metadata_of, save_of
 from eventjet.codec.reasons import reason_of
 from eventjet.domain.personal import field_hint, is_private
 from eventjet.domain.recorded import Recorded
@@ -87,16 +87,16 @@ class RowsTouched:
 
 
 async def neighbours(store: EventStore, record: RawRecord) -> list[RawRecord]:
-    """The other events of the same atomic batch, or of the same command next to it, in the order of the log."""
+    """The other events of the same save, or of the same command next to it, in the order of the log."""
     position, block = record[0], record[3]
-    batch, command = header(block, BATCH_ID), header(block, COMMAND)
+    batch, command = save_of(block), header(block, COMMAND)
     if batch is None and command is None:
         return []
     start = max(position - NEAR, 1)
     found = await _read(store, start, position + NEAR)
 
     def is_same(one: RawRecord) -> bool:
-        told = header(one[3], BATCH_ID)
+        told = save_of(one[3])
         return told == batch if batch is not None else told is None and header(one[3], COMMAND) == command
 
     same = {one[0] for one in found if is_same(one)}

@@ -13,7 +13,8 @@ from typing import Any
 
 import orjson
 
-from eventjet.codec.envelope import MSG_ID, Decoder, RawRecord, header
+from eventjet.codec.decoder import Decoder
+from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.codec.subjects import snapshot_bucket
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState

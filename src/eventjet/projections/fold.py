@@ -99,10 +99,11 @@ def row_step(
     """What folds one event onto the row of one key: out of `changed`, or else of `rows`, and into `changed`."""
     apply, normalise, key_in = resolved.apply, codec.normalise, codec.key
     before_batch = rows.get
+    fold = resolved.fold_alone
 
     def step(event: Recorded[Any], key: RowKey) -> None:
         before = changed[key] if key in changed else before_batch(key)
-        after = apply(before, event, key)
+        after = apply(before, event, key) if fold is None else fold(before, event)
         if after is before:
             return
         if after is not None:

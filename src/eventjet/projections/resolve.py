@@ -8,7 +8,6 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from datetime import date
-from functools import lru_cache
 from typing import Any, TypeAlias, cast
 from uuid import UUID
 
@@ -83,13 +82,19 @@ class ResolvedProjection:
         """Whether an event that it takes, or its row, holds something personal."""
         return any(map(is_private, (*self.events, self.row_type)))
 
+    @property
+    def fold_alone(self) -> Callable[[Any, Recorded[Any]], Any] | None:
+        """The projection's own function where it is told no key; None for others."""
+        declared: Any = self.declared
+        return declared.fold if self.reads and declared.keys is None else None
+
     def apply(self, row: Any, event: Recorded[Any], key: tuple[Any, ...]) -> Any:
         """The row after one event for one key, as the projection's own function says; not normalised."""
-        declared: Any = self.declared
-        if declared.keys is None:
-            return declared.fold(row, event)
+        fold = self.fold_alone
+        if fold is not None:
+            return fold(row, event)
         (only, *more) = key
-        return declared.fold(row, event, key if more else only)
+        return cast("Any", self.declared).fold(row, event, key if more else only)
 
     def entries(self, event: Recorded[Any]) -> Sequence[Any]:
         """The rows of one event, as the projection's own function says; not normalised."""
@@ -280,11 +285,19 @@ class _Resolving:
 
 
 def _by_aggregate(check: Convert) -> KeyOf:
-    @lru_cache(maxsize=_KEYS_KEPT)
-    def key_of(aggregate_id: str) -> tuple[Any, ...]:
-        return (check(aggregate_id),)
+    known: dict[str, tuple[Any, ...]] = {}
 
-    return lambda event: key_of(event.aggregate_id)
+    def checked(aggregate_id: str) -> tuple[Any, ...]:
+        key = (check(aggregate_id),)
+        if len(known) >= _KEYS_KEPT:
+            known.clear()
+        known[aggregate_id] = key
+        return key
+
+    def key_of(event: Recorded[Any]) -> tuple[Any, ...]:
+        return known.get(event.aggregate_id) or checked(event.aggregate_id)
+
+    return key_of
 
 
 def _one(key: Callable[[Recorded[Any]], Any], checks: Sequence[Convert]) -> KeyOf:

@@ -104,7 +104,7 @@ async def restore(
 
     def work(watch: Watch) -> Restored:
         stream = loaded(app).name
-        options = options_of(engine)
+        options = options_of(engine).on(settings)
         with open_engine("local" if options.name == "local" else "spark", options, watch) as chosen:
             archive = ArchiveReader(chosen.archive_files(url))
             _check(stream, archive, watch)

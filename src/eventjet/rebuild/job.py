@@ -12,9 +12,10 @@ import sqlite3
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from os import cpu_count
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -68,6 +69,12 @@ class EngineOptions:
     """Whether tasks on other machines are sent the application's package; otherwise it is installed there."""
     processes: int = 1
     """Of the local engine: how many fold; 1 is this one alone. Spark has its own."""
+    jvm_cache: Path | None = None
+    """Where the classes of a JVM on this machine are kept: else where the settings say, else nowhere."""
+
+    def on(self, settings: Settings) -> EngineOptions:
+        """These options with what the settings say of the engine."""
+        return self if self.jvm_cache is not None else replace(self, jvm_cache=settings.jvm_cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +203,7 @@ def open_job(
 
     `from_archive` is the URL of an archive that the past is read from.
     """
-    application, options = loaded(app), options_of(engine)
+    application, options = loaded(app), options_of(engine).on(settings)
     with watch.phase("start"):
         endpoint = Endpoint.of(settings).with_name("eventjet-rebuild")
         with NatsConnection.open(endpoint) as connection:

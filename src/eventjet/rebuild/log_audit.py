@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from eventjet.archive.batches import lasting
 from eventjet.codec.chain import broken, packed, unpacked
+from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import (
     BATCH_ID,
     BATCH_NUMBER,
@@ -18,7 +19,6 @@ from eventjet.codec.envelope import (
     MSG_ID,
     RECORDED_AT,
     VERSION,
-    Decoder,
     RawRecord,
     header,
     number_of,

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from os import cpu_count
 from typing import Any
 
-from eventjet.codec.envelope import Decoder, RawRecord
+from eventjet.codec.decoder import Decoder
+from eventjet.codec.envelope import RawRecord
 from eventjet.codec.faults import faults_of
 from eventjet.codec.subjects import entity_of, snapshot_bucket
 from eventjet.domain.aggregate import AggregateInfo

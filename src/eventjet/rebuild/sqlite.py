@@ -127,7 +127,7 @@ class SqliteSpace(RunSpace):
     def handlers_engine(self) -> AsyncEngine:
         """Handlers are connected to the run's file alone, so they cannot reach anything else."""
         made = self.database.engine(PURPOSE, BULK)
-        SQLITE.enforce_foreign_keys(made.sync_engine)
+        SQLITE.prepare_for_handlers(made.sync_engine)
         return made
 
     def create(self, tables: Sequence[Table], *, bare: bool) -> None:

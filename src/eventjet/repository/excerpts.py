@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from eventjet.codec.envelope import Decoder, RawRecord
+from eventjet.codec.decoder import Decoder
+from eventjet.codec.envelope import RawRecord
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import UsageError
 from eventjet.repository.timeline import Head, head_of, record_of, version_in

@@ -11,18 +11,19 @@ from typing import Any, Generic, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.context import context_headers
+from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import (
     BATCH_ID,
     COMMAND,
     MSG_ID,
     RECORDED_AT,
     VERSION,
-    Decoder,
     RawRecord,
     header,
     number_of,
     open_batch,
     recorded_at,
+    save_of,
 )
 from eventjet.codec.request import request_in
 from eventjet.domain.aggregate import aggregate_info
@@ -64,7 +65,7 @@ class FirstOutcome(Generic[S]):
     position: int
     """Of its first event."""
     batch: str | None
-    """The atomic batch it was saved in; None for an event alone, empty where a restored log does not tell."""
+    """The save it is of, by its atomic batch; None for an event alone, empty where a restored log does not tell."""
 
 
 def fold_records(held: FoldedState[S], records: Sequence[RawRecord], decoder: Decoder) -> FoldedState[S]:
@@ -141,7 +142,7 @@ class Histories(Generic[S]):
         events = [one for one in decoded if one is not None]
         position, _, _, block, _ = records[first - 1]
         after = self._fold_page(self._start(), records)
-        batch = header(block, BATCH_ID) if header(block, RECORDED_AT) is None else ""
+        batch = save_of(block) if header(block, RECORDED_AT) is None else ""
         return FirstOutcome(after, events, request_in(block), position, batch)
 
     async def _check_ended(self, records: Sequence[RawRecord]) -> None:

@@ -16,13 +16,13 @@ from typing import Any, cast
 import orjson
 
 from eventjet.codec.catalog import Catalog, EncodedEvent
+from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import (
     CAUSATION,
     CORRELATION,
     META,
     TRACEPARENT,
     TYPE,
-    Decoder,
     RawRecord,
     header,
     recorded_at,

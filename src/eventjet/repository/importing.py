@@ -15,15 +15,8 @@ from typing import Any
 
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.context import context_headers
-from eventjet.codec.envelope import (
-    COMMAND,
-    RECORDED_AT,
-    VERSION,
-    Decoder,
-    header,
-    number_of,
-    recorded_at,
-)
+from eventjet.codec.decoder import Decoder
+from eventjet.codec.envelope import COMMAND, RECORDED_AT, VERSION, header, number_of, recorded_at
 from eventjet.codec.imported import IMPORTED
 from eventjet.collecting import settled
 from eventjet.domain.aggregate import aggregate_info

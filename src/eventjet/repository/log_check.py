@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from eventjet.codec.envelope import SCHEMA, TYPE, Decoder, RawRecord, header, number_of
+from eventjet.codec.decoder import Decoder
+from eventjet.codec.envelope import SCHEMA, TYPE, RawRecord, header, number_of
 from eventjet.codec.faults import faults_of
 from eventjet.codec.subjects import entity_of
 from eventjet.codec.voids import voided_by

@@ -23,12 +23,13 @@ from eventjet.archive.manifest import Archive, ArchivedFile, Segment, dump_segme
 from eventjet.archive.reading import COLUMNS, EVENTS, MANIFEST, ArchiveFiles, ArchiveReader, folder_of
 from eventjet.codec.envelope import MSG_ID, header
 from eventjet.errors import ArchiveBroken
-from eventjet.nats.ranges import range_count
+from eventjet.nats.ranges import range_count, split
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.replay_source import Log
 from eventjet.spark.columns import SCHEMA
 from eventjet.spark.running import following, provisions, send_files
 from eventjet.spark.session import Started, first_line
+from eventjet.spark.source import log_frame
 
 _ROWS_OF_A_BATCH = "spark.sql.parquet.columnarReaderBatchSize"
 ROWS_OF_A_BATCH = 256
@@ -176,9 +177,8 @@ class _Sealer:
 
     def _write(self, path: str, first: int, last: int, files: int) -> tuple[int, int]:
         """Write one file a task; returns (how many records went by, a checksum of all they hold)."""
-        reach = {"fromPosition": str(first), "toPosition": str(last), "partitions": str(files)}
         seen = Observation()
-        frame: Any = self.spark.read.format("jetstream").options(**self.options, **reach).load()
+        frame: Any = log_frame(self.spark, self.options, split(first, last, files))
         frame = frame.observe(seen, F.count(F.lit(1)).alias("count"), _checksum().alias("checksum"))
         frame.write.mode("overwrite").option("compression", "zstd").parquet(f"{url_for_spark(self.url)}/{path}")
         return seen.get["count"], seen.get["checksum"]

@@ -49,6 +49,7 @@ def arrow_schema(columns: Mapping[str, str]) -> Any:
     """Names and types in Spark's DDL as Arrow has them."""
     arrow = pyarrow()
     types = {
+        "int": arrow.int32(),
         "bigint": arrow.int64(),
         "string": arrow.string(),
         "binary": arrow.binary(),

@@ -19,6 +19,7 @@ from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.runs import Part, Target
 from eventjet.rebuild.snapshots import Tally
+from eventjet.spark.class_archive import JvmCache
 from eventjet.spark.jvm import find_java
 from eventjet.spark.session import Started, not_installed, spark_session
 from eventjet.urls import shown_master
@@ -80,7 +81,7 @@ class SparkEngine:
     def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, least: int) -> Tally:
         with self._watch.phase("start"):
             started = self._session()
-        from eventjet.spark.loading import fold_on_spark
+        from eventjet.spark.snapshotting import fold_on_spark
 
         return fold_on_spark(job, plan, aggregate, least, started, ship=self._options.ship)
 
@@ -94,6 +95,12 @@ class SparkEngine:
     def _session(self) -> Started:
         """Raises `Unreachable` without pyspark, so what imports it comes after this."""
         if self._started is None:
-            session = spark_session(self._options.master, bulk_only=True, interrupted_by=self._watch.interrupted_by)
+            kept, watch = self._options.jvm_cache, self._watch
+            session = spark_session(
+                self._options.master,
+                bulk_only=True,
+                interrupted_by=watch.interrupted_by,
+                jvm_cache=None if kept is None else JvmCache(kept, watch.say),
+            )
             self._started = self._stack.enter_context(session)
         return self._started

@@ -19,12 +19,12 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import (
     MSG_ID,
     SCHEMA,
     TYPE,
     VERSION,
-    Decoder,
     RawRecord,
     header,
     metadata_of,

@@ -15,15 +15,17 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from eventjet.errors import Unreachable
+from eventjet.spark.class_archive import ClassArchive, InterruptedBy, Jvm, JvmCache
 
+LOG4J2 = "log4j2.properties"
 JAVA_MIN = 17
 """Spark 4 runs on nothing older."""
 
@@ -32,9 +34,6 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _VECTOR = "--add-modules=jdk.incubator.vector"
 _GONE = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 """What Java 24 removed and warns about."""
-
-InterruptedBy: TypeAlias = Callable[[Callable[[], None]], AbstractContextManager[None]]
-"""Within its context the given function may be called, from any thread, to end what is being waited for."""
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 15.0
@@ -161,18 +160,26 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 @contextmanager
 def running_gateway(
-    conf: Mapping[str, str], variables: Mapping[str, str], scratch: Path, interrupted_by: InterruptedBy
+    conf: Mapping[str, str],
+    variables: Mapping[str, str],
+    scratch: Path,
+    interrupted_by: InterruptedBy,
+    cache: JvmCache | None = None,
 ) -> Generator[dict[str, str]]:
     """A JVM with Spark on its class path, as the environment variables that make pyspark use it.
 
-    Raises `Unreachable` when it does not come up.
+    With a `cache` its classes come from an archive there. The first time one is made, after a block that ended well.
+    Raises `Unreachable` when the JVM does not come up.
     """
     announced = scratch / "gateway"
     # A JVM that is killed leaves behind what it keeps there.
     temporary = scratch / "tmp"
     temporary.mkdir()
+    conf_dir = variables.get("SPARK_CONF_DIR") or os.environ.get("SPARK_CONF_DIR", "")
+    jvm, properties = _jvm(find_java(), conf, conf_dir, scratch)
+    archive = None if cache is None else ClassArchive(cache, jvm, scratch)
     process = subprocess.Popen(
-        _command(find_java(), conf, variables.get("SPARK_CONF_DIR") or os.environ.get("SPARK_CONF_DIR", ""), temporary),
+        _command(jvm, [f"-Djava.io.tmpdir={temporary}", *properties, *(archive.options() if archive else ())], conf),
         stdin=subprocess.PIPE,
         env={
             **os.environ,
@@ -191,9 +198,13 @@ def running_gateway(
                 with suppress(ImportError):
                     import_module(name)
             port, secret = _awaited(process, announced)
+            if archive is not None:
+                archive.check(process.pid)
             yield {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
     finally:
         end_jvm(process)
+    if archive is not None:
+        archive.make(interrupted_by)
 
 
 def end_jvm(process: subprocess.Popen[bytes]) -> None:
@@ -208,20 +219,35 @@ def end_jvm(process: subprocess.Popen[bytes]) -> None:
         process.wait(STOP_TIMEOUT_S)
 
 
-def _command(java: Java, conf: Mapping[str, str], conf_dir: str, temporary: Path) -> list[str]:
+def _jvm(java: Java, conf: Mapping[str, str], conf_dir: str, scratch: Path) -> tuple[Jvm, list[str]]:
+    """The JVM, and properties that stand for a class path."""
+    from pyspark import __version__ as spark
     from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]  as its scripts do
 
-    jars = str(Path(_find_spark_home()) / "jars" / "*")
-    settings = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
-    return [
-        str(java.program),
-        "-cp",
-        f"{conf_dir}{os.pathsep}{jars}" if conf_dir else jars,
-        f"-Djava.io.tmpdir={temporary}",
+    jars = Path(_find_spark_home()) / "jars"
+    class_path, properties = str(jars / "*"), list[str]()
+    if conf_dir and Path(conf_dir).parent == scratch:
+        # Only logging looks for our own. An archive of classes would not go with a folder on the class path.
+        properties.append(f"-Dlog4j2.configurationFile={(Path(conf_dir) / LOG4J2).as_uri()}")
+    elif conf_dir:
+        class_path = f"{conf_dir}{os.pathsep}{class_path}"
+    options = (
         f"-Xmx{conf.get('spark.driver.memory', '1g')}",
         *_OPTIONS,
         *(_FRUGAL if (os.cpu_count() or 1) <= _FEW_CORES else ()),
         *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED),
+    )
+    return Jvm(java.program, java.version, spark, options, class_path, jars), properties
+
+
+def _command(jvm: Jvm, more: list[str], conf: Mapping[str, str]) -> list[str]:
+    settings = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+    return [
+        str(jvm.program),
+        "-cp",
+        jvm.class_path,
+        *jvm.options,
+        *more,
         "org.apache.spark.deploy.SparkSubmit",
         *settings,
         "pyspark-shell",

@@ -15,15 +15,17 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Generator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from eventjet.errors import Unreachable, UsageError
 from eventjet.file_locks import try_lock
-from eventjet.spark.jvm import InterruptedBy, end_jvm, find_java, make_java_home, running_gateway
+from eventjet.spark.class_archive import InterruptedBy, JvmCache
+from eventjet.spark.jvm import LOG4J2, end_jvm, find_java, make_java_home, running_gateway
 from eventjet.urls import shown_master
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ _ALIVE = "alive"
 """A file that is locked for as long as the process of its scratch folder lives."""
 _UNLOCKED_S = 3_600.0
 """How old a folder without that file is when whoever made it was killed before there was one."""
+_Gateway: TypeAlias = Callable[[Mapping[str, str], Mapping[str, str]], AbstractContextManager[dict[str, str]]]
+"""Of a configuration and an environment: a JVM, as the variables that make pyspark use it."""
+
 _LOCAL = re.compile(r"local(?:\[([^,\]]+)(?:,[^\]]*)?\])?")
 _MARKS = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
 _LOG4J2 = """\
@@ -78,11 +83,12 @@ def spark_session(
     conf: Mapping[str, str] | None = None,
     bulk_only: bool = False,
     interrupted_by: InterruptedBy = lambda _: nullcontext(),
+    jvm_cache: JvmCache | None = None,
 ) -> Generator[Started]:
     """Raises `Unreachable` when pyspark, a Java or the master is not there.
 
     `bulk_only` leaves out what only other queries than ours would use. `interrupted_by` gets a function that ends the
-    JVM of a local session at once, and with it whatever runs there.
+    JVM of a local session at once, and with it whatever runs there. `jvm_cache` keeps the classes of such a JVM.
     """
     existing = None
     with suppress(RuntimeError):
@@ -96,8 +102,10 @@ def spark_session(
         return
     url, remote = _where(master)
     conf = {**(_BULK if bulk_only and not remote and _is_local(url) else {}), **(conf or {})}
-    with scratch_folder() as scratch, _running(url, remote, scratch, conf, interrupted_by) as spark:
-        yield Started(spark, _is_local(url))
+    with scratch_folder() as scratch:
+        gateway = partial(running_gateway, scratch=scratch, interrupted_by=interrupted_by, cache=jvm_cache)
+        with _running(url, remote, scratch, conf, gateway) as spark:
+            yield Started(spark, _is_local(url))
 
 
 def found_session(spark: SparkSession) -> Started:
@@ -195,9 +203,9 @@ def not_installed(package: str) -> Unreachable:
 
 @contextmanager
 def _running(
-    url: str, remote: bool, scratch: Path, conf: Mapping[str, str], interrupted_by: InterruptedBy
+    url: str, remote: bool, scratch: Path, conf: Mapping[str, str], gateway: _Gateway
 ) -> Generator[SparkSession]:
-    """A session with its JVM: of our own on this machine, started as its operator has it for a cluster."""
+    """A session with its JVM: by `gateway` on this machine, started as its operator has it for a cluster."""
     builder: Any = _session_type().builder
     settings = {"spark.app.name": "eventjet", **_settings(url, scratch), **conf}
     for name, value in settings.items():
@@ -209,7 +217,7 @@ def _running(
         stack.enter_context(_silent_about_an_ended_jvm())
         if _is_local(url) and not remote:
             given = {**settings, "spark.master": url}
-            variables |= stack.enter_context(running_gateway(given, variables, scratch, interrupted_by))
+            variables |= stack.enter_context(gateway(given, variables))
         elif not url.startswith("sc://"):
             variables["JAVA_HOME"] = str(make_java_home(find_java(), scratch / "java"))
         with _environment({**taken, **variables}), _hushed():
@@ -267,7 +275,7 @@ def _variables(url: str, scratch: Path) -> dict[str, str]:
     if not os.environ.get("SPARK_HOME"):
         conf = scratch / "conf"
         conf.mkdir()
-        (conf / "log4j2.properties").write_text(_LOG4J2)
+        (conf / LOG4J2).write_text(_LOG4J2)
         wanted["SPARK_CONF_DIR"] = str(conf)
     return {name: os.environ.get(name) or value for name, value in wanted.items()}
 

@@ -27,6 +27,7 @@ from eventjet.sql.column_fit import Fit
 from eventjet.sql.soundness import Soundness
 from eventjet.sql.statements import Statements
 from eventjet.sql.text_order import TextOrder
+from eventjet.sql.together import Last, Run
 
 T = TypeVar("T")
 
@@ -239,8 +240,19 @@ class Dialect(ColumnValues):
     def read_only(self, url: URL, purpose: str, limits: SessionLimits, /) -> AbstractContextManager[Connection | None]:
         """A connection that cannot write and leaves nothing behind; None where there is no database yet."""
 
-    def enforce_foreign_keys(self, engine: Engine, /) -> None:
-        """For connections on which an application's own statements run: elsewhere rows are whole anyway."""
+    def prepare_for_handlers(self, engine: Engine, /) -> None:
+        """For connections on which an application's own statements run: it may rely upon its foreign keys."""
+
+    @abstractmethod
+    async def send_together(self, driver: Any, runs: Sequence[Run], last: Last | None, /) -> None:
+        """Execute statements in order, within the transaction of a driver's async connection; only `last` has a result.
+
+        Raises what the driver raises; which of them it was is not known then.
+        """
+
+    @abstractmethod
+    def can_be_last(self, cursor: object, /) -> bool:
+        """Whether a cursor of SQLAlchemy's can be in a `Last`."""
 
     # Errors of the driver
 

@@ -30,9 +30,11 @@ from eventjet.sql import postgres_columns, postgres_settings, postgres_statement
 from eventjet.sql.column_fit import Fit
 from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified, verbatim
 from eventjet.sql.own_tables import Clock
+from eventjet.sql.postgres_pipeline import is_plain_psycopg, pipelined
 from eventjet.sql.postgres_statements import CLOCK, PostgresStatements
 from eventjet.sql.soundness import Soundness
 from eventjet.sql.text_order import TextOrder
+from eventjet.sql.together import Last, Run
 
 T = TypeVar("T")
 
@@ -193,6 +195,12 @@ class Postgres(Dialect):
         engine = self.engine(url, purpose, limits).execution_options(postgresql_readonly=True)
         with engine.connect() as connection:
             yield connection
+
+    async def send_together(self, driver: psycopg.AsyncConnection[Any], runs: Sequence[Run], last: Last | None) -> None:
+        await pipelined(driver, runs, last)
+
+    def can_be_last(self, cursor: object) -> bool:
+        return is_plain_psycopg(cursor)
 
     def lacks_table(self, cause: object) -> bool:
         return isinstance(cause, psycopg.errors.UndefinedTable)

@@ -51,13 +51,15 @@ from eventjet.sql.sqlite_connections import (
     BUSY_TIMEOUT_S,
     READ_ONLY,
     FileReplaced,
-    enforce_foreign_keys,
     is_busy,
     prepare,
+    prepare_for_handlers,
 )
+from eventjet.sql.sqlite_hops import OneHopCursor, in_one_hop
 from eventjet.sql.sqlite_statements import CLOCK, SqliteStatements, write_quarantine
 from eventjet.sql.statements import QuarantineChanges
 from eventjet.sql.text_order import TextOrder
+from eventjet.sql.together import Last, Run
 
 _OWN_LOCATION = re.compile(r"(.+)__r[0-9]+")
 _TRANSIENT = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})
@@ -239,8 +241,14 @@ class Sqlite(Dialect):
         with made.connect().execution_options(**{READ_ONLY: True}) as connection:
             yield connection
 
-    def enforce_foreign_keys(self, engine: Engine) -> None:
-        event.listen(engine, "connect", enforce_foreign_keys)
+    def prepare_for_handlers(self, engine: Engine) -> None:
+        event.listen(engine, "connect", prepare_for_handlers)
+
+    async def send_together(self, driver: Any, runs: Sequence[Run], last: Last | None) -> None:
+        await in_one_hop(driver, runs, last)
+
+    def can_be_last(self, cursor: object) -> bool:
+        return isinstance(cursor, OneHopCursor)
 
     def lacks_table(self, cause: object) -> bool:
         return "no such table" in str(cause)

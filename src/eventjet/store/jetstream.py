@@ -1,7 +1,7 @@
 """The log on JetStream: one subject per entity, expected-sequence checks, outcomes that equal the log.
 
-One event goes as a plain publish, several as an atomic batch (ADR-50) with a new batch id on every try. Histories are
-read by batched direct get (ADR-31); what must be certain is read from the leader.
+What a save sends is in `sending`, what came of it in `outcome`. Histories are read by batched direct get (ADR-31); what
+must be certain is read from the leader.
 """
 
 from __future__ import annotations
@@ -14,13 +14,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TypeVar
 
-from eventjet.codec.envelope import (
-    MSG_ID,
-    RawRecord,
-    header,
-    header_block,
-    mark_batch,
-)
+from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.codec.imported import logged_at
 from eventjet.codec.subjects import stream_subjects, subject_of, type_subjects
 from eventjet.errors import (
@@ -38,14 +32,13 @@ from eventjet.nats.client import Client
 from eventjet.store import outcome
 from eventjet.store.known_log import KnownLog
 from eventjet.store.patience import Patience
-from eventjet.store.store import Append, EventStore, LogState, check_save, event_headers
+from eventjet.store.sending import GRACE_S, Sender
+from eventjet.store.store import Append, EventStore, LogState, check_save
 from eventjet.store.topology import identity_of
 from eventjet.store.voids import voids_of
 
 T = TypeVar("T")
 
-_GRACE_S = 0.05
-"""A request is given this much, however near the deadline is."""
 _FOLLOW_S = 0.1
 """Between two looks at the end of a log that is followed."""
 REQUEST_MAX = 1_000
@@ -69,6 +62,7 @@ class JetStreamStore(EventStore):
         reader = Client(client.endpoint.with_name("eventjet histories"), client.timeout_s)
         self._save_timeout_s = save_timeout_s
         self._long_reads = LongReads(app, reader, self._patience)
+        self._sender = Sender(app, client)
         self._in_flight: set[asyncio.Task[int]] = set()
 
     @property
@@ -95,8 +89,7 @@ class JetStreamStore(EventStore):
         deadline = time.monotonic() + self._save_timeout_s
         try:
             # The usual save is one answer long and needs no task of its own.
-            timeout_s = min(self._client.timeout_s, self._save_timeout_s)
-            first = await self._send(self._subjects(writes), writes, timeout_s)
+            first = await self._sender.send(writes, deadline)
         except asyncio.CancelledError:
             self._start(writes, None, deadline)
             raise
@@ -115,7 +108,7 @@ class JetStreamStore(EventStore):
         await self.known.close()
         if self._in_flight:
             # One request may be under way at the deadline.
-            timeout_s = self._save_timeout_s + self._client.timeout_s + 2 * _GRACE_S
+            timeout_s = self._save_timeout_s + self._client.timeout_s + 2 * GRACE_S
             await asyncio.wait(set(self._in_flight), timeout=timeout_s)
 
     def _start(self, writes: Sequence[Append], first: outcome.Answer | None, deadline: float) -> asyncio.Task[int]:
@@ -140,8 +133,7 @@ class JetStreamStore(EventStore):
             if step.after_s:
                 await asyncio.sleep(step.after_s)
             if isinstance(step, outcome.Send):
-                timeout_s = min(self._client.timeout_s, max(_GRACE_S, deadline - time.monotonic()))
-                step = save.answered(await self._send(subjects, writes, timeout_s))
+                step = save.answered(await self._sender.send(writes, deadline, alone=step.alone))
             else:
                 step = save.looked(await self._look(subjects, writes, save), time.monotonic())
         if isinstance(step, outcome.Stored):
@@ -150,24 +142,6 @@ class JetStreamStore(EventStore):
 
     def _subjects(self, writes: Sequence[Append]) -> list[str]:
         return [subject_of(self.app, write.aggregate, write.aggregate_id) for write in writes]
-
-    async def _send(self, subjects: Sequence[str], writes: Sequence[Append], timeout_s: float) -> outcome.Answer:
-        """One try: the answer to its last message speaks for all of them."""
-        blocks = [event_headers(write, index) for write in writes for index in range(len(write.events))]
-        mark_batch(blocks)
-        messages = [
-            (subject, new.encoded.body) for subject, write in zip(subjects, writes, strict=True) for new in write.events
-        ]
-        *before, (subject, body, headers) = [
-            (subject, body, header_block(block)) for (subject, body), block in zip(messages, blocks, strict=True)
-        ]
-        try:
-            reply = await self._client.request(subject, body, headers, timeout_s, before)
-        except StoreUnavailable as error:
-            return outcome.Silence(error.reason)
-        except Forbidden as error:
-            return outcome.Violation(error.reason)
-        return outcome.answer_in(reply[4])
 
     async def _look(
         self, subjects: Sequence[str], writes: Sequence[Append], save: outcome.Save
@@ -328,7 +302,7 @@ class LongReads:
                     async for frames in parts:
                         final = frames.pop() if frames[-1][3].startswith(api.STATUS) else None
                         if frames:
-                            page = [api.direct_record(frame, told) for frame in frames]
+                            page = api.direct_records(frames, self._stream, told)
                             came = page[-1][0]
                             if at_leisure:
                                 kept.append(page)

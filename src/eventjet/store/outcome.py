@@ -13,6 +13,8 @@ The driver sends, looks, and tells the machine what it saw; the machine says wha
   successor answers 10164 or 10071 to a publish that the successor stores a millisecond later.
 * A batch counts as stored when its last event is where it has to be, too: nats-server 2.15.1 stores the first messages
   of a batch and answers nothing when the account reaches its limit within it, or `max_bytes` is lowered onto it.
+* Saves may share a batch, which is stored whole or not at all. What the server says to it is what it says to each, but
+  for a refusal: that may be meant for another one of them, so each is sent again, and after two of them by itself.
 * A refusal is definite only when its code is listed, and only when nothing before it was in doubt.
 * Past the deadline the outcome is unknown, never failed.
 """
@@ -25,7 +27,7 @@ from typing import Any
 
 import orjson
 
-from eventjet.nats.api import IN_PROCESS, WRONG_SEQUENCE
+from eventjet.nats.api import IN_PROCESS, REPEATED_ID, WRONG_SEQUENCE
 
 REFUSALS = frozenset(
     {10002, 10054, 10060, 10097, 10109, 10111, 10120, 10165, 10166, 10168, 10170, 10171}
@@ -44,6 +46,8 @@ longer, with nothing else between and all slots empty, expects a position that t
 BACKOFF_CONTESTED_S = 0.005
 """The first pause after a conflict with an empty slot: a rival's event is on its way into the slot."""
 BACKOFF_FIRST_S = 0.05
+PARTED_MAX = 2
+"""A save that shared so many batches that were refused shares none any more: it might be the one to blame."""
 BACKOFF_MAX_S = 1.0
 
 
@@ -78,7 +82,16 @@ class Violation:
     reason: str
 
 
-Answer = Acked | ErrorReply | Silence | Violation
+@dataclass(frozen=True, slots=True)
+class Parted:
+    """The batch that it shared with other saves was refused; which of them is to blame is not told."""
+
+    cause: str
+    is_conflict: bool
+    """Whether it may have been a race that one of them lost; otherwise nothing of it is stored, for certain."""
+
+
+Answer = Acked | ErrorReply | Silence | Violation | Parted
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +102,31 @@ class SlotFound:
     event_id: str
     is_torn: bool = False
     """It is ours, and the last event of the save is not where it would be."""
+
+
+def shared(answer: Answer, counts: Sequence[int]) -> list[Answer]:
+    """What the answer to a batch means to each of the saves in it, of so many events, in their order."""
+    if len(counts) == 1:
+        return [answer]
+    match answer:
+        case Acked(position=last, duplicate=duplicate):
+            found: list[Answer] = []
+            for count in reversed(counts):
+                found.append(Acked(last, duplicate))
+                last -= count
+            return found[::-1]
+        case ErrorReply(code=code, text=text) if code in (WRONG_SEQUENCE, IN_PROCESS, REPEATED_ID):
+            return [Parted(f"error {code}: {text}", is_conflict=True)] * len(counts)
+        case ErrorReply() if _is_refusal(answer):
+            return [Parted(f"error {answer.code}: {answer.text}", is_conflict=False)] * len(counts)
+        case Violation(reason=reason):
+            return [Parted(reason, is_conflict=False)] * len(counts)
+        case _:
+            return [answer] * len(counts)
+
+
+def _is_refusal(answer: ErrorReply) -> bool:
+    return answer.code in REFUSALS or (answer.code == STORE_FAILED and answer.text in LIMITS)
 
 
 def answer_in(reply: bytes) -> Answer:
@@ -113,6 +151,8 @@ class Send:
     """Send everything (again), after a pause; a batch gets a new batch id."""
 
     after_s: float = 0.0
+    alone: bool = False
+    """In a batch that it shares with no other save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +215,7 @@ class Save:
         self._sent_at = 0.0
         self._cause = "nothing was sent"
         self._silences = 0
+        self._parted = 0
 
     def resume(self) -> Step:
         """The first step for a save that may have been sent before: look, since nothing is certain.
@@ -198,9 +239,15 @@ class Save:
                 self._cause = f"error {code}: {text}"
                 return Look()
             case ErrorReply(code=code, text=text):
-                if self._untroubled and (code in REFUSALS or (code == STORE_FAILED and text in LIMITS)):
+                if self._untroubled and _is_refusal(answer):
                     return answer
                 return self._doubt(f"error {code}: {text}")
+            case Parted(cause=cause, is_conflict=is_conflict):
+                self._parted += 1 if is_conflict else PARTED_MAX
+                self._contested |= is_conflict
+                self._compared = False
+                self._cause = cause
+                return Look()
             case Violation() if self._untroubled:
                 return answer
             case Violation(reason=reason) | Silence(reason=reason):
@@ -225,7 +272,7 @@ class Save:
             if self._blind % 2:
                 return Look(pause)
         self._sent_at = now + pause
-        return Send(pause)
+        return Send(pause, alone=self._parted >= PARTED_MAX)
 
     def last_position(self, index: int, slot: SlotFound) -> int:
         """Where the save's last event is, when its first one of subject `index` is in the slot: a batch is unbroken."""

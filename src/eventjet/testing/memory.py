@@ -41,7 +41,7 @@ class MemoryReadModels:
 
     async def prepare(self) -> None:
         """Create the tables."""
-        self.database.dialect.enforce_foreign_keys(self.engine.sync_engine)
+        self.database.dialect.prepare_for_handlers(self.engine.sync_engine)
         async with self.engine.begin() as connection:
             await connection.run_sync(create_tables, list(self.app.projections.values()))
 

@@ -96,6 +96,21 @@ class StoreContract:
         assert [record[0] for record in await store.history("thing", "e")] == [last - 2, last - 1]
         assert await store.last("thing", "d") == last
 
+    async def test_of_saves_made_at_once_each_is_stored_whole_or_told_its_own_conflict(self, store: EventStore) -> None:
+        await store.append([write("taken", 0, 0)])
+        names = [("taken" if number in (3, 11) else f"m{number}", f"n{number}") for number in range(24)]
+        saves = [[write(one, 0, 0, new(), new()), write(other, 0, 0)] for one, other in names]
+        results = await asyncio.gather(*map(store.append, saves), return_exceptions=True)
+        for (one, other), result in zip(names, results, strict=True):
+            found = [record[0] for name in (one, other) for record in await store.history("thing", name)]
+            if one == "taken":
+                assert isinstance(result, ConcurrencyConflict)
+                assert "taken" in result.subject
+                assert len(found) == 1
+            else:
+                assert isinstance(result, int)
+                assert found == [result - 2, result - 1, result]
+
     @pytest.mark.parametrize("aggregate_id", ["*", ">", "a.b", "a b", "\x01", "ä", "$JS", "..", "a\r\nb", "=41"])
     async def test_a_hostile_id_reaches_its_own_history_only(self, store: EventStore, aggregate_id: str) -> None:
         await store.append([write("plain", await store.last("thing", "plain"), 0)])

@@ -26,8 +26,8 @@ from eventjet.sql.database import READ_ONLY, Database
 from eventjet.sql.locations import located
 from eventjet.sql.postgres import look_first_in
 from eventjet.workers.notify import Notifier
+from eventjet.writers.driver import driver_of, is_over
 from eventjet.writers.fold_writer import FoldWriter
-from eventjet.writers.sql_writer import driver_of, is_over
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -118,7 +118,7 @@ class Session:
         """
         engine = context.database.engine(f"eventjet {purpose}")
         if by_hand:
-            context.database.dialect.enforce_foreign_keys(engine.sync_engine)
+            context.database.dialect.prepare_for_handlers(engine.sync_engine)
         try:
             session = cls(await engine.connect(), context)
             try:

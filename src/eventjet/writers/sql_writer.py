@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
-import psycopg
-from psycopg.pq import TransactionStatus
 from sqlalchemy import DDL, Connection, Table, TextClause, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -27,7 +26,9 @@ from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.sql.checkpoint import Checkpoint, advance, renew
 from eventjet.sql.dialect import dialect_named, is_transient
 from eventjet.writers.batch import Batch
+from eventjet.writers.driver import driver_of, is_over, is_spoilt
 from eventjet.writers.fold_writer import fenced
+from eventjet.writers.gathering import Gathered, GatheringConnection, RunAgain
 from eventjet.writers.too_long import overlong
 
 _ENDS = re.compile(
@@ -43,13 +44,27 @@ _WENT_ON = (
 )
 
 
+_TRIES = 20
+"""How often the handlers of a batch run again, at most, before their statements are executed one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """What handlers of one connection are given, and what stands behind it."""
+
+    connection: GatheringConnection
+    gathered: Gathered
+
+
 class SqlWriter:
     """Writes the batches of one projection to wherever the connection finds its tables."""
 
     def __init__(self, resolved: ResolvedSql, *, lease_s: float) -> None:
         self._resolved = resolved
         self._lease_s = lease_s
-        self._guard = Guard(resolved)
+        self._asked: set[str] = set()
+        self._guard = Guard(resolved, self._asked)
+        self._held: Hands | None = None
 
     async def write(self, connection: AsyncConnection, held: Checkpoint, batch: Batch) -> None:
         """Advance and run the handlers within the caller's transaction, which must be rolled back on any error.
@@ -63,11 +78,7 @@ class SqlWriter:
         began = time.monotonic()
         await connection.run_sync(self._advance, held, batch)
         if batch.events:
-            self._guard.attach(connection)
-            driver = await driver_of(connection)
-            handlers = self._resolved.handlers
-            for event in batch.events:
-                await self._take(connection, driver, handlers[type(event.data)], event)
+            await self._handle(await self._hands(connection), batch.events)
             if time.monotonic() - began > self._lease_s / 3:
                 await connection.run_sync(renew, held, self._lease_s)
         failpoints.reach("worker.rows_written")
@@ -76,8 +87,37 @@ class SqlWriter:
         if not advance(connection, held, batch.after, batch.last, batch.event_id, self._lease_s):
             raise fenced(connection, held, batch)
 
-    async def _take(self, connection: AsyncConnection, driver: Any, handler: Any, event: Recorded[Any]) -> None:
+    async def _hands(self, connection: AsyncConnection) -> Hands:
+        """The same ones for as long as the connection is the same."""
+        hands = self._held
+        if hands is None or hands.gathered.sync is not connection.sync_connection:
+            self._guard.attach(connection)
+            gathered = Gathered(connection, self._asked, self._guard.allows_later)
+            hands = self._held = Hands(GatheringConnection(connection, gathered), gathered)
+        hands.gathered.driver = await driver_of(connection)
+        return hands
+
+    async def _handle(self, hands: Hands, events: Sequence[Recorded[Any]]) -> None:
+        """Run the handlers: their statements together as long as that will do, and then one by one."""
+        gathered = hands.gathered
+        handlers = self._resolved.handlers
+        for tries_left in range(_TRIES, -1, -1):
+            gathered.begin(together=tries_left > 0 and not gathered.was_refused)
+            try:
+                for event in events:
+                    await self._take(hands, handlers[type(event.data)], event)
+                    if gathered.is_due:
+                        await gathered.send()
+                await gathered.send()
+                break
+            except RunAgain:
+                await gathered.undo()
+            finally:
+                gathered.end()
+
+    async def _take(self, hands: Hands, handler: Any, event: Recorded[Any]) -> None:
         """One event; whatever its handler raises, or leaves behind, names it."""
+        connection, gathered = hands.connection, hands.gathered
         name = str(getattr(handler, "__qualname__", handler))
         guard = self._guard
         error: BaseException | None = None
@@ -87,12 +127,18 @@ class SqlWriter:
                 await handler(event, connection)
         except Exception as raised:  # noqa: BLE001 - whatever a handler raises names its event
             error = raised
-        error = guard.refusal or guard.fault or error
+        if gathered.must_run_again and guard.refusal is None:
+            if is_over(gathered.driver):
+                raise TransactionEnded(self._resolved.name, event.position, name) from error
+            raise RunAgain from error
+        error = guard.refusal or guard.fault or gathered.fault or error
         if error is not None:
+            if guard.refusal is None and not (isinstance(error, DBAPIError) and is_transient(error)):
+                await self._send_before(gathered, error)
             reason = reason_of(error, private=self._resolved.is_private) + guard.more_of(error)
-        elif is_over(driver):
+        elif is_over(gathered.driver):
             raise TransactionEnded(self._resolved.name, event.position, name)
-        elif is_spoilt(driver):
+        elif is_spoilt(gathered.driver):
             reason = _WENT_ON
         elif connection.in_nested_transaction():
             reason = "it left a savepoint open; use `async with connection.begin_nested()`"
@@ -106,6 +152,14 @@ class SqlWriter:
             raise error
         raise HandlerFailed(self._resolved.name, event.position, event.aggregate_id, reason) from error
 
+    async def _send_before(self, gathered: Gathered, error: BaseException) -> None:
+        """Whether an earlier event has failed before the one that raised this error is known when all is sent."""
+        if not is_over(gathered.driver) and not is_spoilt(gathered.driver):
+            try:
+                await gathered.send()
+            except RunAgain as earlier:
+                raise earlier from error
+
 
 class NotAllowed(Exception):
     """A handler tried what it must not do; nothing has happened yet."""
@@ -118,7 +172,9 @@ class Guard:
     that the handler met is told as such, whatever the handler made of it.
     """
 
-    def __init__(self, resolved: ResolvedSql) -> None:
+    def __init__(self, resolved: ResolvedSql, failing: set[str]) -> None:
+        """`failing` is told the statements that failed within a handler."""
+        self._failing = failing
         self._tables = resolved.tables
         self._declared = {table.name for table in resolved.tables}
         self._connection: Connection | None = None
@@ -164,10 +220,18 @@ class Guard:
     def _on_rollback(self, _connection: Connection) -> None:
         self._refuse(f"roll back: {_TOGETHER}")
 
-    def _check_table(self, _connection: Any, statement: Any, *_: Any) -> None:
+    def allows(self, statement: Any) -> bool:
+        """Whether a statement writes to none but the projection's tables, as far as SQLAlchemy knows."""
         table = getattr(statement, "table", None) if isinstance(statement, UpdateBase) else None
-        if isinstance(table, Table) and (table.schema is not None or table.name not in self._declared):
-            self._refuse(f"write to {table.fullname!r}, which is not among the projection's tables")
+        return not isinstance(table, Table) or (table.schema is None and table.name in self._declared)
+
+    def allows_later(self, statement: Any) -> bool:
+        """Whether a statement may be executed later: not after a refusal, which has the batch rolled back."""
+        return self.refusal is None and self.allows(statement)
+
+    def _check_table(self, _connection: Any, statement: Any, *_: Any) -> None:
+        if not self.allows(statement):
+            self._refuse(f"write to {statement.table.fullname!r}, which is not among the projection's tables")
 
     def _check_text(
         self, _connection: Any, _cursor: Any, statement: str, _parameters: Any, context: Any, _many: bool
@@ -180,9 +244,11 @@ class Guard:
         error = context.sqlalchemy_exception
         if self._handler is None or not isinstance(error, DBAPIError):
             return
-        if self.fault is None and is_transient(error):
-            self.fault = error
-        elif dialect_named(context.dialect.name).is_too_long(error):
+        if is_transient(error):
+            self.fault = self.fault or error
+            return
+        self._failing.add(str(context.statement))  # sent with others it would fail where nobody expects it
+        if dialect_named(context.dialect.name).is_too_long(error):
             running = context.execution_context
             compiled = getattr(running, "compiled", None)
             given = running.compiled_parameters if compiled is not None else context.parameters
@@ -193,18 +259,3 @@ def _is_by_hand(context: Any) -> bool:
     """Whether the statement's text is the application's own; SQLAlchemy's, for `begin_nested`, may be a savepoint."""
     compiled = getattr(context, "compiled", None)
     return compiled is None or isinstance(compiled.statement, TextClause | DDL)
-
-
-async def driver_of(connection: AsyncConnection) -> Any:
-    return (await connection.get_raw_connection()).driver_connection
-
-
-def is_over(driver: Any) -> bool:
-    if isinstance(driver, psycopg.AsyncConnection):
-        return driver.info.transaction_status == TransactionStatus.IDLE
-    return not driver.in_transaction
-
-
-def is_spoilt(driver: Any) -> bool:
-    """Whether nothing but a rollback is possible: PostgreSQL would answer a commit with one, and say nothing."""
-    return isinstance(driver, psycopg.AsyncConnection) and driver.info.transaction_status == TransactionStatus.INERROR

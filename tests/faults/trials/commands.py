@@ -25,6 +25,8 @@ from tests.faults.tally import Tally, tally_app
 
 STORED, UNKNOWN, REFUSED, LOOKED, STRANGE = "stored", "unknown", "refused", "looked", "strange"
 """What a command can be told. `strange`: an error that is none of eventjet's."""
+OF_ONE_CONNECTION = 3
+"""Writers."""
 STARTS_S = 60.0
 ENDS_S = 60.0
 BACKOFF_S = 0.05
@@ -76,7 +78,10 @@ class Said:
 
 @dataclass(slots=True)
 class Commands:
-    """In a `with` block writers write, each over a connection of its own, from a thread of their own."""
+    """In a `with` block writers write from a thread of their own, some of them over each connection.
+
+    So saves of several events share batches, and connections are rivals.
+    """
 
     settings: Settings
     app: str
@@ -168,10 +173,11 @@ class Commands:
             if self.proxied:
                 self.proxy = await stack.enter_async_context(NatsProxy(settings.servers[0]))
                 settings = settings.with_overrides({"servers": (self.proxy.url,)})
-            opened = [tally_app(self.app).connect(settings) for _ in range(self.writers)]
+            connections = -(-self.writers // OF_ONE_CONNECTION)
+            opened = [tally_app(self.app).connect(settings) for _ in range(connections)]
             jets = [await stack.enter_async_context(one) for one in opened]
             self._started.set()
-            await asyncio.gather(*(self._write(jet, number) for number, jet in enumerate(jets)))
+            await asyncio.gather(*(self._write(jets[number % connections], number) for number in range(self.writers)))
 
     async def _write(self, jet: Jet, writer: int) -> None:
         chance = random.Random(f"{self.seed}/{writer}")

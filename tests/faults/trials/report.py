@@ -10,14 +10,16 @@ from tests.faults.trials.trial import Options, Scenario
 from tests.faults.trials.verdict import Figures
 
 SHOWN = (
-    "commands", "acked", "unknown", "unsettled", "refused", "lost", "twice", "wrong", "stale", "torn", "gaps", "models",
+    "commands", "acked", "shared", "unknown", "unsettled", "refused", "lost", "twice", "wrong", "stale", "torn", "gaps",
+    "models",
 )  # fmt: skip
 MUST_BE_ZERO = ("lost", "twice", "wrong", "stale", "torn", "gaps", "models")
 HEAD = """# Faults: seed {seed}
 
 {machine}. `python -m tests.faults --seed {seed} --rounds {rounds} --seconds {seconds:g} --only NAME` repeats one.
 
-- acked: saves that were called stored; unknown: answers `OutcomeUnknown`, settled later by `resolve` or by the same
+- acked: saves that were called stored; shared: those in the log that shared a batch; unknown: answers
+  `OutcomeUnknown`, settled later by `resolve` or by the same
   command again, but for those unsettled; refused: any other error, after which nothing may be stored.
 - lost: acked and not in the log; twice: in the log more than once; wrong: any other answer that the log contradicts;
   stale: a decision without events on an older state than one acked before; torn: batches of which the

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from eventjet.codec.envelope import Decoder, RawRecord
+from eventjet.codec.decoder import Decoder
+from eventjet.codec.envelope import SAVE, RawRecord, header, save_of
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import ApiRefused
 from eventjet.nats.api import stream_info
@@ -40,6 +41,8 @@ class Figures:
     """Decisions that recorded nothing, on a state older than one acknowledged before they began."""
     torn: int = 0
     """Saves that the server has kept a part of; `wrong` unless they were called unknown."""
+    shared: int = 0
+    """Saves in the log that shared their batch with others."""
     gaps: int = 0
     models: int = 0
     """Read models that do not equal the log, and say nothing of it."""
@@ -61,7 +64,8 @@ class Figures:
 
 
 COUNTED = (
-    "commands", "acked", "unknown", "unsettled", "refused", "lost", "twice", "wrong", "stale", "torn", "gaps", "models",
+    "commands", "acked", "unknown", "unsettled", "refused", "lost", "twice", "wrong", "stale", "torn", "shared", "gaps",
+    "models",
 )  # fmt: skip
 
 
@@ -83,6 +87,7 @@ def judge_log(said: Sequence[Said], records: Sequence[RawRecord], decode: Decode
         unknown=sum(one.was_unknown for one in said),
         unsettled=sum(one.answer == UNKNOWN for one in said),
         refused=sum(one.answer == REFUSED for one in said),
+        shared=len({save_of(record[3]) for record in records if header(record[3], SAVE)}),
     )
     events = [one for record in records if (one := decode(record)) is not None]
     found: dict[int, list[Recorded[Any]]] = {}

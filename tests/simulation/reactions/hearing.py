@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from eventjet.codec.envelope import Decoder
+from eventjet.codec.decoder import Decoder
 from eventjet.cursors.cursor import PAUSED
 from eventjet.domain.parked import BLOCKED
 from eventjet.domain.recorded import Recorded

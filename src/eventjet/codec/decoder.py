@@ -1,0 +1,320 @@
+"""`Decoder`: what a record of the log says, made an event, once and by every engine alike.
+
+Headers are written in one order, and read by their two ends where they are in it: nothing is cut out that nobody asks
+for. Others, and other orders, are put in order first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from eventjet.codec.catalog import Catalog, Resolved
+from eventjet.codec.envelope import (
+    ENCODING,
+    EXPECTED,
+    MSG_ID,
+    RECORDED_AT,
+    SCHEMA,
+    TYPE,
+    VERSION,
+    RawRecord,
+    brief,
+    command_of,
+    header,
+    metadata_of,
+    number_of,
+    recorded_at,
+    stored_time,
+    told_time,
+    undecodable,
+)
+from eventjet.codec.reasons import reason_of
+from eventjet.codec.subjects import entity_of
+from eventjet.codec.voids import reason_in, voided_by
+from eventjet.domain.history import VOID, Link
+from eventjet.domain.recorded import Recorded, Rest, recorded
+from eventjet.errors import CodecError, UnknownEvent
+
+if TYPE_CHECKING:
+    from eventjet.codec.chain import Chain
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MSG_ID, _EXPECTED, _TYPE, _SCHEMA, _VERSION = (
+    f"{name}: ".encode() for name in (MSG_ID, EXPECTED, TYPE, SCHEMA, VERSION)
+)
+_TYPE_LINE, _VERSION_LINE, _EXPECTED_LINE = (b"\r\n" + name for name in (_TYPE, _VERSION, _EXPECTED))
+_ENCODING_LINE, _TOLD_TIME = (f"\r\n{name}: ".encode() for name in (ENCODING, RECORDED_AT))
+_ID_START = b"NATS/1.0\r\n" + _MSG_ID
+_BLOCK_END = b"\r\n\r\n"
+_TIMES_END_NS = 253_402_300_800 * 10**9
+"""When Python's times end."""
+_KINDS_MAX = 10_000
+_link: Callable[[type[Link], tuple[Any, ...]], Link] = cast("Any", tuple).__new__
+"""Makes a `Link` in half the time."""
+
+_Kind: TypeAlias = tuple[Callable[[bytes], Any] | None, str | None, int]
+"""(how the body is read, None for what is passed over; whose event it is; version)."""
+_Told: TypeAlias = tuple[Callable[[bytes], Any] | None, str | None, int, int, int | None, bool]
+"""As `_Kind`, and the position that it was written after at the latest, the one that it says, and whether that is all
+that it tells."""
+
+
+class Decoder:
+    """Turns records into recorded events, of the classes in `only` when given.
+
+    Returns None for what the log declares void, as far as its catalog knows or a record read before said so,
+    for a declared event outside `only`, for a retired one, and for what does not tell a declared type on the subject
+    of an aggregate that has no event in `only`. Raises `UnknownEvent` and `UndecodableEvent`, which carry
+    position and bytes. With a `chain`, which takes the records of a log in order, an event that does not follow the one
+    before it on its subject is undecodable as well; asking for that one raises `StoreUnavailable` and `Unreachable`.
+    """
+
+    __slots__ = ("_catalog", "_chain", "_kinds", "_known", "_only", "_own", "_voids")
+
+    def __init__(self, catalog: Catalog, only: Collection[type] | None = None, chain: Chain | None = None) -> None:
+        self._catalog = catalog
+        self._chain = chain
+        self._only = None if only is None else frozenset(only)
+        self._own = None if only is None else catalog.aggregates_of(only)
+        self._known: dict[tuple[bytes, bytes], Resolved | None] = {}
+        self._kinds: dict[bytes, _Kind] = {}
+        """By what a block says from its type on, where that ends with the version."""
+        self._voids = catalog.voids
+
+    def expect(self, records: Sequence[RawRecord]) -> None:
+        """Say what is decoded next, so that its chain looks up at once what all of it follows."""
+        if self._chain is not None:
+            self._chain.expect(records)
+
+    def __call__(self, record: RawRecord) -> Recorded[Any] | None:
+        position, time_ns, subject, block, body = record
+        chain = self._chain
+        follows = is_told = True
+        try:
+            if position in self._voids:
+                return self._pass_over(record)
+            # Nearly all blocks are like this, so it is written out: see `_usual`.
+            head, _, kind = block.partition(_TYPE_LINE)
+            digits = head.partition(_EXPECTED_LINE)[2]
+            if (
+                kind in self._kinds
+                and digits.isdigit()
+                and head.count(b"\r") == 2
+                and head.startswith(_ID_START)
+                and head.isascii()
+            ):
+                decode, owner, version = self._kinds[kind]
+                before = expected = int(digits)
+                is_plain = True
+            else:
+                decode, owner, version, before, expected, is_plain = self._usual(record) or self._told(record)
+            if decode is None:
+                return self._pass_over(record)
+            aggregate, aggregate_id = entity_of(subject)
+            if aggregate != owner and owner is not None:
+                raise undecodable(record, _misplaced(owner, aggregate))
+            if not 0 < version <= before + 1 <= position:
+                raise undecodable(record, _out_of_line(version, before, position))
+            if chain is not None:
+                follows = chain.follows(subject, position, version, expected)
+            data = decode(body)
+            is_told = (not is_plain and _TOLD_TIME in block) or not 0 <= time_ns < _TIMES_END_NS
+            at = recorded_at(record) if is_told else _EPOCH
+        except Exception as error:
+            self._pass_over(record)
+            if isinstance(error, CodecError):
+                raise
+            # Whoever wrote it wrote anything: nothing but the record may be to blame, and it has to be named.
+            raise undecodable(record, reason_of(error, private=self._catalog.is_private)) from error
+        if chain is not None and not follows and (fault := chain.fault(record, version, expected)):
+            raise undecodable(record, fault)
+        if is_told:
+            _, event_id, command_id, metadata = _read_rest(0, block)
+            return Recorded(data, aggregate_id, version, position, at, event_id, aggregate, command_id, metadata)
+        return recorded(data, aggregate_id, version, position, aggregate, _read_rest, time_ns, block)
+
+    def _pass_over(self, record: RawRecord) -> None:
+        if self._chain is not None:
+            self._chain.skip(record)
+
+    def link(self, record: RawRecord) -> Link:
+        """As a call, but only what folding one aggregate's history takes."""
+        position, _, subject, block, body = record
+        if position in self._voids:
+            return Link(number_of(block, VERSION) or 0, position, VOID, None, None)
+        try:
+            decode, owner, version, before, expected, is_plain = self._usual(record) or self._told(record, always=True)
+            if owner is not None:
+                aggregate, _ = entity_of(subject)
+                if aggregate != owner:
+                    raise undecodable(record, _misplaced(owner, aggregate))
+            if not 0 < version <= before + 1 <= position:
+                raise undecodable(record, _out_of_line(version, before, position))
+            data = None if decode is None else decode(body)
+            if expected in self._voids:
+                expected = None
+            if is_plain:
+                return _link(Link, (version, position, expected, None, data))
+            if _TOLD_TIME in block:
+                told_time(record, RECORDED_AT, _EPOCH)
+            return Link(version, position, expected, command_of(block), data)
+        except CodecError:
+            raise
+        except Exception as error:
+            raise undecodable(record, reason_of(error, private=self._catalog.is_private)) from error
+
+    def _usual(self, record: RawRecord) -> _Told | None:
+        """What the headers tell where they are in the order they are written in, of a type met before; or None."""
+        position, _, _, block, _ = record
+        head, _, kind = block.partition(_TYPE_LINE)
+        is_plain = True
+        known = self._kinds.get(kind)
+        if known is None:
+            end = kind.find(b"\r\n", kind.find(_VERSION_LINE) + 14)
+            front, more = kind[:end], kind[end:]
+            known = self._kinds.get(front) or self._learn(front)
+            is_plain = b"E" not in more  # neither `Ej-…` nor `Nats-Expected-…`
+            if known is None or not more.endswith(_BLOCK_END) or (not is_plain and _ENCODING_LINE in more):
+                return None
+            if more == _BLOCK_END and len(self._kinds) < _KINDS_MAX:
+                self._kinds[kind] = known
+        decode, owner, version = known
+        count = head.count(b"\r")
+        if not (0 < count < 3 and head.startswith(_ID_START) and head.isascii()):
+            return None
+        if count == 1:  # a later event of a save, or one that others wrote
+            return decode, owner, version, position - 1, None if is_plain else number_of(block, EXPECTED), is_plain
+        digits = head.partition(_EXPECTED_LINE)[2]
+        if not digits.isdigit():
+            return None
+        before = int(digits)
+        return decode, owner, version, before, before, is_plain
+
+    def _learn(self, front: bytes) -> _Kind | None:
+        """What type, schema and version come to; None where these are not what is there, or were never looked up."""
+        named, _, digits = front.partition(_VERSION_LINE)
+        type_name, _, schema = named.partition(b"\r\n")
+        key = _TYPE + type_name, schema
+        if key not in self._known or not digits.isdigit() or len(digits) > 18:
+            return None
+        resolved = self._known[key]
+        decode, owner = (None, None) if resolved is None else (resolved.decode, resolved.aggregate)
+        found = decode, owner, int(digits)
+        if len(self._kinds) < _KINDS_MAX:
+            self._kinds[front] = found
+        return found
+
+    def _told(self, record: RawRecord, *, always: bool = False) -> _Told:
+        """What the headers tell, in whatever order; of what is passed over only `always`."""
+        position, _, _, block, _ = record
+        resolved, lines, at = self._look_up(record)
+        if resolved is None and not always:
+            return None, None, 0, 0, None, True
+        lines[1].decode()
+        digits = lines[at + 2][12:]
+        version = int(digits)
+        before = int(lines[2][37:]) if at == 3 else position - 1
+        if not digits.isdigit():
+            raise undecodable(record, _out_of_line(version, before, position))
+        is_plain = len(lines) == at + 5
+        expected = before if at == 3 else None if is_plain else number_of(block, EXPECTED)
+        decode, owner = (None, None) if resolved is None else (resolved.decode, resolved.aggregate)
+        return decode, owner, version, before, expected, is_plain
+
+    def _look_up(self, record: RawRecord) -> tuple[Resolved | None, list[bytes], int]:
+        """How to read a record, its headers in the order they are written in, and where its type is among them."""
+        block = record[3]
+        lines = block.split(b"\r\n")
+        # Nearly every block holds nothing but id, expectation, type, schema and version, each in its place.
+        try:
+            if lines[-1] or lines[-2]:
+                raise KeyError("no end")
+            at = 3 if lines[2][:37] == _EXPECTED else 2
+            resolved = self._known[lines[at], lines[at + 1]]
+            if lines[1][:13] != _MSG_ID or lines[at + 2][:12] != _VERSION:
+                raise KeyError("another order")
+        except (IndexError, KeyError):
+            lines = _in_order(lines)
+            at = 3 if lines[2][:37] == _EXPECTED else 2
+            resolved = self._resolve(lines[at : at + 3], record)
+        if (
+            resolved is not None
+            and len(lines) > at + 5
+            and _ENCODING_LINE in block
+            and (name := header(block, ENCODING)) != "json"
+        ):
+            raise undecodable(record, f"its encoding is {brief(name)!r}")
+        return resolved, lines, at
+
+    def _resolve(self, kind: Sequence[bytes], record: RawRecord) -> Resolved | None:
+        """Look up what (type, schema, version) announce; what raises is not remembered."""
+        position, block, body = record[0], record[3], record[4]
+        voided = voided_by(record[2])
+        if voided is not None:
+            if voided < position:
+                self._voids.setdefault(voided, reason_in(body))
+            return None
+        if block and not block.endswith(_BLOCK_END):
+            # A direct get would not even give it as it is stored.
+            return self._untold(record, undecodable(record, "its headers do not end in an empty line"))
+        type_name, schema = (line.partition(b": ")[2].decode("utf-8", "replace") for line in kind[:2])
+        declared = self._catalog.named(type_name)
+        resolved: Resolved | None = None
+        if declared is None and not self._catalog.is_retired(type_name):
+            return self._untold(record, _strange(record, kind, type_name, schema))
+        if declared is not None and (self._only is None or declared.event_type in self._only):
+            if not all(kind) or not _is_schema(schema):
+                raise _strange(record, kind, type_name, schema)
+            resolved = self._catalog.resolve(type_name, int(schema))
+            if resolved is None:
+                raise UnknownEvent(brief(type_name), int(schema), position, body)
+        if len(self._known) < _KINDS_MAX:
+            self._known[kind[0], kind[1]] = resolved
+        return resolved
+
+    def _untold(self, record: RawRecord, error: CodecError) -> None:
+        """Raise for a record that does not say which event it is, unless it is on a subject of other events."""
+        names = record[2].split(b".", 2)
+        if self._own is None or len(names) < 2 or names[1].decode("utf-8", "replace") in self._own:
+            raise error
+
+
+def _in_order(lines: Sequence[bytes]) -> list[bytes]:
+    """Headers as they are written here, of which id, type, schema and version are empty where they are missing."""
+    named: dict[bytes, bytes] = {}
+    for line in lines[1:]:
+        name, colon, _ = line.partition(b": ")
+        named.setdefault(name + colon, line)
+    first = [named.pop(_MSG_ID, b""), *([named.pop(_EXPECTED)] if _EXPECTED in named else ())]
+    kind = [named.pop(start, b"") for start in (_TYPE, _SCHEMA, _VERSION)]
+    return [lines[0], *first, *kind, *filter(None, named.values()), b"", b""]
+
+
+def _strange(record: RawRecord, kind: Sequence[bytes], type_name: str, schema: str) -> CodecError:
+    """Why a record is no declared event."""
+    if not all(kind):
+        return undecodable(record, "it lacks Ej-Type, Ej-Schema or Ej-Version")
+    if not _is_schema(schema):
+        return undecodable(record, f"its schema is {brief(schema)!r}")
+    return UnknownEvent(brief(type_name), int(schema), record[0], record[4])
+
+
+def _is_schema(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 9
+
+
+def _misplaced(owner: str, aggregate: str) -> str:
+    return f"its type belongs to the aggregate {owner!r}, and its subject to {aggregate!r}"
+
+
+def _out_of_line(version: int, before: int, position: int) -> str:
+    if not 0 < version <= position:
+        return f"its version is {version}, at position {position}"
+    return f"its version is {version}, and it was written after position {before}"
+
+
+def _read_rest(time_ns: int, block: bytes) -> Rest:
+    """What a `Recorded` is asked for late, of a record with no other time than the server's."""
+    return stored_time(time_ns), header(block, MSG_ID) or "", *metadata_of(block)

@@ -1,0 +1,247 @@
+"""Records on their way to the task that folds them: read in pieces, packed in parcels by partition, and opened there.
+
+A parcel holds records of one partition in the order of the log, as bytes that Spark carries and sorts without looking
+into them: a few rows of some hundred kilobytes instead of a row of five columns for every event. A parcel is filled
+from positions that were read one after the other without a gap, so parcels of a partition do not overlap, and sorted by
+their first position they are in the order of the log, in whatever order their files were read.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeAlias
+from zlib import crc32
+
+from pyspark.sql import DataFrame, SparkSession
+
+from eventjet.archive.reading import ArchiveReader
+from eventjet.codec.chain import chained
+from eventjet.codec.envelope import RawRecord
+from eventjet.collecting import uncollected
+from eventjet.errors import CodecError, ProjectionError
+from eventjet.nats.ranges import Range, read_range
+from eventjet.projections.app_ref import AppRef
+from eventjet.projections.row_codec import ColumnValues
+from eventjet.rebuild.folding import Tokens, fold_of
+from eventjet.spark.columns import arrow_schema, pyarrow, records_of
+from eventjet.spark.options import LogOptions
+from eventjet.spark.source import BATCH
+from eventjet.store.earlier import EarlierRecords
+
+PARCEL_BYTES = 1_000_000
+"""Of a parcel before it is compressed, unless a single record is larger."""
+_HELD_BYTES = (1_000_000, 32_000_000)
+"""What a task holds before it hands all of it over, at least and at most; between them `_SHARE_BYTES` a partition."""
+_SHARE_BYTES = 500_000
+
+CONF = {"spark.sql.execution.arrow.maxBytesPerBatch": "4000000"}
+"""Of a session while it carries parcels: by default ten thousand rows may go to a Python worker at once."""
+
+_COLUMNS = {
+    "partition": "int",
+    "position": "bigint",
+    "events": "bigint",
+    "size": "bigint",
+    "records": "binary",
+    "fault": "string",
+}
+_PARCELS = ", ".join(f"{name} {ddl}" for name, ddl in _COLUMNS.items())
+"""Of a parcel: where it goes, the position of its first record, how many events of the log it accounts for, and its
+records with their size before they were compressed. One without records tells what a task read, or why it could not."""
+
+_CODEC = "lz4"
+
+Reader: TypeAlias = Callable[[Iterator[Any]], Iterator[list[RawRecord]]]
+"""Makes records of what Spark hands to a task, some at a time; the positions of a list follow each other."""
+
+
+class ToldError(Exception):
+    """A fault that an earlier task met and passed on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPieces:
+    """Reads the pieces whose numbers it is given; on every try the same records, or an error."""
+
+    options: LogOptions
+    pieces: tuple[Range, ...]
+    archive: ArchiveReader | None = None
+    archived: int = 0
+    """What begins at or before this position is read from the archive, and ends there."""
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[list[RawRecord]]:
+        for batch in batches:
+            chosen: list[int] = batch.column(0).to_pylist()
+            for number in chosen:
+                yield from self._records(self.pieces[number])
+
+    def _records(self, piece: Range) -> Iterator[list[RawRecord]]:
+        if self.archive is not None and piece.start <= self.archived:
+            return self.archive.records(piece.start, piece.end, batch=BATCH)
+        options = self.options
+        return read_range(options.endpoint(), options.stream, piece.start, piece.end, batch=BATCH)
+
+
+def read_columns(batches: Iterator[Any]) -> Iterator[list[RawRecord]]:
+    """The records of a frame in the source's `SCHEMA`, whose files come in any order, several in one batch."""
+    for batch in batches:
+        for start in range(0, batch.num_rows, BATCH):
+            records = list(records_of(batch.slice(start, BATCH)))
+            begun = 0
+            for number, (before, after) in enumerate(pairwise(records), 1):
+                if after[0] != before[0] + 1:
+                    yield records[begun:number]
+                    begun = number
+            yield records[begun:]
+
+
+def numbers(spark: SparkSession, count: int) -> DataFrame:
+    """A row and a task for each piece of `ReadPieces`."""
+    return spark.range(0, count, 1, count)
+
+
+def shuffled(packed: DataFrame, partitions: int) -> DataFrame:
+    """Parcels where they belong, in the order of the log."""
+    return packed.repartitionById(partitions, "partition").sortWithinPartitions("position")
+
+
+@dataclass(frozen=True, slots=True)
+class PackByAggregate:
+    """Packs records by the id of their aggregate, which the subject tells without decoding."""
+
+    read: Reader
+    partitions: int
+
+    def over(self, frame: Any) -> DataFrame:
+        return frame.mapInArrow(self, _PARCELS)
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        packer = _Packer(self.partitions)
+        partitions = self.partitions
+        with uncollected():
+            for records in self.read(batches):
+                yield from packer.begun(records)
+                held = packer.held
+                for record in records:
+                    subject = record[2]
+                    # The id alone is the key, so the aggregates of one id have to meet.
+                    held[crc32(subject[subject.rfind(b".") + 1 :]) % partitions].append(record)
+                yield from packer.took(records)
+            yield from packer.emptied()
+
+
+@dataclass(frozen=True, slots=True)
+class PackByKey:
+    """Packs each record with the tokens of the keys its event touches, once for each."""
+
+    read: Reader
+    partitions: int
+    app: AppRef
+    projection: str
+    dialect: ColumnValues
+    options: LogOptions
+    """How to reach the log."""
+    voids: Mapping[int, str]
+
+    def over(self, frame: Any) -> DataFrame:
+        return frame.mapInArrow(self, _PARCELS)
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        packer = _Packer(self.partitions, accounts=False)
+        try:
+            with self.options.earlier() as earlier:
+                yield from self._packed(batches, packer, earlier)
+        except (CodecError, ProjectionError) as error:
+            yield _batch([_told(fault=str(error))])
+
+    def _packed(self, batches: Iterator[Any], packer: _Packer, earlier: EarlierRecords) -> Iterator[Any]:
+        app = self.app.load()
+        resolved = fold_of(app, self.projection)
+        decode = chained(app.catalog.of_log(self.voids), resolved.events, earlier)
+        tokens_of = Tokens(resolved, self.dialect)
+        seen = 0
+        for records in self.read(batches):
+            seen += len(records)
+            yield from packer.begun(records)
+            decode.expect(records)
+            for record in records:
+                event = decode(record)
+                for token in tokens_of(event) if event is not None else ():
+                    packer.held[crc32(token.encode()) % self.partitions].append((token, record))
+                    # One event may touch thousands of keys, and go out in several parcels: the keys differ.
+                    yield from packer.took((record,))
+        yield from packer.emptied()
+        yield _batch([_told(events=seen)])
+
+
+def opened(batches: Iterator[Any]) -> Iterator[tuple[int, list[Any]]]:
+    """(how many events it accounts for, its records, with their tokens where they are packed by key) of each parcel.
+
+    Raises `ToldError`.
+    """
+    arrow = pyarrow()
+    for batch in batches:
+        for number in range(batch.num_rows):
+            _, _, events, size, records, fault = (column[number] for column in batch.columns)
+            if fault.is_valid:
+                raise ToldError(fault.as_py())
+            packed = b"" if not records.is_valid else arrow.decompress(records.as_buffer(), size.as_py(), _CODEC)
+            yield events.as_py(), marshal.loads(packed) if packed else []  # noqa: S302 - our own tasks made it
+
+
+class _Packer:
+    """Records by partition, until there are enough of them to send."""
+
+    def __init__(self, partitions: int, *, accounts: bool = True) -> None:
+        least, most = _HELD_BYTES
+        self.held: list[list[Any]] = [[] for _ in range(partitions)]
+        """For each partition what it has coming; whoever adds to them says so by `took`."""
+        self._held_max = min(max(least, partitions * _SHARE_BYTES), most)
+        self._held_bytes = 0
+        self._accounts = accounts
+        self._last = 0
+
+    def begun(self, records: Sequence[RawRecord]) -> Iterator[Any]:
+        """Send what is held, unless these records follow it without a gap."""
+        if records[0][0] != self._last + 1:
+            yield from self.emptied()
+        self._last = records[-1][0]
+
+    def took(self, records: Sequence[RawRecord]) -> Iterator[Any]:
+        """Count what was added, and send all where that is enough."""
+        self._held_bytes += sum([len(subject) + len(headers) + len(body) for _, _, subject, headers, body in records])
+        if self._held_bytes >= self._held_max:
+            yield from self.emptied()
+
+    def emptied(self) -> Iterator[Any]:
+        rows = [row for partition, held in enumerate(self.held) if held for row in self._parcels(partition, held)]
+        self.held = [[] for _ in self.held]
+        self._held_bytes = 0
+        if rows:
+            yield _batch(rows)
+
+    def _parcels(self, partition: int, held: list[Any]) -> Iterator[dict[str, Any]]:
+        """One, or two halves' where it is too large."""
+        packed = marshal.dumps(held, 2)
+        if len(packed) > PARCEL_BYTES and len(held) > 1:
+            middle = len(held) // 2
+            for half in (held[:middle], held[middle:]):
+                yield from self._parcels(partition, half)
+            return
+        position = held[0][0] if self._accounts else held[0][1][0]
+        squeezed = pyarrow().compress(packed, _CODEC, asbytes=True)
+        events = len(held) if self._accounts else 0
+        yield _told(partition=partition, position=position, events=events, size=len(packed), records=squeezed)
+
+
+def _told(**told: int | str | bytes) -> dict[str, Any]:
+    """One row of `_PARCELS`."""
+    row: dict[str, Any] = {"partition": 0, "position": 0, "events": 0, "size": 0, "records": None, "fault": None}
+    return {**row, **told}
+
+
+def _batch(rows: Iterable[Mapping[str, Any]]) -> Any:
+    return pyarrow().RecordBatch.from_pylist(list(rows), schema=arrow_schema(_COLUMNS))

@@ -1,0 +1,105 @@
+"""The JetStream store over the simulated server, with whatever a test puts between the two."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+
+from eventjet.codec.catalog import EncodedEvent
+from eventjet.domain.identity import new_event_id
+from eventjet.errors import StoreUnavailable
+from eventjet.nats.protocol import Frame
+from eventjet.store.store import Append, NewEvent
+from tests.simulation.store import SimulatedClient, SimulatedStore, frame
+
+REQUEST_S = 0.25
+SAVE_S = 0.4
+SLACK_S = 15.0
+"""For a machine that is busy with other tests."""
+LATEST_S = SAVE_S + REQUEST_S + SLACK_S
+
+PATIENT_S = 30.0
+
+Interference = Callable[[str, bytes], bytes | None]
+"""(subject, payload) → what is answered, None for the true answer; may raise `StoreUnavailable`, `Forbidden`."""
+
+
+def writes(*counts: int, expected: int = 0) -> list[Append]:
+    """A save of some aggregates with so many events each."""
+    return [
+        Append("thing", f"t-{number}", expected, 0, tuple(event() for _ in range(count)))
+        for number, count in enumerate(counts)
+    ]
+
+
+def event() -> NewEvent:
+    return NewEvent(new_event_id(), EncodedEvent("thing.happened", 1, b"{}"))
+
+
+class DisturbedClient(SimulatedClient):
+    """The simulated server, reached through whatever a test puts between."""
+
+    before: Sequence[Interference] = ()
+    """Instead of the server: the request does not reach it."""
+    sent = ""
+    """The subjects of the request under way."""
+    after: Sequence[Interference] = ()
+    """Once the server has done what was asked."""
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        headers: bytes = b"",
+        timeout_s: float | None = None,
+        before: Collection[tuple[str, bytes, bytes]] = (),
+    ) -> Frame:
+        self.sent = " ".join([*(each[0] for each in before), subject])
+        for interfere in self.before:
+            instead = interfere(subject, payload)
+            if instead is not None:
+                return await self._answer(instead, timeout_s)
+        answer = await super().request(subject, payload, headers, timeout_s, before)
+        for interfere in self.after:
+            instead = interfere(subject, payload)
+            if instead is not None:
+                return await self._answer(instead, timeout_s)
+        return answer
+
+    async def _answer(self, instead: bytes, timeout_s: float | None) -> Frame:
+        if instead == SILENCE:
+            await asyncio.sleep(timeout_s or self.timeout_s)
+            raise StoreUnavailable("A request", "no answer")
+        return frame(instead)
+
+
+SILENCE = b"(silence)"
+
+
+def disturbed(replicas: int = 1) -> tuple[SimulatedStore, DisturbedClient]:
+    store = SimulatedStore("shop", replicas=replicas, save_timeout_s=SAVE_S)
+    client = DisturbedClient(store.wire, REQUEST_S)
+    store.reach(client)
+    return store, client
+
+
+def publishes(answer: bytes) -> Interference:
+    """Only what goes to the log is disturbed."""
+    return lambda subject, _: answer if subject.startswith("shop.") else None
+
+
+def everything(answer: bytes) -> Interference:
+    return lambda subject, _: answer
+
+
+def once(interfere: Interference) -> Interference:
+    """The first time only."""
+    left = [interfere]
+
+    def first(subject: str, payload: bytes) -> bytes | None:
+        answer = left[0](subject, payload) if left else None
+        if answer is not None:
+            left.clear()
+        return answer
+
+    return first

@@ -1,0 +1,111 @@
+"""Records packed for Spark's shuffle: all of them arrive, where they belong, in order, in pieces of a bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventjet.codec.envelope import RawRecord
+from eventjet.spark import parcels
+from eventjet.spark.columns import arrow_batch
+from eventjet.spark.parcels import PARCEL_BYTES, PackByAggregate, ToldError, opened, read_columns
+
+Row = dict[str, Any]
+
+
+def record(position: int, subject: bytes, body: bytes = b"{}") -> RawRecord:
+    return position, 1_700_000_000_000_000_000 + position, subject, b"NATS/1.0\r\n\r\n", body
+
+
+def packed(batches: Sequence[Sequence[RawRecord]], partitions: int) -> list[Row]:
+    """The rows that a task hands over which reads these batches."""
+
+    def read(_: Iterator[Any]) -> Iterator[list[RawRecord]]:
+        return (list(batch) for batch in batches)
+
+    rows: list[Row] = []
+    for batch in PackByAggregate(read, partitions)(iter(())):
+        rows += batch.to_pylist()
+    return rows
+
+
+def arrived(rows: Sequence[Row], partition: int) -> list[RawRecord]:
+    """What the task of a partition gets, sorted as Spark sorts it."""
+    own = sorted((row for row in rows if row["partition"] == partition), key=lambda row: row["position"])
+    batch = parcels._batch(own)  # pyright: ignore[reportPrivateUsage]  as tasks make it
+    pieces = list(opened(iter([batch])))
+    assert all(events == len(records) for events, records in pieces)
+    return [one for _, records in pieces for one in records]
+
+
+SUBJECTS = st.sampled_from([f"app.{kind}.{number}".encode() for kind in ("a", "b") for number in range(20)])
+
+
+@given(
+    st.lists(st.tuples(SUBJECTS, st.binary(max_size=50)), max_size=200),
+    st.integers(1, 7),
+    st.integers(1, 50),
+    st.randoms(use_true_random=False),
+    st.integers(1, 100),
+)
+def test_every_record_arrives_once_with_its_id_and_in_the_order_of_the_log(
+    given_: list[tuple[bytes, bytes]], partitions: int, file: int, chance: Random, batch: int
+) -> None:
+    log = [record(position, subject, body) for position, (subject, body) in enumerate(given_, 1)]
+    files = [log[at : at + file] for at in range(0, len(log), file)]
+    # Spark gives a task the files of an archive by their size.
+    chance.shuffle(files)
+    read = [one for records in files for one in records]
+    arrow = [arrow_batch(read[at : at + batch]) for at in range(0, len(read), batch)]
+    rows = packed(list(read_columns(iter(arrow))), partitions)
+    found = {partition: arrived(rows, partition) for partition in range(partitions)}
+    assert sorted(one for records in found.values() for one in records) == log
+    assert all(records == sorted(records) for records in found.values())
+    homes: dict[bytes, set[int]] = {}
+    for partition, records in found.items():
+        for one in records:
+            homes.setdefault(one[2].rpartition(b".")[2], set()).add(partition)
+    assert all(len(partitions_of_id) == 1 for partitions_of_id in homes.values())
+
+
+def test_a_parcel_is_no_larger_than_its_bound_or_than_one_record() -> None:
+    large = 300_000
+    log = [record(position, b"app.a.1", bytes(large)) for position in range(1, 41)]
+    log.append(record(41, b"app.a.1", bytes(2 * PARCEL_BYTES)))
+    rows = packed([log], 2)
+    assert [row["events"] for row in rows if row["size"] > PARCEL_BYTES] == [1]
+    assert sum(row["events"] for row in rows) == len(log)
+    (home,) = {row["partition"] for row in rows}
+    assert arrived(rows, home) == log
+
+
+def test_a_task_hands_over_what_it_holds_before_that_is_much() -> None:
+    batches = [[record(at * 10 + n, b"app.a.%d" % n, bytes(50_000)) for n in range(1, 10)] for at in range(60)]
+    handed: list[int] = []
+
+    def read(_: Iterator[Any]) -> Iterator[list[RawRecord]]:
+        for number, batch in enumerate(batches):
+            handed.append(number)
+            yield batch
+
+    first = next(iter(PackByAggregate(read, 2)(iter(()))))
+    assert first.num_rows
+    assert len(handed) < 5
+
+
+def test_what_a_task_could_not_read_is_told_where_its_records_are_expected() -> None:
+    told = parcels._batch([parcels._told(fault="Position 7 cannot be read.")])  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(ToldError, match="Position 7"):
+        list(opened(iter([told])))
+
+
+def test_the_columns_of_an_archive_become_the_same_records() -> None:
+    log = [record(position, b"app.a.%d" % position) for position in range(1, 2_502)]
+    read = list(read_columns(iter([arrow_batch(log[:2_300]), arrow_batch(log[2_300:])])))
+    assert [one for records in read for one in records] == log
+    assert max(map(len, read)) <= parcels.BATCH

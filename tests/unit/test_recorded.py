@@ -1,0 +1,191 @@
+"""A `Recorded` whose time, id, command and metadata are read late is the same as any other, from any thread."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, astuple, fields, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventjet import Metadata, Recorded, event
+from eventjet.codec.catalog import Catalog
+from eventjet.codec.context import context_headers
+from eventjet.codec.decoder import Decoder
+from eventjet.codec.envelope import (
+    BATCH_COMMIT,
+    BATCH_ID,
+    BATCH_NUMBER,
+    EXPECTED,
+    MSG_ID,
+    RECORDED_AT,
+    SCHEMA,
+    TYPE,
+    VERSION,
+    RawRecord,
+    header_block,
+)
+from eventjet.errors import CodecError, UndecodableEvent
+
+BODY = b'{"what":"a thing of some length, so that nobody shares it"}'
+AT_NS = 1_700_000_000_123_456_789
+AT = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=AT_NS // 1000)
+METADATA = Metadata("order-9", "cause", "clerk", "00-aa-bb-01", {"channel": "web"})
+
+
+@event("thing.happened")
+class Happened:
+    what: str
+
+
+@event("thing.ended")
+class Ended:
+    what: str
+
+
+CATALOG = Catalog({Happened: "thing", Ended: "thing"}, (), ["thing.retired"])
+
+
+def record(*more: tuple[str, str], body: bytes = BODY) -> RawRecord:
+    pairs = [(MSG_ID, "id-1"), (EXPECTED, "4"), (TYPE, "thing.happened"), (SCHEMA, "1"), (VERSION, "2")]
+    return 5, AT_NS, b"app.thing.a=2Eb", header_block([*pairs, *more]), body
+
+
+def late(*more: tuple[str, str]) -> Recorded[Happened]:
+    found = Decoder(CATALOG)(record(*more))
+    assert found is not None
+    return found
+
+
+def early(command: str | None = None, metadata: Metadata | None = None) -> Recorded[Happened]:
+    what = Happened(what="a thing of some length, so that nobody shares it")
+    return Recorded(what, "a.b", 2, 5, AT, "id-1", "thing", command, metadata or Metadata())
+
+
+CONTEXT = context_headers("cmd 1", METADATA)
+
+
+@pytest.mark.parametrize(
+    "same", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one)), replace, lambda one: one]
+)
+def test_what_is_read_late_is_equal_and_prints_the_same(same: Callable[[Any], Any]) -> None:
+    for made, other in ((late(), early()), (late(*CONTEXT), early("cmd 1", METADATA))):
+        again = same(made)
+        assert type(again) is Recorded
+        assert again == other
+        assert other == again
+        assert hash(again) == hash(other)
+        assert repr(again) == repr(other)
+        assert astuple(again) == astuple(other)
+
+
+@pytest.mark.parametrize("name", [one.name for one in fields(Recorded)])
+def test_a_field_that_is_asked_for_first_is_there_and_cannot_be_set(name: str) -> None:
+    made = late(*CONTEXT)
+    with pytest.raises(FrozenInstanceError):
+        setattr(made, name, "x")
+    assert getattr(made, name) == getattr(early("cmd 1", METADATA), name)
+    with pytest.raises(FrozenInstanceError):
+        delattr(made, name)
+    assert made == early("cmd 1", METADATA)
+
+
+def test_a_changed_copy_leaves_the_one_it_was_made_of() -> None:
+    made = late()
+    changed = replace(made, event_id="other", version=3)
+    assert (changed.event_id, changed.version, changed.recorded_at) == ("other", 3, AT)
+    assert made == early()
+
+
+def test_threads_that_ask_at_once_read_the_same() -> None:
+    names = ("recorded_at", "event_id", "command_id", "metadata")
+    told = tuple(getattr(early("cmd 1", METADATA), name) for name in names)
+    events = [late(*CONTEXT) for _ in range(2_000)]
+    start, found = threading.Barrier(4), list[list[tuple[Any, ...]]]()
+
+    def ask(turn: int) -> None:
+        start.wait(60)
+        order = [*names[turn:], *names[:turn]]
+        answers = [{name: getattr(one, name) for name in order} for one in events]
+        found.append([tuple(one[name] for name in names) for one in answers])
+
+    threads = [threading.Thread(target=ask, args=(turn,)) for turn in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [[told] * len(events)] * 4
+
+
+def test_what_it_is_read_from_is_kept_no_longer_than_needed_and_never_the_body() -> None:
+    given = record(*CONTEXT)
+    made = Decoder(CATALOG)(given)
+    assert made is not None
+    held = gc.get_referents(made)
+    assert not any(each is given or each is given[4] for each in held)
+    assert any(each is given[3] for each in held)
+    assert made.event_id == "id-1"
+    assert not any(each is given[3] for each in gc.get_referents(made))
+
+
+def test_a_time_that_cannot_be_told_is_said_when_the_record_is_read() -> None:
+    beyond = (5, 10**21, *record()[2:])
+    for bad in (beyond, record((RECORDED_AT, "yesterday"))):
+        with pytest.raises(UndecodableEvent):
+            Decoder(CATALOG)(bad)
+    assert late((RECORDED_AT, "2020-01-01T00:00:00+00:00")).recorded_at == datetime(2020, 1, 1, tzinfo=UTC)
+
+
+_PAIRS = st.sampled_from([
+    *((MSG_ID, "id-1"), (MSG_ID, "ä"), (EXPECTED, "4"), (EXPECTED, "0"), (EXPECTED, "x"), (EXPECTED, "")),
+    *((TYPE, "thing.happened"), (TYPE, "thing.ended"), (TYPE, "thing.retired"), (TYPE, "thing.unheard")),
+    *((SCHEMA, "1"), (SCHEMA, "2"), (VERSION, "2"), (VERSION, "1"), (VERSION, "x"), (VERSION, "9" * 30)),
+    *((VERSION, "\u0661"), (VERSION, "+2"), (VERSION, " 2"), (EXPECTED, "4_0"), (EXPECTED, " 4")),
+    *((BATCH_ID, "abc"), (BATCH_NUMBER, "2"), (BATCH_COMMIT, "1"), ("X-Other", "E"), ("Ej-Encoding", "aes")),
+    *((RECORDED_AT, "2020-01-01T00:00:00Z"), (RECORDED_AT, "?"), ("Ej-Encoding", "json"), *CONTEXT),
+])  # fmt: skip
+_USUAL = [(MSG_ID, "id-1"), (EXPECTED, "4"), (TYPE, "thing.happened"), (SCHEMA, "1"), (VERSION, "2")]
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> bytes:
+    """Headers in the usual order with some more, fewer or others, and then perhaps damaged."""
+    pairs = list(_USUAL)
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, len(pairs)))
+        pairs[at : at + draw(st.integers(0, 1))] = draw(st.lists(_PAIRS, max_size=2))
+    block = header_block(pairs)
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, len(block)))
+        new = draw(st.sampled_from([b"", b"\r", b"\n", b"\r\n", b" ", b"\xff", b"E", b"0", b":", b"\r\n\r\n"]))
+        block = block[:at] + new + block[at + draw(st.integers(0, 2)) :]
+    return block
+
+
+def outcome(read: Callable[[RawRecord], Any], given: RawRecord) -> tuple[str, Any]:
+    try:
+        found = read(given)
+    except CodecError as error:
+        return type(error).__name__, str(error)
+    return repr(found), found
+
+
+@given(blocks(), st.sampled_from([None, [Happened], [Ended]]))
+def test_what_a_decoder_has_met_before_changes_nothing(block: bytes, only: list[type] | None) -> None:
+    warm = Decoder(CATALOG, only)
+    for type_name in ("thing.happened", "thing.ended", "thing.retired"):
+        for version in "12":
+            for more in ([], [(BATCH_ID, "x"), (BATCH_NUMBER, "1")]):
+                pairs = [(MSG_ID, "m"), (EXPECTED, "4"), (TYPE, type_name), (SCHEMA, "1"), (VERSION, version), *more]
+                usual = (5, AT_NS, b"app.thing.a", header_block(pairs), BODY)
+                assert outcome(warm, usual) == outcome(warm, usual)
+    given = (5, AT_NS, b"app.thing.a", block, BODY)
+    assert outcome(warm, given) == outcome(Decoder(CATALOG, only), given)
+    assert outcome(warm.link, given) == outcome(Decoder(CATALOG, only).link, given)
