@@ -67,7 +67,7 @@ def test_workers_killed_and_stopped_at_every_step_lose_and_repeat_nothing(
     chain.run(faults)
     verdict = stage.finish()
     audit = Audit.read(stage.ledger.settings.database)
-    stage.say(f"{among} processes: {chain.done.total()} kills, {chain.under_load} while events were arriving: {verdict}")
+    stage.say(f"{among} processes: {chain.done.total()} kills, {chain.under_load} while events arrived: {verdict}")
     stage.say(f"rows equal to the fold of the log at each of {stage.checks} looks in between; {audit}")
     stage.say(f"{chain.refused} of those revived were refused a write, {chain.held} held the database while stopped")
     if chain.takeovers_s:

@@ -119,7 +119,7 @@ class Stage:
 
         def grow() -> None:
             seed = 100
-            while not stop.wait(0.02):
+            while not stop.wait(0.1):
                 position = self.checkpoint(resolved.name, resolved.revision).position
                 self.positions.append(position)
                 if position > self.last - BURST:
