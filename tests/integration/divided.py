@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -162,6 +163,19 @@ class Stage:
         await eventually(is_alone, "the fold processes to end")
 
 
+def slowly(resolved: ResolvedProjection) -> ResolvedProjection:
+    """The same in this process alone: slower than its log grows, so that it does not arrive while others load."""
+    declared: Any = resolved.declared
+    made_by = "fold" if hasattr(declared, "fold") else "rows"
+    function = getattr(declared, made_by)
+
+    def slow(*given: Any) -> Any:
+        time.sleep(0.001)
+        return function(*given)
+
+    return replace(resolved, declared=replace(declared, **{made_by: slow}))
+
+
 class Lines(logging.Handler):
     """Keeps what is logged."""
 
@@ -177,6 +191,7 @@ class Lines(logging.Handler):
 def stage_of(ledger: Ledger, kind: str, patch: pytest.MonkeyPatch) -> Generator[Stage]:
     """The app of this kind over the ledger's log, for workers of this process; afterwards no fold process is left."""
     made = app_of(ledger.settings, ledger.name, kind)
+    made.projections = {name: slowly(one) for name, one in made.projections.items()}
     patch.setenv(MARK, made.name)
     patch.setenv(KIND, kind)
     patch.setattr("tests.integration.divided.app", made)

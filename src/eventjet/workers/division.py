@@ -61,7 +61,7 @@ class Division:
         is_near = left <= self._context.options.batch_max
         if isinstance(reader, DividedReader):
             return is_near
-        if is_near and self._processes is not None:
+        if is_near and self._processes is not None and self.has_loaded(position):
             await self.close()
         is_far = left >= FAR * self._context.options.batch_max
         if not is_far or position < self._alone_until or self._among.user not in (None, self._resolved.durable):
