@@ -58,7 +58,7 @@ def owners(row: Owner | None, event: Recorded[Opened]) -> Owner | None:
 
 
 OWNERS = resolve(owners, CATALOG)
-NEXT = replace(BALANCES, declared=replace(balances, revision=2))
+NEXT = resolve(replace(balances, revision=2), CATALOG)
 """The next revision of the balances, which has the same rows."""
 KINDS: dict[str, dict[str, ResolvedProjection]] = {
     "plain": {"balances": BALANCES, "movements": MOVEMENTS},

@@ -62,22 +62,31 @@ async def test_rows_equal_the_fold_of_the_log_and_at_its_end_it_goes_on_alone(st
     assert stage.checkpoint().epoch == 1
 
 
-async def test_entries_are_divided_too_and_two_projections_take_turns(stage: Stage) -> None:
+async def test_entries_are_divided_too(stage: Stage) -> None:
+    stage.fill()
+    async with stage.ledger.working("movements", options=OPTIONS):
+        with stage.growing(MOVEMENTS):
+            await stage.divided()
+            await stage.moves_on(MOVEMENTS)
+        await stage.ledger.caught_up(stage.last, MOVEMENTS)
+    assert stage.rows(MOVEMENTS) == lines(stage.ledger.recorded(stage.last))
+    assert {one["name"] for one in stage.divisions} == {"movements"}
+
+
+async def test_one_projection_at_a_time_has_the_processes(stage: Stage) -> None:
     stage.fill()
     async with stage.ledger.working(options=OPTIONS):
-        with stage.growing(MOVEMENTS):
-            for name in ("balances", "movements"):
-                await eventually(lambda name=name: has_divided(stage, name), f"{name} to be divided")
+        with stage.growing():
+            await stage.divided()
+            for resolved in (BALANCES, MOVEMENTS):
                 assert len(await asyncio.to_thread(stage.fold_processes)) <= OPTIONS.processes
+                await stage.moves_on(resolved)
         for resolved in (BALANCES, MOVEMENTS):
+            assert len(await asyncio.to_thread(stage.fold_processes)) <= OPTIONS.processes
             await stage.ledger.caught_up(stage.last, resolved)
     events = stage.ledger.recorded(stage.last)
     assert stage.rows() == folded(events)
     assert stage.rows(MOVEMENTS) == lines(events)
-
-
-async def has_divided(stage: Stage, name: str) -> bool:
-    return any(one["name"] == name for one in stage.divisions)
 
 
 async def test_a_projection_of_another_key_stays_in_one_process_and_says_so(
@@ -238,7 +247,7 @@ async def test_what_is_parked_and_blocked_is_what_one_process_parks(
         assert {one.position: one.resolution for one in kept} == parked
         assert sum(one.resolution == "parked" for one in kept) > 10
         stage.ledger.execute("delete from balances", "delete from eventjet_quarantine")
-        stage.ledger.execute("update eventjet_projection set position = 0, event_id = null, state = 'building'")
+        stage.ledger.execute("update eventjet_projection set position = 0, event_id = '', state = 'building'")
         async with stage.ledger.working("balances", options=WorkerOptions(lease_s=2.0, poll_s=0.1)):
             await stage.ledger.caught_up(stage.last)
         assert state_of(stage.ledger) == (rows, kept)
