@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import marshal
 import pickle
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -23,7 +24,7 @@ from eventjet.sql.database import Database
 from eventjet.sql.dialect import Dialect, dialect_of, is_about_data, is_transient
 from eventjet.sql.locations import create_tables, located
 from eventjet.sql.own_tables import Clock, quarantine
-from eventjet.sql.statements import Changes, QuarantineChanges
+from eventjet.sql.statements import Changes, QuarantineChanges, Statements
 from eventjet.sql.text_order import keys_from
 
 TABLE = Table(
@@ -57,6 +58,52 @@ class Row:
     tags: Any = None
     raw: bytes | None = None
     kind: str | None = None
+
+
+def rendered_batches(codec: RowCodec) -> list[list[Changes]]:
+    """Batches as three processes divide them: rows of all kinds, kept, made and gone, with what is parked."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC)
+    odd = "\"{},\\ %s'\n\u00e4\U0001f600"
+    full = [
+        Row(
+            f"{odd}{n}",
+            n,
+            Decimal("-1234567890.5"),
+            at,
+            at.date(),
+            UUID(int=n),
+            n > 1,
+            0.1,
+            {odd: [n]},
+            b"\0{}",
+            "card",
+        )
+        for n in range(3)
+    ]
+    bare = [Row("", n, raw=b"", tags=[]) for n in range(3)]
+    fit = [[codec.normalise(row) for row in rows] for rows in (full, bare)]
+    changed = [codec.normalise(replace(row, amount=Decimal(n), kind=None, tags=None)) for n, row in enumerate(full)]
+    keys = [codec.key(row) for rows in fit for row in rows]
+    park = [Parked(n, "account", odd, f"e-{n}", "account.opened", PARKED, odd, odd, b'\0"') for n in (1, 2)]
+    first = [Changes(made=fit[0][:1], kept=fit[1][:2]), Changes(made=fit[0][1:]), Changes(kept=fit[1][2:])]
+    second = [Changes(kept=changed[:1]), Changes(kept=changed[1:], gone=keys[5:]), Changes()]
+    third = [Changes(gone=keys[:1]), Changes(gone=keys[1:2]), Changes(gone=keys[2:5])]
+    return [[replace(first[0], quarantine=QuarantineChanges(park)), *first[1:]], second, third]
+
+
+def through(how: str, statements: Statements, shares: list[Changes]) -> Changes:
+    """The changes of all shares, those of other processes as they come from there."""
+    own = {"themselves": shares, "all rendered": [], "one rendered": shares[:1]}[how]
+    others = shares[len(own) :]
+    rendered = [marshal.loads(marshal.dumps(statements.render(one))) for one in others]
+    found = [one.quarantine for one in shares if one.quarantine is not None]
+    return Changes(
+        [row for one in own for row in one.kept],
+        [row for one in own for row in one.made],
+        [key for one in own for key in one.gone],
+        found[0] if found else None,
+        rendered,
+    )
 
 
 class DialectContract:
@@ -113,6 +160,39 @@ class DialectContract:
             changes = Changes(kept=[changed], gone=[('"%s\\', -1)])
             assert statements.write(connection, (2, "e-2", 60.0, *mark, 1), changes)
             assert statements.read(connection, list(fitted)) == {("a", 0): changed}
+
+    def test_what_other_processes_have_rendered_is_written_as_the_rows_themselves(
+        self, engine: Engine, dialect: Dialect, codec: RowCodec
+    ) -> None:
+        table = located(TABLE, DECLARED, dialect)
+        statements = dialect.statements(table, codec)
+        batches = rendered_batches(codec)
+        columns = quarantine.c
+        parked = select(columns.position, columns.aggregate_id, columns.reason, columns.payload)
+        with engine.begin() as connection:
+            held = self.held(connection, table)
+
+            def written(how: str) -> list[Any]:
+                after = checkpoint.read(connection, held.name, held.revision)
+                assert after is not None
+                found: list[Any] = []
+                for number, shares in enumerate(batches, after.position + 1):
+                    mark = (held.name, held.revision, held.epoch, number - 1)
+                    changes = through(how, statements, shares)
+                    assert statements.write(connection, (number, f"e-{number}", 60.0, *mark), changes)
+                    rows = [
+                        tuple(map(repr, row)) for row in connection.execute(select(table).order_by(*table.primary_key))
+                    ]
+                    found.append((rows, connection.execute(parked.order_by(columns.position)).all()))
+                connection.execute(table.delete())
+                connection.execute(quarantine.delete())
+                return found
+
+            themselves = written("themselves")
+            assert [len(rows) for rows, _ in themselves] == [6, 5, 0]
+            assert len(themselves[0][1]) == 2
+            assert written("all rendered") == themselves
+            assert written("one rendered") == themselves
 
     def test_a_batch_of_another_epoch_or_position_changes_nothing(
         self, engine: Engine, dialect: Dialect, codec: RowCodec

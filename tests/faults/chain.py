@@ -28,7 +28,8 @@ WRITES_S = 0.3
 class Chain:
     """Runs a plan of faults; `done` counts them."""
 
-    def __init__(self, stage: Scene, processes: ExitStack, events: int) -> None:
+    def __init__(self, stage: Scene, processes: ExitStack, events: int, among: int = 1) -> None:
+        """`among` are the processes that fold for a worker that is far behind."""
         self.done: Counter[Fault] = Counter()
         self.under_load = 0
         self.held = 0
@@ -40,6 +41,7 @@ class Chain:
         self._stage = stage
         self._processes = processes
         self._events = events
+        self._among = among
         self._rivals: dict[WorkerProcess, float] = {}
         """Who was revived, or stands in, and since when."""
         self._leaving: list[WorkerProcess] = []
@@ -71,7 +73,7 @@ class Chain:
 
     def _start(self, fault: Fault | None) -> WorkerProcess:
         return self._processes.enter_context(
-            WorkerProcess(self._stage.ledger, self._stage.folder, fault, lease_s=LEASE_S)
+            WorkerProcess(self._stage.ledger, self._stage.folder, fault, lease_s=LEASE_S, processes=self._among)
         )
 
     def _drive(self, armed: Sequence[WorkerProcess]) -> WorkerProcess:

@@ -10,11 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from tests.fold_processes import MARK
 from tests.forked import ROOT, Forked
 from tests.integration.ledger_log import Ledger
 
 FIRES_S = 45.0
 ENDS_S = 30.0
+FOLDING = "EVENTJET_TEST_FOLDING"
+"""The variable that has the number of fold processes of `tests.faults.worker`."""
+FOLD_BOUND_S = 4.0
+"""How long one of them may take for a batch there, before it counts as lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +49,14 @@ class WorkerProcess:
         lease_s: float = 0.8,
         names: tuple[str, ...] = (),
         module: str = "tests.faults.worker",
+        processes: int = 1,
     ) -> None:
         self.fault = fault
         self._asked = False
         stem = folder / f"worker-{time.monotonic_ns()}"
         self._log, self._fired = stem.with_suffix(".log"), stem.with_suffix(".fired")
         place = (",".join(ledger.settings.servers), ledger.settings.database, ledger.name, str(batch_max), str(lease_s))
-        environ = {**os.environ, "EVENTJET_FAILPOINT_LOG": str(self._fired)}
+        environ = {**os.environ, "EVENTJET_FAILPOINT_LOG": str(self._fired), MARK: ledger.name, FOLDING: str(processes)}
         if fault is not None and fault.name != "idle":
             environ["EVENTJET_FAILPOINT"] = f"{fault.name}:{fault.action}:{fault.count}"
         self.process = Forked(
@@ -77,9 +83,13 @@ class WorkerProcess:
     def is_ready(self) -> bool:
         return "ready\n" in self.logged()
 
+    def fired(self) -> str:
+        """What its failpoint noted when it, or a fold process of its, reached it; empty before."""
+        return self._fired.read_text() if self._fired.exists() else ""
+
     def reached(self) -> bool:
         """Whether its failpoint was reached and has had its effect."""
-        told = self._fired.read_text() if self._fired.exists() else ""
+        told = self.fired()
         if not told:
             return False
         assert self.fault is not None

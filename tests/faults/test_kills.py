@@ -21,6 +21,8 @@ KILLS = int(os.environ.get("EVENTJET_TEST_KILLS", "14"))
 """How many times a worker is killed or stopped, on each database; 28 reach every failpoint in both ways."""
 EVENTS = int(os.environ.get("EVENTJET_TEST_EVENTS", str(100 * KILLS)))
 """That arrive meanwhile."""
+AMONG = tuple(int(one) for one in os.environ.get("EVENTJET_TEST_KILLS_AMONG", "1").split(","))
+"""How many processes fold for a worker that is far behind: see `test_fold_kills`."""
 PLACES = ("idle", *(name for name in failpoints.NAMES if name.startswith("worker.")))
 """Those of a revision that takes over are tried in `test_revision_edges`."""
 OFTEN = (
@@ -56,13 +58,16 @@ def coverage(done: Counter[Fault]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60 + 10 * KILLS)
-def test_workers_killed_and_stopped_at_every_step_lose_and_repeat_nothing(stage: Scene, processes: ExitStack) -> None:
+@pytest.mark.parametrize("among", AMONG)
+def test_workers_killed_and_stopped_at_every_step_lose_and_repeat_nothing(
+    stage: Scene, processes: ExitStack, among: int
+) -> None:
     faults = plan(KILLS, "stop" if stage.is_sqlite else "kill")
-    chain = Chain(stage, processes, EVENTS)
+    chain = Chain(stage, processes, EVENTS, among)
     chain.run(faults)
     verdict = stage.finish()
     audit = Audit.read(stage.ledger.settings.database)
-    stage.say(f"{chain.done.total()} kills, {chain.under_load} of them while events were arriving: {verdict}")
+    stage.say(f"{among} processes: {chain.done.total()} kills, {chain.under_load} while events arrived: {verdict}")
     stage.say(f"rows equal to the fold of the log at each of {stage.checks} looks in between; {audit}")
     stage.say(f"{chain.refused} of those revived were refused a write, {chain.held} held the database while stopped")
     if chain.takeovers_s:

@@ -13,20 +13,23 @@ import signal
 import sys
 
 from eventjet.settings import Settings
+from eventjet.workers import divided, division
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.supervisor import run_workers
 from tests.faults.audit import sessions_of
-from tests.faults.bad_events import wary_app
-from tests.faults.tally import tally_app
+from tests.faults.processes import FOLD_BOUND_S, FOLDING
 
 
 async def main(server: str, database: str, name: str, options: WorkerOptions, projections: list[str]) -> None:
     """Work until SIGTERM."""
+    os.environ["EVENTJET_TEST_WORKED"] = f"{'wary' if projections == ['wary'] else 'tally'}:{name}"
+    from tests.faults.worked import app  # which it is the variable says
+
     settings = Settings(servers=tuple(server.split(",")), database=sessions_of(str(os.getpid()), database))
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await run_workers(
-        wary_app(name) if projections == ["wary"] else tally_app(name),
+        app,
         settings,
         projections,
         stop=stop,
@@ -38,5 +41,8 @@ async def main(server: str, database: str, name: str, options: WorkerOptions, pr
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
     server, database, name, batch_max, lease_s, *projections = sys.argv[1:]
-    options = WorkerOptions(batch_max=int(batch_max), lease_s=float(lease_s), poll_s=0.1)
+    processes = int(os.environ.get(FOLDING, "1"))
+    options = WorkerOptions(batch_max=int(batch_max), lease_s=float(lease_s), poll_s=0.1, processes=processes)
+    # Else a run would mostly wait for fold processes that are stopped.
+    divided.BOUND_S = division.BOUND_S = FOLD_BOUND_S
     asyncio.run(main(server, database, name, options, projections))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import marshal
 import os
 import pickle
+import select
 import signal
 import socket
 import subprocess
@@ -148,11 +149,13 @@ class FoldProcesses:
         for handle in handles:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
-            os.close(handle)
         for link in self._links:
             link.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
+        for handle in handles:
+            _see_ended(handle)
+            os.close(handle)
 
     def _tell(self, share: int, kind: Kind, payload: bytes) -> None:
         try:
@@ -197,6 +200,15 @@ class FoldProcesses:
             reason = "closed its connection" if code is None else _ended(code)
         pid = f"(pid {self._pids[share]}) " if self._is_loaded else ""
         return FoldProcessLost(f"{pid}{reason or 'is gone'}")
+
+
+def _see_ended(handle: int) -> None:
+    """Wait for the end of a process that was killed. In a container this one may be the first, and inherit it."""
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    if poll.poll(1_000 * _END_S):
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PIDFD, handle, os.WEXITED)
 
 
 def _ended(code: int) -> str:

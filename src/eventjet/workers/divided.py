@@ -132,11 +132,17 @@ class DividedReader:
     def _divide(self) -> None:
         count, position, event_id = 0, self._cut, ""
         for records in self._pull:
-            if records:
-                self.processes.send(records)
-                count += len(records)
-                position, event_id = records[-1][0], header(records[-1][3], MSG_ID) or ""
-            if count and (count >= self._pace.part_max or not self._pull.pending):
+            while records:
+                room = max(1, self._pace.part_max - count)
+                part, records = records[:room], records[room:]
+                self.processes.send(part)
+                count += len(part)
+                position, event_id = part[-1][0], header(part[-1][3], MSG_ID) or ""
+                if count >= self._pace.part_max:
+                    if not self._cut_at(position, event_id):
+                        return
+                    count = 0
+            if count and not self._pull.pending:
                 if not self._cut_at(position, event_id):
                     return
                 count = 0

@@ -52,13 +52,17 @@ class Division:
             return None
         return cls(resolved, context, among)
 
-    def turns(self, reader: object, left: int, position: int) -> bool:
+    async def turns(self, reader: object, left: int, position: int) -> bool:
         """Whether it is time to go on the other way than with this reader, with so many events left after a position.
 
-        Fold processes are started when there is enough for them, and used once they have loaded.
+        Fold processes are started when there is enough for them, and used once they have loaded; should the end of the
+        log come before that, they are ended again, so that another projection may have some.
         """
+        is_near = left <= self._context.options.batch_max
         if isinstance(reader, DividedReader):
-            return left <= self._context.options.batch_max
+            return is_near
+        if is_near and self._processes is not None and self.has_loaded(position):
+            await self.close()
         is_far = left >= FAR * self._context.options.batch_max
         if not is_far or position < self._alone_until or self._among.user not in (None, self._resolved.durable):
             return False

@@ -202,7 +202,7 @@ class Projector:
                 await lease.renew()
                 failpoints.reach("worker.lease_renewed")
             left = reader.left_after(pipeline.position)  # silence does not say that there is no more
-            if division is not None and division.turns(reader, left, pipeline.position):
+            if division is not None and await division.turns(reader, left, pipeline.position):
                 return False
             if promotion.is_due(left) and await promotion.attempt(pipeline.step):
                 return True

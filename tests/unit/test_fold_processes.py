@@ -1,0 +1,307 @@
+"""Fold processes by themselves: who gets which record, in which order answers come, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventjet.codec.envelope import RawRecord
+from eventjet.codec.voids import void_subject
+from eventjet.errors import FoldProcessLost
+from eventjet.parallel.code_seen import CodeSeen
+from eventjet.parallel.processes import FoldFailed, FoldProcesses
+from tests.fold_processes import MARK, all_ended, fold_processes
+from tests.forked import ROOT
+from tests.logs import fresh_name
+from tests.unit.echoing import Echo, Loaded
+
+BOUND_S = 60.0
+"""Far above what any answer takes."""
+SHORT_S = 3.0
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """What names the fold processes of a test; none of them, and no descriptor, is left afterwards."""
+    name = fresh_name("fold")
+    monkeypatch.setenv(MARK, name)
+    before = descriptors()
+    yield name
+    assert all_ended(name)
+    assert descriptors() == before
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def started(count: int = 2, app: Loaded | None = None, bound_s: float = BOUND_S) -> FoldProcesses:
+    return FoldProcesses(Echo, app or Loaded(), count, bound_s=bound_s)
+
+
+def record(position: int, subject: str, body: bytes = b"{}") -> RawRecord:
+    return position, position, subject.encode(), b"NATS/1.0\r\n\r\n", body
+
+
+def answered(processes: FoldProcesses) -> list[Any]:
+    found = processes.answers(BOUND_S)
+    assert found is not None
+    return found
+
+
+def test_each_aggregate_is_one_processes_own_in_the_order_of_the_log_and_voids_are_everybodys(mark: str) -> None:
+    records = [record(n, f"app.{kind}.id-{n % 7}") for n, kind in enumerate(["one", "other"] * 200, 1)]
+    records.insert(100, record(1_000, void_subject("app", 3)))
+    with started(4) as processes:
+        processes.begin(Echo())
+        assert len(set(processes.pids)) == 4
+        assert fold_processes(mark) == sorted(processes.pids)
+        for first in range(0, len(records), 50):
+            processes.send(records[first : first + 50])
+        processes.cut("one")
+        shares = answered(processes)
+    owners: dict[bytes, set[int]] = {}
+    for share, (told, mark_, taken) in enumerate(shares):
+        assert (told, mark_) == (share, "one")
+        own = [(position, subject) for position, subject in taken if b"._void." not in subject]
+        assert own == sorted(own)
+        assert [position for position, _ in taken].count(1_000) == 1
+        for _, subject in own:
+            owners.setdefault(subject.rpartition(b".")[2], set()).add(share)
+    assert {len(found) for found in owners.values()} == {1}
+    assert len({share for found in owners.values() for share in found}) > 1
+    everything = [one for _, _, taken in shares for one in taken if one[0] != 1_000]
+    assert sorted(everything) == [(one[0], one[2]) for one in records if one[0] != 1_000]
+    assert len(owners) == 7
+
+
+def test_answers_come_batch_by_batch_and_of_some_processes_where_only_those_are_asked(mark: str) -> None:
+    with started(2) as processes:
+        processes.begin(Echo())
+        for number in range(5):
+            processes.cut(number)
+        assert [[told[1] for told in answered(processes)] for _ in range(5)] == [[n, n] for n in range(5)]
+        assert processes.answers(0.0) is None
+        processes.cut("of one", shares=[1])
+        found = processes.answers(BOUND_S, shares=[1])
+        assert found is not None
+        assert [told[:2] for told in found] == [(1, "of one")]
+
+
+def test_a_batch_may_be_far_larger_than_what_a_socket_holds(mark: str) -> None:
+    with started(2) as processes:
+        processes.begin(Echo())
+        sender = threading.Thread(
+            target=lambda: (
+                processes.send([record(n, f"a.b.{n}", bytes(100_000)) for n in range(400)]),
+                processes.cut(1),
+            )
+        )
+        sender.start()
+        assert sum(len(taken) for _, _, taken in answered(processes)) == 400
+        sender.join(BOUND_S)
+
+
+@pytest.mark.parametrize("when", ["load", "begin", "take", "cut"])
+def test_a_fault_is_told_with_its_reason_at_every_moment(mark: str, when: str) -> None:
+    def work() -> None:
+        processes.begin(Echo(fails=when))
+        processes.send([record(1, "a.b.c")])
+        processes.cut(1)
+        answered(processes)
+
+    with started(2, Loaded(fails=when == "load")) as processes, pytest.raises(FoldFailed) as failed:
+        work()
+    # Where the work has begun it says itself what may be shown.
+    assert str(failed.value) == {"load": "no app", "begin": "no begin"}.get(when, f"told: no {when}")
+
+
+def test_a_reason_has_a_bound(mark: str) -> None:
+    with started(1) as processes:
+        processes.begin(Echo(fails="cut", reason="x" * 100_000))
+        processes.cut(1)
+        with pytest.raises(FoldFailed) as failed:
+            processes.answers(BOUND_S)
+    assert len(str(failed.value)) < 1_000
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["the first", "a forked one"])
+@pytest.mark.parametrize("moment", ["loaded", "begun", "within a batch", "before an answer"])
+def test_one_that_is_killed_is_found_lost_at_every_moment(mark: str, which: int, moment: str) -> None:
+    def begin() -> None:
+        processes.begin(Echo())
+
+    def feed() -> None:
+        for number in range(1_000_000):
+            processes.send([record(number, f"a.b.{n}", bytes(1_000)) for n in range(100)])
+
+    def ask() -> None:
+        processes.cut(1)
+        answered(processes)
+
+    with started(2) as processes:
+        assert processes.is_loaded(BOUND_S)
+        act: Callable[[], None] = begin
+        if moment != "loaded":
+            begin()
+            act = feed if moment == "within a batch" else ask
+        if moment == "before an answer":
+            processes.cut(0)
+            answered(processes)
+        os.kill(processes.pids[which], signal.SIGKILL)
+        with pytest.raises(FoldProcessLost) as lost:
+            act()
+        assert ("SIGKILL" if which == 0 else "is gone") in str(lost.value)
+
+
+@pytest.mark.parametrize("moment", ["before it begins", "while records are sent"])
+def test_one_that_is_stopped_is_lost_within_the_bound(mark: str, moment: str) -> None:
+    def feed() -> None:
+        for number in range(1_000_000):
+            processes.send([record(number, f"a.b.{n}", bytes(10_000)) for n in range(100)])
+
+    with started(2, bound_s=SHORT_S) as processes:
+        assert processes.is_loaded(BOUND_S)
+        act, told = (lambda: processes.begin(Echo())), "did not begin within 3 s"
+        if moment == "while records are sent":
+            processes.begin(Echo())
+            act, told = feed, "took nothing for 3 s"
+        os.kill(processes.pids[1], signal.SIGSTOP)
+        with pytest.raises(FoldProcessLost, match=told):
+            act()
+
+
+def test_close_wakes_whoever_waits_or_sends(mark: str) -> None:
+    ended: list[str] = []
+
+    def waits() -> None:
+        try:
+            processes.answers(10 * BOUND_S)
+        except FoldProcessLost as lost:
+            ended.append(str(lost))
+
+    def sends() -> None:
+        try:
+            while True:
+                processes.send([record(n, f"a.b.{n}", bytes(10_000)) for n in range(100)])
+        except FoldProcessLost as lost:
+            ended.append(str(lost))
+
+    with started(2) as processes:
+        processes.begin(Echo(hangs=True))
+        threads = [threading.Thread(target=one) for one in (waits, sends)]
+        for one in threads:
+            one.start()
+        time.sleep(0.2)  # so that they are likely to be blocked; it holds as well when they are not yet
+        processes.close()
+        for one in threads:
+            one.join(BOUND_S)
+    assert len(ended) == 2
+    assert all("was ended by this process" in one for one in ended)
+
+
+def test_they_may_be_ended_before_they_have_loaded(mark: str) -> None:
+    processes = started(4, Loaded(hangs=True))
+    assert not processes.is_loaded()
+    processes.close()
+
+
+def test_an_application_that_starts_threads_has_programs_started_instead(mark: str) -> None:
+    with started(3, Loaded(threads=True)) as processes:
+        processes.begin(Echo())
+        processes.cut("all")
+        assert [told[0] for told in answered(processes)] == [0, 1, 2]
+        assert fold_processes(mark) == sorted(processes.pids)
+
+
+PARENT = """
+import sys, time
+from eventjet.parallel.processes import FoldProcesses
+from tests.unit.echoing import Echo, Loaded
+processes = FoldProcesses(Echo, Loaded(), 3, bound_s=60.0)
+processes.begin(Echo(hangs=len(sys.argv) > 1))
+if len(sys.argv) > 1:
+    processes.cut(1)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["waiting", "at work", "stopped"])
+def test_they_end_when_the_process_that_made_them_is_killed(mark: str, how: str) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, *(["hangs"] if how == "at work" else [])],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    with parent:
+        try:
+            assert parent.stdout is not None
+            assert parent.stdout.readline() == b"ready\n"
+            pids = fold_processes(mark)
+            assert len(pids) == 3
+            if how == "stopped":
+                for pid in pids:
+                    os.kill(pid, signal.SIGSTOP)
+        finally:
+            parent.kill()
+    if how == "stopped":
+        assert set(fold_processes(mark)) <= set(pids)
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGCONT)
+            except ProcessLookupError:
+                continue
+    assert all_ended(mark)
+
+
+FIRST = """
+import ctypes, os
+from eventjet.parallel.processes import FoldProcesses
+from tests.unit.echoing import Echo, Loaded
+assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER: as the first process of a container
+with FoldProcesses(Echo, Loaded(), 4, bound_s=60.0) as processes:
+    processes.begin(Echo())
+try:
+    os.waitpid(-1, os.WNOHANG)
+except ChildProcessError:
+    print("none")
+"""
+
+
+def test_where_it_is_the_first_process_of_a_container_no_zombie_is_left(mark: str) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("none\n", 0), done.stderr
+
+
+def test_a_file_that_was_changed_or_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "seen_here.py"
+    file.write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "seen_here", __import__("seen_here"))
+    seen = CodeSeen.now()
+    assert str(file) in seen.files
+    assert seen.changed() is None
+    file.write_text("VALUE = 22\n")
+    assert seen.changed() == str(file)
+    file.unlink()
+    assert seen.changed() == str(file)
