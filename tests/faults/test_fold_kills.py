@@ -62,7 +62,7 @@ class Siege:
         worker = self._start(fault)
         if fault.name == WORKER:
             self._await(worker, lambda: DIVIDES in worker.logged())
-            self._strike(worker)
+            self._strike(worker, fault.action)
             self._replaced(worker)
         else:
             self._await(worker, lambda: bool(worker.fired()))
@@ -101,19 +101,26 @@ class Siege:
                 feed.allow(BACKLOG)
             time.sleep(0.02)
 
-    def _strike(self, worker: WorkerProcess) -> None:
+    def _strike(self, worker: WorkerProcess, action: str) -> None:
         time.sleep(self._chance.random() * 0.3)
-        if self._stage.is_sqlite or self._chance.random() < 0.5:
+        if action == "kill":
             worker.process.send_signal(signal.SIGKILL)
             worker.process.wait(FIRES_S)
             return
         worker.stop()
 
     def _replaced(self, worker: WorkerProcess) -> None:
-        """Another one takes over; should this one be stopped, it wakes then, is refused, and ends in good order."""
+        """Another one takes over, unless this one was stopped where it holds the database, as one can only on SQLite.
+
+        Should it be stopped, it wakes then, is refused, and ends in good order.
+        """
         before = self._stage.owned_by(worker.pid)
         other = self._start(None)
-        self._await(other, lambda: self._is_past(before))
+        began = time.monotonic()
+        self._await(
+            other,
+            lambda: self._is_past(before) or (time.monotonic() - began > 3 * LEASE_S and self._stage.is_held()),
+        )
         if worker.process.poll() is None:
             worker.revive()
             worker.ask_to_end()

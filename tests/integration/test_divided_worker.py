@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import signal
 from collections.abc import Iterator
@@ -12,15 +13,17 @@ from typing import Any
 
 import pytest
 
+from eventjet.nats.client import connect
 from eventjet.observability import logs
 from eventjet.sql.locations import create_tables
+from eventjet.store.voids import record_void
 from eventjet.workers.context import WorkerOptions
 from tests.integration import divided
 from tests.integration.divided import NEXT, OPTIONS, OWNERS, Stage, stage_of
 from tests.integration.ledger_log import Ledger, eventually
-from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Movement, Opened, folded
+from tests.integration.projecting import BALANCES, CATALOG, MOVEMENTS, Added, Movement, Opened, folded
 from tests.integration.quarantined import PARKING, expected, mixed, state_of
-from tests.logs import block
+from tests.logs import block, fresh_name
 
 
 @pytest.fixture
@@ -37,7 +40,7 @@ def among(processes: int = 2, **more: Any) -> WorkerOptions:
     return replace(OPTIONS, processes=processes, **more)
 
 
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 async def test_rows_equal_the_fold_of_the_log_and_at_its_end_it_goes_on_alone(stage: Stage, processes: int) -> None:
     stage.fill()
     async with stage.ledger.working("balances", options=among(processes)):
@@ -62,6 +65,7 @@ async def test_rows_equal_the_fold_of_the_log_and_at_its_end_it_goes_on_alone(st
     assert stage.checkpoint().epoch == 1
 
 
+@pytest.mark.slow
 async def test_entries_are_divided_too(stage: Stage) -> None:
     stage.fill()
     async with stage.ledger.working("movements", options=OPTIONS):
@@ -73,6 +77,7 @@ async def test_entries_are_divided_too(stage: Stage) -> None:
     assert {one["name"] for one in stage.divisions} == {"movements"}
 
 
+@pytest.mark.slow
 async def test_one_projection_at_a_time_has_the_processes(stage: Stage) -> None:
     stage.fill()
     async with stage.ledger.working(options=OPTIONS):
@@ -107,21 +112,29 @@ async def test_a_projection_of_another_key_stays_in_one_process_and_says_so(
 async def test_a_code_file_that_was_changed_has_it_go_on_alone(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    (tmp_path / "deployed_meanwhile.py").write_text("OLD = True\n")
+    name = fresh_name("deployed")
+    (tmp_path / f"{name}.py").write_text("OLD = True\n")
     monkeypatch.syspath_prepend(tmp_path)
-    __import__("deployed_meanwhile")
+    importlib.import_module(name)
     async with stage.ledger.working("balances", options=OPTIONS):
-        (tmp_path / "deployed_meanwhile.py").write_text("OLD = False\n")
+        (tmp_path / f"{name}.py").write_text("OLD = False\n")
         stage.fill(2_000)
         await stage.ledger.caught_up(stage.last)
     assert stage.rows() == folded(stage.ledger.recorded(stage.last))
     assert stage.divisions == []
-    assert "deployed_meanwhile.py is another file than" in stage.events(logs.FOLDED_ALONE)[0]["reason"]
+    assert f"{name}.py is another file than" in stage.events(logs.FOLDED_ALONE)[0]["reason"]
     assert len(stage.events(logs.FOLDED_ALONE)) == 1
 
 
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGSTOP], ids=lambda one: one.name)
-@pytest.mark.parametrize("which", [0, 1], ids=["the first", "a forked one"])
+@pytest.mark.parametrize(
+    ("which", "ending"),
+    [
+        pytest.param(1, signal.SIGKILL, id="a forked one, killed"),
+        pytest.param(0, signal.SIGKILL, id="the first, killed", marks=pytest.mark.slow),
+        pytest.param(1, signal.SIGSTOP, id="a forked one, stopped", marks=pytest.mark.slow),
+        pytest.param(0, signal.SIGSTOP, id="the first, stopped", marks=pytest.mark.slow),
+    ],
+)
 async def test_a_fold_process_that_is_lost_ends_the_term_and_nothing_else(
     stage: Stage, ending: signal.Signals, which: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +211,7 @@ async def test_an_event_that_a_handler_refuses_stops_it_there_as_one_process_sto
     await stage.alone()
 
 
+@pytest.mark.slow
 async def test_an_event_that_only_a_newer_deploy_knows_is_left_to_it(stage: Stage) -> None:
     stage.fill()
     async with stage.ledger.working("balances", options=among(backoff_s=(0.1, 60.0))):
@@ -216,6 +230,29 @@ async def test_an_event_that_only_a_newer_deploy_knows_is_left_to_it(stage: Stag
     assert stage.rows() == folded(stage.ledger.recorded(bad - 1))
 
 
+@pytest.mark.slow
+async def test_a_record_that_was_declared_void_meanwhile_is_passed_over(stage: Stage) -> None:
+    stage.fill()
+    async with stage.ledger.working("balances", options=OPTIONS):
+        with stage.growing():
+            await stage.divided()
+        # The fold processes know of no void, and meet the record before its void.
+        bad = stage.ledger.append_raw([("a-1", block("ledger.added"), b"{")])
+        client = await connect(stage.ledger.settings)
+        try:
+            assert await record_void(client, stage.ledger.name, bad, "garbage")
+        finally:
+            await client.close()
+        stage.fill(seed=9)
+        with stage.growing():
+            await stage.moves_on()
+        await stage.ledger.caught_up(stage.last)
+    knowing = replace(stage.ledger, catalog=CATALOG.of_log({bad: "garbage"}))
+    assert stage.rows() == folded(knowing.recorded(stage.last))
+    assert stage.checkpoint().state != "failed"
+
+
+@pytest.mark.slow
 async def test_a_row_that_the_database_refuses_stops_it_at_its_event(stage: Stage) -> None:
     stage.ledger.execute("create unique index one_owner on balances (owner) where owner = 'twice'")
     stage.fill(200)
@@ -230,6 +267,7 @@ async def test_a_row_that_the_database_refuses_stops_it_at_its_event(stage: Stag
     assert stage.rows() == folded(stage.ledger.recorded(bad - 1))
 
 
+@pytest.mark.slow
 async def test_what_is_parked_and_blocked_is_what_one_process_parks(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +291,7 @@ async def test_what_is_parked_and_blocked_is_what_one_process_parks(
         assert state_of(stage.ledger) == (rows, kept)
 
 
+@pytest.mark.slow
 async def test_a_revision_is_built_beside_by_several_processes_and_takes_over(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
