@@ -27,6 +27,8 @@ from eventjet.parallel.link import APP, BEGUN, CUT, DONE, FAILED, LOADED, RECORD
 from eventjet.parallel.process import PROGRAM, Loadable, ShareTask
 
 _END_S = 5.0
+_SHARES_MAX = 65_536
+"""Subjects of which it is remembered whose they are."""
 
 
 class FoldFailed(Exception):
@@ -45,6 +47,7 @@ class FoldProcesses:
         self._bound_s = bound_s
         self._closed = False
         self._is_loaded = False
+        self._shares: dict[bytes, int] = {}
         self._pids: list[int] = []
         self._handles: list[int] = []
         self._waiting: list[deque[tuple[Kind, bytes]]] = [deque() for _ in range(count)]
@@ -110,21 +113,27 @@ class FoldProcesses:
 
     def send(self, records: Sequence[RawRecord]) -> None:
         """Give each process its own of the next records; blocks while one is far behind."""
-        count = len(self._links)
-        own: list[list[RawRecord]] = [[] for _ in range(count)]
+        own: list[list[RawRecord]] = [[] for _ in self._links]
         adders = [each.append for each in own]
+        shares = self._shares
         for record in records:
-            subject = record[2]
-            if VOID_PART in subject:
-                # Every reader has to know of it.
-                for add in adders:
-                    add(record)
-            else:
-                # By the id alone: aggregates of one id meet, since that is the key of their rows.
-                adders[hash(subject[subject.rfind(b".") :]) % count](record)
+            try:
+                adders[shares[record[2]]](record)
+            except KeyError:
+                for share in self._shares_of(record[2]):
+                    adders[share](record)
         for share, each in enumerate(own):
             if each:
                 self._tell(share, RECORDS, marshal.dumps(each))
+
+    def _shares_of(self, subject: bytes) -> Sequence[int]:
+        """Whose a record is, by the id alone: aggregates of one id meet, since that is the key of their rows."""
+        if VOID_PART in subject:
+            return range(len(self._links))  # every reader has to know of it
+        if len(self._shares) >= _SHARES_MAX:
+            self._shares.clear()
+        share = self._shares[subject] = hash(subject[subject.rfind(b".") :]) % len(self._links)
+        return (share,)
 
     def cut(self, mark: Any, shares: Iterable[int] | None = None) -> None:
         """End a batch: of all, or of some."""

@@ -132,13 +132,15 @@ class DividedReader:
     def _divide(self) -> None:
         count, position, event_id = 0, self._cut, ""
         for records in self._pull:
+            # For each process what one alone would take: fewer rows an event, in it and in the database.
+            most = self._pace.part_max * len(self.processes)
             while records:
-                room = max(1, self._pace.part_max - count)
+                room = max(1, most - count)
                 part, records = records[:room], records[room:]
                 self.processes.send(part)
                 count += len(part)
                 position, event_id = part[-1][0], header(part[-1][3], MSG_ID) or ""
-                if count >= self._pace.part_max:
+                if count >= most:
                     if not self._cut_at(position, event_id):
                         return
                     count = 0

@@ -112,6 +112,7 @@ class Division:
             resolved.name,
             resolved.revision,
             held.location,
+            held.position,
             dict(context.catalog.voids),
             frozenset(blocked.aggregates),
         )

@@ -144,7 +144,8 @@ class BatchFold:
                 found = self._parking(rows, events, self._blocked_by_now())
                 quarantine = QuarantineChanges(found.parked) if found.parked else None
                 prepared = Prepared(batch, changes_of(found.changed, quarantine), found.changed, found.blocked)
-        self._uncommitted.append(prepared)
+        # Its events are not needed any more, whatever becomes of it.
+        self._uncommitted.append(replace(prepared, batch=replace(batch, events=()), changes=Changes()))
         self._ahead.update(prepared.rows)
         return prepared
 

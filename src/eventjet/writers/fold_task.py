@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, TypeAlias
 
 from sqlalchemy import Connection
@@ -28,7 +28,7 @@ from eventjet.sql.locations import located
 from eventjet.sql.statements import Changes, QuarantineChanges, Rendered, Statements
 from eventjet.store.earlier import EarlierRecords
 from eventjet.writers.batch import Batch
-from eventjet.writers.batch_fold import BatchFold
+from eventjet.writers.batch_fold import BatchFold, Prepared, changes_of
 
 Mark: TypeAlias = tuple[int, int, str, int]
 """(position before the batch, its last one, id of the event there, position up to which all is committed)."""
@@ -47,6 +47,8 @@ class BatchFoldTask:
     revision: int
     location: str
     """Where the table is."""
+    position: int
+    """Before the first batch."""
     voids: Mapping[int, str] = field(repr=False)
     blocked: frozenset[AggregateKey] = field(repr=False)
     """Aggregates whose events wait at the position of the first batch."""
@@ -70,6 +72,7 @@ class BatchFoldTask:
                 BatchFold(resolved, codec, BlockedAggregates(set(self.blocked))),
                 dialect.statements(located(resolved.table, self.location, dialect), codec),
                 connection,
+                self.position,
                 private=resolved.is_private,
             )
 
@@ -78,29 +81,46 @@ class _BatchFolding:
     """See `eventjet.parallel.process.ShareWork`."""
 
     def __init__(
-        self, decode: Reader, fold: BatchFold, statements: Statements, connection: Connection, *, private: bool
+        self,
+        decode: Reader,
+        fold: BatchFold,
+        statements: Statements,
+        connection: Connection,
+        position: int,
+        *,
+        private: bool,
     ) -> None:
         self._decode = decode
         self._fold = fold
         self._statements = statements
         self._connection = connection
         self._is_private = private
-        self._events: list[Any] = []
+        self._position = position
+        self._pieces: list[Prepared] = []
+        self._count = 0
 
     def take(self, records: list[RawRecord]) -> None:
+        """Fold them at once: what was decoded is still in the core's cache then, and is let go."""
         decode = self._decode
         decode.expect(records)
-        self._events += [event for record in records if (event := decode(record)) is not None]
+        events = [event for record in records if (event := decode(record)) is not None]
+        piece = Batch(self._position, records[-1][0], "", events)
+        prepared = self._fold.fold(piece, self._read)
+        assert prepared is not None
+        self._pieces.append(replace(prepared, batch=replace(piece, events=())))
+        self._position = piece.last
+        self._count += len(events)
 
     def cut(self, mark: Mark) -> Answer:
-        after, last, event_id, committed = mark
-        events, self._events = self._events, []
+        _, last, _, committed = mark
         self._fold.committed(committed)
-        prepared = self._fold.fold(Batch(after, last, event_id, events), self._read)
-        assert prepared is not None
-        changes = prepared.changes
-        parked = changes.quarantine.parked if changes.quarantine is not None else ()
-        return len(events), self._statements.render(changes), [astuple(one) for one in parked]
+        count, pieces = self._count, self._pieces
+        self._position, self._count, self._pieces = last, 0, []
+        changed = {key: row for piece in pieces for key, row in piece.rows.items()}
+        made = [row for piece in pieces for row in piece.changes.made]
+        changes = replace(changes_of(changed), made=made)
+        parked = [one for piece in pieces if (own := piece.changes.quarantine) for one in own.parked]
+        return count, self._statements.render(changes), [astuple(one) for one in parked]
 
     def reason_of(self, error: Exception) -> str:
         return reason_of(error, private=self._is_private)
