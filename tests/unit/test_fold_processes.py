@@ -125,6 +125,19 @@ def test_a_fault_is_told_with_its_reason_at_every_moment(mark: str, when: str) -
     assert str(failed.value) == {"load": "no app", "begin": "no begin"}.get(when, f"told: no {when}")
 
 
+@pytest.mark.parametrize("asked", ["answers", "check"])
+def test_a_fault_is_told_though_more_is_sent_after_it(mark: str, asked: str) -> None:
+    with started(1) as processes:
+        processes.begin(Echo(fails="take"))
+        processes.send([record(1, "a.b.c")])
+        assert processes._links[0].is_ready(BOUND_S)  # it has told by now
+        for position in range(2, 200):
+            processes.send([record(position, "a.b.c", b"x" * 10_000)])
+        processes.cut(1)
+        with pytest.raises(FoldFailed, match="no take"):
+            processes.check() if asked == "check" else processes.answers(BOUND_S)
+
+
 def test_a_reason_has_a_bound(mark: str) -> None:
     with started(1) as processes:
         processes.begin(Echo(fails="cut", reason="x" * 100_000))

@@ -128,6 +128,9 @@ def _serve(link: FoldLink) -> None:
         raise
     except Exception as error:  # noqa: BLE001 - see above
         link.send(FAILED, _line(reason_of(error)))
+        while True:
+            # Whoever is still sending reads the answer later: ended now, this process would seem to be lost.
+            link.receive()
 
 
 def _work(link: FoldLink, work: ShareWork) -> None:

@@ -148,6 +148,12 @@ class FoldProcesses:
         """
         return self._gathered(DONE, timeout_s, shares)
 
+    def check(self) -> None:
+        """Raise `FoldFailed` where one of them has said so, without waiting. For whoever asks for answers as well."""
+        for share in range(len(self._links)):
+            while self._has_told(share, 0.0):
+                pass
+
     def close(self) -> None:
         """End them, whatever they are doing."""
         self._closed = True
@@ -179,24 +185,30 @@ class FoldProcesses:
         deadline = time.monotonic() + timeout_s
         wanted = range(len(self._links)) if shares is None else shares
         for share in wanted:
-            waiting = self._waiting[share]
-            while not waiting:
-                try:
-                    if not self._links[share].is_ready(max(0.0, deadline - time.monotonic())):
-                        return None
-                    told, payload = self._links[share].receive()
-                except TimeoutError:
-                    raise self._lost(share, "left off within an answer") from None
-                except (LinkClosed, OSError, ValueError):
-                    raise self._lost(share, "") from None
-                if told == FAILED:
-                    raise FoldFailed(payload.decode())
-                waiting.append((told, payload))
+            while not self._waiting[share]:
+                if not self._has_told(share, max(0.0, deadline - time.monotonic())):
+                    return None
         first = [self._waiting[share].popleft() for share in wanted]
         assert all(told == kind for told, _ in first)
         if kind == DONE:
             return [marshal.loads(payload) for _, payload in first]  # noqa: S302 - of our own processes
         return [payload for _, payload in first]
+
+    def _has_told(self, share: int, timeout_s: float) -> bool:
+        """Take the next message of one, if it comes in time."""
+        link = self._links[share]
+        try:
+            if not link.is_ready(timeout_s):
+                return False
+            told, payload = link.receive()
+        except TimeoutError:
+            raise self._lost(share, "left off within an answer") from None
+        except (LinkClosed, OSError, ValueError):
+            raise self._lost(share, "") from None
+        if told == FAILED:
+            raise FoldFailed(payload.decode())
+        self._waiting[share].append((told, payload))
+        return True
 
     def _lost(self, share: int, reason: str) -> FoldProcessLost:
         if self._closed:

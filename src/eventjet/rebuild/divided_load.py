@@ -82,6 +82,7 @@ def _divide(job: Job, plan: Plan, processes: FoldProcesses) -> int:
     with closing(read_ahead(job.source.records(plan.first, plan.last + 1), job.watch)) as ahead:
         for records in ahead:
             processes.send(records)
+            processes.check()
             failpoints.reach("rebuild.batch_read")
             done += len(records)
             job.watch.tell("read", done, plan.events)
