@@ -57,7 +57,7 @@ $(installed): pyproject.toml constraints.txt
 pytest := $(bin)/python -m pytest --dist worksteal
 quick := $(pytest) --numprocesses $(PROCESSES) -m "not slow"
 
-# Five minutes on two cores: all that needs no JVM, no cluster, and kills nothing.
+# Seven minutes on two cores: all that needs no JVM, no cluster, and kills nothing.
 test: compiled
 	$(quick)
 
