@@ -71,8 +71,12 @@ class FoldProcesses:
         finally:
             for _, its in pairs:
                 its.close()
-        for share in range(count):
-            self._tell(share, APP, pickle.dumps((kind, app)))
+        try:
+            for share in range(count):
+                self._tell(share, APP, pickle.dumps((kind, app)))
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self

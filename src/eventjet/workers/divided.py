@@ -71,7 +71,7 @@ class DividedReader:
     async def open(
         cls, source: Source, position: int, processes: FoldProcesses, task: BatchFoldTask, pace: Pace
     ) -> DividedReader:
-        """Take the durable over; `start` begins to read. The fold processes are the caller's to end, after `close`."""
+        """Take the durable over; `start` begins to read. The fold processes are the caller's to end, before `close`."""
         endpoint = source.endpoint.with_name(f"eventjet worker {source.durable}")
         pull = await asyncio.to_thread(
             DurablePull, endpoint, source.stream, source.durable, position=position, batch_max=CHUNK_MAX
