@@ -159,7 +159,7 @@ class DividedReader:
             self._ahead += 1
             committed = self._committed
         batch = Batch(self._cut, position, event_id, ())
-        self.processes.cut((batch.after, batch.last, batch.event_id, committed))
+        self.processes.cut((position, committed))
         self._cut = position
         with self._changed:
             self._batches.append(batch)

@@ -30,8 +30,8 @@ from eventjet.store.earlier import EarlierRecords
 from eventjet.writers.batch import Batch
 from eventjet.writers.batch_fold import BatchFold, Prepared, changes_of
 
-Mark: TypeAlias = tuple[int, int, str, int]
-"""(position before the batch, its last one, id of the event there, position up to which all is committed)."""
+Mark: TypeAlias = tuple[int, int]
+"""(last position of the batch, position up to which all is committed)."""
 Answer: TypeAlias = tuple[int, Rendered, list[tuple[Any, ...]]]
 """(events of the subscription, rows and keys, what was parked)."""
 
@@ -112,7 +112,7 @@ class _BatchFolding:
         self._count += len(events)
 
     def cut(self, mark: Mark) -> Answer:
-        _, last, _, committed = mark
+        last, committed = mark
         self._fold.committed(committed)
         count, pieces = self._count, self._pieces
         self._position, self._count, self._pieces = last, 0, []
