@@ -13,7 +13,7 @@ import signal
 import sys
 
 from eventjet.settings import Settings
-from eventjet.workers import divided, division
+from eventjet.workers import among
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.supervisor import run_workers
 from tests.faults.audit import sessions_of
@@ -44,5 +44,5 @@ if __name__ == "__main__":
     processes = int(os.environ.get(FOLDING, "1"))
     options = WorkerOptions(batch_max=int(batch_max), lease_s=float(lease_s), poll_s=0.1, processes=processes)
     # Else a run would mostly wait for fold processes that are stopped.
-    divided.BOUND_S = division.BOUND_S = FOLD_BOUND_S
+    among.BOUND_S = FOLD_BOUND_S
     asyncio.run(main(server, database, name, options, projections))

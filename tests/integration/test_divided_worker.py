@@ -139,8 +139,7 @@ async def test_a_fold_process_that_is_lost_ends_the_term_and_nothing_else(
     stage: Stage, ending: signal.Signals, which: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if ending == signal.SIGSTOP:
-        for module in ("divided", "division"):
-            monkeypatch.setattr(f"eventjet.workers.{module}.BOUND_S", 3.0)
+        monkeypatch.setattr("eventjet.workers.among.BOUND_S", 3.0)
     stage.fill()
     async with stage.ledger.working("balances", options=OPTIONS):
         with stage.growing():
