@@ -18,7 +18,6 @@ import pytest
 from eventjet.codec.envelope import RawRecord
 from eventjet.codec.voids import void_subject
 from eventjet.errors import FoldProcessLost
-from eventjet.parallel.code_seen import CodeSeen
 from eventjet.parallel.fork_server import ForkServer
 from eventjet.parallel.process import FoldFailed
 from eventjet.parallel.processes import FoldProcesses
@@ -390,17 +389,3 @@ except ChildProcessError:
 def test_where_it_is_the_first_process_of_a_container_no_zombie_is_left(mark: str) -> None:
     done = run(FIRST)
     assert (done.stdout, done.returncode) == ("none\n", 0), done.stderr
-
-
-def test_a_file_that_was_changed_or_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "seen_here.py"
-    file.write_text("VALUE = 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "seen_here", __import__("seen_here"))
-    seen = CodeSeen.now()
-    assert str(file) in seen.files
-    assert seen.changed() is None
-    file.write_text("VALUE = 22\n")
-    assert seen.changed() == str(file)
-    file.unlink()
-    assert seen.changed() == str(file)
