@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import length_hint
 from typing import Any, NoReturn, TypeAlias
 
 from eventjet.codec.reasons import reason_of
@@ -32,23 +33,36 @@ class Fold:
     def keys(self, events: Iterable[Recorded[Any]]) -> list[RowKey]:
         """Every key the events touch, once; raises `HandlerFailed`."""
         found: dict[RowKey, None] = {}
-        key_of, keys_of = self._resolved.key_of, self._resolved.keys_of
+        keys_of = self._resolved.keys_of
         event: Recorded[Any] | None = None
         try:
-            if key_of is not None:
-                for event in events:
-                    found[key_of(event)] = None
-            else:
-                for event in events:
-                    found.update(dict.fromkeys(keys_of(event)))
+            for event in events:
+                found.update(dict.fromkeys(keys_of(event)))
         except Exception as error:  # noqa: BLE001 - whatever a handler raises names its event
             self._fail(event, error)
         return list(found)
 
-    def __call__(self, rows: Mapping[RowKey, Any], events: Iterable[Recorded[Any]]) -> Rows:
+    def each_key(self, events: Sequence[Recorded[Any]]) -> list[RowKey] | None:
+        """The key of each event, event by event, which `__call__` takes; None where one may touch several.
+
+        Raises `HandlerFailed`.
+        """
+        key_of = self._resolved.key_of
+        if key_of is None:
+            return None
+        coming = iter(events)
+        try:
+            return [key_of(event) for event in coming]
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises names its event
+            self._fail(events[len(events) - length_hint(coming) - 1], error)
+
+    def __call__(
+        self, rows: Mapping[RowKey, Any], events: Iterable[Recorded[Any]], each_key: Sequence[RowKey] | None = None
+    ) -> Rows:
         """The rows that changed, normalised; None where one is gone. `rows` holds what there was and stays as it is.
 
-        Events are in the order of the log. Raises `HandlerFailed` with the event that could not be taken.
+        Events are in the order of the log; `each_key` is what `each_key` gave for them, where it was asked before.
+        Raises `HandlerFailed` with the event that could not be taken.
         """
         if not self._resolved.reads:
             return self._append(events)
@@ -57,7 +71,10 @@ class Fold:
         step = row_step(self._resolved, self._codec, rows, changed)
         event: Recorded[Any] | None = None
         try:
-            if key_of is not None:
+            if each_key is not None:
+                for event, key in zip(events, each_key, strict=True):
+                    step(event, key)
+            elif key_of is not None:
                 for event in events:
                     step(event, key_of(event))
             else:
