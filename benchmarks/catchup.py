@@ -18,20 +18,24 @@ from decimal import Decimal
 from functools import cache, partial
 from pathlib import Path
 
-from benchmarks import message_db, peers
+from benchmarks import bank_by_hand, message_db, peers
 from benchmarks.bank import bank
-from benchmarks.laps import Lap, lap, last_line, worker_lap
+from benchmarks.laps import APP, Lap, lap, last_line, worker_lap
 from benchmarks.log import fill
 from benchmarks.measure import Comparison, Figures, conditions, keep, show
 from benchmarks.peers import python
 from benchmarks.postings import balances
 from benchmarks.readmodel import check
+from eventjet import App
 from eventjet.dev import NatsServer, PostgresServer
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
 
 WORKER = "eventjet worker"
 WORKER_OF_TWO = "eventjet worker --processes 2"
+WRITES = "eventjet worker, SQL by hand that only writes"
+ASKS = "eventjet worker, SQL by hand that asks"
+OURS = (WORKER, WORKER_OF_TWO, WRITES, ASKS)
 FLOOR = "floor by hand: nats-py, eventjet's decoder, SQL"
 LIMIT = "limit by hand: nats-py, bodies alone, SQL"
 PYEVENTSOURCING = "pyeventsourcing, a commit an event"
@@ -128,14 +132,16 @@ class Job:
 
     def comparisons(self) -> list[Comparison]:
         """By the clock, with what is aimed at, and by the client's CPU, in which a peer's waiting does not count."""
-        others = [one.name for one in self.subjects if one.name not in (WORKER, WORKER_OF_TWO)]
+        others = [one.name for one in self.subjects if one.name not in OURS]
         targets = TARGETS[self.database]
         return [
             Comparison(self.rate, WORKER_OF_TWO, WORKER, 1.4),
             *[Comparison(self.rate, WORKER, name, targets.get(name)) for name in others],
             *[Comparison(self.rate, WORKER_OF_TWO, name) for name in others],
+            Comparison(self.rate, WRITES, ASKS),
             Comparison(self.cpu, WORKER_OF_TWO, WORKER),
             *[Comparison(self.cpu, WORKER, name) for name in others],
+            Comparison(self.cpu, WRITES, ASKS),
         ]
 
 
@@ -144,11 +150,18 @@ def _truth(count: int) -> dict[str, tuple[Decimal, int]]:
     return balances(count)
 
 
-def _worker(nats: str, count: int, processes: int, url: str) -> Lap:
+def _worker(nats: str, count: int, processes: int, url: str, app: App = bank, place: str = APP) -> Lap:
     engine = Database(url).sync_engine()
-    create_tables(engine, bank.projections.values())
+    create_tables(engine, app.projections.values())
     engine.dispose()
-    return worker_lap(nats, url, count, processes)
+    return worker_lap(nats, url, count, processes, place)
+
+
+def _by_hand(nats: str, name: str, app: App, count: int) -> Subject:
+    """SQL by hand over a log of its own, which is shorter."""
+    fill(nats, count, app.name)
+    place = f"benchmarks.bank_by_hand:{app.name.removeprefix('bench')}"
+    return Subject(name, count, lambda url: _worker(nats, count, 1, url, app, place))
 
 
 def _peers(databases: Databases, kind: str, sizes: argparse.Namespace) -> list[Subject]:
@@ -213,6 +226,10 @@ def main(sizes: argparse.Namespace) -> int:
             f"with bodies of {smallest} to {largest} bytes; the databases fsync"
         )
         databases = Databases(postgres, Path(folder))
+        sql = [
+            _by_hand(nats.url, WRITES, bank_by_hand.writes, sizes.by_hand_events),
+            _by_hand(nats.url, ASKS, bank_by_hand.asks, sizes.asking_events),
+        ]
         by_hand = {FLOOR: "records", LIMIT: "bodies"}
         jobs: list[Job] = []
         for kind in sizes.databases.split(","):
@@ -228,7 +245,7 @@ def main(sizes: argparse.Namespace) -> int:
                 )
                 for name, how in by_hand.items()
             ]
-            jobs.append(Job.of(kind, [*ours, *floors, *_peers(databases, kind, sizes)]))
+            jobs.append(Job.of(kind, [*ours, *sql, *floors, *_peers(databases, kind, sizes)]))
         context = Job.of("nowhere: the limits of one core", _context(nats.url, sizes.events))
         for _ in range(sizes.runs):
             for job in jobs:
@@ -281,6 +298,8 @@ def _sizes() -> argparse.Namespace:
 
     size("runs", 3, "laps of each subject")
     size("events", 200_000, "events in the log, for eventjet and the floors")
+    size("by_hand_events", 30_000, "events in the log of SQL by hand that only writes")
+    size("asking_events", 2_500, "events in the log of SQL by hand that asks")
     size("batch_peer_events", 60_000, "events in the store of the peer that works in batches")
     size("peer_events", 3_000, "events in the store of the peer that commits one by one")
     size("slow_peer_events", 250, "events in the store of the peer that takes milliseconds for one")

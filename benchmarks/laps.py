@@ -64,13 +64,13 @@ def last_line(command: list[str]) -> str:
     return _run(command).splitlines()[-1]
 
 
-def worker_lap(server: str, database: str, count: int, processes: int = 1) -> Lap:
+def worker_lap(server: str, database: str, count: int, processes: int = 1, app: str = APP) -> Lap:
     """`eventjet worker`, from the first look at its position once it says it is ready until the last is committed.
 
     What its fold processes take, their start included, is the client's.
     """
     started = time.monotonic()
-    with running_worker(server, database, processes) as process, _position(database) as position:
+    with running_worker(server, database, processes, app) as process, _position(database) as position:
         first, ready, ready_cpu_s = position(), time.monotonic(), _cpu_s(process.pid)
         fold_mb = 0.0
         deadline = time.monotonic() + _LIMIT_S
@@ -85,14 +85,14 @@ def worker_lap(server: str, database: str, count: int, processes: int = 1) -> La
 
 
 @contextmanager
-def running_worker(server: str, database: str, processes: int = 1) -> Generator[subprocess.Popen[str]]:
+def running_worker(server: str, database: str, processes: int = 1, app: str = APP) -> Generator[subprocess.Popen[str]]:
     """`eventjet worker`, from when it says it is ready."""
     process = subprocess.Popen(
         [sys.executable, "-m", "eventjet.cli", "worker", "--processes", str(processes)],
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**_environment(), **_settings(server, database)},
+        env={**_environment(), **_settings(server, database, app)},
     )
     try:
         _await_ready(process)
@@ -107,8 +107,8 @@ def initialise(server: str, database: str) -> None:
     _run([sys.executable, "-m", "eventjet.cli", "init"], _settings(server, database))
 
 
-def _settings(server: str, database: str) -> dict[str, str]:
-    return {"EVENTJET_APP": APP, "EVENTJET_SERVERS": server, "EVENTJET_DATABASE": database}
+def _settings(server: str, database: str, app: str = APP) -> dict[str, str]:
+    return {"EVENTJET_APP": app, "EVENTJET_SERVERS": server, "EVENTJET_DATABASE": database}
 
 
 def _await_ready(process: subprocess.Popen[str]) -> None:

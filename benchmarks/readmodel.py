@@ -1,6 +1,6 @@
 """The read model of subjects that write their own SQL, and the check that every subject's rows are right.
 
-On SQLite they keep cents, as it has no exact decimals.
+On SQLite they keep cents, as it has no exact decimals; on PostgreSQL whole numbers are cents.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def _from_postgres(url: str) -> dict[str, tuple[Decimal, int]]:
     import psycopg
 
     with psycopg.connect(url) as connection:
-        return {str(key): (balance, count) for key, balance, count in connection.execute(_ROWS)}
+        rows = connection.execute(_ROWS).fetchall()
+    return {str(key): (_amount(balance, in_cents=isinstance(balance, int)), count) for key, balance, count in rows}
 
 
 def _from_sqlite(path: str, in_cents: bool) -> dict[str, tuple[Decimal, int]]:
@@ -61,4 +62,8 @@ def _from_sqlite(path: str, in_cents: bool) -> dict[str, tuple[Decimal, int]]:
         rows = connection.execute(_ROWS).fetchall()
     finally:
         connection.close()
-    return {key: (Decimal(value).scaleb(-2) if in_cents else Decimal(value), count) for key, value, count in rows}
+    return {key: (_amount(value, in_cents=in_cents), count) for key, value, count in rows}
+
+
+def _amount(value: int | str | Decimal, *, in_cents: bool) -> Decimal:
+    return Decimal(value).scaleb(-2) if in_cents else Decimal(value)

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from eventjet.codec.catalog import EncodedEvent
+from eventjet.domain.identity import new_event_id
 from eventjet.domain.recorded import Recorded
-from eventjet.errors import Refused, UsageError
+from eventjet.errors import HistoryBroken, Refused, UndecodableEvent, UsageError
 from eventjet.examples.bank.account import Account, AccountEvent
-from eventjet.store.store import EventStore
+from eventjet.store.store import EventStore, NewEvent
+from eventjet.testing.store_contract import write
 from tests.contracts.repository_contract import Accounts, repository
 
 EVENTS = 12
@@ -90,20 +93,45 @@ class HistoryContract:
         for part in ({"after": 1}, {"newest_first": True, "limit": 1}, {"newest_first": True, "limit": 2}):
             assert await accounts.history("nobody", **part) == []  # pyright: ignore[reportArgumentType]
 
-    async def test_the_last_event_is_one_look_and_others_are_few(
+    async def test_the_last_event_is_two_looks_and_others_are_few(
         self, app: str, store: EventStore, accounts: Accounts
     ) -> None:
         every = await filled(accounts)
         looked: Any = Looked(store)
         there = repository(app, looked)
         assert await there.history("a", newest_first=True, limit=1) == every[-1:]
-        assert (looked.asked, looked.records) == (["newest"], 0)
+        assert (looked.asked, looked.records) == (["newest", "history"], 2)
+        looked.records = 0
         assert await there.history("a", limit=2) == every[:2]
         assert looked.records == 2
         looked.records = 0
         assert await there.history("a", after=EVENTS - 3, newest_first=True, limit=2) == every[:-3:-1]
-        # Both ends, the looks for a version, and the two.
-        assert looked.records <= 1 + 2 * 7 + 2
+        # Both ends, the looks for a version, the two, and the one before them.
+        assert looked.records <= 1 + 2 * 7 + 2 + 1
+
+    @pytest.mark.parametrize("told", [1, 2, EVENTS - 1, EVENTS, EVENTS + 2, EVENTS + 40])
+    async def test_a_record_of_another_version_at_the_end_is_an_error_as_for_loading(
+        self, store: EventStore, accounts: Accounts, told: int
+    ) -> None:
+        """What was recorded before it is not taken for all there is."""
+        every = await filled(accounts)
+        last = every[-1].position
+        stray = NewEvent(new_event_id(), EncodedEvent("account.deposited", 1, b'{"amount":"9"}'))
+        await store.append([write("a", last, told - 1, stray, aggregate="account")])
+        with pytest.raises((HistoryBroken, UndecodableEvent)) as broken:
+            await accounts.load("a")
+        for bounds in (
+            *({"after": after} for after in range(EVENTS + 2)),
+            *({"after": after, "limit": 5, "newest_first": True} for after in range(EVENTS + 2)),
+            *({"newest_first": True, "limit": limit} for limit in (1, 2, 5, 50)),
+            {"after": EVENTS + 50},
+            {},
+        ):
+            with pytest.raises(type(broken.value)):
+                await accounts.history("a", **bounds)
+        assert await accounts.history("a", version=EVENTS) == every
+        assert await accounts.history("a", position=last) == every
+        assert await accounts.history("a", limit=3) == every[:3]
 
     @pytest.mark.parametrize("bounds", [{"after": -1}, {"limit": -1}, {"version": "3"}, {"position": 1.0}])
     async def test_what_is_no_bound_of_a_history_is_refused(self, accounts: Accounts, bounds: dict[str, Any]) -> None:

@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import example, given
+import pytest
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import header_block
+from eventjet.errors import HistoryBroken, UndecodableEvent
 from eventjet.repository.excerpts import Excerpt, Excerpts
+from eventjet.repository.timeline import version_in
 from eventjet.store.memory import MemoryStore
 from tests.unit.test_timeline import Counting
 from tests.unit.test_voids import Rung
@@ -23,9 +26,12 @@ LONG = 2_000
 class Written(Counting):
     """A log of what a test says: see `KINDS`."""
 
-    def put(self, subject: str, type_name: str, version: int | None) -> int:
+    def put(self, subject: str, type_name: str, version: int | None, expected: int | None = None) -> int:
         position = len(self._records) + 1
-        told = [("Nats-Msg-Id", f"m-{position}"), ("Ej-Type", type_name), ("Ej-Schema", "1")]
+        told = [("Nats-Msg-Id", f"m-{position}")]
+        if expected is not None:
+            told.append(("Nats-Expected-Last-Subject-Sequence", str(expected)))
+        told += [("Ej-Type", type_name), ("Ej-Schema", "1")]
         if version is not None:
             told.append(("Ej-Version", str(version)))
         full = f"shop.{subject}"
@@ -58,7 +64,8 @@ def written(kinds: Sequence[tuple[str, int]]) -> tuple[Written, dict[int, str]]:
                 voids[store.put("bell.a", "bell.rung", told)] = "a copy"
         else:
             version += 1
-            position = store.put("bell.a", "bell.gone" if kind == "retired" else "bell.rung", version)
+            last = store._last.get("shop.bell.a", 0)  # pyright: ignore[reportPrivateUsage]
+            position = store.put("bell.a", "bell.gone" if kind == "retired" else "bell.rung", version, last)
             if kind == "voided":
                 voids[position] = "wrong"
     return store, voids
@@ -92,11 +99,62 @@ def test_a_part_is_what_it_is_of_the_whole(kinds: list[tuple[str, int]], wanted:
     asyncio.run(read())
 
 
+@example([6], [(3, None)], Excerpt(after=4))
+@example([6], [(6, None)], Excerpt(after=5, newest_first=True, limit=1))
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(1, 16), st.none() | st.just(True)), min_size=1, max_size=3),
+    bounds,
+)
+def test_a_part_of_a_broken_history_is_what_comes_before_the_break_or_an_error(
+    saves: list[int], strays: list[tuple[int, bool | None]], wanted: Excerpt
+) -> None:
+    """Saves of so many events with others between them, and behind them what another program wrote."""
+    store, version, last = Written("shop"), 0, 0
+    for count in saves:
+        store.put("bell.b", "bell.rung", 1)
+        before = last
+        for index in range(count):
+            version += 1
+            last = store.put("bell.a", "bell.rung", version, before if index == 0 else None)
+    sound, told = version, version
+    for stray, says in strays:
+        store.put("bell.b", "bell.rung", 1)
+        assume(stray != told + 1 or told == sound)  # a run of its own is like a history, wherever it begins
+        last = store.put("bell.a", "bell.rung", stray, last if says else None)
+        sound, told = sound + (stray == told + 1), stray
+    records = [record for record in store._records if record[2] == b"shop.bell.a"]  # pyright: ignore[reportPrivateUsage]
+    assume(all(version_in(record) for record in records))
+
+    async def read() -> None:
+        there = excerpts(store, {})
+        before = [one for one in map(Decoder(Catalog([Rung])), records[:sound]) if one is not None]
+        if sound == len(records):
+            assert await there.read("a", wanted) == wanted.cut(before)
+            return
+        with pytest.raises((HistoryBroken, UndecodableEvent)):
+            await there.read("a", Excerpt())
+        try:
+            found = await there.read("a", wanted)
+        except (HistoryBroken, UndecodableEvent):
+            return
+        assert found == wanted.cut(before)
+        is_before = (
+            (wanted.version is not None and wanted.version <= max(sound, wanted.after))
+            or (wanted.position is not None and wanted.position < records[sound][0])
+            or (not wanted.newest_first and len(found) == wanted.limit)
+            or wanted.limit == 0
+        )
+        assert is_before
+
+    asyncio.run(read())
+
+
 async def test_a_part_of_a_long_history_costs_few_looks_and_few_records() -> None:
     store, voids = written([("event", 0), ("other", 0), ("other", 0)] * LONG)
     there = excerpts(store, voids)
     for wanted, records in [
-        (Excerpt(newest_first=True, limit=1), 0),
+        (Excerpt(newest_first=True, limit=1), 2),
         (Excerpt(newest_first=True, limit=10), 10),
         (Excerpt(newest_first=True, limit=10, version=1_000), 10),
         (Excerpt(newest_first=True, limit=10, position=3_000), 10),

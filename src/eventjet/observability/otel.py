@@ -107,11 +107,11 @@ class Telemetry:
             labels = {**labels, **{key: more[key] for key in kind.labels if key in more}}
             self._durations[kind.name].record(time.perf_counter() - began, labels)
 
-    def batch(self, name: str, labels: Mapping[str, Any], parents: Iterable[str]) -> Any:
+    def batch(self, name: str, labels: Mapping[str, Any], parents: Iterable[str], more: dict[str, Any]) -> Any:
         """A span linked to the traces that these headers are of; a part of the one where there is one only."""
         links = list(dict.fromkeys(parents))
         of_one = len({one[3:35] for one in links}) == 1
-        return self.span(spans.BATCH, name, labels, links[0] if of_one else None, links[:LINKS_MAX])
+        return self.span(spans.BATCH, name, labels, links[0] if of_one else None, links[:LINKS_MAX], more=more)
 
     def tell(self) -> None:
         """Complete the commands of this thread that have ended."""

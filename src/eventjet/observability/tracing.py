@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +71,21 @@ def span(
     """
     telemetry = active()
     return nullcontext({}) if telemetry is None else telemetry.span(kind, name, labels or {}, parent, more=more)
+
+
+def batch(
+    projection: str, revision: int, events: int, position: int, parents: Callable[[], Iterable[str]] = tuple
+) -> AbstractContextManager[Any]:
+    """The span of a transaction of a projection within the block, of so many events up to a position.
+
+    It is linked to the traces that the headers `parents` gives are of, and a part of the one where there is one only.
+    """
+    telemetry = active()
+    if telemetry is None:
+        return nullcontext()
+    labels = {"eventjet.projection": projection, "eventjet.revision": revision}
+    more = {"eventjet.events": events, "eventjet.position": position}
+    return telemetry.batch(projection, labels, parents(), more)
 
 
 def current_traceparent() -> str | None:

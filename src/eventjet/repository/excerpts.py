@@ -1,7 +1,8 @@
 """A part of one aggregate's history: between two versions, up to a position, from either end, so many events of it.
 
-Only what is asked for is read and decoded. A version is found by bisection, and what is read from there must be the
-versions that follow one another, as the fold would have them; where they do not, the whole history is read, and cut.
+Only what is asked for is read and decoded. A version is found by bisection. What is read from there must follow one
+another, as the fold would have it, and the first of it must follow the record before it; where it does not, the whole
+history is read, which answers or raises as loading it does, and cut.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.envelope import EXPECTED, RawRecord, number_of
+from eventjet.domain.history import FoldedState, fold_history
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import UsageError
 from eventjet.repository.timeline import Head, head_of, record_of, version_in
@@ -73,7 +75,7 @@ class Excerpts:
         self._voids = voids
 
     async def read(self, aggregate_id: str, wanted: Excerpt) -> list[Recorded[Any]]:
-        """The events, without retired ones. Raises `CodecError`, and what `EventStore` does."""
+        """The events, without retired ones. Raises `HistoryBroken`, `CodecError`, and what `EventStore` does."""
         if wanted.limit == 0 or (wanted.version is not None and wanted.version <= wanted.after):
             return []
         found: list[Recorded[Any]] | None = None
@@ -82,55 +84,70 @@ class Excerpts:
             found = await read(aggregate_id, wanted)
         if found is not None:
             return found
-        decoded = map(self._decoder, await self._store.history(self._aggregate, aggregate_id))
-        return wanted.cut([one for one in decoded if one is not None])
+        return wanted.cut(await self._whole(aggregate_id))
+
+    async def _whole(self, aggregate_id: str) -> list[Recorded[Any]]:
+        records = await self._store.history(self._aggregate, aggregate_id)
+        line, follows = _Line(self._voids), True
+        decoded: list[Recorded[Any] | None] = []
+        for record in records:
+            decoded.append(self._decoder(record))
+            if follows and not (follows := line.takes(record)):
+                # Raises what loading raises.
+                links = (self._decoder.link(one)._replace(data=None) for one in records)
+                fold_history(FoldedState(None, 0, 0), links, record[2].decode("utf-8", "replace"), "")
+        return [one for one in decoded if one is not None]
 
     async def _forwards(self, aggregate_id: str, wanted: Excerpt) -> list[Recorded[Any]] | None:
         """None where the versions do not follow one another."""
-        begin = 0
+        first: RawRecord | None = None
         if wanted.after:
             head = await head_of(self._store, self._aggregate, aggregate_id)
             if head is None:
                 return []
             if not self._is_last(head):
                 return None
-            first = await record_of(self._store, self._aggregate, aggregate_id, wanted.after + 1, head)
-            if first is None:
-                return []
-            if first[0] in self._voids:
+            first = await record_of(
+                self._store, self._aggregate, aggregate_id, min(wanted.after + 1, head.version), head
+            )
+            if first is None or first[0] in self._voids:
                 return None  # the event of that version may be before it
-            begin = first[0] - 1
-        found = await self._from(aggregate_id, begin, wanted)
+        found = await self._from(aggregate_id, first, wanted)
         return found[::-1] if found is not None and wanted.newest_first else found
 
     async def _from(
-        self, aggregate_id: str, begin: int, wanted: Excerpt, *, end: int | None = None
+        self, aggregate_id: str, first: RawRecord | None, wanted: Excerpt, *, end: int | None = None
     ) -> list[Recorded[Any]] | None:
-        """The events after a position, the oldest first; where the last is to be at `end`, None if it is not."""
-        found: list[Recorded[Any]] = []
-        told, limit = wanted.after, wanted.limit if not wanted.newest_first else None
+        """The events from a record on, or all, the oldest first; where the last is to be at `end`, None if it is not.
+
+        None, too, where the record is of a later version than the first one wanted, or does not follow the one before.
+        """
+        line = _Line(self._voids)
+        if first is not None and not line.begins_before(first, wanted.after + 1):
+            return None
+        found, begin = list[Recorded[Any]](), max(line.position - 1, 0)
+        limit = wanted.limit if not wanted.newest_first else None
         while True:
             most = min(
                 _PAGE,
-                _PAGE if limit is None else limit - len(found),
-                _PAGE if wanted.version is None else wanted.version - told,
+                _PAGE if limit is None else limit - len(found) + max(wanted.after - line.version, 0),
+                _PAGE if wanted.version is None else wanted.version - line.version,
             )
             page = await self._store.history(self._aggregate, aggregate_id, after=begin, most=most)
             for record in page:
-                if wanted.position is not None and record[0] > wanted.position:
+                is_beyond = wanted.position is not None and record[0] > wanted.position
+                if is_beyond and (first is None or record[0] > first[0]):
                     return found
-                is_next = version_in(record) == told + 1
-                if not is_next:
-                    if record[0] in self._voids:
-                        continue
+                told = line.version
+                if not line.takes(record):
                     return None
-                told += 1
-                event = self._decoder(record)
+                is_wanted = line.version > max(told, wanted.after) and not is_beyond
+                event = self._decoder(record) if is_wanted else None
                 if event is not None:
                     found.append(event)
-                if told == wanted.version and end not in (None, record[0]):
+                if line.version == wanted.version and end not in (None, record[0]):
                     return None
-                if told == wanted.version or len(found) == limit:
+                if line.version == wanted.version or len(found) == limit:
                     return found
             if len(page) < most:
                 return found if end is None else None
@@ -140,14 +157,18 @@ class Excerpts:
         """The newest first, in as many windows of versions as it takes; None as for `_forwards`."""
         if wanted.version is None and wanted.position is None and wanted.limit == 1:
             newest = await self._store.newest(self._aggregate, aggregate_id)
-            event = None if newest is None else self._decoder(newest)
-            if newest is None or event is not None:
-                return [event] if event is not None and event.version > wanted.after else []
+            if newest is None:
+                return []
+            event = await self._alone(aggregate_id, newest)
+            if event is None or event:
+                return event and [one for one in event if one.version > wanted.after]
         head = await head_of(self._store, self._aggregate, aggregate_id)
         last = head and await self._last(aggregate_id, wanted, head)
         if head is None or last is None or wanted.limit is None:
             return None
         upto, found, window = version_in(last) or 0, list[Recorded[Any]](), 0
+        if upto <= wanted.after:
+            return None if await self._alone(aggregate_id, last) is None else []
         while upto > wanted.after and len(found) < wanted.limit:
             # Retired events are passed over: a window that held few is followed by a wider one.
             window = min(max(wanted.limit - len(found), 2 * window), _PAGE)
@@ -156,7 +177,7 @@ class Excerpts:
             part = Excerpt(after=lowest, version=upto)
             if first is None or first[0] in self._voids or last[0] in self._voids:
                 return None
-            events = await self._from(aggregate_id, first[0] - 1, part, end=last[0])
+            events = await self._from(aggregate_id, first, part, end=last[0])
             if events is None:
                 return None
             found += events[::-1][: wanted.limit - len(found)]
@@ -166,6 +187,13 @@ class Excerpts:
                 if last is None:
                     return None
         return found
+
+    async def _alone(self, aggregate_id: str, record: RawRecord) -> list[Recorded[Any]] | None:
+        """The event of one record, none where it is retired; None where that does not follow the record before it."""
+        if record[0] in self._voids:
+            return None
+        version = version_in(record) or 0
+        return await self._from(aggregate_id, record, Excerpt(version - 1, version), end=record[0])
 
     async def _last(self, aggregate_id: str, wanted: Excerpt, head: Head) -> RawRecord | None:
         """The last record within the bounds; None where that is not certain."""
@@ -192,3 +220,41 @@ class Excerpts:
             return None
         following = await self._store.history(self._aggregate, aggregate_id, after=found[0], most=1)
         return found if following and following[0][0] == record[0] else None
+
+
+class _Line:
+    """What a history has told so far, by its headers alone: `fold_history` says what follows."""
+
+    __slots__ = ("_is_known", "_voids", "position", "version")
+
+    def __init__(self, voids: Mapping[int, str]) -> None:
+        self._voids = voids
+        self.version = self.position = 0
+        self._is_known = True
+
+    def begins_before(self, record: RawRecord, most: int) -> bool:
+        """Begin with what comes before a record of that version at the most; False where no record can be there.
+
+        That is the one it says it was written after; an event of a save that says nothing is behind the one before it.
+        """
+        version = version_in(record)
+        if version is None or version > most:
+            return False
+        if version > 1:
+            expected = number_of(record[3], EXPECTED)
+            self.version, self.position = version - 2, record[0] - 1 if expected is None else expected
+            self._is_known = False
+        return version == 1 or 0 < self.position < record[0]
+
+    def takes(self, record: RawRecord) -> bool:
+        """Whether a record comes next; what is void and does not is passed over."""
+        position, is_void = record[0], record[0] in self._voids
+        is_next = version_in(record) == self.version + 1
+        if not is_next and not is_void:
+            return False
+        expected = None if is_void else number_of(record[3], EXPECTED)
+        if expected is not None and self._is_known and expected not in self._voids and expected != self.position:
+            return False
+        self.version += is_next
+        self.position, self._is_known = position, True
+        return True

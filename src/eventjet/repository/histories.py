@@ -171,7 +171,7 @@ class Histories(Generic[S]):
             raise SaveTorn([subject.decode()], [header(record[3], MSG_ID) or "" for record in records])
 
     async def events(self, aggregate_id: str, wanted: Excerpt) -> list[Recorded[Any]]:
-        """Recorded events of one aggregate, without retired ones. Raises `UsageError` for what is no bound."""
+        """Recorded events of one aggregate, without retired ones; raises as `Repository.history`."""
         wanted.check()
         return await self._obeying(lambda: self._excerpts.read(aggregate_id, wanted))
 
@@ -329,11 +329,14 @@ class Histories(Generic[S]):
         return kept
 
     async def _obeying(self, read: Callable[[], Awaitable[T]]) -> T:
-        """What `read` gives; where it cannot, once more if the log declares something void that was not known."""
+        """What `read` gives; once more where the log declares something void that was not known, or does not follow.
+
+        A reply lost on the way looks the same as a broken history; only what is broken twice is broken.
+        """
         try:
             return await read()
-        except (HistoryBroken, CodecError):
-            if not await self._learn_voids():
+        except (HistoryBroken, CodecError) as error:
+            if not await self._learn_voids() and isinstance(error, CodecError):
                 raise
         return await read()
 

@@ -107,8 +107,9 @@ class Repository(Generic[S, E]):
         """Recorded events of one aggregate in order: all, or those after a version and up to one, or to a position.
 
         `limit` of them at the most, the oldest or the newest ones. What is not asked for is not read, as far as the
-        server allows; the last event is one direct get. Bounds beyond the end are no error. Raises `CodecError`,
-        `StoreUnavailable`, and `UsageError` for what is no bound.
+        server allows; the last event is two direct gets. Bounds beyond the end are no error. What is read has to follow
+        on one another, and on the event before it, as `load` would have it. Raises `HistoryBroken` where it does not,
+        `CodecError`, `StoreUnavailable`, and `UsageError` for what is no bound.
         """
         self.subject(aggregate_id)
         return await self.histories.events(aggregate_id, Excerpt(after, version, position, newest_first, limit))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from datetime import UTC
 from functools import cache
@@ -55,6 +55,8 @@ _LOCKED_OUT = ("55P03", "40P01", "57014")
 _OPTIONS = frozenset(each.keyword.decode() for each in psycopg.pq.Conninfo.get_defaults())
 _TOO_LONG = "22001"
 _FORBIDDEN = "42501"
+_PARAMETERS_MAX = 65_535
+"""Of one statement: its protocol counts them in 16 bits."""
 _NOT_EMPTY = "2BP01"
 
 
@@ -220,7 +222,8 @@ class Postgres(Dialect):
             # A plan of a table that has changed since; a new session makes another.
             return state.startswith(_TRANSIENT) or (state == "0A000" and "cached plan" in str(error.orig))
         # Without a code it is the driver that speaks: of the connection, or of a value it cannot send.
-        return isinstance(error.orig, psycopg.Error) and isinstance(error, OperationalError | InterfaceError)
+        is_drivers = isinstance(error.orig, psycopg.Error) and isinstance(error, OperationalError | InterfaceError)
+        return is_drivers and not _has_too_many_parameters(error)
 
     def is_locked_out(self, error: DBAPIError) -> bool:
         return _state(error) in _LOCKED_OUT
@@ -292,6 +295,12 @@ def _is_here(host: str) -> bool:
         return host in ("", "localhost") or host[0] in "/@" or ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _has_too_many_parameters(error: DBAPIError) -> bool:
+    """Whether a statement was never sent, since the protocol has no room for so many; the driver blames the server."""
+    given: object = error.params
+    return not error.ismulti and isinstance(given, Sized) and len(given) > _PARAMETERS_MAX
 
 
 def _state(error: DBAPIError) -> str:

@@ -21,7 +21,7 @@ from eventjet.codec.envelope import MSG_ID, header
 from eventjet.codec.reasons import reason_of
 from eventjet.errors import CheckpointFenced, FoldProcessLost
 from eventjet.nats.consumer import DurablePull
-from eventjet.observability.tracing import active
+from eventjet.observability import tracing
 from eventjet.parallel.process import FoldFailed
 from eventjet.parallel.processes import FoldProcesses
 from eventjet.projections.resolve import ResolvedProjection
@@ -244,14 +244,8 @@ class DividedPipeline:
         return True
 
     async def _committed(self, prepared: Prepared, events: int) -> float:
-        telemetry = active()
-        if telemetry is None:
-            return await self._commit(prepared)
-        labels = {"eventjet.projection": self._resolved.name, "eventjet.revision": self._resolved.revision}
         # Of which traces its events are only fold processes know.
-        with telemetry.batch(self._resolved.name, labels, ()) as told:
-            told["eventjet.events"] = events
-            told["eventjet.position"] = prepared.batch.last
+        with tracing.batch(self._resolved.name, self._resolved.revision, events, prepared.batch.last):
             return await self._commit(prepared)
 
     async def _commit(self, prepared: Prepared) -> float:

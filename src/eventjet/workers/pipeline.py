@@ -17,8 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from eventjet import failpoints
 from eventjet.codec.reasons import reason_of
 from eventjet.errors import CheckpointFenced, HandlerFailed
-from eventjet.observability import logs
-from eventjet.observability.tracing import active
+from eventjet.observability import logs, tracing
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.quarantine.fold import Offered
 from eventjet.sql.checkpoint import Checkpoint
@@ -181,13 +180,8 @@ class BatchPipeline:
         return True
 
     async def _committed(self, part: Batch) -> float:
-        telemetry = active()
-        if telemetry is None:
-            return await self._committer.commit(part)
-        labels = {"eventjet.projection": self._resolved.name, "eventjet.revision": self._resolved.revision}
-        with telemetry.batch(self._resolved.name, labels, _traces(part)) as told:
-            told["eventjet.events"] = len(part.events)
-            told["eventjet.position"] = part.last
+        resolved = self._resolved
+        with tracing.batch(resolved.name, resolved.revision, len(part.events), part.last, lambda: _traces(part)):
             return await self._committer.commit(part)
 
     async def _commit(self, batch: Batch) -> None:

@@ -184,7 +184,10 @@ class Gathered:
         except Exception as error:
             dbapi: Any = self.sync.dialect.dbapi
             if isinstance(error, dbapi.Error):
-                told = DBAPIError.instance(None, None, error, dbapi.Error, dialect=self.sync.dialect)
+                text, given = (None, None) if last is None else (last.text, last.parameters)
+                told = DBAPIError.instance(
+                    text, given, error, dbapi.Error, hide_parameters=True, dialect=self.sync.dialect
+                )
                 if isinstance(told, DBAPIError) and is_transient(told):
                     self.fault = self.fault or told
                     raise told from error

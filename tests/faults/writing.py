@@ -1,0 +1,96 @@
+"""SQL by hand whose handlers only write, so that their statements are gathered, and a worker process for it.
+
+`python -m tests.faults.writing <nats> <database> <app> <batch_max> <lease_s>`: as `tests.faults.worker`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections import Counter
+from decimal import Decimal
+from typing import Any
+
+from sqlalchemy import insert, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from eventjet import Recorded
+from eventjet.settings import Settings
+from eventjet.workers.context import WorkerOptions
+from eventjet.workers.supervisor import run_workers
+from tests.integration import by_hand_writing
+from tests.integration.by_hand import Found, accounts_table, bound_with
+from tests.integration.ledger_log import Ledger
+from tests.integration.projecting import Added, Closed, Opened
+
+_COUNT = text(
+    "insert into totals (name, n) values (:name, 1) on conflict (name) do update set n = totals.n + excluded.n"
+)
+
+
+async def opened(event: Recorded[Opened], connection: AsyncConnection) -> None:
+    """None of them can be repeated: an event taken twice, or not at all, shows."""
+    values: dict[str, Any] = {"owner": None, "amount": Decimal(0), "last_at": event.recorded_at, "notes": []}
+    await connection.execute(insert(accounts_table).values(account_id=event.aggregate_id, **values))
+    await connection.execute(_COUNT, {"name": "opened"})
+
+
+async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
+    own = accounts_table.c.account_id == event.aggregate_id
+    line = {"position": event.position, "account_id": event.aggregate_id, "amount": event.data.amount}
+    await connection.execute(by_hand_writing.INSERT_LINE, line)
+    await connection.execute(update(accounts_table).where(own).values(last_at=event.recorded_at))
+    await connection.execute(_COUNT, {"name": "added"})
+
+
+async def closed(event: Recorded[Closed], connection: AsyncConnection) -> None:
+    await by_hand_writing.closed(event, connection)
+    await connection.execute(_COUNT, {"name": "closed"})
+
+
+WRITING = bound_with(opened, added, closed)
+
+
+def truth(events: list[Recorded[Any]]) -> Found:
+    """What the tables must hold, by the plainest loop."""
+    accounts: dict[str, tuple[Any, ...]] = {}
+    lines: list[tuple[int, str, Decimal]] = []
+    for one in events:
+        own = one.aggregate_id
+        if isinstance(one.data, Closed):
+            lines = [line for line in lines if line[1] != own]
+            del accounts[own]
+            continue
+        accounts[own] = (own, None, Decimal(0), one.recorded_at, [])
+        if isinstance(one.data, Added):
+            lines.append((one.position, own, one.data.amount))
+    totals = Counter(type(one.data).__name__.lower() for one in events)
+    return {"accounts": sorted(accounts.values()), "lines": lines, "totals": sorted(totals.items())}
+
+
+def writing(settings: Settings, name: str) -> Ledger:
+    """The log of this name with the read model over it."""
+    return Ledger(settings, name=name, projections={"ledger": WRITING})
+
+
+async def main(server: str, database: str, name: str, options: WorkerOptions) -> None:
+    """Work until SIGTERM."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    settings = Settings(servers=(server,), database=database)
+    await run_workers(
+        writing(settings, name),
+        settings,
+        stop=stop,
+        on_ready=lambda: print("ready", flush=True),  # noqa: T201
+        options=options,
+    )
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
+    server, database, name, batch_max, lease_s = sys.argv[1:]
+    options = WorkerOptions(batch_max=int(batch_max), lease_s=float(lease_s), poll_s=0.1)
+    asyncio.run(main(server, database, name, options))
