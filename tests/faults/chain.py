@@ -36,6 +36,8 @@ class Chain:
         """Times that a stopped worker held SQLite, so that nobody could take over."""
         self.refused = 0
         """Revived workers that were told that they were deposed."""
+        self.divided = 0
+        """Workers that had divided their work when their fault came."""
         self.takeovers_s: list[float] = []
         """Of leases of stopped workers, by one that stood by."""
         self._stage = stage
@@ -63,6 +65,7 @@ class Chain:
             assert struck.fault is not None
             self.done[Fault(struck.fault.name, struck.fault.action)] += 1
             self.under_load += feed.busy
+            self.divided += struck.has_divided
             self._succeed(struck, armed)
             self._stage.check()
             # So that events arrive to the end.
@@ -73,7 +76,7 @@ class Chain:
 
     def _start(self, fault: Fault | None) -> WorkerProcess:
         return self._processes.enter_context(
-            WorkerProcess(self._stage.ledger, self._stage.folder, fault, lease_s=LEASE_S, processes=self._among)
+            WorkerProcess(self._stage.ledger, self._stage.folder, fault, lease_s=LEASE_S, among=self._among)
         )
 
     def _drive(self, armed: Sequence[WorkerProcess]) -> WorkerProcess:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from eventjet.dev.nats import NatsServer
+from tests.faults.among import AMONG
 from tests.faults.scene import Scene, scene
 
 
@@ -16,6 +17,13 @@ def stage(eventjet_nats: NatsServer, database: str, tmp_path: Path) -> Iterator[
     """A log that grows and its read models; what is said of it is printed at the end."""
     with scene(eventjet_nats.url, database, tmp_path) as found:
         yield found
+
+
+@pytest.fixture(params=AMONG)
+def among(request: pytest.FixtureRequest) -> int:
+    """How many processes fold: for a worker that is far behind, or for a rebuild."""
+    found: int = request.param
+    return found
 
 
 @pytest.fixture

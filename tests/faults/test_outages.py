@@ -16,6 +16,7 @@ import pytest
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
 from eventjet.sql.sqlite_connections import BUSY_TIMEOUT_S
+from tests.faults.among import divided
 from tests.faults.audit import Audit
 from tests.faults.processes import WorkerProcess, await_it
 from tests.faults.scene import Scene, scene
@@ -72,7 +73,7 @@ class Weather:
 @pytest.mark.slow
 @pytest.mark.timeout(60 + 60 * OUTAGES)
 @pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
-def test_killed_servers_are_waited_out(kind: str, tmp_path: Path, processes: ExitStack) -> None:
+def test_killed_servers_are_waited_out(kind: str, tmp_path: Path, processes: ExitStack, among: int) -> None:
     chance = random.Random(9)
     with (
         servers(kind, tmp_path) as (nats, postgres, database),
@@ -82,7 +83,8 @@ def test_killed_servers_are_waited_out(kind: str, tmp_path: Path, processes: Exi
         stage.feed.rate = RATE
         stage.feed.allow(1_000_000)
         workers = [
-            processes.enter_context(WorkerProcess(stage.ledger, tmp_path, lease_s=LEASE_S)).ready() for _ in range(2)
+            processes.enter_context(WorkerProcess(stage.ledger, tmp_path, lease_s=LEASE_S, among=among)).ready()
+            for _ in range(2)
         ]
 
         def killed(server: NatsServer | PostgresServer) -> Callable[[], None]:
@@ -111,8 +113,11 @@ def test_killed_servers_are_waited_out(kind: str, tmp_path: Path, processes: Exi
                 f"middle, {max(times):.1f} s at most"
             )
         stage.say(f"{verdict}; {audit}; rows right at each of {stage.checks} looks; {stage.feed.resent} appends resent")
+        if among > 1:
+            stage.say(f"{among} processes folded in {divided(workers, audit)} terms")
         for worker in workers:
             assert worker.process.poll() is None, worker.logged()
+        assert among == 1 or divided(workers, audit) >= OUTAGES
         assert verdict.right
         assert not audit.zombies
         assert not audit.breaks
