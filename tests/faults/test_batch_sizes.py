@@ -6,15 +6,12 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from sqlalchemy import text
 
 from eventjet.dev.nats import NatsServer
-from eventjet.dev.postgres import PostgresServer
 from eventjet.errors import Unreachable
 from eventjet.settings import Settings
 from eventjet.workers.context import WorkerOptions
@@ -35,21 +32,6 @@ MISFITS: dict[str, list[tuple[str, Any]]] = {
     "a name that a unique index holds": [("u-1", Opened(owner="u")), ("u-2", Opened(owner="u"))],
 }
 """Events of which the last one cannot be taken."""
-
-
-@pytest.fixture(params=["postgresql", "sqlite"])
-def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
-    """Makes another empty database on each call."""
-
-    def make() -> str:
-        name = f"test_{uuid4().hex}"
-        if request.param == "sqlite":
-            return f"sqlite:///{tmp_path}/{name}.db"
-        server: PostgresServer = request.getfixturevalue("eventjet_postgres")
-        request.addfinalizer(lambda: server.drop_database(name))
-        return server.create_database(name)
-
-    return make
 
 
 async def worked(ledger: Ledger, size: int, last: int) -> tuple[Any, ...]:

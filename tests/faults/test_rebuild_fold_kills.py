@@ -110,9 +110,7 @@ async def test_a_rebuild_with_fold_processes_that_are_killed_or_stopped_changes_
         faults = plan(sqlite=scene.is_sqlite)
         for fault in faults:
             await siege.suffer(fault)
-        scene.said.append(
-            f"{siege.done.total()} kills and stops of rebuilds and their fold processes: {dict(siege.who)}"
-        )
+        scene.said.append(f"{siege.done.total()} kills and stops under rebuilds, of whom: {dict(siege.who)}")
         scene.said += [
             f"  {name:24} killed {siege.done[Fault(name, 'kill')]:3}, stopped {siege.done[Fault(name, 'stop')]:3}"
             for name in PLACES

@@ -60,6 +60,8 @@ class Duel:
     def stop_at_random(self) -> None:
         """The owner is stopped wherever it is, and wakes once the other one has written."""
         owner = self.owner()
+        if self._among > 1:
+            await_it(lambda: owner.has_divided or self.owner() is not owner, owner.logged)
         time.sleep(self._chance.random() * 0.4)
         owner.stop()
         if self._take_over(owner):

@@ -9,11 +9,11 @@ import os
 
 from eventjet import App
 from tests.faults.among import ALONE_S, SLOW
-from tests.faults.bad_events import wary
+from tests.faults.bad_events import MENDED, mended, wary
 from tests.faults.tally import Tally, journal, totals
 from tests.slow_alone import slow_alone
 
-_PROJECTIONS = {"tally": [totals, journal], "wary": [wary]}
+_PROJECTIONS = {"tally": [totals, journal], "wary": [mended if MENDED in os.environ else wary]}
 _kind, _, _name = os.environ["EVENTJET_TEST_WORKED"].partition(":")
 _pid = os.environ.get(SLOW)
 app = App(
