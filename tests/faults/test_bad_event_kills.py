@@ -147,6 +147,6 @@ def test_what_is_parked_and_released_under_kills_is_what_one_process_parks_and_r
     times = divided(several.workers, Audit.read(several.database))
     sys.stdout.write(
         f"\n{several.database.partition(':')[0]}: {2 * KILLS} kills and stops with {among} fold processes, {times} "
-        f"divided terms: as one process {len(rows):,} rows, {len(kept):,} events in quarantine, {len(released)} released\n"
+        f"divided terms: as one process {len(rows):,} rows, {len(kept):,} in quarantine, {len(released)} released\n"
     )
     assert times >= KILLS
