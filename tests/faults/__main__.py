@@ -13,7 +13,7 @@ import traceback
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from tests.faults.among import AMONG
+from tests.among import AMONG
 from tests.faults.trials import report
 from tests.faults.trials.machine import apart, missing
 from tests.faults.trials.report import Outcome

@@ -1,11 +1,11 @@
-"""How many processes fold in the fault tests: `AMONG`, the fixture `among`'s values, and what shows that they did.
+"""Workers and rebuilds with fold processes as the fault tests start them, and what shows that these folded: `divided`.
 
-With one, the worker or the rebuild folds itself. With several, a test has to see that they were used: `divided`.
+With one process (`tests.among`) the worker or the rebuild folds itself. With several a test has to see that they were
+used, else it could not fail over them.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from tests.faults.audit import Audit
     from tests.faults.processes import WorkerProcess
 
-AMONG = tuple(int(one) for one in os.environ.get("EVENTJET_TEST_AMONG", "1").split(","))
-SEVERAL = tuple(one for one in AMONG if one > 1) or (2,)
-"""For tests that are about fold processes."""
 FOLDING = "EVENTJET_TEST_FOLDING"
 """The variable that has the number of fold processes of `tests.faults.worker`."""
 SLOW = "EVENTJET_TEST_SLOW"

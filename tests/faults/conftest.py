@@ -10,7 +10,7 @@ import pytest
 
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
-from tests.faults.among import AMONG
+from tests.among import AMONG
 from tests.faults.scene import Scene, scene
 
 

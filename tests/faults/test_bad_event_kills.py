@@ -17,7 +17,8 @@ from sqlalchemy import text
 from eventjet import failpoints
 from eventjet.quarantine import rows as verdict
 from eventjet.sql.database import Database
-from tests.faults.among import SEVERAL, divided
+from tests.among import SEVERAL
+from tests.faults.among import divided
 from tests.faults.audit import Audit, install
 from tests.faults.bad_events import MENDED, Mixture, position_of, state_of, wary_log
 from tests.faults.processes import FIRES_S, Fault, WorkerProcess, await_it

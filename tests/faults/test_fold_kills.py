@@ -13,7 +13,8 @@ from itertools import count
 import pytest
 
 from eventjet import failpoints
-from tests.faults.among import DIVIDES, SEVERAL, divided
+from tests.among import SEVERAL
+from tests.faults.among import DIVIDES, divided
 from tests.faults.audit import Audit
 from tests.faults.processes import FIRES_S, Fault, WorkerProcess, await_it
 from tests.faults.scene import Scene

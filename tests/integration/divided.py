@@ -25,6 +25,7 @@ from eventjet.projections.resolve import ResolvedProjection, resolve
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint, read
 from eventjet.workers.context import WorkerOptions
+from tests.among import SEVERAL
 from tests.fold_processes import MARK, fold_processes
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, CATALOG, MOVEMENTS, Opened, balances, rows_of
@@ -33,7 +34,7 @@ from tests.slow_alone import slow_alone
 from tests.tables import reading
 
 KIND = "EVENTJET_TEST_KIND"
-OPTIONS = WorkerOptions(batch_max=20, lease_s=2.0, poll_s=0.1, processes=2)
+OPTIONS = WorkerOptions(batch_max=20, lease_s=2.0, poll_s=0.1, processes=SEVERAL[0])
 """Far behind is 80 events."""
 BURST = 400
 
