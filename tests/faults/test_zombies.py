@@ -11,7 +11,7 @@ from statistics import median
 
 import pytest
 
-from tests.faults.among import divided
+from tests.faults.among import divided, divisions
 from tests.faults.audit import Audit
 from tests.faults.processes import Fault, WorkerProcess, await_it
 from tests.faults.scene import Scene
@@ -61,13 +61,19 @@ class Duel:
         """The owner is stopped wherever it is, and wakes once the other one has written."""
         owner = self.owner()
         if self._among > 1:
-            await_it(lambda: owner.has_divided or self.owner() is not owner, owner.logged)
+            await_it(lambda: self._is_divided(owner), owner.logged)
         time.sleep(self._chance.random() * 0.4)
         owner.stop()
         if self._take_over(owner):
             position = self._stage.places()["totals"].position
             await_it(lambda: self._stage.places()["totals"].position > position, lambda: "the successor to write")
         self._revive(owner)
+
+    def _is_divided(self, owner: WorkerProcess) -> bool:
+        """Whether fold processes have folded what it committed last, if it still owns the projection."""
+        began = divisions(owner.logged().rpartition("took the lease")[2])
+        place = self._stage.places()["totals"]
+        return place.pid != owner.pid or (bool(began) and place.position > began[-1][1])
 
     def face_successor(self) -> None:
         """The owner is stopped before a commit, its successor before its first one; the owner wakes first."""
