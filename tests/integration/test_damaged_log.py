@@ -22,7 +22,6 @@ from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
 from eventjet.store.topology import IDENTITY, stream_config
 from eventjet.store.wholeness import FIRST
-from tests.among import LOCAL
 from tests.integration.ledger_log import Ledger, eventually
 from tests.logs import fresh_name
 
@@ -67,13 +66,13 @@ def bank(nats: NatsServer, database: str) -> Damaged:
 
 async def test_nothing_is_made_of_a_log_without_its_beginning(bank: Damaged) -> None:
     last = await bank.fill()
-    await rebuild(bank.app, ["balances"], bank.settings, engine=LOCAL)
+    await rebuild(bank.app, ["balances"], bank.settings, engine="local")
     bank.update(discard="old", max_msgs=2)
     told = rf"positions 1 to {last - 2} from its beginning are gone \(max_msgs is 2\)"
     with pytest.raises(LogIncomplete, match=told):
-        await rebuild(bank.app, ["balances"], bank.settings, engine=LOCAL)
+        await rebuild(bank.app, ["balances"], bank.settings, engine="local")
     with pytest.raises(LogIncomplete, match=told):
-        await verify(bank.app, "balances", bank.settings, engine=LOCAL)
+        await verify(bank.app, "balances", bank.settings, engine="local")
     seen = await bank.ledger.status()
     assert (seen.state, "eventjet init --repair" in str(seen.reason)) == ("failed", True)
     assert len(bank.ledger.execute("select * from balances")) == 1

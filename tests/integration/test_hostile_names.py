@@ -18,7 +18,6 @@ from eventjet.settings import Settings
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.locations import located
 from eventjet.sql.resetting import reset
-from tests.among import LOCAL
 from tests.integration import by_hand
 from tests.integration.by_hand import QUICK
 from tests.integration.ledger_log import Ledger, history
@@ -98,7 +97,7 @@ async def test_everything_works_whatever_tables_and_columns_are_called(
     await caught_up(log, last)
     before = rows(log)
     assert all(before)
-    await rebuild(log, BOTH, log.settings, engine=LOCAL)
+    await rebuild(log, BOTH, log.settings, engine="local")
     assert rows(log) == before
     for name in BOTH:
         assert (await verify(log, name, log.settings)).differences == 0

@@ -24,7 +24,7 @@ from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.shadow import shadow_of
 from eventjet.settings import Settings
 from eventjet.sql.promotion import Promoted, promote
-from tests.among import LOCAL
+from tests.among import LOCAL, told_as
 from tests.integration.rebuild_log import ALL, Book, remains, sessions
 from tests.tables import reading
 
@@ -182,7 +182,7 @@ async def test_an_event_that_the_projection_cannot_take_stops_it_by_name(book: B
     book.fill(100)
     opened = next(one for one in book.projections["balances"].events if one.__name__ == "Opened")
     position = book.append([("a-1", opened(owner="x" * 61))])
-    with pytest.raises(HandlerFailed, match=rf"position {position} of 'a-1'"):
+    with pytest.raises(told_as(HandlerFailed), match=rf"position {position} of 'a-1'"):
         await made(book)
     assert remains(book.where) == []
 
