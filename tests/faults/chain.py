@@ -20,7 +20,8 @@ IN_TRANSACTION = ("worker.before_commit", "worker.rows_written")
 """Where a worker stopped on SQLite holds the database until it resumes or dies."""
 LEASE_S = 0.6
 FIRST_RATE = 100.0
-ARRANGES_S = 0.5
+ARRANGES_S, ARRANGES_SEVERAL_S = 0.5, 5.0
+"""How often a situation is arranged; a worker that is slow alone has to catch up in between."""
 WRITES_S = 0.3
 """How long a revived worker may try to write before it is asked to end."""
 
@@ -94,7 +95,7 @@ class Chain:
             if owner is not None and owner.fault is not None:
                 if self._load(owner, owner.fault):
                     return owner
-                if now - arranged > ARRANGES_S:
+                if now - arranged > (ARRANGES_S if self._among == 1 else ARRANGES_SEVERAL_S):
                     arranged = now
                     self._arrange(owner, owner.fault)
             time.sleep(0.02)

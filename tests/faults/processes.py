@@ -53,7 +53,7 @@ class WorkerProcess:
             batch_max = 25 if among == 1 else BATCH_MAX
         self.fault = fault
         self._asked = False
-        stem = folder / f"worker-{time.monotonic_ns()}"
+        stem = folder / f"worker-{ledger.name}-{time.monotonic_ns()}"
         self._log, self._fired = stem.with_suffix(".log"), stem.with_suffix(".fired")
         place = (",".join(ledger.settings.servers), ledger.settings.database, ledger.name, str(batch_max), str(lease_s))
         environ = {**os.environ, "EVENTJET_FAILPOINT_LOG": str(self._fired), MARK: ledger.name, FOLDING: str(among)}

@@ -24,8 +24,6 @@ from tests.faults.scene import Scene, scene
 OUTAGES = int(os.environ.get("EVENTJET_TEST_OUTAGES", "2"))
 """Of each kind, on each database."""
 RATE = 200.0
-RATE_OF_SEVERAL = 60.0
-"""With fold processes: one projection has them at a time, and lets go of them when it has caught up."""
 RECOVERS_S = 40.0
 LEASE_S = 1.0
 
@@ -82,7 +80,7 @@ def test_killed_servers_are_waited_out(kind: str, tmp_path: Path, processes: Exi
         scene(nats.url, database, tmp_path) as stage,
     ):
         weather = Weather(stage)
-        stage.feed.rate = RATE if among == 1 else RATE_OF_SEVERAL
+        stage.feed.rate = RATE
         stage.feed.allow(1_000_000)
         workers = [
             processes.enter_context(WorkerProcess(stage.ledger, tmp_path, lease_s=LEASE_S, among=among)).ready()

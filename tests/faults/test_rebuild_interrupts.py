@@ -66,7 +66,7 @@ async def test_ctrl_c_ends_a_run_at_any_step_within_a_second(
         if among > 1:
             places += [name for name in FOLD_PLACES if name != "fold.answered"]  # nobody would wait for it
         for name in places if EVERY else places[1 + 2 * scene.is_sqlite :: 4]:
-            command = name.partition(".")[0]
+            command = "verify" if name.startswith("verify.") else "rebuild"
             # A terminal sends it to fold processes as well, which leave it to whom they belong to; one is stopped here.
             action = "stop" if among > 1 and name in WHERE_IT_FOLDS else "interrupt"
             with RebuildProcess(scene, at=name, action=action, command=command) as run:

@@ -51,8 +51,9 @@ def rebuilt(scene: Stage) -> int:
     with RebuildProcess(scene) as run:
         assert run.ended() == 0, run.logged()
     with Database(scene.ledger.settings.database).sync_engine("fault tests").connect() as connection:
-        found: int = connection.execute(text("select min(generation) from eventjet_projection")).scalar_one()
-    return found
+        query = text("select name, generation from eventjet_projection")
+        found = {row[0]: row[1] for row in connection.execute(query)}
+    return min(found[name] for name in scene.names)
 
 
 def caught_up(scene: Stage) -> None:

@@ -13,10 +13,10 @@ import signal
 import sys
 
 from eventjet.settings import Settings
-from eventjet.workers import divided, division
+from eventjet.workers import among
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.supervisor import run_workers
-from tests.faults.among import BOUND_S, FOLDING, SLOW
+from tests.faults.among import BOUND_S, FOLDING, SLOW, TURN_S
 from tests.faults.audit import sessions_of
 
 
@@ -45,6 +45,6 @@ if __name__ == "__main__":
     options = WorkerOptions(batch_max=int(batch_max), lease_s=float(lease_s), poll_s=0.1, processes=processes)
     if processes > 1:
         os.environ[SLOW] = str(os.getpid())
-    # Else a run would mostly wait for fold processes that are stopped.
-    divided.BOUND_S = division.BOUND_S = BOUND_S
+    # Else a run would mostly wait: for fold processes that are stopped, and for a turn.
+    among.BOUND_S, among.TURN_S = BOUND_S, TURN_S
     asyncio.run(main(server, database, name, options, projections))

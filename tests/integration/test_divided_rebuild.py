@@ -6,8 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,8 +15,10 @@ from eventjet.errors import FoldProcessLost, RebuildError
 from eventjet.rebuild import Progress, rebuild, verify
 from eventjet.rebuild.job import EngineOptions
 from tests.among import SEVERAL
+from tests.fold_processes import MARK, fold_processes, fork_servers
 from tests.integration.rebuild_log import ALL, Book, remains
 from tests.integration.test_quarantine_rebuild import PARKS, POISON, deployed, kept, mixed
+from tests.logs import fresh_name
 
 PROCESSES = SEVERAL[0]
 DIVISIBLE = ("balances", "movements")
@@ -38,18 +39,13 @@ async def made(book: Book, *names: str, processes: int | None = None, **options:
     return await rebuild(book.ref, names or ["balances"], book.settings, engine=engine, **options)
 
 
-def fold_processes() -> list[int]:
-    """Those of this process's children and theirs that are fold processes."""
-    found: list[int] = []
-    for path in Path("/proc").iterdir():
-        try:
-            command = (path / "cmdline").read_bytes() if path.name.isdigit() else b""
-            ours = f"PPid:\t{os.getpid()}\n" in (path / "status").read_text() if command else False
-        except OSError:
-            continue
-        if ours and b"eventjet.parallel.process" in command:
-            found.append(int(path.name))
-    return found
+@pytest.fixture(autouse=True)
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """What names the fold processes of a test; none of them is left afterwards."""
+    name = fresh_name("fold")
+    monkeypatch.setenv(MARK, name)
+    yield name
+    assert (fold_processes(name), fork_servers(name)) == ([], [])
 
 
 @pytest.mark.parametrize("more", [0, 2])
@@ -63,7 +59,7 @@ async def test_it_equals_the_live_fold_and_is_verified_in_the_same_way(book: Boo
         assert book.rows(name) == book.folded(last, name), name
     found = await verify(book.ref, "balances", book.settings, engine=among(processes))
     assert (found.differences, found.rows) == (0, len(book.rows()))
-    assert (remains(book.where), fold_processes()) == ([], [])
+    assert remains(book.where) == []
 
 
 async def test_projections_of_other_keys_keep_it_in_one_process_and_that_is_said(book: Book) -> None:
@@ -106,13 +102,13 @@ async def test_an_event_that_cannot_be_taken_stops_it_by_name(book: Book) -> Non
     position = book.append([("a-1", opened(owner="x" * 61))])
     with pytest.raises(RebuildError, match=rf"position {position} of 'a-1'"):
         await made(book)
-    assert (book.rows(), remains(book.where), fold_processes()) == (before, [], [])
+    assert (book.rows(), remains(book.where)) == (before, [])
     assert last < position
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGSTOP], ids=lambda one: one.name)
 async def test_a_fold_process_that_is_killed_or_stopped_ends_it_and_leaves_the_live_table(
-    book: Book, ending: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    book: Book, ending: signal.Signals, mark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = book.fill(3_000)
     await made(book)
@@ -121,11 +117,11 @@ async def test_a_fold_process_that_is_killed_or_stopped_ends_it_and_leaves_the_l
     monkeypatch.setattr("eventjet.rebuild.divided_load._BOUND_S", 5.0 if ending == signal.SIGSTOP else 600.0)
     book.fill(20_000, seed=2)
     with pytest.raises(FoldProcessLost):
-        await made(book, progress=once_read(lambda: [os.kill(pid, ending) for pid in fold_processes()]))
+        await made(book, progress=once_read(lambda: [os.kill(pid, ending) for pid in fold_processes(mark)]))
     assert (book.rows(), book.checkpoint()) == before
     assert before[1] is not None
     assert before[1].position == last
-    assert (remains(book.where), fold_processes()) == ([], [])
+    assert remains(book.where) == []
 
 
 async def test_a_cancelled_one_leaves_no_process_and_no_table(book: Book) -> None:
@@ -141,7 +137,7 @@ async def test_a_cancelled_one_leaves_no_process_and_no_table(book: Book) -> Non
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (book.rows(), book.checkpoint()) == before
-    assert (remains(book.where), fold_processes()) == ([], [])
+    assert remains(book.where) == []
 
 
 def once_read(act: Callable[[], object]) -> Callable[[Progress], None]:

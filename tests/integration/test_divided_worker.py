@@ -82,20 +82,26 @@ async def test_entries_are_divided_too(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-async def test_one_projection_at_a_time_has_the_processes(stage: Stage) -> None:
+async def test_one_projection_at_a_time_has_the_processes_and_while_the_log_grows_they_take_turns(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eventjet.workers.among.TURN_S", 0.2)
     stage.fill()
+
+    async def each_had_two_turns() -> bool:
+        assert len(await asyncio.to_thread(stage.fold_processes)) <= OPTIONS.processes
+        names = [one["name"] for one in stage.divisions]
+        return min(names.count("balances"), names.count("movements")) >= 2
+
     async with stage.ledger.working(options=OPTIONS):
         with stage.growing():
-            await stage.divided()
-            for resolved in (BALANCES, MOVEMENTS):
-                assert len(await asyncio.to_thread(stage.fold_processes)) <= OPTIONS.processes
-                await stage.moves_on(resolved)
+            await eventually(each_had_two_turns, "two turns of each")
         for resolved in (BALANCES, MOVEMENTS):
-            assert len(await asyncio.to_thread(stage.fold_processes)) <= OPTIONS.processes
             await stage.ledger.caught_up(stage.last, resolved)
     events = stage.ledger.recorded(stage.last)
     assert stage.rows() == folded(events)
     assert stage.rows(MOVEMENTS) == lines(events)
+    assert stage.checkpoint().epoch == stage.checkpoint("movements").epoch == 1
 
 
 async def test_a_projection_of_another_key_stays_in_one_process_and_says_so(
@@ -143,8 +149,7 @@ async def test_a_fold_process_that_is_lost_ends_the_term_and_nothing_else(
     stage: Stage, ending: signal.Signals, which: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if ending == signal.SIGSTOP:
-        for module in ("divided", "division"):
-            monkeypatch.setattr(f"eventjet.workers.{module}.BOUND_S", 3.0)
+        monkeypatch.setattr("eventjet.workers.among.BOUND_S", 3.0)
     stage.fill()
     async with stage.ledger.working("balances", options=OPTIONS):
         with stage.growing():

@@ -123,3 +123,20 @@ async def test_whoever_wants_a_whole_batch_gets_none_other() -> None:
     rest = await buffer.take(1)
     assert rest is not None
     assert rest.last == 19
+
+
+async def test_once_nothing_more_will_be_put_nobody_waits_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eventjet.workers.buffer._GATHER_S", 60.0)
+    buffer = EventBuffer(batch_max=10)
+    buffer.put(chunk(0, 4, left=1_000))
+    assert buffer.has_more
+    waiting = asyncio.create_task(buffer.take_whole())
+    await asyncio.sleep(0)
+    await asyncio.to_thread(buffer.finish)
+    async with asyncio.timeout(30):
+        assert await waiting is None
+        found = await buffer.take(60)
+        assert found is not None
+        assert found.last == 4
+        assert not buffer.has_more
+        assert await buffer.take(60) is None

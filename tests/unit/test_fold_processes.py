@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import pytest
 from eventjet.codec.envelope import RawRecord
 from eventjet.codec.voids import void_subject
 from eventjet.errors import FoldProcessLost
-from eventjet.parallel.code_seen import CodeSeen
-from eventjet.parallel.processes import FoldFailed, FoldProcesses
-from tests.fold_processes import MARK, all_ended, fold_processes
+from eventjet.parallel.fork_server import ForkServer
+from eventjet.parallel.process import FoldFailed
+from eventjet.parallel.processes import FoldProcesses
+from tests.fold_processes import MARK, all_ended, fold_processes, fork_servers
 from tests.forked import ROOT
 from tests.logs import fresh_name
 from tests.unit.echoing import Echo, Loaded
@@ -44,8 +46,13 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def started(count: int = 2, app: Loaded | None = None, bound_s: float = BOUND_S) -> FoldProcesses:
-    return FoldProcesses(Echo, app or Loaded(), count, bound_s=bound_s)
+@contextmanager
+def started(count: int = 2, app: Loaded | None = None, bound_s: float = BOUND_S) -> Generator[FoldProcesses]:
+    """By a server that is a program, since the process that runs the tests has threads."""
+    with ForkServer.started(app or Loaded()) as server:
+        assert server.is_ready(BOUND_S)
+        with FoldProcesses(server, count, bound_s=bound_s) as processes:
+            yield processes
 
 
 def record(position: int, subject: str, body: bytes = b"{}") -> RawRecord:
@@ -65,6 +72,7 @@ def test_each_aggregate_is_one_processes_own_in_the_order_of_the_log_and_voids_a
         processes.begin(Echo())
         assert len(set(processes.pids)) == 4
         assert fold_processes(mark) == sorted(processes.pids)
+        assert len(fork_servers(mark)) == 1
         for first in range(0, len(records), 50):
             processes.send(records[first : first + 50])
         processes.cut("one")
@@ -119,7 +127,7 @@ def test_a_fault_is_told_with_its_reason_at_every_moment(mark: str, when: str) -
         processes.cut(1)
         answered(processes)
 
-    with started(2, Loaded(fails=when == "load")) as processes, pytest.raises(FoldFailed) as failed:
+    with pytest.raises(FoldFailed) as failed, started(2, Loaded(fails=when == "load")) as processes:
         work()
     # Where the work has begun it says itself what may be shown.
     assert str(failed.value) == {"load": "no app", "begin": "no begin"}.get(when, f"told: no {when}")
@@ -147,8 +155,8 @@ def test_a_reason_has_a_bound(mark: str) -> None:
     assert len(str(failed.value)) < 1_000
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=["the first", "a forked one"])
-@pytest.mark.parametrize("moment", ["loaded", "begun", "within a batch", "before an answer"])
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("moment", ["made", "begun", "within a batch", "before an answer"])
 def test_one_that_is_killed_is_found_lost_at_every_moment(mark: str, which: int, moment: str) -> None:
     def begin() -> None:
         processes.begin(Echo())
@@ -162,9 +170,8 @@ def test_one_that_is_killed_is_found_lost_at_every_moment(mark: str, which: int,
         answered(processes)
 
     with started(2) as processes:
-        assert processes.is_loaded(BOUND_S)
         act: Callable[[], None] = begin
-        if moment != "loaded":
+        if moment != "made":
             begin()
             act = feed if moment == "within a batch" else ask
         if moment == "before an answer":
@@ -173,7 +180,7 @@ def test_one_that_is_killed_is_found_lost_at_every_moment(mark: str, which: int,
         os.kill(processes.pids[which], signal.SIGKILL)
         with pytest.raises(FoldProcessLost) as lost:
             act()
-        assert ("SIGKILL" if which == 0 else "is gone") in str(lost.value)
+        assert f"(pid {processes.pids[which]}) was ended by SIGKILL" in str(lost.value)
 
 
 @pytest.mark.parametrize("moment", ["before it begins", "while records are sent"])
@@ -183,7 +190,6 @@ def test_one_that_is_stopped_is_lost_within_the_bound(mark: str, moment: str) ->
             processes.send([record(number, f"a.b.{n}", bytes(10_000)) for n in range(100)])
 
     with started(2, bound_s=SHORT_S) as processes:
-        assert processes.is_loaded(BOUND_S)
         act, told = (lambda: processes.begin(Echo())), "did not begin within 3 s"
         if moment == "while records are sent":
             processes.begin(Echo())
@@ -222,10 +228,9 @@ def test_close_wakes_whoever_waits_or_sends(mark: str) -> None:
     assert all("was ended by this process" in one for one in ended)
 
 
-def test_they_may_be_ended_before_they_have_loaded(mark: str) -> None:
-    processes = started(4, Loaded(hangs=True))
-    assert not processes.is_loaded()
-    processes.close()
+def test_the_server_may_be_ended_before_it_has_loaded(mark: str) -> None:
+    with ForkServer.started(Loaded(hangs=True)) as server:
+        assert not server.is_ready()
 
 
 def test_an_application_that_starts_threads_has_programs_started_instead(mark: str) -> None:
@@ -236,11 +241,88 @@ def test_an_application_that_starts_threads_has_programs_started_instead(mark: s
         assert fold_processes(mark) == sorted(processes.pids)
 
 
-PARENT = """
-import sys, time
+@pytest.mark.parametrize("moment", ["before it has loaded", "before it forks", "once it has forked"])
+def test_a_server_that_is_killed_is_found_lost(mark: str, moment: str) -> None:
+    def ask() -> None:
+        processes.cut("lost")
+        answered(processes)
+
+    with ForkServer.started(Loaded(hangs=moment == "before it has loaded")) as server:
+        if moment == "before it has loaded":
+            assert not server.is_ready()
+            os.kill(served_by(mark), signal.SIGKILL)
+            with pytest.raises(FoldProcessLost, match="what forks them is gone"):
+                server.is_ready(BOUND_S)
+            return
+        assert server.is_ready(BOUND_S)
+        if moment == "before it forks":
+            os.kill(served_by(mark), signal.SIGKILL)
+            with pytest.raises(FoldProcessLost, match="what forks them is gone"):
+                FoldProcesses(server, 2, bound_s=BOUND_S)
+            return
+        with FoldProcesses(server, 2, bound_s=BOUND_S) as processes:
+            processes.begin(Echo())  # else one of them still has its server's name
+            os.kill(served_by(mark), signal.SIGKILL)
+            processes.cut("still there")
+            assert [told[1] for told in answered(processes)] == ["still there"] * 2
+            os.kill(processes.pids[1], signal.SIGKILL)
+            with pytest.raises(FoldProcessLost, match=r"pid \d+\) is gone"):
+                ask()
+
+
+def served_by(mark: str) -> int:
+    """The process id of the server, which may have just been started."""
+    deadline = time.monotonic() + BOUND_S
+    while not (found := fork_servers(mark)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    (pid,) = found
+    return pid
+
+
+def test_what_is_forked_has_the_code_of_its_parent_and_ends_nothing_of_it(mark: str) -> None:
+    done = run(
+        """
+import atexit, sys, threading
+from eventjet.parallel.fork_server import ForkServer
 from eventjet.parallel.processes import FoldProcesses
 from tests.unit.echoing import Echo, Loaded
-processes = FoldProcesses(Echo, Loaded(), 3, bound_s=60.0)
+atexit.register(lambda: print("ended once"))
+print("buffered once", end=" ")
+with ForkServer.of(Loaded()) as server:
+    assert server._program is None and server.is_ready(60.0)
+    # What is there by now was not there when it was forked, and threads do no harm any more.
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    with FoldProcesses(server, 3, bound_s=60.0) as processes:
+        processes.begin(Echo())
+        processes.cut(1)
+        assert len(processes.answers(60.0)) == 3
+"""
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("buffered once ended once\n", "", 0)
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        check=False,
+    )
+
+
+PARENT = """
+import sys, time
+from eventjet.parallel.fork_server import ForkServer
+from eventjet.parallel.processes import FoldProcesses
+from tests.unit.echoing import Echo, Loaded
+server = getattr(ForkServer, sys.argv.pop(1))(Loaded())
+assert server.is_ready(60.0)
+processes = FoldProcesses(server, 3, bound_s=60.0)
 processes.begin(Echo(hangs=len(sys.argv) > 1))
 if len(sys.argv) > 1:
     processes.cut(1)
@@ -249,10 +331,19 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("how", ["waiting", "at work", "stopped"])
-def test_they_end_when_the_process_that_made_them_is_killed(mark: str, how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        ("waiting", "forked"),
+        ("waiting", "started"),
+        ("at work", "forked"),
+        ("stopped", "forked"),
+        ("stopped", "started"),
+    ],
+)
+def test_they_end_when_the_process_that_made_them_is_killed(mark: str, how: str, kind: str) -> None:
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, *(["hangs"] if how == "at work" else [])],
+        [sys.executable, "-c", PARENT, kind, *(["hangs"] if how == "at work" else [])],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -261,15 +352,14 @@ def test_they_end_when_the_process_that_made_them_is_killed(mark: str, how: str)
         try:
             assert parent.stdout is not None
             assert parent.stdout.readline() == b"ready\n"
-            pids = fold_processes(mark)
-            assert len(pids) == 3
+            assert len(fold_processes(mark)) == 3
+            pids = fold_processes(mark) + fork_servers(mark)
             if how == "stopped":
                 for pid in pids:
                     os.kill(pid, signal.SIGSTOP)
         finally:
             parent.kill()
     if how == "stopped":
-        assert set(fold_processes(mark)) <= set(pids)
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGCONT)
@@ -280,11 +370,15 @@ def test_they_end_when_the_process_that_made_them_is_killed(mark: str, how: str)
 
 FIRST = """
 import ctypes, os
+from eventjet.parallel.fork_server import ForkServer
 from eventjet.parallel.processes import FoldProcesses
 from tests.unit.echoing import Echo, Loaded
 assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER: as the first process of a container
-with FoldProcesses(Echo, Loaded(), 4, bound_s=60.0) as processes:
-    processes.begin(Echo())
+with ForkServer.of(Loaded()) as server:
+    assert server.is_ready(60.0)
+    for _ in range(2):
+        with FoldProcesses(server, 4, bound_s=60.0) as processes:
+            processes.begin(Echo())
 try:
     os.waitpid(-1, os.WNOHANG)
 except ChildProcessError:
@@ -293,28 +387,5 @@ except ChildProcessError:
 
 
 def test_where_it_is_the_first_process_of_a_container_no_zombie_is_left(mark: str) -> None:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", FIRST],
-        cwd=ROOT,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=BOUND_S,
-        check=False,
-    )
+    done = run(FIRST)
     assert (done.stdout, done.returncode) == ("none\n", 0), done.stderr
-
-
-def test_a_file_that_was_changed_or_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "seen_here.py"
-    file.write_text("VALUE = 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "seen_here", __import__("seen_here"))
-    seen = CodeSeen.now()
-    assert str(file) in seen.files
-    assert seen.changed() is None
-    file.write_text("VALUE = 22\n")
-    assert seen.changed() == str(file)
-    file.unlink()
-    assert seen.changed() == str(file)

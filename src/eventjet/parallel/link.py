@@ -11,11 +11,10 @@ import struct
 from contextlib import suppress
 from typing import TypeAlias
 
-APP, TASK, RECORDS, CUT = b"A", b"T", b"R", b"C"
-"""To a fold process: what to import, what to do, raw records of its own, and the end of a batch with its mark."""
-LOADED, BEGUN, DONE, FAILED = b"L", b"B", b"D", b"F"
-"""From it: its process id, now that it has imported it; that it has begun; what a batch came to; and, last of all, why
-it cannot go on."""
+TASK, RECORDS, CUT = b"T", b"R", b"C"
+"""To a fold process: what to do, raw records of its own, and the end of a batch with its mark."""
+BEGUN, DONE, FAILED = b"B", b"D", b"F"
+"""From it: that it has begun; what a batch came to; and, last of all, why it cannot go on."""
 
 Kind: TypeAlias = bytes
 

@@ -1,35 +1,35 @@
 """A fold process: takes raw records, folds its share of them, and answers at the end of each batch.
 
-It is a program of its own, `python -c "from eventjet.parallel.process import main; main()" FD …`, made by
-`FoldProcesses` and useless to anybody else: what it works on comes over the sockets that it inherits. The first of them
-is its own. For each of the others it forks a process once the application is imported, which spares them that, and
-much memory. They end when their sockets are closed, and at once when the process that made them is gone, whatever they
-are doing then.
+`ForkServer` makes them: by a fork, or, where the application has started threads, as a program of its own. What one
+works on comes over the socket that it is given. It ends when that is closed, and at once when the process that it works
+for is gone, whatever it is doing then.
 """
 
 from __future__ import annotations
 
-import gc
 import marshal
 import os
 import pickle
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from eventjet import failpoints
 from eventjet.codec.envelope import RawRecord
 from eventjet.collecting import settle_process
-from eventjet.parallel.link import APP, BEGUN, CUT, DONE, FAILED, LOADED, RECORDS, FoldLink, LinkClosed
+from eventjet.parallel.link import BEGUN, CUT, DONE, FAILED, RECORDS, FoldLink, LinkClosed
 from eventjet.shown import cut
 
-PROGRAM = "from eventjet.parallel.process import main; main()"
+FOLD_PROGRAM = "from eventjet.parallel.process import main; main()"
 _ORPHANED = 1
+
+
+class FoldFailed(Exception):
+    """A fold process says why it cannot go on: over an event, a row, its connection, or what it was to import."""
 
 
 class Loadable(Protocol):
@@ -63,52 +63,50 @@ class ShareTask(Protocol):
 
 
 def main() -> None:
-    """The program."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Whoever made this process hears them as well, and ends it.
-        signal.signal(number, signal.SIG_IGN)
-    own = socket.socket(fileno=int(sys.argv[1]))
-    others = [int(number) for number in sys.argv[2:]]
-    link = FoldLink(own)
+    """The program, given its socket, its lifeline, and on standard input what it is to import."""
+    spared()
+    link, lifeline = FoldLink(socket.socket(fileno=int(sys.argv[1]))), int(sys.argv[2])
+    app = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - of the process that made this one
     with suppress(LinkClosed):
-        kind, pickled = link.receive()
-        assert kind == APP
         try:
-            # Of the process that made this one: nobody else has the other end.
-            _, app = pickle.loads(pickled)  # noqa: S301
             app.load()
         except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits for the answer is told
-            link.send(FAILED, _line(str(error)))
-            return
-        gc.freeze()
-        for number, other in enumerate(others, 1):
-            if _is_forked(other):
-                own.close()  # no more than that: the process it belongs to goes on with it
-                for later in others[number:]:
-                    os.close(later)
-                link = FoldLink(socket.socket(fileno=other))
-                link.receive()  # what to import, which is imported
-                break
-            os.close(other)
-        threading.Thread(target=_end_with_parent, name="eventjet lifeline", daemon=True).start()
-        link.send(LOADED, str(os.getpid()).encode())
-        _serve(link)
+            _fail(link, line_of(error))
+        _fold(link, lifeline)
 
 
-def _is_forked(other: int) -> bool:
-    """Whether this is the new process, forked for that socket.
-
-    Where the application has started threads, which makes a fork unsafe, another program is started for it.
-    """
-    if len(list(Path("/proc/self/task").iterdir())) == 1:
-        return os.fork() == 0
-    subprocess.Popen([sys.executable, "-c", PROGRAM, str(other)], pass_fds=[other])
-    return False
+def fold(its: socket.socket, lifeline: int) -> None:
+    """Serve this end of a socket until the other one is closed, in a process that has imported the application."""
+    with suppress(LinkClosed):
+        _fold(FoldLink(its), lifeline)
 
 
-def _end_with_parent() -> None:
-    """Standard input is a pipe that nobody writes to: it ends when its other end is gone."""
-    while os.read(0, 1):
+def spared() -> None:
+    """Whoever made this process hears these signals as well, and ends it."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def named(name: str) -> None:
+    """What `ps` and `top` call this process: 15 characters at most."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
+
+
+def line_of(error: Exception) -> bytes:
+    return _line(str(error))
+
+
+def _fold(link: FoldLink, lifeline: int) -> None:
+    named("eventjet fold")
+    threading.Thread(target=_end_with_owner, args=[lifeline], name="eventjet lifeline", daemon=True).start()
+    _serve(link)
+
+
+def _end_with_owner(lifeline: int) -> None:
+    """It is a pipe that nobody writes to: it ends when its other end is gone."""
+    while os.read(lifeline, 1):
         pass
     os._exit(_ORPHANED)
 
@@ -127,10 +125,14 @@ def _serve(link: FoldLink) -> None:
     except LinkClosed:
         raise
     except Exception as error:  # noqa: BLE001 - see above
-        link.send(FAILED, _line(reason_of(error)))
-        while True:
-            # Whoever is still sending reads the answer later: ended now, this process would seem to be lost.
-            link.receive()
+        _fail(link, _line(reason_of(error)))
+
+
+def _fail(link: FoldLink, reason: bytes) -> NoReturn:
+    """Say why it cannot go on; whoever is still sending reads that later: ended now, this process would seem lost."""
+    link.send(FAILED, reason)
+    while True:
+        link.receive()
 
 
 def _work(link: FoldLink, work: ShareWork) -> None:

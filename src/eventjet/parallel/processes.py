@@ -9,11 +9,8 @@ from __future__ import annotations
 import marshal
 import os
 import pickle
-import select
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -23,16 +20,14 @@ from typing import Any, Self
 from eventjet.codec.envelope import RawRecord
 from eventjet.codec.voids import VOID_PART
 from eventjet.errors import FoldProcessLost
-from eventjet.parallel.link import APP, BEGUN, CUT, DONE, FAILED, LOADED, RECORDS, TASK, FoldLink, Kind, LinkClosed
-from eventjet.parallel.process import PROGRAM, Loadable, ShareTask
+from eventjet.parallel.fork_server import ForkServer, see_ended
+from eventjet.parallel.link import BEGUN, CUT, DONE, FAILED, RECORDS, TASK, FoldLink, Kind, LinkClosed
+from eventjet.parallel.process import FoldFailed, ShareTask
 
 _END_S = 5.0
+_LOOK_S = 0.005
 _SHARES_MAX = 65_536
 """Subjects of which it is remembered whose they are."""
-
-
-class FoldFailed(Exception):
-    """A fold process says why it cannot go on: over an event, a row, or its connection."""
 
 
 class FoldProcesses:
@@ -42,41 +37,31 @@ class FoldProcesses:
     of work. Nothing is of use after that but `close`.
     """
 
-    def __init__(self, kind: type[ShareTask], app: Loadable, count: int, *, bound_s: float) -> None:
-        """Starts them for a kind of task and does not wait for that: `is_loaded` tells."""
-        self._bound_s = bound_s
+    def __init__(self, server: ForkServer, count: int, *, bound_s: float) -> None:
+        """Makes them, by a server that is ready; raises `FoldFailed` as well."""
+        self._server = server
+        self.bound_s = bound_s
         self._closed = False
-        self._is_loaded = False
         self._shares: dict[bytes, int] = {}
-        self._pids: list[int] = []
+        self.pids: list[int] = []
         self._handles: list[int] = []
+        self._statuses: dict[int, int] = {}
         self._waiting: list[deque[tuple[Kind, bytes]]] = [deque() for _ in range(count)]
-        pairs = [socket.socketpair() for _ in range(count)]
-        self._links = [FoldLink(own, bound_s) for own, _ in pairs]
-        numbers = [its.fileno() for _, its in pairs]
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        if sys.flags.optimize:
-            environ["PYTHONOPTIMIZE"] = str(sys.flags.optimize)
+        self._links: list[FoldLink] = []
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, *map(str, numbers)],
-                stdin=subprocess.PIPE,
-                pass_fds=numbers,
-                env=environ,
-            )
-        except BaseException:
-            for link in self._links:
-                link.close()
-            raise
-        finally:
-            for _, its in pairs:
-                its.close()
-        try:
-            for share in range(count):
-                self._tell(share, APP, pickle.dumps((kind, app)))
+            for _ in range(count):
+                self._make()
         except BaseException:
             self.close()
             raise
+
+    def _make(self) -> None:
+        own, its = socket.socketpair()
+        self._links.append(FoldLink(own, self.bound_s))
+        with its:
+            pid, handle = self._server.fork(its)
+        self.pids.append(pid)
+        self._handles.append(handle)
 
     def __enter__(self) -> Self:
         return self
@@ -87,33 +72,13 @@ class FoldProcesses:
     def __len__(self) -> int:
         return len(self._links)
 
-    @property
-    def pids(self) -> list[int]:
-        """Once they have loaded."""
-        return self._pids
-
-    def is_loaded(self, timeout_s: float = 0.0) -> bool:
-        """Whether all have imported the application, waited for so long; raises `FoldFailed` as well."""
-        if not self._is_loaded:
-            told = self._gathered(LOADED, timeout_s)
-            if told is None:
-                return False
-            self._pids = [int(pid) for pid in told]
-            for pid in self._pids:
-                with suppress(ProcessLookupError):
-                    self._handles.append(os.pidfd_open(pid))
-            self._is_loaded = True
-        return True
-
     def begin(self, task: ShareTask) -> None:
         """Have them begin, and wait until they have; raises `FoldFailed` as well."""
-        if not self.is_loaded(self._bound_s):
-            raise FoldProcessLost(f"did not start within {self._bound_s:g} s")
         for share in range(len(self._links)):
             # Its secrets go this way: neither arguments nor the environment have them.
             self._tell(share, TASK, pickle.dumps((share, task)))
-        if self._gathered(BEGUN, self._bound_s) is None:
-            raise FoldProcessLost(f"did not begin within {self._bound_s:g} s")
+        if self._gathered(BEGUN, self.bound_s) is None:
+            raise FoldProcessLost(f"did not begin within {self.bound_s:g} s")
 
     def send(self, records: Sequence[RawRecord]) -> None:
         """Give each process its own of the next records; blocks while one is far behind."""
@@ -161,26 +126,24 @@ class FoldProcesses:
     def close(self) -> None:
         """End them, whatever they are doing."""
         self._closed = True
-        assert self._process.stdin is not None
-        self._process.stdin.close()  # those that have not told of themselves yet end with it
-        self._process.kill()
         handles, self._handles = self._handles, []
         for handle in handles:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
         for link in self._links:
             link.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
         for handle in handles:
-            _see_ended(handle)
+            see_ended(handle)
             os.close(handle)
+        if handles:
+            with suppress(FoldProcessLost):
+                self._server.ended()  # its children are not left behind either
 
     def _tell(self, share: int, kind: Kind, payload: bytes) -> None:
         try:
             self._links[share].send(kind, payload)
         except TimeoutError:
-            raise self._lost(share, f"took nothing for {self._bound_s:g} s") from None
+            raise self._lost(share, f"took nothing for {self.bound_s:g} s") from None
         except LinkClosed:
             raise self._lost(share, "") from None
 
@@ -217,26 +180,23 @@ class FoldProcesses:
     def _lost(self, share: int, reason: str) -> FoldProcessLost:
         if self._closed:
             return FoldProcessLost("was ended by this process")
-        process = self._process
-        if not reason and share == 0:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_END_S)
-            code = process.poll()
-            reason = "closed its connection" if code is None else _ended(code)
-        pid = f"(pid {self._pids[share]}) " if self._is_loaded else ""
-        return FoldProcessLost(f"{pid}{reason or 'is gone'}")
+        pid = self.pids[share]
+        return FoldProcessLost(f"(pid {pid}) {reason or _how(self._status_of(pid))}")
+
+    def _status_of(self, pid: int) -> int | None:
+        """How one has ended that has closed its socket, which it does a moment before; None where nobody knows."""
+        deadline = time.monotonic() + _END_S
+        with suppress(FoldProcessLost):
+            while pid not in self._statuses and time.monotonic() < deadline:
+                self._statuses.update(self._server.ended())
+                time.sleep(_LOOK_S)
+        return self._statuses.get(pid)
 
 
-def _see_ended(handle: int) -> None:
-    """Wait for the end of a process that was killed. In a container this one may be the first, and inherit it."""
-    poll = select.poll()
-    poll.register(handle, select.POLLIN)
-    if poll.poll(1_000 * _END_S):
-        with suppress(ChildProcessError):
-            os.waitid(os.P_PIDFD, handle, os.WEXITED)
-
-
-def _ended(code: int) -> str:
+def _how(status: int | None) -> str:
+    if status is None:
+        return "is gone"
+    code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"ended with status {code}"
     try:

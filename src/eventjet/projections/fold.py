@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import length_hint
 from typing import Any, NoReturn, TypeAlias
 
 from eventjet.codec.reasons import reason_of
@@ -16,8 +17,9 @@ RowKey: TypeAlias = tuple[Any, ...]
 Rows: TypeAlias = dict[RowKey, Any]
 """Key → row, or None where there is none."""
 
-_PASSED_ON = (CodecError, StoreError)
-"""What an engine's iterator of events may raise: not the handler's doing."""
+_PASSED_ON = (CodecError, StoreError, HandlerFailed)
+"""What an iterator of events may raise: not the handler's doing, or told already."""
+_UNCHANGED: Any = object()
 
 
 class Fold:
@@ -32,41 +34,61 @@ class Fold:
     def keys(self, events: Iterable[Recorded[Any]]) -> list[RowKey]:
         """Every key the events touch, once; raises `HandlerFailed`."""
         found: dict[RowKey, None] = {}
-        key_of, keys_of = self._resolved.key_of, self._resolved.keys_of
+        keys_of = self._resolved.keys_of
         event: Recorded[Any] | None = None
         try:
-            if key_of is not None:
-                for event in events:
-                    found[key_of(event)] = None
-            else:
-                for event in events:
-                    found.update(dict.fromkeys(keys_of(event)))
+            for event in events:
+                found.update(dict.fromkeys(keys_of(event)))
         except Exception as error:  # noqa: BLE001 - whatever a handler raises names its event
             self._fail(event, error)
         return list(found)
 
-    def __call__(self, rows: Mapping[RowKey, Any], events: Iterable[Recorded[Any]]) -> Rows:
+    def each_key(self, events: Sequence[Recorded[Any]]) -> list[RowKey] | None:
+        """The key of each event, event by event, which `__call__` takes; None where one may touch several.
+
+        Raises `HandlerFailed`.
+        """
+        key_of = self._resolved.key_of
+        if key_of is None:
+            return None
+        coming = iter(events)
+        try:
+            return [key_of(event) for event in coming]
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises names its event
+            self._fail(events[len(events) - length_hint(coming) - 1], error)
+
+    def __call__(
+        self, rows: Mapping[RowKey, Any], events: Iterable[Recorded[Any]], each_key: Sequence[RowKey] | None = None
+    ) -> Rows:
         """The rows that changed, normalised; None where one is gone. `rows` holds what there was and stays as it is.
 
-        Events are in the order of the log. Raises `HandlerFailed` with the event that could not be taken.
+        Events are in the order of the log; `each_key` is what `each_key` gave for them, where it was asked before.
+        Raises `HandlerFailed` with the event that could not be taken.
         """
         if not self._resolved.reads:
             return self._append(events)
-        key_of, keys_of = self._resolved.key_of, self._resolved.keys_of
         changed: Rows = {}
-        step = row_step(self._resolved, self._codec, rows, changed)
+        take, current = row_steps(self._resolved, self._codec, rows, changed)
+        try:
+            take(self._keyed(events) if each_key is None else zip(events, each_key, strict=True))
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises names its event
+            self._fail(current(), error)
+        return without_ghosts(changed, rows)
+
+    def _keyed(self, events: Iterable[Recorded[Any]]) -> Iterator[tuple[Recorded[Any], RowKey]]:
+        """Each event with its key, or with each of its keys."""
+        key_of, keys_of = self._resolved.key_of, self._resolved.keys_of
         event: Recorded[Any] | None = None
         try:
             if key_of is not None:
                 for event in events:
-                    step(event, key_of(event))
+                    yield event, key_of(event)
             else:
                 for event in events:
                     for key in keys_of(event):
-                        step(event, key)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises names its event
+                        yield event, key
+        except Exception as error:  # noqa: BLE001 - see `__call__`
             self._fail(event, error)
-        return without_ghosts(changed, rows)
 
     def _append(self, events: Iterable[Recorded[Any]]) -> Rows:
         codec = self._codec
@@ -93,26 +115,34 @@ class Fold:
         raise HandlerFailed(self._resolved.name, position, aggregate_id, reason) from error
 
 
-def row_step(
+def row_steps(
     resolved: ResolvedProjection, codec: RowCodec, rows: Mapping[RowKey, Any], changed: Rows
-) -> Callable[[Recorded[Any], RowKey], None]:
-    """What folds one event onto the row of one key: out of `changed`, or else of `rows`, and into `changed`."""
+) -> tuple[Callable[[Iterable[tuple[Recorded[Any], RowKey]]], None], Callable[[], Recorded[Any] | None]]:
+    """(what folds events onto the rows of their keys, which of them it is at, None before the first).
+
+    A row comes out of `changed`, or else of `rows`, and goes into `changed`. Where it raises, those before are folded.
+    """
     apply, normalise, key_in = resolved.apply, codec.normalise, codec.key
-    before_batch = rows.get
+    changed_by_now, before_batch = changed.get, rows.get
     fold = resolved.fold_alone
+    event: Recorded[Any] | None = None
 
-    def step(event: Recorded[Any], key: RowKey) -> None:
-        before = changed[key] if key in changed else before_batch(key)
-        after = apply(before, event, key) if fold is None else fold(before, event)
-        if after is before:
-            return
-        if after is not None:
-            after = normalise(after, before)
-            if key_in(after) != key:
-                raise ValueError(_stranger(key_in(after), key))
-        changed[key] = after
+    def take(pairs: Iterable[tuple[Recorded[Any], RowKey]]) -> None:
+        nonlocal event
+        for event, key in pairs:
+            before = changed_by_now(key, _UNCHANGED)
+            if before is _UNCHANGED:
+                before = before_batch(key)
+            after = apply(before, event, key) if fold is None else fold(before, event)
+            if after is before:
+                continue
+            if after is not None:
+                after = normalise(after, before)
+                if key_in(after) != key:
+                    raise ValueError(_stranger(key_in(after), key))
+            changed[key] = after
 
-    return step
+    return take, lambda: event
 
 
 def without_ghosts(changed: Rows, rows: Mapping[RowKey, Any]) -> Rows:

@@ -20,7 +20,7 @@ from eventjet.codec.subjects import entity_of
 from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, AggregateKey, Parked
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, UndecodableEvent, UnknownEvent
-from eventjet.projections.fold import RowKey, Rows, row_step, without_ghosts
+from eventjet.projections.fold import RowKey, Rows, row_steps, without_ghosts
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import AnyResolved
@@ -160,7 +160,7 @@ class ParkingFold:
         key_of = self._key_of
         aggregates, known = blocked.aggregates, blocked.known
         changed: Rows = {}
-        step = row_step(self._resolved, self._codec, rows, changed)
+        take, _ = row_steps(self._resolved, self._codec, rows, changed)
         parked: list[Parked] = []
         fresh: set[AggregateKey] = set()
         for offer in offers:
@@ -170,7 +170,7 @@ class ParkingFold:
                 if offer.error is not None:
                     raise offer.error
                 if offer.event is not None:
-                    step(offer.event, key_of(offer.event))
+                    take(((offer.event, key_of(offer.event)),))
             except Exception as error:  # noqa: BLE001 - whatever it is, it is kept with its event
                 fresh.add(offer.aggregate_key)
                 parked.append(parked_for(offer, error, private=self._resolved.is_private))

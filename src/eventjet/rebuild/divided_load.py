@@ -14,8 +14,9 @@ from eventjet.collecting import uncollected
 from eventjet.domain.parked import Parked
 from eventjet.errors import FoldProcessLost, RebuildError
 from eventjet.nats.endpoint import Endpoint
-from eventjet.parallel.process import ShareWork
-from eventjet.parallel.processes import FoldFailed, FoldProcesses
+from eventjet.parallel.fork_server import ForkServer
+from eventjet.parallel.process import FoldFailed, ShareWork
+from eventjet.parallel.processes import FoldProcesses
 from eventjet.projections.app_ref import AppRef
 from eventjet.rebuild.folding import Foldings, fold_of
 from eventjet.rebuild.job import Job
@@ -50,14 +51,16 @@ def undivided(job: Job, targets: Sequence[Target]) -> list[str]:
     return found
 
 
-def load_divided(job: Job, plan: Plan, targets: Sequence[Target], count: int) -> list[Part]:
+def load_divided(job: Job, plan: Plan, targets: Sequence[Target], forks: ForkServer, count: int) -> list[Part]:
     """See `Engine.load`. Raises `RebuildError` with what a fold process could not take, or that one was lost."""
     watch = job.watch
     endpoint = job.log.endpoint.with_name("eventjet rebuild fold")
     task = LoadTask(job.reference(), endpoint, job.log.stream, tuple(targets), dict(job.catalog.voids))
     try:
+        while not forks.is_ready(_LOOK_S):
+            watch.check()
         with (
-            FoldProcesses(LoadTask, job.reference(), count, bound_s=_BOUND_S) as processes,
+            FoldProcesses(forks, count, bound_s=_BOUND_S) as processes,
             watch.interrupted_by(processes.close),
         ):
             with watch.phase("read", plan.events):

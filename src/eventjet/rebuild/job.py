@@ -10,7 +10,7 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -29,6 +29,7 @@ from eventjet.errors import RebuildError, RowsRefused, UsageError
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import spans, tracing
+from eventjet.parallel.fork_server import ForkServer
 from eventjet.projections.app_ref import Application, AppRef, loaded
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild.choice import CHOICES, EngineChoice, Work, choose, slower_than_local
@@ -90,6 +91,8 @@ class Job:
     watch: Watch
     catalog: Catalog
     """The application's events, and what the log declared void when the job began."""
+    forks: ForkServer | None = None
+    """What makes its fold processes, where it was given more than this one."""
 
     @property
     def log(self) -> Log:
@@ -198,6 +201,7 @@ def open_job(
     watch: Watch,
     engine: EngineChoice | EngineOptions,
     from_archive: str | None = None,
+    forks: ForkServer | None = None,
 ) -> Generator[Job]:
     """A job until the end of a `with`; raises `Unreachable`, `UsageError` and `ArchiveBroken`.
 
@@ -215,7 +219,8 @@ def open_job(
         if from_archive is not None:
             with watch.phase("start"):
                 source = archived_source(log, chosen.archive_files(from_archive))
-        yield Job(application, app if isinstance(app, AppRef) else None, settings, chosen, source, watch, catalog)
+        ref = app if isinstance(app, AppRef) else None
+        yield Job(application, ref, settings, chosen, source, watch, catalog, forks)
 
 
 async def in_job(
@@ -235,10 +240,19 @@ async def in_job(
 
     def run(watch: Watch) -> T:
         check(loaded(app))
-        with open_job(app, settings, watch, engine, from_archive) as job, _discreet(job.app):
+        with open_job(app, settings, watch, engine, from_archive, forks) as job, _discreet(job.app):
             return work(job)
 
-    return await in_thread(settings, progress, run)
+    # Before the thread that works.
+    with _forks_for(app, options_of(engine)) as forks:
+        return await in_thread(settings, progress, run)
+
+
+def _forks_for(app: Application | AppRef, options: EngineOptions) -> AbstractContextManager[ForkServer | None]:
+    """What makes the fold processes that a job was given, until the end of a `with`."""
+    if options.processes == 1 or options.name == "spark":
+        return nullcontext()
+    return ForkServer.of(app if isinstance(app, AppRef) else AppRef.of(app))
 
 
 @contextmanager

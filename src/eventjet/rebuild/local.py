@@ -47,10 +47,10 @@ class LocalEngine:
 
     def load(self, job: Job, plan: Plan, targets: Sequence[Target]) -> list[Part]:
         watch = job.watch
-        if self._processes > 1:
+        if job.forks is not None:
             reasons = undivided(job, targets)
             if not reasons:
-                return load_divided(job, plan, targets, self._processes)
+                return load_divided(job, plan, targets, job.forks, self._processes)
             watch.say(f"Folded in one process, whatever --processes says: {'; '.join(reasons)}.")
         with job.earlier() as earlier, watch.phase("read", plan.events), uncollected():
             loads = Loads(Foldings(job.app, targets, job.catalog.voids, earlier), targets, watch)

@@ -45,7 +45,7 @@ class EventBuffer:
         self._count = 0
         self._size = 0
         self._failure: BaseException | None = None
-        self._closed = False
+        self._closed = self._finished = False
 
     def put(self, chunk: Chunk) -> bool:
         """Hand over, waiting while two batches are ahead; False once the buffer is closed."""
@@ -66,9 +66,20 @@ class EventBuffer:
             self._failure = error
         self._wake_from_thread()
 
+    def finish(self) -> None:
+        """Nothing more will be put."""
+        with self._changed:
+            self._finished = True
+        self._wake_from_thread()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something waits."""
+        return bool(self._chunks)
+
     async def take(self, timeout_s: float) -> Batch | None:
         """What waits, up to `batch_max` records; None when nothing comes in time or `wake` is called."""
-        if not self._chunks and self._failure is None:
+        if not self._chunks and not self._has_ended:
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._arrived.wait()
@@ -83,7 +94,7 @@ class EventBuffer:
 
     async def take_whole(self) -> Batch | None:
         """A whole batch, however long that takes; None when reading ends before there is one."""
-        while self._failure is None and not self._is_whole():
+        while not self._has_ended and not self._is_whole():
             self._arrived.clear()
             await self._arrived.wait()
         return self._pop() if self._is_whole() else None
@@ -125,8 +136,12 @@ class EventBuffer:
     def _is_partial(self) -> bool:
         """Whether something waits, and more is about to come: more than is left of a batch."""
         with self._changed:
-            coming = self._chunks and self._failure is None and self._chunks[-1].left > self.batch_max
+            coming = self._chunks and not self._has_ended and self._chunks[-1].left > self.batch_max
             return bool(coming) and not self._is_whole()
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._finished or self._failure is not None
 
     def _is_full(self) -> bool:
         return self._count >= 2 * self.batch_max or self._size >= BYTES_MAX

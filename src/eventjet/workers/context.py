@@ -16,8 +16,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from eventjet.codec.catalog import Catalog
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability.metrics import Meter
-from eventjet.parallel.code_seen import CodeSeen
-from eventjet.projections.app_ref import AppRef
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.quarantine.fold import BlockedAggregates
@@ -25,6 +23,7 @@ from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import READ_ONLY, Database
 from eventjet.sql.locations import located
 from eventjet.sql.postgres import look_first_in
+from eventjet.workers.among import Among
 from eventjet.workers.notify import Notifier
 from eventjet.writers.driver import driver_of, is_over
 from eventjet.writers.fold_writer import FoldWriter
@@ -53,18 +52,6 @@ class WorkerOptions:
     """How long a projection may lag without progress before its worker is called unhealthy."""
     processes: int = 1
     """How many processes fold the events of a projection that is far behind; 1 is this one alone."""
-
-
-@dataclass(slots=True)
-class Among:
-    """The fold processes that a worker was given: one projection at a time has them."""
-
-    count: int
-    app: AppRef
-    """What they import."""
-    seen: CodeSeen
-    user: str | None = None
-    """The durable of the projection that has them now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from eventjet.codec.reasons import reason_of
 from eventjet.errors import CheckpointFenced, FoldProcessLost
 from eventjet.nats.consumer import DurablePull
 from eventjet.observability.tracing import active
-from eventjet.parallel.processes import FoldFailed, FoldProcesses
+from eventjet.parallel.process import FoldFailed
+from eventjet.parallel.processes import FoldProcesses
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.dialect import is_about_data
@@ -38,8 +39,6 @@ from eventjet.writers.fold_writer import FoldWriter
 _AHEAD = 2
 """Batches that are being folded while one before them is committed, at most."""
 _WAIT_S = 1.0
-BOUND_S = 20.0
-"""How long a fold process may take for a batch: many times what the pace of a worker lets it take."""
 
 
 class NotDivided(Exception):
@@ -64,7 +63,7 @@ class DividedReader:
         self._batches: deque[Batch] = deque()
         self._ahead = 0
         self._failure: BaseException | None = None
-        self._closed = False
+        self._closed = self._ending = False
         self._thread = threading.Thread(target=self._read, name=f"eventjet {name}", daemon=True)
 
     @classmethod
@@ -111,6 +110,15 @@ class DividedReader:
     def left_after(self, position: int) -> int:
         return left_after(self._pull, position)
 
+    def end(self) -> None:
+        """Read no more than what comes next; whoever takes goes on while it `has_more`."""
+        self._ending = True
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a batch is folded, or being folded, and not committed."""
+        return self._ahead > 0
+
     async def close(self) -> None:
         """End the thread and the connection, after the fold processes, which it may wait for; the durable stays."""
         with self._changed:
@@ -144,10 +152,12 @@ class DividedReader:
                     if not self._cut_at(position, event_id):
                         return
                     count = 0
-            if count and not self._pull.pending:
+            if count and (self._ending or not self._pull.pending):
                 if not self._cut_at(position, event_id):
                     return
                 count = 0
+            if self._ending:
+                return
 
     def _cut_at(self, position: int, event_id: str) -> bool:
         """Have the batch up to here folded, once few enough are ahead; False when nobody takes any more."""
@@ -216,9 +226,10 @@ class DividedPipeline:
         except FoldFailed as error:
             raise NotDivided(str(error)) from error
         if answers is None:
-            if time.monotonic() - self._since > BOUND_S:
+            bound_s = self._reader.processes.bound_s
+            if time.monotonic() - self._since > bound_s:
                 self._pace.failed(self._pace.part_max)
-                raise FoldProcessLost(f"did not answer within {BOUND_S:g} s")
+                raise FoldProcessLost(f"did not answer within {bound_s:g} s")
             return False
         batch, self._batch = self._batch, None
         failpoints.reach("worker.batch_folded")

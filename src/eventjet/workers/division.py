@@ -1,7 +1,8 @@
 """`Division`: whether and when a projection's events are folded by several processes.
 
 Far behind they are; at the tip one process folds alone, so that what is new is not handed around first. Between the two
-lies a distance, so that a worker does not go to and fro.
+lies a distance, so that a worker does not go to and fro. Where several projections of a worker are far behind, they
+take turns.
 """
 
 from __future__ import annotations
@@ -11,22 +12,26 @@ import logging
 
 from eventjet.errors import FoldProcessLost
 from eventjet.observability import logs
-from eventjet.parallel.processes import FoldFailed, FoldProcesses
+from eventjet.parallel.process import FoldFailed
+from eventjet.parallel.processes import FoldProcesses
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine.fold import BlockedAggregates
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.workers.context import Among, WorkerContext
-from eventjet.workers.divided import BOUND_S, DividedReader, NotDivided
+from eventjet.workers.among import Among
+from eventjet.workers.context import WorkerContext
+from eventjet.workers.divided import DividedReader, NotDivided
 from eventjet.workers.pipeline import Pace
-from eventjet.workers.reader import Source
+from eventjet.workers.reader import CHUNK_MAX, Source
 from eventjet.writers.fold_task import BatchFoldTask
 
 _log = logging.getLogger(__name__)
 
 _FOR_GOOD = 2**63
 FAR = 4
-"""How many whole batches a worker is behind, at the least, when it divides the work; at one batch it goes on alone."""
+"""How many whole batches a worker is behind, at the least, when it divides the work."""
+NEAR = CHUNK_MAX
+"""At how many events, at the most, it goes on alone."""
 
 
 class Division:
@@ -52,43 +57,39 @@ class Division:
             return None
         return cls(resolved, context, among)
 
-    async def turns(self, reader: object, left: int, position: int) -> bool:
-        """Whether it is time to go on the other way than with this reader, with so many events left after a position.
+    async def turns(self, is_divided: bool, left: int, position: int) -> bool:
+        """Whether it is time to go on the other way, with so many events left after a position.
 
-        Fold processes are started when there is enough for them, and used once they have loaded; should the end of the
-        log come before that, they are ended again, so that another projection may have some.
+        Then the fold processes are there, or have to be ended.
         """
-        is_near = left <= self._context.options.batch_max
-        if isinstance(reader, DividedReader):
-            return is_near
-        if is_near and self._processes is not None and self.has_loaded(position):
-            await self.close()
-        is_far = left >= FAR * self._context.options.batch_max
-        if not is_far or position < self._alone_until or self._among.user not in (None, self._resolved.durable):
+        options = self._context.options
+        if is_divided:
+            return left <= min(NEAR, options.batch_max) or self._among.is_turn_over()
+        if left < FAR * options.batch_max or position < self._alone_until:
+            self._among.leave(self._resolved.durable)
             return False
-        return self.has_loaded(position)
+        return await self._made(position)
 
-    def has_loaded(self, position: int) -> bool:
-        """Whether the fold processes are there; starts them."""
+    async def _made(self, position: int) -> bool:
+        """Make the fold processes, when they are this projection's."""
         try:
-            if self._processes is None:
-                changed = self._among.seen.changed()
-                if changed is not None:
-                    reason = f"{changed} is another file than the one it was started with; start the worker again"
-                    self._alone(None, reason)
-                    return False
-                self._among.user = self._resolved.durable
-                self._processes = FoldProcesses(BatchFoldTask, self._among.app, self._among.count, bound_s=BOUND_S)
-            return self._processes.is_loaded()
+            if not self._among.take(self._resolved.durable):
+                return False
+        except (FoldFailed, FoldProcessLost) as error:
+            self._alone(None, str(error))
+            return False
+        try:
+            self._processes = await asyncio.to_thread(self._among.processes)
         except (FoldFailed, FoldProcessLost, OSError) as error:
-            self._end()
+            self._among.leave(self._resolved.durable)
             self._alone(position, str(error))
             return False
+        return True
 
     @property
     def is_called_for(self) -> bool:
         """Whether what comes next is to be divided."""
-        return self._processes is not None and self._processes.is_loaded()
+        return self._processes is not None
 
     def goes_on(self, position: int, error: Exception) -> bool:
         """Whether the term goes on, alone, after what ended the divided work there; False where it is over.
@@ -121,17 +122,15 @@ class Division:
         return await DividedReader.open(source, held.position, self._processes, task, pace)
 
     async def close(self) -> None:
-        """End the fold processes, if there are any."""
-        await asyncio.to_thread(self._end)
-
-    def _end(self) -> None:
+        """End the fold processes, if there are any, and let another projection have some."""
         processes, self._processes = self._processes, None
         if processes is not None:
-            processes.close()
-        if self._among.user == self._resolved.durable:
-            self._among.user = None
+            await asyncio.to_thread(processes.close)
+        self._among.leave(self._resolved.durable)
 
     def _alone(self, position: int | None, reason: str) -> None:
+        """For good, or until it is far beyond a position."""
         far = FAR * self._context.options.batch_max
         self._alone_until = _FOR_GOOD if position is None else position + far
+        self._among.leave(self._resolved.durable)
         logs.FOLDED_ALONE.tell(_log, name=self._resolved.name, reason=reason)

@@ -48,6 +48,7 @@ from eventjet.workers.reader import (
     check_running,
     check_whole_log,
     learn_voids,
+    left_in_log,
 )
 from eventjet.workers.retries import carry_out_retries, load_blocked
 from eventjet.workers.terms import run_terms
@@ -121,6 +122,9 @@ class Projector:
         await asyncio.to_thread(learn_voids, context.endpoint, context.stream, context.catalog)
         await carry_out_retries(session, context, self.resolved, lease.held, stop)
         try:
+            if self._division is not None:
+                left = await asyncio.to_thread(left_in_log, context.endpoint, context.stream, lease.held.position)
+                await self._division.turns(False, left, lease.held.position)
             while not await self._follow(session, lease, stop):
                 await lease.look_again()
                 # Those that fold processes met only they know.
@@ -186,7 +190,7 @@ class Projector:
         context, division = self._context, self._division
         promotion = Promotion(self.resolved, context, lease, session)
         building = lease.held.state == BUILDING and not promotion.wanted
-        looked_at = time.monotonic()
+        looked_at, turning = time.monotonic(), False
         while not stop.is_set():
             if time.monotonic() - looked_at > _LOOK_S:
                 await lease.check_tables()
@@ -202,8 +206,12 @@ class Projector:
                 await lease.renew()
                 failpoints.reach("worker.lease_renewed")
             left = reader.left_after(pipeline.position)  # silence does not say that there is no more
-            if division is not None and await division.turns(reader, left, pipeline.position):
-                return False
+            if division is not None and not turning:
+                turning = await division.turns(isinstance(reader, DividedReader), left, pipeline.position)
+            if turning:
+                reader.end()
+                if not reader.has_more:
+                    return False
             if promotion.is_due(left) and await promotion.attempt(pipeline.step):
                 return True
             if building and not left:

@@ -65,6 +65,7 @@ class EventReader:
         self._earlier = earlier
         self._position = position
         self._peeked: Batch | None = None
+        self._ending = False
         self._thread = threading.Thread(target=self._read, name=f"eventjet {name}", daemon=True)
 
     @classmethod
@@ -116,6 +117,15 @@ class EventReader:
     def left_after(self, position: int) -> int:
         return left_after(self._pull, position)
 
+    def end(self) -> None:
+        """Read no more than what comes next; whoever takes goes on while it `has_more`."""
+        self._ending = True
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something that was read was not taken."""
+        return self._peeked is not None or self._buffer.has_more
+
     async def close(self) -> None:
         """End the thread and the connection; the durable stays."""
         self._buffer.close()
@@ -126,8 +136,9 @@ class EventReader:
         """The thread: whatever ends it is handed over."""
         try:
             for records in self._pull:
-                if records and not self._hand_over(records):
-                    return
+                if (records and not self._hand_over(records)) or self._ending:
+                    break
+            self._buffer.finish()
         except BaseException as error:  # noqa: BLE001 - raised again by the task that takes
             self._buffer.fail(error)
 
@@ -164,6 +175,13 @@ def left_after(pull: DurablePull, position: int) -> int:
     # The thread that reads changes this last: what arrives in between counts twice, never not at all.
     pending = pull.pending
     return max(0, pull.position - position) + pending
+
+
+def left_in_log(endpoint: Endpoint, stream: str, position: int) -> int:
+    """About how many events come after `position`, for who has not begun to read. Blocks."""
+    with NatsConnection.open(endpoint) as connection:
+        _, state = state_of_log(connection, stream)
+    return max(0, state.last - position)
 
 
 def close_reading(pull: DurablePull, thread: threading.Thread) -> None:

@@ -17,8 +17,7 @@ from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.observability.metrics import FollowerMeter, Meter
-from eventjet.parallel.code_seen import CodeSeen
-from eventjet.projections.app_ref import Application, AppRef, projections_of
+from eventjet.projections.app_ref import Application, projections_of
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.reactions.following import Declaration, declarations_of, opened_deps
 from eventjet.reactions.steps import ProcessRunner
@@ -30,7 +29,8 @@ from eventjet.sql.database import Database
 from eventjet.store.public_stream import PublicStream, check_public_stream
 from eventjet.store.strangers import strangers
 from eventjet.store.timers import JetStreamTimers
-from eventjet.workers.context import Among, WorkerContext, WorkerOptions
+from eventjet.workers.among import Among
+from eventjet.workers.context import WorkerContext, WorkerOptions
 from eventjet.workers.feeds import ForeignFeed, LogFeed
 from eventjet.workers.followed import (
     Followed,
@@ -98,11 +98,14 @@ async def run_workers(
     chosen = chosen_of(app, names)
     if not chosen.names:
         raise UsageError(f"{app.name!r} declares nothing to work on. List a projection or a reactor in its App.")
-    working = _Working(app, settings, options or WorkerOptions(), _when_all(chosen.names, on_ready))
-    await asyncio.to_thread(_check_stream, working.endpoint, app)
+    options = options or WorkerOptions()
+    working = _Working(app, settings, options, _when_all(chosen.names, on_ready))
     async with AsyncExitStack() as ending:
+        # Before anything starts a thread.
+        among = ending.enter_context(Among.given(app, options.processes)) if chosen.projections else None
+        await asyncio.to_thread(_check_stream, working.endpoint, app)
         if chosen.projections:
-            await working.begin_projections(chosen.projections, ending)
+            await working.begin_projections(chosen.projections, among, ending)
         if chosen.followers:
             await working.begin_followers(chosen.followers, ending)
         if http is not None:
@@ -123,17 +126,18 @@ class _Working:
         self.endpoint = Endpoint.of(settings)
         self.meters: list[Mapping[str, Meter | FollowerMeter]] = []
         self._app = app
-        self._among = _among(app, options.processes)
         self._settings = settings
         self._ready = ready
         self._tasks: dict[str, Callable[[asyncio.Event], Coroutine[Any, Any, None]]] = {}
 
-    async def begin_projections(self, chosen: Sequence[AnyResolved], ending: AsyncExitStack) -> None:
+    async def begin_projections(
+        self, chosen: Sequence[AnyResolved], among: Among | None, ending: AsyncExitStack
+    ) -> None:
         notifier = Notifier(self.endpoint, self._app.name)
         database = Database(self._settings.database)
         catalog = self._app.catalog.of_log()
         context = WorkerContext(
-            self._app.name, catalog, database, self.endpoint, self.owner, self.options, notifier, self._among
+            self._app.name, catalog, database, self.endpoint, self.owner, self.options, notifier, among
         )
         await _check_tables(database, chosen)
         ending.push_async_callback(asyncio.to_thread, notifier.close)
@@ -192,13 +196,6 @@ class _Working:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _among(app: Application, processes: int) -> Among | None:
-    """The fold processes of a worker, which import what it has imported; raises `UsageError` where they could not."""
-    if processes < 1:
-        raise UsageError(f"{processes} processes cannot fold anything. Give 1 or more.")
-    return None if processes == 1 else Among(processes, AppRef.of(app), CodeSeen.now())
 
 
 def _when_all(names: Sequence[str], on_ready: Callable[[], None] | None) -> Callable[[str], None]:

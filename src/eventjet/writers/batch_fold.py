@@ -131,14 +131,15 @@ class BatchFold:
         if self._parking is None and not self._resolved.reads:
             prepared = Prepared(batch, Changes(made=list(self._fold({}, events).values())), {})
         else:
-            keys = self._fold.keys(events) if self._parking is None else self._parking.keys(events)
+            each_key = self._fold.each_key(events) if self._parking is None else None
+            keys = dict.fromkeys(each_key) if each_key is not None else self._keys(events)
             rows, missing = self._recent.find(keys, self._ahead)
             if missing or self._is_heavy:
                 if read is None:
                     return None
                 rows.update(read(missing) if missing else {})
             if self._parking is None:
-                changed = self._fold(rows, events)
+                changed = self._fold(rows, events, each_key)
                 prepared = Prepared(batch, changes_of(changed), changed)
             else:
                 found = self._parking(rows, events, self._blocked_by_now())
@@ -148,6 +149,9 @@ class BatchFold:
         self._uncommitted.append(replace(prepared, batch=replace(batch, events=()), changes=Changes()))
         self._ahead.update(prepared.rows)
         return prepared
+
+    def _keys(self, events: Sequence[Any]) -> list[RowKey]:
+        return self._fold.keys(events) if self._parking is None else self._parking.keys(events)
 
     def sort(self, offers: Sequence[Offered], read: ReadRows) -> Sorted:
         """Fold events that waited, and park again what cannot be taken. For a projection that quarantines."""
