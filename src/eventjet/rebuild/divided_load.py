@@ -30,7 +30,7 @@ from eventjet.store.earlier import EarlierRecords
 _BOUND_S = 600.0
 """How long a fold process may take for what it has been given."""
 _LOAD_EVENT_S = 0.000_1
-"""What its load may take beyond that for each event of the log: twenty times what it does take."""
+"""What its load may take beyond that for each event of the log: ten times what it does take."""
 _LOOK_S = 0.2
 _PARTS_STRIDE = 100_000
 """A process that loads entries in several transactions numbers them this far apart."""
