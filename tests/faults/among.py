@@ -24,8 +24,8 @@ BATCH_MAX = 5
 """Of a worker with fold processes, so that 20 events are far behind."""
 BOUND_S = 4.0
 """How long a fold process of such a worker may take for a batch, before it counts as lost."""
-TURN_S = 1.0
-"""How long a projection of such a worker has them while another one waits."""
+TURN_S = 6.0
+"""How long a projection of such a worker has them while another one waits: long enough to see that one is lost."""
 PATIENCE = "EVENTJET_TEST_PATIENCE_S"
 """The variable that has the same for fold processes of a rebuild; without it they have as long as they have."""
 DIVIDES = "processes fold what comes after"
