@@ -18,13 +18,16 @@ from tests.faults.among import DIVIDES, divided
 from tests.faults.audit import Audit
 from tests.faults.processes import FIRES_S, Fault, WorkerProcess, await_it
 from tests.faults.scene import Scene
-from tests.fold_processes import all_ended, fold_processes
+from tests.fold_processes import all_ended, fold_processes, fork_servers
 
 KILLS = int(os.environ.get("EVENTJET_TEST_FOLD_KILLS", "5"))
-"""How many, on each database and with each number of processes; 10 reach every place in both ways."""
+"""How many, on each database and with each number of processes; 12 reach every place in both ways."""
 WORKER = "worker"
 """The worker itself, struck from outside while others fold."""
-PLACES = (*(name for name in failpoints.NAMES if name.startswith("fold.")), WORKER)
+SERVER = "fork server"
+"""What forks the others, struck from outside, too: the worker goes on alone."""
+PLACES = (*(name for name in failpoints.NAMES if name.startswith("fold.")), WORKER, SERVER)
+ALONE = "goes on in one process: A fold process cannot be made"
 BACKLOG = 600
 LEASE_S = 2.0
 
@@ -63,6 +66,14 @@ class Siege:
             self._await(worker, lambda: DIVIDES in worker.logged())
             self._strike(worker, fault.action)
             self._replaced(worker)
+        elif fault.name == SERVER:
+            self._await(worker, lambda: DIVIDES in worker.logged())
+            (server,) = fork_servers(self._stage.ledger.name)
+            os.kill(server, signal.SIGKILL if fault.action == "kill" else signal.SIGSTOP)
+            self._await(worker, lambda: ALONE in worker.logged())
+            self._moves_on()
+            worker.ask_to_end()
+            worker.ended_well()
         else:
             self._await(worker, lambda: bool(worker.fired()))
             assert worker.fired() == f"{fault.name}:{fault.action}\n"
@@ -80,7 +91,7 @@ class Siege:
         self._start(None)
 
     def _start(self, fault: Fault | None) -> WorkerProcess:
-        armed = fault if fault is not None and fault.name != WORKER else None
+        armed = fault if fault is not None and fault.name not in (WORKER, SERVER) else None
         made = WorkerProcess(self._stage.ledger, self._stage.folder, armed, lease_s=LEASE_S, among=self._among)
         self.workers.append(made)
         return self._processes.enter_context(made)
