@@ -13,6 +13,7 @@ import traceback
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from tests.among import AMONG
 from tests.faults.trials import report
 from tests.faults.trials.machine import apart, missing
 from tests.faults.trials.report import Outcome
@@ -49,8 +50,8 @@ def main() -> int:
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1_000_000)
     options = Options(seed, given.rounds, given.seconds, given.minutes)
     outcomes: list[Outcome] = []
-    for one in chosen:
-        outcomes.append(_tried(one, options))
+    for one, among in ((each, among) for each in chosen for among in (AMONG if each.folds else (1,))):
+        outcomes.append(_tried(one, options, among))
         sys.stdout.write(f"{outcomes[-1].line()}\n")
         sys.stdout.flush()
         if given.report is not None:
@@ -59,17 +60,17 @@ def main() -> int:
     return int(any(outcome.failed for outcome in outcomes))
 
 
-def _tried(one: Scenario, options: Options) -> Outcome:
+def _tried(one: Scenario, options: Options, among: int) -> Outcome:
     for need in one.needs:
         if (why := missing(need)) is not None:
-            return Outcome(one, skipped=why)
+            return Outcome(one, among, skipped=why)
     began = time.monotonic()
-    outcome = Outcome(one)
+    outcome = Outcome(one, among)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eventjet-faults-")))
         # The embedded PostgreSQL, which root may not run, passes through.
         folder.chmod(0o711)
-        trial = Trial(folder, options, stack, random.Random(f"{options.seed}/{one.name}"))
+        trial = Trial(folder, options, stack, random.Random(f"{options.seed}/{one.name}"), among)
         try:
             one.run(trial)
         except Exception as error:  # noqa: BLE001 - the report says it, and the next one runs

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import islice
 
-from sqlalchemy import BigInteger, Column, Integer, MetaData, Numeric, String, Table
+from sqlalchemy import BigInteger, Column, Integer, MetaData, Numeric, String, Table, select, text
 
 from eventjet import App, Recorded, projection
 from eventjet.codec.envelope import header_block
+from eventjet.dev.nats import NatsServer
+from eventjet.settings import Settings
+from eventjet.sql.checkpoint import DECLARED
+from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.dialect import dialect_of
+from eventjet.sql.locations import located
+from eventjet.sql.own_tables import quarantine
 from tests.faults.tally import Added, Tally, Total, added
 from tests.integration.ledger_log import Ledger
-from tests.logs import NEXT
+from tests.logs import NEXT, fresh_name
+from tests.tables import reading
 
 POISON = Decimal("666.00")
 CHUNK = 20_000
+MENDED = "EVENTJET_TEST_MENDED"
+"""Where this variable is set, a worker of the fault tests takes the poison."""
 KINDS = ("poison", "unknown type", "bad JSON", "wrong version", "wrong schema", "not UTF-8")
 
 wary_table = Table(
@@ -39,6 +50,12 @@ def wary(row: Total | None, event: Recorded[Added]) -> Total:
     return added(row, event.aggregate_id, event.data.number, event.data.amount)
 
 
+@projection("wary", table=wary_table, on_error="quarantine")
+def mended(row: Total | None, event: Recorded[Added]) -> Total:
+    """Takes the poison as well."""
+    return added(row, event.aggregate_id, event.data.number, event.data.amount)
+
+
 def wary_app(name: str) -> App:
     """The app whose read model parks what it cannot take."""
     return App(name, aggregates=[Tally], projections=[wary])
@@ -55,6 +72,7 @@ class Mixture:
     """Position → kind of each bad event."""
     behind: set[int] = field(default_factory=set[int])
     rows: dict[str, Total] = field(default_factory=dict[str, Total])
+    seed: int = 11
 
     def store(self, ledger: Ledger) -> int:
         """Append everything; returns the last position."""
@@ -65,7 +83,7 @@ class Mixture:
         return last
 
     def _records(self) -> Iterator[tuple[str, bytes, bytes]]:
-        chance = random.Random(11)
+        chance = random.Random(self.seed)
         wrong = set(chance.sample(range(1, self.events + 1), self.bad))
         held: set[str] = set()
         kinds = 0
@@ -78,7 +96,7 @@ class Mixture:
                 kinds += 1
                 held.add(entity)
                 self.parked[position] = kind
-                yield entity, *_bad(kind, position)
+                yield entity, *_bad(kind, f"{self.seed}-{position}")
                 continue
             before = self.rows.get(entity)
             amount = Decimal(chance.randrange(1, 60_000)) / 100
@@ -87,22 +105,72 @@ class Mixture:
                 self.behind.add(position)
             else:
                 self.rows[entity] = added(before, entity, data.number, data.amount)
-            yield entity, _headers(position), b'{"number":%d,"amount":"%s"}' % (data.number, str(amount).encode())
+            yield (
+                entity,
+                _headers(f"{self.seed}-{position}"),
+                b'{"number":%d,"amount":"%s"}' % (data.number, str(amount).encode()),
+            )
 
 
-def _headers(position: int, type_name: str = "tally.added", schema: str = "1", version: str = NEXT) -> bytes:
-    pairs = [("Nats-Msg-Id", f"id-{position}"), ("Ej-Type", type_name), ("Ej-Schema", schema), ("Ej-Version", version)]
+@contextmanager
+def wary_log(events: int, bad: int, entities: int) -> Generator[tuple[Ledger, Mixture]]:
+    """Such a log, on a server of its own that does not wait for the disk."""
+    with NatsServer(sync_interval="1m") as nats:
+        app = wary_app(fresh_name("wary"))
+        ledger = Ledger(Settings(servers=(nats.url,)), app.name, app.catalog, dict(app.projections))
+        ledger.create()
+        mixture = Mixture(events, bad, entities)
+        assert mixture.store(ledger) == events
+        yield ledger, mixture
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A row of the quarantine, without times."""
+
+    position: int
+    aggregate_id: str
+    resolution: str
+    reason: str
+    payload: bytes | None
+
+
+def position_of(database: str) -> int:
+    """Of the checkpoint; the projection has not failed."""
+    with reading(database) as connection:
+        row = connection.execute(text("select position, state, reason from eventjet_projection")).one_or_none()
+    assert row is None or row[1] != "failed", row
+    return 0 if row is None else int(row[0])
+
+
+def state_of(database: str) -> tuple[dict[str, Total], list[Kept]]:
+    """(rows by entity, everything in quarantine)."""
+    columns = quarantine.c
+    query = select(columns.position, columns.aggregate_id, columns.resolution, columns.reason, columns.payload)
+    engine = Database(database).sync_engine()
+    try:
+        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
+            table = located(wary_table, DECLARED, dialect_of(engine))
+            rows = [Total(*row) for row in connection.execute(select(table))]
+            kept = [Kept(*row) for row in connection.execute(query.order_by(columns.position))]
+            return {row.entity: row for row in rows}, kept
+    finally:
+        engine.dispose()
+
+
+def _headers(event_id: str, type_name: str = "tally.added", schema: str = "1", version: str = NEXT) -> bytes:
+    pairs = [("Nats-Msg-Id", event_id), ("Ej-Type", type_name), ("Ej-Schema", schema), ("Ej-Version", version)]
     return header_block(pairs)
 
 
-def _bad(kind: str, position: int) -> tuple[bytes, bytes]:
+def _bad(kind: str, event_id: str) -> tuple[bytes, bytes]:
     """(header block, body)."""
     good = b'{"number":1,"amount":"1.00"}'
     return {
-        "poison": (_headers(position), b'{"number":1,"amount":"666.00"}'),
-        "unknown type": (_headers(position, "tally.stranger"), good),
-        "bad JSON": (_headers(position), b'{"number":1,'),
-        "wrong version": (_headers(position, version="first"), good),
-        "wrong schema": (_headers(position, schema="-1"), good),
-        "not UTF-8": (_headers(position), b'{"number":1,"amount":"\xff\xfe"}'),
+        "poison": (_headers(event_id), b'{"number":1,"amount":"666.00"}'),
+        "unknown type": (_headers(event_id, "tally.stranger"), good),
+        "bad JSON": (_headers(event_id), b'{"number":1,'),
+        "wrong version": (_headers(event_id, version="first"), good),
+        "wrong schema": (_headers(event_id, schema="-1"), good),
+        "not UTF-8": (_headers(event_id), b'{"number":1,"amount":"\xff\xfe"}'),
     }[kind]

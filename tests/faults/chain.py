@@ -20,7 +20,8 @@ IN_TRANSACTION = ("worker.before_commit", "worker.rows_written")
 """Where a worker stopped on SQLite holds the database until it resumes or dies."""
 LEASE_S = 0.6
 FIRST_RATE = 100.0
-ARRANGES_S = 0.5
+ARRANGES_S, ARRANGES_SEVERAL_S = 0.5, 5.0
+"""How often a situation is arranged; a worker that is slow alone has to catch up in between."""
 WRITES_S = 0.3
 """How long a revived worker may try to write before it is asked to end."""
 
@@ -36,6 +37,8 @@ class Chain:
         """Times that a stopped worker held SQLite, so that nobody could take over."""
         self.refused = 0
         """Revived workers that were told that they were deposed."""
+        self.divided = 0
+        """Workers that had divided their work when their fault came."""
         self.takeovers_s: list[float] = []
         """Of leases of stopped workers, by one that stood by."""
         self._stage = stage
@@ -63,6 +66,7 @@ class Chain:
             assert struck.fault is not None
             self.done[Fault(struck.fault.name, struck.fault.action)] += 1
             self.under_load += feed.busy
+            self.divided += struck.has_divided
             self._succeed(struck, armed)
             self._stage.check()
             # So that events arrive to the end.
@@ -73,7 +77,7 @@ class Chain:
 
     def _start(self, fault: Fault | None) -> WorkerProcess:
         return self._processes.enter_context(
-            WorkerProcess(self._stage.ledger, self._stage.folder, fault, lease_s=LEASE_S, processes=self._among)
+            WorkerProcess(self._stage.ledger, self._stage.folder, fault, lease_s=LEASE_S, among=self._among)
         )
 
     def _drive(self, armed: Sequence[WorkerProcess]) -> WorkerProcess:
@@ -91,7 +95,7 @@ class Chain:
             if owner is not None and owner.fault is not None:
                 if self._load(owner, owner.fault):
                     return owner
-                if now - arranged > ARRANGES_S:
+                if now - arranged > (ARRANGES_S if self._among == 1 else ARRANGES_SEVERAL_S):
                     arranged = now
                     self._arrange(owner, owner.fault)
             time.sleep(0.02)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from eventjet.dev.nats import NatsServer
+from eventjet.dev.postgres import PostgresServer
+from tests.among import AMONG
 from tests.faults.scene import Scene, scene
 
 
@@ -16,6 +19,28 @@ def stage(eventjet_nats: NatsServer, database: str, tmp_path: Path) -> Iterator[
     """A log that grows and its read models; what is said of it is printed at the end."""
     with scene(eventjet_nats.url, database, tmp_path) as found:
         yield found
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
+    """Makes another empty database on each call."""
+
+    def make() -> str:
+        name = f"test_{uuid4().hex}"
+        if request.param == "sqlite":
+            return f"sqlite:///{tmp_path}/{name}.db"
+        server: PostgresServer = request.getfixturevalue("eventjet_postgres")
+        request.addfinalizer(lambda: server.drop_database(name))
+        return server.create_database(name)
+
+    return make
+
+
+@pytest.fixture(params=AMONG)
+def among(request: pytest.FixtureRequest) -> int:
+    """How many processes fold: for a worker that is far behind, or for a rebuild."""
+    found: int = request.param
+    return found
 
 
 @pytest.fixture

@@ -12,22 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select, text
 
-from eventjet.dev.nats import NatsServer
-from eventjet.settings import Settings
-from eventjet.sql.checkpoint import DECLARED
-from eventjet.sql.database import READ_ONLY, Database
-from eventjet.sql.dialect import dialect_of
-from eventjet.sql.locations import located
-from eventjet.sql.own_tables import quarantine
-from tests.faults.bad_events import Mixture, wary_app, wary_table
-from tests.faults.processes import WorkerProcess, await_it
-from tests.faults.tally import Total
+from tests.faults.among import divided
+from tests.faults.audit import Audit, install
+from tests.faults.bad_events import Mixture, position_of, state_of, wary_log
+from tests.faults.processes import Fault, WorkerProcess, await_it
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import made
-from tests.logs import fresh_name
-from tests.tables import reading
 
 BAD = int(os.environ.get("EVENTJET_TEST_BAD", "200"))
 EVENTS = 100 * BAD
@@ -39,74 +30,51 @@ CATCH_UP_S = 60 + EVENTS / 2_000
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ledger, Mixture]]:
     """The log, on a server of its own that does not wait for the disk."""
-    with NatsServer(sync_interval="1m") as nats:
-        app = wary_app(fresh_name("wary"))
-        settings = Settings(servers=(nats.url,))
-        ledger = Ledger(settings, app.name, app.catalog, dict(app.projections))
-        ledger.create()
-        mixture = Mixture(EVENTS, BAD, ENTITIES)
-        assert mixture.store(ledger) == EVENTS
-        yield ledger, mixture
-
-
-def position(database: str) -> int:
-    with reading(database) as connection:
-        row = connection.execute(text("select position, state, reason from eventjet_projection")).one_or_none()
-    assert row is None or row[1] != "failed", row
-    return 0 if row is None else int(row[0])
-
-
-def found(database: str) -> tuple[dict[str, Total], list[tuple[int, str, str]]]:
-    """(rows by entity; position, resolution and reason of everything in quarantine)."""
-    engine = Database(database).sync_engine()
-    columns = quarantine.c
-    try:
-        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
-            rows = [
-                Total(*row) for row in connection.execute(select(located(wary_table, DECLARED, dialect_of(engine))))
-            ]
-            kept = connection.execute(select(columns.position, columns.resolution, columns.reason))
-            return {row.entity: row for row in rows}, [(row[0], row[1], row[2]) for row in kept]
-    finally:
-        engine.dispose()
+    with wary_log(EVENTS, BAD, ENTITIES) as found:
+        yield found
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(60 + 2 * CATCH_UP_S)
 def test_bad_events_are_parked_once_and_all_others_applied(
-    stored: tuple[Ledger, Mixture], database: str, tmp_path: Path, processes: ExitStack
+    stored: tuple[Ledger, Mixture], database: str, tmp_path: Path, processes: ExitStack, among: int
 ) -> None:
     ledger, mixture = stored
     made(database, *ledger.projections.values())
+    install(database)
     ledger = replace(ledger, settings=replace(ledger.settings, database=database))
 
-    def start() -> WorkerProcess:
-        started = WorkerProcess(ledger, tmp_path, batch_max=1_000, lease_s=2.0, names=("wary",))
+    def start(fault: Fault | None = None) -> WorkerProcess:
+        # With fold processes the last batch is folded alone, and slowly.
+        batch_max = 1_000 if among == 1 else 100
+        started = WorkerProcess(ledger, tmp_path, fault, batch_max=batch_max, lease_s=2.0, names=("wary",), among=among)
         return processes.enter_context(started).ready()
 
     began = time.monotonic()
-    doomed = start()
-    await_it(lambda: position(database) > EVENTS // 5, doomed.logged, CATCH_UP_S)
+    doomed = start(Fault("worker.after_commit", "stop", 4 if among == 1 else 30))
+    await_it(doomed.reached, doomed.logged, CATCH_UP_S)
+    assert 0 < position_of(database) < EVENTS
     peaks = [doomed.peak_mb()]
     doomed.process.kill()
     worker = start()
-    await_it(lambda: position(database) >= EVENTS, worker.logged, CATCH_UP_S)
+    await_it(lambda: position_of(database) >= EVENTS, worker.logged, CATCH_UP_S)
     seconds = time.monotonic() - began
     peaks.append(worker.peak_mb())
     assert worker.process.poll() is None, worker.logged()
     worker.ask_to_end()
     worker.ended_well()
-    rows, kept = found(database)
-    resolutions = {where: resolution for where, resolution, _ in kept}
+    rows, kept = state_of(database)
+    resolutions = {one.position: one.resolution for one in kept}
     kinds = Counter(mixture.parked.values())
     sys.stdout.write(
         f"\n{database.partition(':')[0]}: {EVENTS:,} events, {BAD:,} of them bad ({kinds}): "
         f"{sum(one == 'parked' for one in resolutions.values()):,} parked, {len(kept) - len(resolutions)} twice, "
         f"{len(mixture.behind):,} behind them, {len(mixture.rows):,} rows right; in {seconds:.0f} s with one worker "
-        f"killed on the way; memory at most {max(peaks):.0f} MB\n"
+        f"killed on the way, folded by {among}; memory at most {max(peaks):.0f} MB\n"
     )
+    assert among == 1 or divided([doomed, worker], Audit.read(database)) > 0
     assert len(kept) == len(resolutions)
     assert resolutions == dict.fromkeys(mixture.parked, "parked") | dict.fromkeys(mixture.behind, "blocked")
-    assert all(reason for _, resolution, reason in kept if resolution == "parked")
+    assert all(one.reason for one in kept if one.resolution == "parked")
     assert rows == mixture.rows
     assert max(peaks) < MEMORY_MAX_MB

@@ -8,25 +8,26 @@ import signal
 import time
 from collections import Counter
 from contextlib import ExitStack
-from itertools import count as counted
+from itertools import count
 
 import pytest
 
 from eventjet import failpoints
+from tests.among import SEVERAL
+from tests.faults.among import DIVIDES, divided
 from tests.faults.audit import Audit
 from tests.faults.processes import FIRES_S, Fault, WorkerProcess, await_it
 from tests.faults.scene import Scene
-from tests.fold_processes import all_ended, fold_processes
+from tests.fold_processes import all_ended, fold_processes, fork_servers
 
 KILLS = int(os.environ.get("EVENTJET_TEST_FOLD_KILLS", "5"))
-"""How many, on each database and with each number of processes; 10 reach every place in both ways."""
-PROCESSES = tuple(int(one) for one in os.environ.get("EVENTJET_TEST_FOLD_PROCESSES", "2").split(","))
+"""How many, on each database and with each number of processes; 12 reach every place in both ways."""
 WORKER = "worker"
 """The worker itself, struck from outside while others fold."""
-PLACES = (*(name for name in failpoints.NAMES if name.startswith("fold.")), WORKER)
-DIVIDES = "processes fold what comes after"
-BATCH_MAX = 5
-"""So that 20 events are far behind."""
+SERVER = "fork server"
+"""What forks the others, struck from outside, too: the worker goes on alone."""
+PLACES = (*(name for name in failpoints.NAMES if name.startswith("fold.")), WORKER, SERVER)
+ALONE = "goes on in one process: A fold process cannot be made"
 BACKLOG = 600
 LEASE_S = 2.0
 
@@ -36,7 +37,7 @@ def plan(kills: int, first: str) -> list[Fault]:
     chance = random.Random(kills)
     actions = (first, "stop" if first == "kill" else "kill")
     found: list[Fault] = []
-    for turn in counted():
+    for turn in count():
         for index, name in enumerate(PLACES):
             if len(found) == kills:
                 return found
@@ -48,14 +49,15 @@ def plan(kills: int, first: str) -> list[Fault]:
 class Siege:
     """One worker after another, each far behind when it, or one of its fold processes, is struck."""
 
-    def __init__(self, stage: Scene, processes: ExitStack, count: int) -> None:
+    def __init__(self, stage: Scene, processes: ExitStack, among: int) -> None:
         self.done: Counter[Fault] = Counter()
         self.lost = 0
         """Times that a worker said that it had lost a fold process."""
         self._stage = stage
         self._processes = processes
-        self._count = count
-        self._chance = random.Random(count)
+        self._among = among
+        self._chance = random.Random(among)
+        self.workers: list[WorkerProcess] = []
 
     def suffer(self, fault: Fault) -> None:
         """Have it happen; the worker goes on by itself, or another one takes over."""
@@ -64,6 +66,14 @@ class Siege:
             self._await(worker, lambda: DIVIDES in worker.logged())
             self._strike(worker, fault.action)
             self._replaced(worker)
+        elif fault.name == SERVER:
+            self._await(worker, lambda: DIVIDES in worker.logged())
+            (server,) = fork_servers(self._stage.ledger.name)
+            os.kill(server, signal.SIGKILL if fault.action == "kill" else signal.SIGSTOP)
+            self._await(worker, lambda: ALONE in worker.logged())
+            self._moves_on()
+            worker.ask_to_end()
+            worker.ended_well()
         else:
             self._await(worker, lambda: bool(worker.fired()))
             assert worker.fired() == f"{fault.name}:{fault.action}\n"
@@ -81,10 +91,9 @@ class Siege:
         self._start(None)
 
     def _start(self, fault: Fault | None) -> WorkerProcess:
-        armed = fault if fault is not None and fault.name != WORKER else None
-        made = WorkerProcess(
-            self._stage.ledger, self._stage.folder, armed, batch_max=BATCH_MAX, lease_s=LEASE_S, processes=self._count
-        )
+        armed = fault if fault is not None and fault.name not in (WORKER, SERVER) else None
+        made = WorkerProcess(self._stage.ledger, self._stage.folder, armed, lease_s=LEASE_S, among=self._among)
+        self.workers.append(made)
         return self._processes.enter_context(made)
 
     def _await(self, worker: WorkerProcess, found: object) -> None:
@@ -144,17 +153,17 @@ class Siege:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120 + 120 * KILLS)
-@pytest.mark.parametrize("count", PROCESSES)
+@pytest.mark.parametrize("among", SEVERAL)
 def test_fold_processes_killed_and_stopped_at_every_step_lose_and_repeat_nothing(
-    stage: Scene, processes: ExitStack, count: int
+    stage: Scene, processes: ExitStack, among: int
 ) -> None:
-    siege = Siege(stage, processes, count)
+    siege = Siege(stage, processes, among)
     for fault in plan(KILLS, "stop" if stage.is_sqlite else "kill"):
         siege.suffer(fault)
     siege.last()
     verdict = stage.finish()
     audit = Audit.read(stage.ledger.settings.database)
-    stage.say(f"{siege.done.total()} kills and stops with {count} fold processes: {verdict}; {audit}")
+    stage.say(f"{siege.done.total()} kills and stops with {among} fold processes: {verdict}; {audit}")
     stage.say(f"{siege.lost} terms ended over a fold process that was lost; rows right at {stage.checks} looks")
     stage.said.extend(
         f"  {name:16} killed {siege.done[Fault(name, 'kill')]:3}, stopped {siege.done[Fault(name, 'stop')]:3}"
@@ -163,11 +172,12 @@ def test_fold_processes_killed_and_stopped_at_every_step_lose_and_repeat_nothing
     assert verdict.right
     assert not audit.zombies
     assert not audit.breaks
+    assert divided(siege.workers, audit) >= KILLS // 2
     assert siege.done.total() == KILLS
     assert {fault.name for fault in siege.done} == set(PLACES[:KILLS])
     # One that is being started has not forked the others yet.
     await_it(
-        lambda: len(fold_processes(stage.ledger.name)) in (0, count),
+        lambda: len(fold_processes(stage.ledger.name)) in (0, among),
         lambda: f"fold processes: {fold_processes(stage.ledger.name)}",
         2 * FIRES_S,
     )

@@ -16,14 +16,16 @@ import pytest
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
 from eventjet.sql.sqlite_connections import BUSY_TIMEOUT_S
+from tests.faults.among import divided
 from tests.faults.audit import Audit
 from tests.faults.processes import WorkerProcess, await_it
 from tests.faults.scene import Scene, scene
 
 OUTAGES = int(os.environ.get("EVENTJET_TEST_OUTAGES", "2"))
 """Of each kind, on each database."""
-RATE = 200.0
-RECOVERS_S = 40.0
+RATE, RATE_OF_SEVERAL = 200.0, 60.0
+RECOVERS_S, RECOVERS_SEVERAL_S = 40.0, 120.0
+"""With fold processes a worker is slow alone, and takes alone what it has read before it divides its work."""
 LEASE_S = 1.0
 
 
@@ -53,9 +55,10 @@ def blocked(path: str, seconds: float) -> None:
 class Weather:
     """Outages, each followed by the recovery that nobody helps along."""
 
-    def __init__(self, stage: Scene) -> None:
+    def __init__(self, stage: Scene, recovers_s: float) -> None:
         self.recovered_s: dict[str, list[float]] = {}
         self._stage = stage
+        self._recovers_s = recovers_s
 
     def strike(self, what: str, outage: Callable[[], None]) -> None:
         """Events arrive before, during and after; both projections must take some that came after it."""
@@ -64,25 +67,27 @@ class Weather:
         await_it(lambda: feed.stored > before + 20, lambda: "events to arrive")
         outage()
         began = time.monotonic()
-        self._stage.caught_up(feed.stored + 20, RECOVERS_S)
+        self._stage.caught_up(feed.stored + 20, self._recovers_s)
         self.recovered_s.setdefault(what, []).append(time.monotonic() - began)
         self._stage.check()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60 + 60 * OUTAGES)
+@pytest.mark.timeout(200 + 240 * OUTAGES)
 @pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
-def test_killed_servers_are_waited_out(kind: str, tmp_path: Path, processes: ExitStack) -> None:
+def test_killed_servers_are_waited_out(kind: str, tmp_path: Path, processes: ExitStack, among: int) -> None:
     chance = random.Random(9)
     with (
         servers(kind, tmp_path) as (nats, postgres, database),
         scene(nats.url, database, tmp_path) as stage,
     ):
-        weather = Weather(stage)
-        stage.feed.rate = RATE
+        recovers_s = RECOVERS_S if among == 1 else RECOVERS_SEVERAL_S
+        weather = Weather(stage, recovers_s)
+        stage.feed.rate = RATE if among == 1 else RATE_OF_SEVERAL
         stage.feed.allow(1_000_000)
         workers = [
-            processes.enter_context(WorkerProcess(stage.ledger, tmp_path, lease_s=LEASE_S)).ready() for _ in range(2)
+            processes.enter_context(WorkerProcess(stage.ledger, tmp_path, lease_s=LEASE_S, among=among)).ready()
+            for _ in range(2)
         ]
 
         def killed(server: NatsServer | PostgresServer) -> Callable[[], None]:
@@ -103,7 +108,7 @@ def test_killed_servers_are_waited_out(kind: str, tmp_path: Path, processes: Exi
                 outage = lambda held_s=held_s: blocked(str(tmp_path / "read.db"), held_s)  # noqa: E731
                 weather.strike("SQLite held by another writer", outage)
         stage.feed.end()
-        verdict = stage.finish()
+        verdict = stage.finish(max(60.0, recovers_s))
         audit = Audit.read(database)
         for what, times in weather.recovered_s.items():
             stage.say(
@@ -111,8 +116,11 @@ def test_killed_servers_are_waited_out(kind: str, tmp_path: Path, processes: Exi
                 f"middle, {max(times):.1f} s at most"
             )
         stage.say(f"{verdict}; {audit}; rows right at each of {stage.checks} looks; {stage.feed.resent} appends resent")
+        if among > 1:
+            stage.say(f"{among} processes folded in {divided(workers, audit)} terms")
         for worker in workers:
             assert worker.process.poll() is None, worker.logged()
+        assert among == 1 or divided(workers, audit) >= OUTAGES
         assert verdict.right
         assert not audit.zombies
         assert not audit.breaks

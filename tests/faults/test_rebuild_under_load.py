@@ -31,9 +31,9 @@ READERS_WAIT_S = 20.0
 @pytest.mark.slow
 @pytest.mark.timeout(300 + 60 * REBUILDS)
 async def test_nobody_sees_a_swap_while_commands_keep_arriving(
-    eventjet_nats: NatsServer, database: str, tmp_path: Path
+    eventjet_nats: NatsServer, database: str, tmp_path: Path, among: int
 ) -> None:
-    with stage(eventjet_nats.url, database, tmp_path, events=EVENTS, rate=RATE) as scene:
+    with stage(eventjet_nats.url, database, tmp_path, events=EVENTS, rate=RATE, among=among) as scene:
         before, began = scene.feed.stored, time.monotonic()
         generations = [await asyncio.to_thread(rebuilt, scene) for _ in range(REBUILDS)]
         rate = (scene.feed.stored - before) / (time.monotonic() - began)
@@ -51,8 +51,9 @@ def rebuilt(scene: Stage) -> int:
     with RebuildProcess(scene) as run:
         assert run.ended() == 0, run.logged()
     with Database(scene.ledger.settings.database).sync_engine("fault tests").connect() as connection:
-        found: int = connection.execute(text("select min(generation) from eventjet_projection")).scalar_one()
-    return found
+        query = text("select name, generation from eventjet_projection")
+        found = {row[0]: row[1] for row in connection.execute(query)}
+    return min(found[name] for name in scene.names)
 
 
 def caught_up(scene: Stage) -> None:
@@ -72,9 +73,9 @@ def caught_up(scene: Stage) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_while_a_swap_waits_for_an_idle_reader_other_readers_go_on(
-    eventjet_nats: NatsServer, eventjet_database: str, tmp_path: Path
+    eventjet_nats: NatsServer, eventjet_database: str, tmp_path: Path, among: int
 ) -> None:
-    with stage(eventjet_nats.url, eventjet_database, tmp_path, rate=20.0) as scene:
+    with stage(eventjet_nats.url, eventjet_database, tmp_path, rate=20.0, among=among) as scene:
         engine = Database(eventjet_database).sync_engine("idle reader")
         waiting = threading.Event()
         tries: list[float] = []
@@ -88,7 +89,11 @@ async def test_while_a_swap_waits_for_an_idle_reader_other_readers_go_on(
             idle.execute(text("select count(*) from totals"))
             work = asyncio.create_task(
                 rebuild(
-                    scene.ref, ["totals"], scene.ledger.settings, engine="local", progress=lambda one: told(one.phase)
+                    scene.ref,
+                    ["totals"],
+                    scene.ledger.settings,
+                    engine=scene.engine,
+                    progress=lambda one: told(one.phase),
                 )
             )
             assert await asyncio.to_thread(waiting.wait, 60)

@@ -16,8 +16,8 @@ from eventjet.settings import Settings
 from eventjet.workers import among
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.supervisor import run_workers
+from tests.faults.among import BOUND_S, FOLDING, SLOW, TURN_S
 from tests.faults.audit import sessions_of
-from tests.faults.processes import FOLD_BOUND_S, FOLDING
 
 
 async def main(server: str, database: str, name: str, options: WorkerOptions, projections: list[str]) -> None:
@@ -43,6 +43,8 @@ if __name__ == "__main__":
     server, database, name, batch_max, lease_s, *projections = sys.argv[1:]
     processes = int(os.environ.get(FOLDING, "1"))
     options = WorkerOptions(batch_max=int(batch_max), lease_s=float(lease_s), poll_s=0.1, processes=processes)
-    # Else a run would mostly wait for fold processes that are stopped.
-    among.BOUND_S = FOLD_BOUND_S
+    if processes > 1:
+        os.environ[SLOW] = str(os.getpid())
+    # Else a run would mostly wait: for fold processes that are stopped, and for a turn.
+    among.BOUND_S, among.TURN_S = BOUND_S, TURN_S
     asyncio.run(main(server, database, name, options, projections))

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import threading
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,14 +25,16 @@ from eventjet.projections.resolve import ResolvedProjection, resolve
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint, read
 from eventjet.workers.context import WorkerOptions
+from tests.among import SEVERAL
 from tests.fold_processes import MARK, fold_processes
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, CATALOG, MOVEMENTS, Opened, balances, rows_of
 from tests.integration.quarantined import PARKING
+from tests.slow_alone import slow_alone
 from tests.tables import reading
 
 KIND = "EVENTJET_TEST_KIND"
-OPTIONS = WorkerOptions(batch_max=20, lease_s=2.0, poll_s=0.1, processes=2)
+OPTIONS = WorkerOptions(batch_max=20, lease_s=2.0, poll_s=0.1, processes=SEVERAL[0])
 """Far behind is 80 events."""
 BURST = 400
 
@@ -163,19 +164,6 @@ class Stage:
         await eventually(is_alone, "the fold processes to end")
 
 
-def slowly(resolved: ResolvedProjection) -> ResolvedProjection:
-    """The same in this process alone: slower than its log grows, so that it does not arrive while others load."""
-    declared: Any = resolved.declared
-    made_by = "fold" if hasattr(declared, "fold") else "rows"
-    function = getattr(declared, made_by)
-
-    def slow(*given: Any) -> Any:
-        time.sleep(0.001)
-        return function(*given)
-
-    return replace(resolved, declared=replace(declared, **{made_by: slow}))
-
-
 class Lines(logging.Handler):
     """Keeps what is logged."""
 
@@ -188,10 +176,15 @@ class Lines(logging.Handler):
 
 
 @contextmanager
-def stage_of(ledger: Ledger, kind: str, patch: pytest.MonkeyPatch) -> Generator[Stage]:
-    """The app of this kind over the ledger's log, for workers of this process; afterwards no fold process is left."""
+def stage_of(ledger: Ledger, kind: str, patch: pytest.MonkeyPatch, alone_s: float = 0.001) -> Generator[Stage]:
+    """The app of this kind over the ledger's log, for workers of this process; afterwards no fold process is left.
+
+    Such a worker takes `alone_s` for an event alone, longer than its log takes to grow by one.
+    """
     made = app_of(ledger.settings, ledger.name, kind)
-    made.projections = {name: slowly(one) for name, one in made.projections.items()}
+    made.projections = {
+        name: replace(one, declared=slow_alone(one.declared, alone_s)) for name, one in made.projections.items()
+    }
     patch.setenv(MARK, made.name)
     patch.setenv(KIND, kind)
     patch.setattr("tests.integration.divided.app", made)

@@ -14,11 +14,13 @@ import pytest
 from eventjet.errors import FoldProcessLost, RebuildError
 from eventjet.rebuild import Progress, rebuild, verify
 from eventjet.rebuild.job import EngineOptions
+from tests.among import SEVERAL
 from tests.fold_processes import MARK, fold_processes, fork_servers
 from tests.integration.rebuild_log import ALL, Book, remains
 from tests.integration.test_quarantine_rebuild import PARKS, POISON, deployed, kept, mixed
 from tests.logs import fresh_name
 
+PROCESSES = SEVERAL[0]
 DIVISIBLE = ("balances", "movements")
 
 
@@ -26,8 +28,15 @@ def among(processes: int) -> EngineOptions:
     return EngineOptions("local", processes=processes)
 
 
-async def made(book: Book, *names: str, processes: int = 2, **options: Any) -> Any:
-    return await rebuild(book.ref, names or ["balances"], book.settings, engine=among(processes), **options)
+@pytest.fixture(autouse=True, params=SEVERAL)
+def several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test here is run with each number of fold processes."""
+    monkeypatch.setattr("tests.integration.test_divided_rebuild.PROCESSES", request.param)
+
+
+async def made(book: Book, *names: str, processes: int | None = None, **options: Any) -> Any:
+    engine = among(processes or PROCESSES)
+    return await rebuild(book.ref, names or ["balances"], book.settings, engine=engine, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +48,9 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     assert (fold_processes(name), fork_servers(name)) == ([], [])
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-async def test_it_equals_the_live_fold_and_is_verified_in_the_same_way(book: Book, processes: int) -> None:
+@pytest.mark.parametrize("more", [0, 2])
+async def test_it_equals_the_live_fold_and_is_verified_in_the_same_way(book: Book, more: int) -> None:
+    processes = PROCESSES + more
     last = book.fill(5_000)
     names = DIVISIBLE if book.where.dialect.is_concurrent else ("balances",)
     report = await made(book, *names, processes=processes)
@@ -81,7 +91,7 @@ async def test_what_the_quarantine_holds_and_what_is_parked_are_those_of_one_pro
     book.execute("delete from eventjet_quarantine")
     await made(book)
     assert (book.rows(), kept(book)) == alone
-    assert (await verify(book.ref, "balances", book.settings, engine=among(2))).differences == 0
+    assert (await verify(book.ref, "balances", book.settings, engine=among(PROCESSES))).differences == 0
 
 
 async def test_an_event_that_cannot_be_taken_stops_it_by_name(book: Book) -> None:

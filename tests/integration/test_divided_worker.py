@@ -18,12 +18,19 @@ from eventjet.observability import logs
 from eventjet.sql.locations import create_tables
 from eventjet.store.voids import record_void
 from eventjet.workers.context import WorkerOptions
+from tests.among import SEVERAL
 from tests.integration import divided
 from tests.integration.divided import NEXT, OPTIONS, OWNERS, Stage, stage_of
 from tests.integration.ledger_log import Ledger, eventually
 from tests.integration.projecting import BALANCES, CATALOG, MOVEMENTS, Added, Movement, Opened, folded
 from tests.integration.quarantined import PARKING, expected, mixed, state_of
 from tests.logs import block, fresh_name
+
+
+@pytest.fixture(autouse=True, params=SEVERAL)
+def several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test here is run with each number of fold processes."""
+    monkeypatch.setattr("tests.integration.test_divided_worker.OPTIONS", replace(OPTIONS, processes=request.param))
 
 
 @pytest.fixture
@@ -36,14 +43,11 @@ def lines(events: list[Any]) -> list[Movement]:
     return [Movement(one.position, one.aggregate_id, one.data.amount) for one in events if isinstance(one.data, Added)]
 
 
-def among(processes: int = 2, **more: Any) -> WorkerOptions:
-    return replace(OPTIONS, processes=processes, **more)
-
-
-@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
-async def test_rows_equal_the_fold_of_the_log_and_at_its_end_it_goes_on_alone(stage: Stage, processes: int) -> None:
+@pytest.mark.parametrize("more", [0, pytest.param(2, marks=pytest.mark.slow)])
+async def test_rows_equal_the_fold_of_the_log_and_at_its_end_it_goes_on_alone(stage: Stage, more: int) -> None:
+    processes = OPTIONS.processes + more
     stage.fill()
-    async with stage.ledger.working("balances", options=among(processes)):
+    async with stage.ledger.working("balances", options=replace(OPTIONS, processes=processes)):
         with stage.growing():
             await stage.divided()
             pids = await asyncio.to_thread(stage.fold_processes)
@@ -219,7 +223,7 @@ async def test_an_event_that_a_handler_refuses_stops_it_there_as_one_process_sto
 @pytest.mark.slow
 async def test_an_event_that_only_a_newer_deploy_knows_is_left_to_it(stage: Stage) -> None:
     stage.fill()
-    async with stage.ledger.working("balances", options=among(backoff_s=(0.1, 60.0))):
+    async with stage.ledger.working("balances", options=replace(OPTIONS, backoff_s=(0.1, 60.0))):
         with stage.growing():
             await stage.divided()
         bad = stage.ledger.append_raw([("a-1", block("ledger.added", schema=2), b"{}")])

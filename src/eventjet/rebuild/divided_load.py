@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass, field, replace
@@ -27,7 +28,9 @@ from eventjet.rebuild.runs import Part, Target
 from eventjet.store.earlier import EarlierRecords
 
 _BOUND_S = 600.0
-"""How long a fold process may take for what it has been given, a load included."""
+"""How long a fold process may take for what it has been given."""
+_LOAD_EVENT_S = 0.000_1
+"""What its load may take beyond that for each event of the log: ten times what it does take."""
 _LOOK_S = 0.2
 _PARTS_STRIDE = 100_000
 """A process that loads entries in several transactions numbers them this far apart."""
@@ -64,7 +67,7 @@ def load_divided(job: Job, plan: Plan, targets: Sequence[Target], forks: ForkSer
                 processes.begin(task)
                 done = _divide(job, plan, processes)
             with watch.phase("load"):
-                parts = _loaded(processes, targets, watch)
+                parts = _loaded(processes, targets, watch, _BOUND_S + done * _LOAD_EVENT_S)
     except FoldFailed as error:
         raise RebuildError(str(error)) from error
     except FoldProcessLost:
@@ -92,15 +95,21 @@ def _divide(job: Job, plan: Plan, processes: FoldProcesses) -> int:
     return done
 
 
-def _loaded(processes: FoldProcesses, targets: Sequence[Target], watch: Watch) -> list[Part]:
-    """Have them load what they hold: all at once, or one after the other where the database has one writer."""
+def _loaded(processes: FoldProcesses, targets: Sequence[Target], watch: Watch, bound_s: float) -> list[Part]:
+    """Have them load what they hold: all at once, or one after the other where the database has one writer.
+
+    Each turn has the bound.
+    """
     concurrent = all(one.database.dialect.is_concurrent for one in targets)
     shares = range(len(processes))
     parts: list[Part] = []
     for turn in [shares] if concurrent else [range(share, share + 1) for share in shares]:
         processes.cut(None, turn)
+        deadline = time.monotonic() + bound_s
         while (answers := processes.answers(_LOOK_S, turn)) is None:
             watch.check()
+            if time.monotonic() > deadline:
+                raise FoldProcessLost(f"did not load its rows within {bound_s:.0f} s")
         parts += [
             Part(name, 0, rows, [Parked(*one) for one in parked]) for told in answers for name, rows, parked in told
         ]

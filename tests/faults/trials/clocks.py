@@ -9,12 +9,11 @@ from uuid import uuid4
 
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
-from tests.faults.processes import WorkerProcess, await_it
-from tests.faults.trials.trial import Run, Trial, scenario
+from tests.faults.processes import await_it
+from tests.faults.trials.trial import Trial, scenario
 from tests.forked import ForkedWorker
 from tests.tables import execute
 
-LEASE_S = 5.0
 TAKES_OVER_S = 60.0
 GROWTH_MAX = 1.3
 """Of what a process holds, from a third of the time on."""
@@ -22,7 +21,7 @@ SPARE_MB = 16.0
 JUMPS_S = (3_600, -3_600, 86_400, 30, -86_400)
 
 
-@scenario("clock-jumps")
+@scenario("clock-jumps", folds=True)
 def clock_jumps(trial: Trial) -> None:
     """The clock of the read models' PostgreSQL jumps; then the worker dies, and the one that stands by takes over."""
     server = trial.stack.enter_context(NatsServer())
@@ -41,7 +40,7 @@ def clock_jumps(trial: Trial) -> None:
     with trial.running([server.url], database) as run:
         workers = [run.worker]
         for number in range(trial.options.rounds):
-            workers.append(trial.stack.enter_context(_standby(run, trial)).ready())
+            workers.append(run.another_worker())
             trial.wait()
             jump = JUMPS_S[number % len(JUMPS_S)]
             execute(database, f"update shifted.jump set seconds = seconds + {jump}")
@@ -51,10 +50,6 @@ def clock_jumps(trial: Trial) -> None:
             before = run.log_position()
             took_s = await_it(lambda before=before: run.is_at(before), lambda: "a takeover", TAKES_OVER_S)
             trial.note(f"{jump:+,} s: taken over after {took_s:.1f} s")
-
-
-def _standby(run: Run, trial: Trial) -> WorkerProcess:
-    return WorkerProcess(run.ledger, trial.folder, batch_max=500, lease_s=LEASE_S)
 
 
 @scenario("steady-load")

@@ -34,11 +34,17 @@ class Outcome:
     """What came of one scenario."""
 
     scenario: Scenario
+    among: int = 1
+    """The processes that folded for its workers."""
     figures: Figures = field(default_factory=Figures)
     notes: list[str] = field(default_factory=list[str])
     seconds: float = 0.0
     skipped: str = ""
     error: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.scenario.name if self.among == 1 else f"{self.scenario.name}, {self.among} fold processes"
 
     @property
     def failed(self) -> bool:
@@ -63,11 +69,11 @@ class Outcome:
     def line(self) -> str:
         """For the terminal."""
         if self.skipped:
-            return f"{self.scenario.name}: skipped: {self.skipped}"
+            return f"{self.name}: skipped: {self.skipped}"
         counted = ", ".join(f"{count} {name}" for name, count in self.counts().items() if count) or "see below"
         more = "".join(f"\n  {one}" for one in [*self.notes, *self.figures.told])
         failure = f"\n{self.error}" if self.error else ""
-        return f"{self.scenario.name}: {self.verdict} ({self.seconds:.0f} s): {counted}{more}{failure}"
+        return f"{self.name}: {self.verdict} ({self.seconds:.0f} s): {counted}{more}{failure}"
 
 
 def page(outcomes: Sequence[Outcome], options: Options) -> str:
@@ -77,9 +83,9 @@ def page(outcomes: Sequence[Outcome], options: Options) -> str:
     lines += [f"| scenario | verdict | s | {' | '.join(SHOWN)} |", f"|---|---|---|{'---|' * len(SHOWN)}"]
     for one in outcomes:
         cells = " | ".join(one.counts().values())
-        lines.append(f"| {one.scenario.name} | {one.verdict} | {one.seconds:.0f} | {cells} |")
+        lines.append(f"| {one.name} | {one.verdict} | {one.seconds:.0f} | {cells} |")
     for one in outcomes:
-        lines += ["", f"## {one.scenario.name}", "", one.scenario.what, ""]
+        lines += ["", f"## {one.name}", "", one.scenario.what, ""]
         lines += [f"- skipped: {one.skipped}"] if one.skipped else []
         lines += [f"- {what}" for what in [*one.notes, *one.figures.told]]
         lines += ["", "```", one.error.strip(), "```"] if one.error else []

@@ -33,6 +33,7 @@ from tests.logs import fresh_name
 from tests.stores import declared
 
 CATCHES_UP_S = 90.0
+LEASE_S = 5.0
 SAVE_S = 15.0
 """The deadline of a save: an election takes 4 to 8 s."""
 FIRST_ACKS = 20
@@ -60,6 +61,8 @@ class Trial:
     stack: ExitStack
     """What is entered here ends with the trial."""
     chance: random.Random
+    among: int = 1
+    """The processes that fold for its workers when they are far behind."""
     figures: Figures = field(default_factory=Figures)
     notes: list[str] = field(default_factory=list[str])
     _disks: int = 0
@@ -108,10 +111,25 @@ class Run:
         self.ledger = Ledger(self.settings, app.name, app.catalog, dict(app.projections))
         made(self.settings.database, *app.projections.values())
         asyncio.run(init(self.ledger))
-        self.worker = stack.enter_context(WorkerProcess(self.ledger, trial.folder, batch_max=500, lease_s=5.0)).ready()
+        self.workers: list[WorkerProcess] = []
+        self._start = (trial, stack)
+        self.worker = self.another_worker()
         how = {name: value for name, value in more.items() if name in COMMANDS}
         self.commands = stack.enter_context(Commands(self.settings, app.name, trial.chance.randrange(1 << 30), **how))
         self.commands.await_acks(FIRST_ACKS)
+
+    def another_worker(self) -> WorkerProcess:
+        """One that works or stands by."""
+        trial, stack = self._start
+        batch_max = 500 if trial.among == 1 else None
+        made = WorkerProcess(self.ledger, trial.folder, batch_max=batch_max, lease_s=LEASE_S, among=trial.among)
+        self.workers.append(stack.enter_context(made))
+        return made.ready()
+
+    def see_divided(self) -> None:
+        """Where there are fold processes, they were used."""
+        trial, _ = self._start
+        assert trial.among == 1 or any(one.has_divided for one in self.workers), self.worker.logged()
 
     def check(self) -> Figures:
         """End the writers, settle what is unknown, and compare answers, log and read models."""
@@ -120,6 +138,7 @@ class Run:
         records = log_of(Endpoint.of(self.settings), self.ledger.name)
         figures = judge_log(said, records, decode)
         stopped = self.settled(records[-1][0] if records else 0)
+        self.see_divided()
         if stopped:
             figures.tell(f"the read models stopped: {stopped}")
             return figures
@@ -178,6 +197,8 @@ class Scenario:
     """A control: what it loses shows that the others would have shown a loss."""
     may: tuple[str, ...] = ()
     """Figures that need not be zero, as its docstring says."""
+    folds: bool = False
+    """Whether it is about workers, too: it is tried with each number of fold processes."""
 
     @property
     def what(self) -> str:
@@ -188,12 +209,12 @@ SCENARIOS: dict[str, Scenario] = {}
 
 
 def scenario(
-    name: str, *, needs: tuple[str, ...] = (), must_lose: bool = False, may: tuple[str, ...] = ()
+    name: str, *, needs: tuple[str, ...] = (), must_lose: bool = False, may: tuple[str, ...] = (), folds: bool = False
 ) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
     """List a scenario under a name."""
 
     def listed(run: Callable[[Trial], None]) -> Callable[[Trial], None]:
-        SCENARIOS[name] = Scenario(name, run, needs, must_lose, may)
+        SCENARIOS[name] = Scenario(name, run, needs, must_lose, may, folds)
         return run
 
     return listed

@@ -1,0 +1,13 @@
+"""The program `eventjet` for the fault tests of rebuilds: it may have less patience with fold processes."""
+
+from __future__ import annotations
+
+import os
+
+from eventjet.cli.entry import run
+from eventjet.rebuild import divided_load
+from tests.faults.among import PATIENCE
+
+if PATIENCE in os.environ:
+    divided_load._BOUND_S = float(os.environ[PATIENCE])  # pyright: ignore[reportPrivateUsage]
+run()
