@@ -8,61 +8,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
 from eventjet.codec.envelope import RawRecord
 from eventjet.codec.voids import void_subject
 from eventjet.errors import FoldProcessLost
-from eventjet.parallel.fork_server import ForkServer
 from eventjet.parallel.process import FoldFailed
-from eventjet.parallel.processes import FoldProcesses
-from tests.fold_processes import MARK, all_ended, fold_processes, fork_servers
+from tests.fold_processes import all_ended, fold_processes, fork_servers
 from tests.forked import ROOT
-from tests.logs import fresh_name
 from tests.unit.echoing import Echo, Loaded
+from tests.unit.folding import BOUND_S, answered, started
 
-BOUND_S = 60.0
-"""Far above what any answer takes."""
 SHORT_S = 3.0
-
-
-@pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """What names the fold processes of a test; none of them, and no descriptor, is left afterwards."""
-    name = fresh_name("fold")
-    monkeypatch.setenv(MARK, name)
-    before = descriptors()
-    yield name
-    assert all_ended(name)
-    assert descriptors() == before
-
-
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-@contextmanager
-def started(count: int = 2, app: Loaded | None = None, bound_s: float = BOUND_S) -> Generator[FoldProcesses]:
-    """By a server that is a program, since the process that runs the tests has threads."""
-    with ForkServer.started(app or Loaded()) as server:
-        assert server.is_ready(BOUND_S)
-        with FoldProcesses(server, count, bound_s=bound_s) as processes:
-            yield processes
 
 
 def record(position: int, subject: str, body: bytes = b"{}") -> RawRecord:
     return position, position, subject.encode(), b"NATS/1.0\r\n\r\n", body
-
-
-def answered(processes: FoldProcesses) -> list[Any]:
-    found = processes.answers(BOUND_S)
-    assert found is not None
-    return found
 
 
 def test_each_aggregate_is_one_processes_own_in_the_order_of_the_log_and_voids_are_everybodys(mark: str) -> None:
@@ -228,91 +191,12 @@ def test_close_wakes_whoever_waits_or_sends(mark: str) -> None:
     assert all("was ended by this process" in one for one in ended)
 
 
-def test_the_server_may_be_ended_before_it_has_loaded(mark: str) -> None:
-    with ForkServer.started(Loaded(hangs=True)) as server:
-        assert not server.is_ready()
-
-
 def test_an_application_that_starts_threads_has_programs_started_instead(mark: str) -> None:
     with started(3, Loaded(threads=True)) as processes:
         processes.begin(Echo())
         processes.cut("all")
         assert [told[0] for told in answered(processes)] == [0, 1, 2]
         assert fold_processes(mark) == sorted(processes.pids)
-
-
-@pytest.mark.parametrize("moment", ["before it has loaded", "before it forks", "once it has forked"])
-def test_a_server_that_is_killed_is_found_lost(mark: str, moment: str) -> None:
-    def ask() -> None:
-        processes.cut("lost")
-        answered(processes)
-
-    with ForkServer.started(Loaded(hangs=moment == "before it has loaded")) as server:
-        if moment == "before it has loaded":
-            assert not server.is_ready()
-            os.kill(served_by(mark), signal.SIGKILL)
-            with pytest.raises(FoldProcessLost, match="what forks them is gone"):
-                server.is_ready(BOUND_S)
-            return
-        assert server.is_ready(BOUND_S)
-        if moment == "before it forks":
-            os.kill(served_by(mark), signal.SIGKILL)
-            with pytest.raises(FoldProcessLost, match="what forks them is gone"):
-                FoldProcesses(server, 2, bound_s=BOUND_S)
-            return
-        with FoldProcesses(server, 2, bound_s=BOUND_S) as processes:
-            processes.begin(Echo())  # else one of them still has its server's name
-            os.kill(served_by(mark), signal.SIGKILL)
-            processes.cut("still there")
-            assert [told[1] for told in answered(processes)] == ["still there"] * 2
-            os.kill(processes.pids[1], signal.SIGKILL)
-            with pytest.raises(FoldProcessLost, match=r"pid \d+\) is gone"):
-                ask()
-
-
-def served_by(mark: str) -> int:
-    """The process id of the server, which may have just been started."""
-    deadline = time.monotonic() + BOUND_S
-    while not (found := fork_servers(mark)):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    (pid,) = found
-    return pid
-
-
-def test_what_is_forked_has_the_code_of_its_parent_and_ends_nothing_of_it(mark: str) -> None:
-    done = run(
-        """
-import atexit, sys, threading
-from eventjet.parallel.fork_server import ForkServer
-from eventjet.parallel.processes import FoldProcesses
-from tests.unit.echoing import Echo, Loaded
-atexit.register(lambda: print("ended once"))
-print("buffered once", end=" ")
-with ForkServer.of(Loaded()) as server:
-    assert server._program is None and server.is_ready(60.0)
-    # What is there by now was not there when it was forked, and threads do no harm any more.
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
-    with FoldProcesses(server, 3, bound_s=60.0) as processes:
-        processes.begin(Echo())
-        processes.cut(1)
-        assert len(processes.answers(60.0)) == 3
-"""
-    )
-    assert (done.stdout, done.stderr, done.returncode) == ("buffered once ended once\n", "", 0)
-
-
-def run(program: str) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=BOUND_S,
-        check=False,
-    )
 
 
 PARENT = """
@@ -366,26 +250,3 @@ def test_they_end_when_the_process_that_made_them_is_killed(mark: str, how: str,
             except ProcessLookupError:
                 continue
     assert all_ended(mark)
-
-
-FIRST = """
-import ctypes, os
-from eventjet.parallel.fork_server import ForkServer
-from eventjet.parallel.processes import FoldProcesses
-from tests.unit.echoing import Echo, Loaded
-assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER: as the first process of a container
-with ForkServer.of(Loaded()) as server:
-    assert server.is_ready(60.0)
-    for _ in range(2):
-        with FoldProcesses(server, 4, bound_s=60.0) as processes:
-            processes.begin(Echo())
-try:
-    os.waitpid(-1, os.WNOHANG)
-except ChildProcessError:
-    print("none")
-"""
-
-
-def test_where_it_is_the_first_process_of_a_container_no_zombie_is_left(mark: str) -> None:
-    done = run(FIRST)
-    assert (done.stdout, done.returncode) == ("none\n", 0), done.stderr

@@ -52,6 +52,9 @@ class ForkServer:
         self._program = program
         self._seen = None if program is None else CodeSeen.now()
         self._is_ready = False
+        self._failure: str | None = None
+        """Why it never will be ready."""
+        self._is_lost = False
         self._closed = False
         self._lock = threading.Lock()
 
@@ -105,13 +108,14 @@ class ForkServer:
     def is_ready(self, timeout_s: float = 0.0) -> bool:
         """Whether it can fork; waits for that so long."""
         with self._lock:
-            if not self._is_ready:
+            if not self._is_ready and self._failure is None:
                 if not _is_readable(self._control, timeout_s):
                     return False
                 kind, payload, _ = self._received()
-                if kind == _FAILED:
-                    raise FoldFailed(payload.decode())
-                self._is_ready = True
+                self._is_ready = kind == _READY
+                self._failure = payload.decode() if kind == _FAILED else None
+            if self._failure is not None:
+                raise FoldFailed(self._failure)
         # It imports what lies on the disk. After half a deploy that is other code, which would fold some aggregates
         # otherwise than this process folds the rest.
         changed = None if self._seen is None else self._seen.changed()
@@ -151,6 +155,8 @@ class ForkServer:
             self._program.poll()  # it was waited for
 
     def _sent(self, kind: bytes, *numbers: int) -> None:
+        if self._is_lost:
+            raise self._lost()
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", numbers))] if numbers else []
         try:
             self._control.sendmsg([kind], rights)
@@ -167,14 +173,17 @@ class ForkServer:
         return message[:1], message[1:], handles
 
     def _lost(self) -> FoldProcessLost:
+        """For good: what it may still answer would be taken for the answer to what is asked next."""
+        self._is_lost = True
         return FoldProcessLost("cannot be made: what forks them is gone, or does not answer")
 
 
 def main() -> None:
-    """The program."""
+    """The program, which ends in silence when nobody hears it any more."""
     control, lifeline = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
-    app = pickle.loads(control.recv(_MESSAGE_MAX))  # noqa: S301 - nobody else has the other end
-    _serve(control, lifeline, app)
+    with suppress(BrokenPipeError, ConnectionResetError):
+        app = pickle.loads(control.recv(_MESSAGE_MAX))  # noqa: S301 - nobody else has the other end
+        _serve(control, lifeline, app)
 
 
 def started(program: str, *numbers: int, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
