@@ -28,7 +28,7 @@ from eventjet.rebuild.runs import Part, Target
 from eventjet.store.earlier import EarlierRecords
 
 _BOUND_S = 600.0
-"""How long a fold process may take for what it has been given."""
+"""How long a fold process may take for what it has been given, and to start."""
 _LOAD_EVENT_S = 0.000_1
 """What its load may take beyond that for each event of the log: ten times what it does take."""
 _LOOK_S = 0.2
@@ -57,8 +57,7 @@ def load_divided(job: Job, plan: Plan, targets: Sequence[Target], forks: ForkSer
     endpoint = job.log.endpoint.with_name("eventjet rebuild fold")
     task = LoadTask(job.reference(), endpoint, job.log.stream, tuple(targets), dict(job.catalog.voids))
     try:
-        while not forks.is_ready(_LOOK_S):
-            watch.check()
+        _await_ready(forks, watch)
         with (
             FoldProcesses(forks, count, bound_s=_BOUND_S) as processes,
             watch.interrupted_by(processes.close),
@@ -79,6 +78,14 @@ def load_divided(job: Job, plan: Plan, targets: Sequence[Target], forks: ForkSer
             first.add(part.projection)
             parts[number] = replace(part, events=done)
     return parts
+
+
+def _await_ready(forks: ForkServer, watch: Watch) -> None:
+    deadline = time.monotonic() + _BOUND_S
+    while not forks.is_ready(_LOOK_S):
+        watch.check()
+        if time.monotonic() > deadline:
+            raise FoldProcessLost(f"did not start within {_BOUND_S:.0f} s")
 
 
 def _divide(job: Job, plan: Plan, processes: FoldProcesses) -> int:

@@ -250,7 +250,7 @@ async def in_job(
 
 def _forks_for(app: Application | AppRef, options: EngineOptions) -> AbstractContextManager[ForkServer | None]:
     """What makes the fold processes that a job was given, until the end of a `with`."""
-    if options.processes == 1 or options.name == "spark":
+    if options.processes <= 1 or options.name == "spark":
         return nullcontext()
     return ForkServer.of(app if isinstance(app, AppRef) else AppRef.of(app))
 
