@@ -11,6 +11,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from eventjet.settings import Settings
 from eventjet.workers import among
@@ -26,6 +28,11 @@ async def main(server: str, database: str, name: str, options: WorkerOptions, pr
     from tests.faults.worked import app  # which it is the variable says
 
     settings = Settings(servers=tuple(server.split(",")), database=sessions_of(str(os.getpid()), database))
+    await work(app, settings, options, projections)
+
+
+async def work(app: Any, settings: Settings, options: WorkerOptions, projections: Sequence[str] = ()) -> None:
+    """Work until SIGTERM, and say when it is ready."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await run_workers(

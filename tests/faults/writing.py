@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 from collections import Counter
 from decimal import Decimal
@@ -19,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from eventjet import Recorded
 from eventjet.settings import Settings
 from eventjet.workers.context import WorkerOptions
-from eventjet.workers.supervisor import run_workers
+from tests.faults.worker import work
 from tests.integration import by_hand_writing
 from tests.integration.by_hand import Found, accounts_table, bound_with
 from tests.integration.ledger_log import Ledger
@@ -77,16 +76,8 @@ def writing(settings: Settings, name: str) -> Ledger:
 
 async def main(server: str, database: str, name: str, options: WorkerOptions) -> None:
     """Work until SIGTERM."""
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     settings = Settings(servers=(server,), database=database)
-    await run_workers(
-        writing(settings, name),
-        settings,
-        stop=stop,
-        on_ready=lambda: print("ready", flush=True),  # noqa: T201
-        options=options,
-    )
+    await work(writing(settings, name), settings, options)
 
 
 if __name__ == "__main__":
