@@ -177,6 +177,31 @@ async def test_a_server_that_falls_silent_is_given_up(monkeypatch: pytest.Monkey
         await client.close()
 
 
+async def test_a_server_that_is_frozen_is_left_after_the_first_late_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eventjet.nats.loop_connection.PING_S", 600.0)
+    monkeypatch.setattr("eventjet.nats.loop_connection.PONG_S", 1.0)
+    with NatsServer() as server:
+        client = await connect(Settings(servers=(server.url,), request_timeout_s=60))
+        connection = client._connection  # pyright: ignore[reportPrivateUsage]
+        assert connection is not None
+        await client.listen("nobody.answers", lambda _: None)
+        with pytest.raises(StoreUnavailable, match="no answer"):
+            await client.request("nobody.answers", timeout_s=2)
+        async with asyncio.timeout(60):
+            while not 0 < connection._pinged_at < connection._heard_at:  # pyright: ignore[reportPrivateUsage]
+                await asyncio.sleep(0.05)
+        await client.api("INFO")  # it answers, so it is not left
+        assert connection.usable
+        server.pause()
+        with pytest.raises(StoreUnavailable, match="no answer"):
+            await client.request("$JS.API.INFO", timeout_s=2)
+        with pytest.raises(ConnectionLost, match="silent"):
+            await client.api("INFO")
+        server.resume()
+        await client.api("INFO")
+        await client.close()
+
+
 async def test_who_may_not_read_snapshots_does_not_wait_for_them(app: App) -> None:
     read = ["$JS.API.INFO", f"$JS.API.DIRECT.GET.{app.name}", f"$JS.API.DIRECT.GET.{app.name}.>"]
     allowed = ", ".join(f'"{subject}"' for subject in [*read, f"$JS.API.STREAM.MSG.GET.{app.name}", f"{app.name}.>"])

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -108,10 +109,10 @@ with ForkServer.of(Loaded()) as server:
     assert (done.stdout, done.stderr, done.returncode) == ("buffered once ended once\n", "", 0)
 
 
-def run(program: str) -> subprocess.CompletedProcess[str]:
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", program, *arguments],
         cwd=ROOT,
         env=environ,
         capture_output=True,
@@ -142,3 +143,24 @@ except ChildProcessError:
 def test_where_it_is_the_first_process_of_a_container_no_zombie_is_left(mark: str) -> None:
     done = run(FIRST)
     assert (done.stdout, done.returncode) == ("none\n", 0), done.stderr
+
+
+BESIDE_THREADS = """
+import sys, threading
+from eventjet.parallel.fork_server import ForkServer
+from eventjet.parallel.processes import FoldProcesses
+from tests.unit.echoing import Echo, Loaded
+sys.path.insert(0, sys.argv[1])
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+with ForkServer.of(Loaded(threads=True)) as server:
+    assert server.is_ready(60.0)
+    with FoldProcesses(server, 2, bound_s=60.0) as processes:
+        processes.begin(Echo())
+"""
+
+
+def test_a_module_named_like_one_of_pythons_stops_no_program(mark: str, tmp_path: Path) -> None:
+    for name in ("bisect", "pickle", "nt", "signal", "socket", "subprocess", "threading"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('this is not the {name} of Python')")
+    done = run(BESIDE_THREADS, str(tmp_path))
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)

@@ -23,8 +23,9 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.open_request import Lateness, OpenRequest, stood_still_s
 from eventjet.nats.protocol import Control, Frame, publish_frame, server_fault, subscribe_frame
 
-PING_S = 10.0
-"""After this much silence the server is asked for a sign of life, and without one it counts as lost as much later."""
+PING_S, PONG_S = 10.0, 4.0
+"""After so much silence the server is asked for a sign of life, sooner when a request is late; and how long that may
+take before the server counts as lost."""
 ROOM_BYTES = 1 << 20
 """What may wait for the socket before those who send wait with it."""
 _CHUNK = 131_072
@@ -62,7 +63,7 @@ class LoopConnection:
         self._pinged_at = 0.0
         self._doubted = False
         """Whether the answer to the last ping was waited for twice."""
-        self._lateness = Lateness(self._exchanges, self._read_on)
+        self._lateness = Lateness(self._exchanges, self._read_on, self._doubt)
         self._pinging = self._loop.call_later(PING_S, self._check_alive)
         self._sock.setblocking(False)
         self._loop.add_reader(self._sock, self._readable)
@@ -252,6 +253,18 @@ class LoopConnection:
                 exchange.end(fault)
         return True
 
+    def _doubt(self) -> None:
+        """A request had no answer in time. A server that said nothing else either is asked now: it may be frozen."""
+        now = self._loop.time()
+        if self.usable and self._pinged_at <= self._heard_at and now - self._heard_at >= PONG_S:
+            self._pinging.cancel()
+            self._ping(now)
+
+    def _ping(self, now: float) -> None:
+        self.send(b"PING\r\n")
+        self._pinged_at, self._doubted = now, False
+        self._pinging = self._loop.call_later(PONG_S, self._check_alive)
+
     def _check_alive(self) -> None:
         still_s = stood_still_s(self._pinging.when())
         if still_s:
@@ -264,10 +277,11 @@ class LoopConnection:
                 self._lost(f"it has been silent for {now - self._heard_at:.0f} s")
                 return
             self._doubted = True  # the ping may have been sent a moment ago
+            self._pinging = self._loop.call_later(PONG_S, self._check_alive)
         elif now - self._heard_at >= PING_S:
-            self.send(b"PING\r\n")
-            self._pinged_at, self._doubted = now, False
-        self._pinging = self._loop.call_later(PING_S, self._check_alive)
+            self._ping(now)
+        else:
+            self._pinging = self._loop.call_later(PING_S, self._check_alive)
 
 
 async def _dialled(endpoint: Endpoint, timeout_s: float) -> Dialled:

@@ -83,11 +83,14 @@ class Lateness:
     """Ends what waits too long on one connection. It has one timer: nearly every answer is there long before its time
     is over."""
 
-    def __init__(self, waiting: Mapping[bytes, OpenRequest], read_on: Callable[[], object]) -> None:
-        """`read_on` takes what the socket holds."""
+    def __init__(
+        self, waiting: Mapping[bytes, OpenRequest], read_on: Callable[[], object], on_late: Callable[[], object]
+    ) -> None:
+        """`read_on` takes what the socket holds; `on_late` is told that something waited too long."""
         self._loop = asyncio.get_running_loop()
         self._waiting = waiting
         self._read_on = read_on
+        self._on_late = on_late
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, at: float) -> None:
@@ -113,14 +116,15 @@ class Lateness:
                 each.stood_still(still_s, now)
         if any(each.until <= now for each in waiting):
             self._read_on()
+        late = [each for each in waiting if each.fault is None and each.until <= now]
         for each in waiting:
-            if each.fault is not None:
-                continue
-            if each.until > now:
+            if each.fault is None and each.until > now:
                 self.watch(each.look_at(now))
-                continue
+        for each in late:
             reason = f"no answer within {each.patience_s:g} s"
             each.end(StoreUnavailable(next(iter(each.subjects)), reason))
+        if late:
+            self._on_late()
 
 
 def stood_still_s(due: float) -> float:

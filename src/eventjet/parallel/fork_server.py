@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import Self
 
 from eventjet.errors import FoldProcessLost
+from eventjet.parallel import process
 from eventjet.parallel.code_seen import CodeSeen
-from eventjet.parallel.process import FOLD_PROGRAM, FoldFailed, Loadable, fold, line_of, named, spared
+from eventjet.parallel.process import FoldFailed, Loadable, fold, line_of, named, spared
 
-PROGRAM = "from eventjet.parallel.fork_server import main; main()"
+_PROGRAM = "import sys; sys.path += {path}; from {module} import main; sys.path[:] = {path}; main()"
+"""A module of the application that is named like one of Python's own hides it from the application, not from this."""
 _READY, _FAILED, _FORK, _MADE, _REAP, _REAPED = b"R", b"F", b"K", b"M", b"W", b"D"
 """From it: that it can fork, or why it never will. To it and back: fork, with the new one's socket, and its process id
 and handle; say which have ended, and how."""
@@ -86,7 +88,7 @@ class ForkServer:
         own, its = _pair()
         reading, writing = os.pipe()
         try:
-            program = started(PROGRAM, its.fileno(), reading)
+            program = started(__name__, its.fileno(), reading)
         except BaseException:
             own.close()
             os.close(writing)
@@ -186,13 +188,11 @@ def main() -> None:
         _serve(control, lifeline, app)
 
 
-def started(program: str, *numbers: int, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-    """One of this package's programs, with descriptors it inherits, and the path and flags of this process."""
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    if sys.flags.optimize:
-        environ["PYTHONOPTIMIZE"] = str(sys.flags.optimize)
-    command = [sys.executable, "-c", program, *map(str, numbers)]
-    return subprocess.Popen(command, stdin=stdin, pass_fds=numbers, env=environ)
+def started(module: str, *numbers: int, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    """The program of one of these modules, with descriptors it inherits, and the path and flags of this process."""
+    flags = ["-P", *["-O"] * sys.flags.optimize]
+    command = [sys.executable, *flags, "-c", _PROGRAM.format(path=sys.path, module=module), *map(str, numbers)]
+    return subprocess.Popen(command, stdin=stdin, pass_fds=numbers)
 
 
 def see_ended(handle: int) -> None:
@@ -242,11 +242,11 @@ def _forked(control: socket.socket, its: socket.socket, lifeline: int, app: Load
     Where the application has started threads, another program is started for it.
     """
     if not _is_alone():
-        process = started(FOLD_PROGRAM, its.fileno(), lifeline, stdin=subprocess.PIPE)
-        assert process.stdin is not None
-        with process.stdin:
-            process.stdin.write(pickle.dumps(app))
-        return process.pid
+        program = started(process.__name__, its.fileno(), lifeline, stdin=subprocess.PIPE)
+        assert program.stdin is not None
+        with program.stdin:
+            program.stdin.write(pickle.dumps(app))
+        return program.pid
     pid = os.fork()
     if pid == 0:
         try:

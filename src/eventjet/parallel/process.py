@@ -24,7 +24,6 @@ from eventjet.collecting import settle_process
 from eventjet.parallel.link import BEGUN, CUT, DONE, FAILED, RECORDS, FoldLink, LinkClosed
 from eventjet.shown import cut
 
-FOLD_PROGRAM = "from eventjet.parallel.process import main; main()"
 _ORPHANED = 1
 
 
