@@ -160,7 +160,7 @@ with ForkServer.of(Loaded(threads=True)) as server:
 
 
 def test_a_module_named_like_one_of_pythons_stops_no_program(mark: str, tmp_path: Path) -> None:
-    for name in ("bisect", "pickle", "nt", "signal", "socket", "subprocess", "threading"):
+    for name in ("bisect", "pickle", "signal", "socket", "subprocess", "threading"):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('this is not the {name} of Python')")
     done = run(BESIDE_THREADS, str(tmp_path))
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)

@@ -26,8 +26,9 @@ from eventjet.parallel import process
 from eventjet.parallel.code_seen import CodeSeen
 from eventjet.parallel.process import FoldFailed, Loadable, fold, line_of, named, spared
 
-_PROGRAM = "import sys; sys.path += {path}; from {module} import main; sys.path[:] = {path}; main()"
+_PROGRAM = "import sys; sys.path[:] = {first}; from {module} import main; sys.path[:] = {path}; main()"
 """A module of the application that is named like one of Python's own hides it from the application, not from this."""
+_LIBRARY = str(Path(os.__file__).parent)
 _READY, _FAILED, _FORK, _MADE, _REAP, _REAPED = b"R", b"F", b"K", b"M", b"W", b"D"
 """From it: that it can fork, or why it never will. To it and back: fork, with the new one's socket, and its process id
 and handle; say which have ended, and how."""
@@ -190,9 +191,10 @@ def main() -> None:
 
 def started(module: str, *numbers: int, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     """The program of one of these modules, with descriptors it inherits, and the path and flags of this process."""
+    first = sorted(sys.path, key=lambda each: each not in (_LIBRARY, f"{_LIBRARY}/lib-dynload"))
+    text = _PROGRAM.format(first=first, module=module, path=sys.path)
     flags = ["-P", *["-O"] * sys.flags.optimize]
-    command = [sys.executable, *flags, "-c", _PROGRAM.format(path=sys.path, module=module), *map(str, numbers)]
-    return subprocess.Popen(command, stdin=stdin, pass_fds=numbers)
+    return subprocess.Popen([sys.executable, *flags, "-c", text, *map(str, numbers)], stdin=stdin, pass_fds=numbers)
 
 
 def see_ended(handle: int) -> None:
