@@ -12,7 +12,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from eventjet import Recorded
 from eventjet.rebuild import rebuild
-from tests.among import LOCAL
 from tests.integration.by_hand import (
     accounts_table,
     bound_with,
@@ -46,7 +45,7 @@ async def test_a_rebuild_comes_to_what_the_worker_and_a_plain_loop_come_to(log: 
     last = log.append(writes(20, 12))
     await caught_up(log, WRITING, last)
     lived = rows(log)
-    await rebuild(changed(log, WRITING), ["ledger"], log.settings, engine=LOCAL)
+    await rebuild(changed(log, WRITING), ["ledger"], log.settings, engine="local")
     assert rows(log) == lived == written(log.recorded(last))
 
 

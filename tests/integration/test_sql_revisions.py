@@ -24,7 +24,6 @@ from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import READ_ONLY
 from eventjet.sql.locations import create_tables, located_tables
 from eventjet.sql.retired_tables import retire, unused
-from tests.among import LOCAL
 from tests.integration import by_hand
 from tests.integration.by_hand import LEDGER, QUICK, Found, changed, expected, found, log_of
 from tests.integration.ledger_log import Ledger, eventually, history
@@ -215,7 +214,7 @@ async def test_each_revision_is_made_again_and_verified_where_it_is_and_dropped_
         log.execute(f"update {place or 'public'}.totals set n = n + 1 where name = 'added'")
         there = changed(log, resolved)
         assert (await verify(there, "ledger", log.settings)).differences == 1
-        report = await rebuild(there, ["ledger"], log.settings, engine=LOCAL)
+        report = await rebuild(there, ["ledger"], log.settings, engine="local")
         assert report.projections[0].location == checkpoint(log, revision).location == place
         assert (await verify(there, "ledger", log.settings)).differences == 0
     assert rows(log, REVISED) == revised(log.recorded(last))
@@ -265,7 +264,7 @@ async def test_on_sqlite_a_revision_with_the_same_tables_is_refused_in_words(sql
         async with newer.working(options=QUICK):
             pass
     with pytest.raises(NamedByHandlers, match=words):
-        await rebuild(newer, ["ledger"], log.settings, engine=LOCAL)
+        await rebuild(newer, ["ledger"], log.settings, engine="local")
     assert found(log.where) == expected(log.recorded(last))
     assert list(checkpoints(log)) == [("ledger", 1)]
 

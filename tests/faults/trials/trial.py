@@ -161,7 +161,7 @@ class Run:
 
     def settled(self, last: int) -> str:
         """Once the read models are there, or say why not; what they say then."""
-        deadline = time.monotonic() + CATCHES_UP_S
+        deadline, before = time.monotonic() + CATCHES_UP_S, 0
         while True:
             try:
                 found = self.statuses()
@@ -172,9 +172,13 @@ class Run:
                 return stopped[0]
             if all(one.position == last for one in found):
                 return ""
+            reached = sum(one.position for one in found)
+            if reached > before:
+                deadline, before = time.monotonic() + CATCHES_UP_S, reached
             if time.monotonic() > deadline:
                 shown = ", ".join(f"{one.name} {one.state} at {one.position}" for one in found)
-                raise TimeoutError(f"not within {CATCHES_UP_S:g} s at position {last}: {shown}\n{self.worker.logged()}")
+                said = f"for {CATCHES_UP_S:g} s no nearer to position {last}: {shown}"
+                raise TimeoutError(f"{said}\n{self.worker.logged()}")
             time.sleep(0.1)
 
 
