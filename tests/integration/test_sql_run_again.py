@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -28,6 +30,7 @@ from tests.integration.by_hand import (
     totals_table,
 )
 from tests.integration.by_hand_writing import (
+    INSERT_LINE,
     WRITING,
     added,
     caught_up,
@@ -67,6 +70,47 @@ async def test_the_first_of_two_errors_is_told_when_the_later_one_is_met_first(l
         stopped = await log.failed()
     assert f"position {bad} of 'a-2'" in str(stopped.reason)
     assert stopped.position == bad - 1
+
+
+async def one_row(connection: AsyncConnection, rows: list[dict[str, Any]]) -> None:
+    await connection.execute(INSERT_LINE, rows[0])
+
+
+async def many_rows(connection: AsyncConnection, rows: list[dict[str, Any]]) -> None:
+    await connection.execute(INSERT_LINE, rows)
+
+
+async def by_sync_code(connection: AsyncConnection, rows: list[dict[str, Any]]) -> None:
+    await connection.run_sync(lambda sync: sync.execute(INSERT_LINE, rows[0]))
+
+
+async def a_question(connection: AsyncConnection, rows: list[dict[str, Any]]) -> None:
+    await connection.scalar(select(func.count()).select_from(lines_table))
+
+
+@pytest.mark.parametrize("statement", [one_row, many_rows, by_sync_code, a_question])
+@pytest.mark.parametrize("is_first_bad", [True, False])
+async def test_a_handler_that_goes_on_after_its_own_timeout_loses_nothing(
+    log: Ledger, statement: Callable[..., Awaitable[None]], is_first_bad: bool
+) -> None:
+    async def impatient(event: Recorded[Added], connection: AsyncConnection) -> None:
+        line = {"account_id": event.aggregate_id, "amount": event.data.amount}
+        await asyncio.sleep(0.06)  # what waits is sent with what comes, since the database has heard nothing for so long
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0):
+                await statement(connection, [line | {"position": -number} for number in range(1_000)])
+
+    log.append([("a-1", Opened(owner="ada"))])
+    bad = log.append([("a-2", Opened(owner="ada" if is_first_bad else "bob"))])
+    log.append([("a-3", Opened(owner="cy"))])
+    last = log.append([("a-3", Added(amount=Decimal(1)))])
+    async with changed(log, bound_with(opened, impatient, closed)).working(options=QUICK):
+        stopped = await log.failed()
+    named = (bad, "a-2") if is_first_bad else (last, "a-3")
+    assert f"position {named[0]} of '{named[1]}'" in str(stopped.reason)
+    assert ("cut a statement off" in str(stopped.reason)) != is_first_bad
+    assert stopped.position == named[0] - 1
+    assert rows(log) == written(log.recorded(named[0] - 1))
 
 
 async def test_a_handler_that_catches_an_error_in_a_savepoint_catches_it_as_before(log: Ledger) -> None:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from eventjet import Metadata, Recorded, event
@@ -50,7 +50,11 @@ class Ended:
     what: str
 
 
-CATALOG = Catalog({Happened: "thing", Ended: "thing"}, (), ["thing.retired"])
+def catalog() -> Catalog:
+    return Catalog({Happened: "thing", Ended: "thing"}, (), ["thing.retired"])
+
+
+CATALOG = catalog()
 
 
 def record(*more: tuple[str, str], body: bytes = BODY) -> RawRecord:
@@ -151,6 +155,7 @@ _PAIRS = st.sampled_from([
     *((BATCH_ID, "abc"), (BATCH_NUMBER, "2"), (BATCH_COMMIT, "1"), ("X-Other", "E"), ("Ej-Encoding", "aes")),
     *((RECORDED_AT, "2020-01-01T00:00:00Z"), (RECORDED_AT, "?"), ("Ej-Encoding", "json"), *CONTEXT),
 ])  # fmt: skip
+ONLY: list[list[type] | None] = [None, [Happened], [Ended]]
 _USUAL = [(MSG_ID, "id-1"), (EXPECTED, "4"), (TYPE, "thing.happened"), (SCHEMA, "1"), (VERSION, "2")]
 
 
@@ -166,7 +171,7 @@ def blocks(draw: st.DrawFn) -> bytes:
         at = draw(st.integers(0, len(block)))
         new = draw(st.sampled_from([b"", b"\r", b"\n", b"\r\n", b" ", b"\xff", b"E", b"0", b":", b"\r\n\r\n"]))
         block = block[:at] + new + block[at + draw(st.integers(0, 2)) :]
-    return block
+    return block[: len(block) - draw(st.sampled_from([0, 0, 0, 2, 4]))]
 
 
 def outcome(read: Callable[[RawRecord], Any], given: RawRecord) -> tuple[str, Any]:
@@ -177,15 +182,26 @@ def outcome(read: Callable[[RawRecord], Any], given: RawRecord) -> tuple[str, An
     return repr(found), found
 
 
-@given(blocks(), st.sampled_from([None, [Happened], [Ended]]))
-def test_what_a_decoder_has_met_before_changes_nothing(block: bytes, only: list[type] | None) -> None:
-    warm = Decoder(CATALOG, only)
+SUBJECT = b"app.thing.a"
+
+
+@given(blocks(), st.sampled_from([SUBJECT, SUBJECT, b"app._void.3", b"app._void.x"]), st.sampled_from(ONLY))
+@example(header_block(_USUAL)[:-4], SUBJECT, None)
+@example(header_block(_USUAL), b"app._void.3", None)
+@example(header_block(_USUAL), b"app._void.3", [Ended])
+@example(header_block([_USUAL[0], *_USUAL[2:4], (VERSION, "3"), (EXPECTED, "1")]), SUBJECT, None)
+def test_what_a_decoder_has_met_before_changes_nothing(block: bytes, subject: bytes, only: list[type] | None) -> None:
+    first, second = catalog(), catalog()
+    fresh, linking, warm = Decoder(first, only), Decoder(catalog(), only), Decoder(second, only)
     for type_name in ("thing.happened", "thing.ended", "thing.retired"):
         for version in "12":
             for more in ([], [(BATCH_ID, "x"), (BATCH_NUMBER, "1")]):
                 pairs = [(MSG_ID, "m"), (EXPECTED, "4"), (TYPE, type_name), (SCHEMA, "1"), (VERSION, version), *more]
-                usual = (5, AT_NS, b"app.thing.a", header_block(pairs), BODY)
+                usual = (5, AT_NS, SUBJECT, header_block(pairs), BODY)
                 assert outcome(warm, usual) == outcome(warm, usual)
-    given = (5, AT_NS, b"app.thing.a", block, BODY)
-    assert outcome(warm, given) == outcome(Decoder(CATALOG, only), given)
-    assert outcome(warm.link, given) == outcome(Decoder(CATALOG, only).link, given)
+    given = (5, AT_NS, subject, block, BODY)
+    if subject == SUBJECT:
+        assert outcome(warm.link, given) == outcome(linking.link, given)
+    for _ in range(2):
+        assert outcome(warm, given) == outcome(fresh, given)
+    assert first.voids == second.voids

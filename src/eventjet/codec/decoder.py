@@ -71,7 +71,7 @@ class Decoder:
     before it on its subject is undecodable as well; asking for that one raises `StoreUnavailable` and `Unreachable`.
     """
 
-    __slots__ = ("_catalog", "_chain", "_kinds", "_known", "_only", "_own", "_voids")
+    __slots__ = ("_catalog", "_chain", "_fronts", "_kinds", "_known", "_only", "_own", "_voids")
 
     def __init__(self, catalog: Catalog, only: Collection[type] | None = None, chain: Chain | None = None) -> None:
         self._catalog = catalog
@@ -80,7 +80,9 @@ class Decoder:
         self._own = None if only is None else catalog.aggregates_of(only)
         self._known: dict[tuple[bytes, bytes], Resolved | None] = {}
         self._kinds: dict[bytes, _Kind] = {}
-        """By what a block says from its type on, where that ends with the version."""
+        """By what a block says from its type on, where nothing but its end follows the version."""
+        self._fronts: dict[bytes, _Kind] = {}
+        """By the same without the block's end, whatever follows."""
         self._voids = catalog.voids
 
     def expect(self, records: Sequence[RawRecord]) -> None:
@@ -111,6 +113,7 @@ class Decoder:
             else:
                 decode, owner, version, before, expected, is_plain = self._usual(record) or self._told(record)
             if decode is None:
+                self._told_void(record)
                 return self._pass_over(record)
             aggregate, aggregate_id = entity_of(subject)
             if aggregate != owner and owner is not None:
@@ -124,6 +127,8 @@ class Decoder:
             at = recorded_at(record) if is_told else _EPOCH
         except Exception as error:
             self._pass_over(record)
+            if self._told_void(record):
+                return None
             if isinstance(error, CodecError):
                 raise
             # Whoever wrote it wrote anything: nothing but the record may be to blame, and it has to be named.
@@ -174,9 +179,11 @@ class Decoder:
         if known is None:
             end = kind.find(b"\r\n", kind.find(_VERSION_LINE) + 14)
             front, more = kind[:end], kind[end:]
-            known = self._kinds.get(front) or self._learn(front)
+            known = self._fronts.get(front) or self._learn(front)
             is_plain = b"E" not in more  # neither `Ej-…` nor `Nats-Expected-…`
-            if known is None or not more.endswith(_BLOCK_END) or (not is_plain and _ENCODING_LINE in more):
+            if known is None or not more.endswith(_BLOCK_END):
+                return None
+            if not is_plain and (_ENCODING_LINE in more or _EXPECTED_LINE in more):
                 return None
             if more == _BLOCK_END and len(self._kinds) < _KINDS_MAX:
                 self._kinds[kind] = known
@@ -185,7 +192,7 @@ class Decoder:
         if not (0 < count < 3 and head.startswith(_ID_START) and head.isascii()):
             return None
         if count == 1:  # a later event of a save, or one that others wrote
-            return decode, owner, version, position - 1, None if is_plain else number_of(block, EXPECTED), is_plain
+            return decode, owner, version, position - 1, None, is_plain
         digits = head.partition(_EXPECTED_LINE)[2]
         if not digits.isdigit():
             return None
@@ -202,8 +209,8 @@ class Decoder:
         resolved = self._known[key]
         decode, owner = (None, None) if resolved is None else (resolved.decode, resolved.aggregate)
         found = decode, owner, int(digits)
-        if len(self._kinds) < _KINDS_MAX:
-            self._kinds[front] = found
+        if len(self._fronts) < _KINDS_MAX:
+            self._fronts[front] = found
         return found
 
     def _told(self, record: RawRecord, *, always: bool = False) -> _Told:
@@ -233,7 +240,7 @@ class Decoder:
                 raise KeyError("no end")
             at = 3 if lines[2][:37] == _EXPECTED else 2
             resolved = self._known[lines[at], lines[at + 1]]
-            if lines[1][:13] != _MSG_ID or lines[at + 2][:12] != _VERSION:
+            if lines[1][:13] != _MSG_ID or lines[at + 2][:12] != _VERSION or (at == 2 and _EXPECTED_LINE in block):
                 raise KeyError("another order")
         except (IndexError, KeyError):
             lines = _in_order(lines)
@@ -251,10 +258,7 @@ class Decoder:
     def _resolve(self, kind: Sequence[bytes], record: RawRecord) -> Resolved | None:
         """Look up what (type, schema, version) announce; what raises is not remembered."""
         position, block, body = record[0], record[3], record[4]
-        voided = voided_by(record[2])
-        if voided is not None:
-            if voided < position:
-                self._voids.setdefault(voided, reason_in(body))
+        if self._told_void(record):
             return None
         if block and not block.endswith(_BLOCK_END):
             # A direct get would not even give it as it is stored.
@@ -273,6 +277,13 @@ class Decoder:
         if len(self._known) < _KINDS_MAX:
             self._known[kind[0], kind[1]] = resolved
         return resolved
+
+    def _told_void(self, record: RawRecord) -> bool:
+        """Whether it declares another record void, whatever else its headers say; learn of that."""
+        voided = voided_by(record[2])
+        if voided is not None and voided < record[0]:
+            self._voids.setdefault(voided, reason_in(record[4]))
+        return voided is not None
 
     def _untold(self, record: RawRecord, error: CodecError) -> None:
         """Raise for a record that does not say which event it is, unless it is on a subject of other events."""

@@ -31,7 +31,7 @@ _BYTES_MAX = 1 << 20
 """Text and bytes that wait, about."""
 _WAIT_S = 0.05
 """How long the database may hear nothing for statements that wait: it ends a transaction that is idle."""
-_KNOWN_MAX = 1_000
+KNOWN_MAX = 1_000
 """Statements of which it is remembered that their results are asked for; beyond, all are executed one by one."""
 _UNCHANGING = frozenset(
     {type(None), bool, int, float, str, bytes, Decimal, datetime, date, clock_time, timedelta, UUID}
@@ -59,6 +59,8 @@ class Gathered:
         """Why the connection, a lock or the server failed while statements were sent."""
         self.must_run_again = self.was_refused = False
         """Why `RunAgain` was raised, whatever the handler made of it: for either reason, or for the second one."""
+        self.was_cut = False
+        """Whether a timeout or a cancellation ended the wait for what was sent: nobody knows what was executed of it."""
         self.driver: Any = None
         """The driver's connection, which SQLAlchemy may replace."""
         self._asked = asked
@@ -78,6 +80,7 @@ class Gathered:
         """Start a batch; not `together`, every statement is executed when its handler says so."""
         self.end()
         self.fault, self.must_run_again, self.was_refused, self._is_marked = None, False, False, False
+        self.was_cut = False
         self._is_together = together
         self._heard_at = time.monotonic()
         if together:
@@ -92,7 +95,7 @@ class Gathered:
     @property
     def takes(self) -> bool:
         """Whether statements are kept now: not in a savepoint of a handler, which is for what may fail."""
-        if not self._is_together or self._is_bypassed or len(self._asked) >= _KNOWN_MAX:
+        if not self._is_together or self._is_bypassed or len(self._asked) >= KNOWN_MAX:
             return False
         return not self.sync.in_nested_transaction()
 
@@ -192,9 +195,12 @@ class Gathered:
                     self.fault = self.fault or told
                     raise told from error
             self.must_run_again = self.was_refused = True
-            if last is not None and len(self._asked_alone) < _KNOWN_MAX:
+            if last is not None and len(self._asked_alone) < KNOWN_MAX:
                 self._asked_alone.add(last.text)
             raise RunAgain from error
+        except BaseException:
+            self.was_cut = True
+            raise
         self._heard_at = time.monotonic()
 
 

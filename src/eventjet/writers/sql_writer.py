@@ -28,7 +28,7 @@ from eventjet.sql.dialect import dialect_named, is_transient
 from eventjet.writers.batch import Batch
 from eventjet.writers.driver import driver_of, is_over, is_spoilt
 from eventjet.writers.fold_writer import fenced
-from eventjet.writers.gathering import Gathered, GatheringConnection, RunAgain
+from eventjet.writers.gathering import KNOWN_MAX, Gathered, GatheringConnection, RunAgain
 from eventjet.writers.too_long import overlong
 
 _ENDS = re.compile(
@@ -41,6 +41,10 @@ _TOGETHER = "the checkpoint is in the same transaction"
 _WENT_ON = (
     "it went on after an error of the database, which undid everything; "
     "use `connection.begin_nested()` around what may fail"
+)
+_CUT = (
+    "it went on after a timeout or a cancellation had cut a statement off, and what the database made of it is not known; "
+    "let no time of your own run out over a statement"
 )
 
 
@@ -127,11 +131,16 @@ class SqlWriter:
                 await handler(event, connection)
         except Exception as raised:  # noqa: BLE001 - whatever a handler raises names its event
             error = raised
+        fault = guard.refusal or guard.fault or gathered.fault
+        if fault is None and (gathered.was_cut or connection.invalidated):
+            with suppress(SQLAlchemyError):
+                await connection.invalidate()
+            raise self._failed(event, _CUT) from error
         if gathered.must_run_again and guard.refusal is None:
             if is_over(gathered.driver):
                 raise TransactionEnded(self._resolved.name, event.position, name) from error
             raise RunAgain from error
-        error = guard.refusal or guard.fault or gathered.fault or error
+        error = fault or error
         if error is not None:
             if guard.refusal is None and not (isinstance(error, DBAPIError) and is_transient(error)):
                 await self._send_before(gathered, error)
@@ -150,7 +159,10 @@ class SqlWriter:
                 await connection.invalidate()
         elif isinstance(error, DBAPIError) and is_transient(error):
             raise error
-        raise HandlerFailed(self._resolved.name, event.position, event.aggregate_id, reason) from error
+        raise self._failed(event, reason) from error
+
+    def _failed(self, event: Recorded[Any], reason: str) -> HandlerFailed:
+        return HandlerFailed(self._resolved.name, event.position, event.aggregate_id, reason)
 
     async def _send_before(self, gathered: Gathered, error: BaseException) -> None:
         """Whether an earlier event has failed before the one that raised this error is known when all is sent."""
@@ -247,7 +259,8 @@ class Guard:
         if is_transient(error):
             self.fault = self.fault or error
             return
-        self._failing.add(str(context.statement))  # sent with others it would fail where nobody expects it
+        if len(self._failing) < KNOWN_MAX:
+            self._failing.add(str(context.statement))  # sent with others it would fail where nobody expects it
         if dialect_named(context.dialect.name).is_too_long(error):
             running = context.execution_context
             compiled = getattr(running, "compiled", None)
