@@ -67,8 +67,9 @@ class Contact:
     email: Personal[str]
 
 
-def table(name, size=400):
-    return Table(name, metadata, Column("person_id", String(200), primary_key=True), Column("email", String(size)))
+def table(name, size=400, unique=False):
+    email = Column("email", String(size), unique=unique)
+    return Table(name, metadata, Column("person_id", String(200), primary_key=True), email)
 
 
 @projection("contacts", table=table("contacts"))
@@ -83,6 +84,11 @@ def parking(row: Contact | None, event: Recorded[Joined]) -> Contact | None:
 
 @projection("narrow", table=table("narrow", 3))
 def narrow(row: Contact | None, event: Recorded[Joined]) -> Contact | None:
+    return Contact(event.aggregate_id, event.data.email)
+
+
+@projection("twins", table=table("twins", unique=True))
+def twins(row: Contact | None, event: Recorded[Joined]) -> Contact | None:
     return Contact(event.aggregate_id, event.data.email)
 
 
@@ -132,7 +138,8 @@ class Visit:
 
 
 app = App(
-    NAME, aggregates=[Person], projections=[contacts, parking, narrow, stopping, byhand], reactors=[mails],
+    NAME, aggregates=[Person], projections=[contacts, parking, narrow, twins, stopping, byhand],
+    reactors=[mails],
     processes=[Visit], served=[served(Person, Person.join)],
 )
 """
@@ -199,6 +206,7 @@ def _join(people: Program) -> None:
     async def run() -> None:
         async with app.connect(servers=people.environ["EVENTJET_SERVERS"]) as jet:
             await jet.repository(person).execute("p-1", person.join, SECRET, note="n" * LONG)
+            await jet.repository(person).execute("p-2", person.join, SECRET)
             await jet.repository(visit).execute("v-1", visit.begin, SECRET)
 
     asyncio.run(run())
@@ -214,7 +222,7 @@ def _answered(url: str) -> str:
 
 @pytest.mark.slow
 def test_no_output_has_the_secret_of_a_personal_field(people: Program, running: Running) -> None:
-    projections = ("parking", "narrow", "stopping", "byhand")
+    projections = ("parking", "narrow", "twins", "stopping", "byhand")
     address, *_ = running.until(
         r"http://[\d.:]+", *(rf"{name}[^\n]*(stopped|parked)" for name in projections), "mails[^\n]*parked",
         "visit[^\n]*parked",
@@ -225,6 +233,8 @@ def test_no_output_has_the_secret_of_a_personal_field(people: Program, running: 
         "quarantine show mails 1", "process show visit v-1", "process sync visit", "audit", "deadlines list",
         "quarantine retry parking --all", "verify contacts", "rebuild stopping --engine local",
         "rebuild byhand --engine local", "rebuild narrow --engine local",
+        "rebuild twins --engine local", "rebuild twins --engine local --processes 2",
+        "rebuild stopping --engine local --processes 2",
     ):  # fmt: skip
         for given in ([*command.split(), "--json"], command.split()):
             done = people(*given)
@@ -233,6 +243,7 @@ def test_no_output_has_the_secret_of_a_personal_field(people: Program, running: 
     assert "free" in told["history person p-1"]
     assert "<personal>" in told["history person p-1"]
     assert "LookupError" in told["quarantine show parking 1"]
+    assert "the row is not shown" in told["rebuild twins --engine local --processes 2"]
     whole = json.loads(told["history person p-1 --json"])
     assert len(whole[0]["data"]["note"]) == LONG
     assert whole[0]["data"]["home"] == {"street": "<personal>", "country": "GB"}

@@ -95,7 +95,7 @@ async def test_a_handler_that_goes_on_after_its_own_timeout_loses_nothing(
 ) -> None:
     async def impatient(event: Recorded[Added], connection: AsyncConnection) -> None:
         line = {"account_id": event.aggregate_id, "amount": event.data.amount}
-        await asyncio.sleep(0.06)  # what waits is sent with what comes, since the database has heard nothing for so long
+        await asyncio.sleep(0.06)  # so long the database has heard nothing: what waits is sent with the next one
         with suppress(TimeoutError):
             async with asyncio.timeout(0):
                 await statement(connection, [line | {"position": -number} for number in range(1_000)])

@@ -118,13 +118,7 @@ class AppTarget:
         """Import it; raises `UsageError` and `DefinitionError`."""
         from eventjet.app import load_app
 
-        try:
-            return load_app(self.reference, self.folder)
-        except SystemExit as error:
-            raise UsageError(
-                f"The module of {self.reference!r} ended the program when it was imported (exit {error.code}). "
-                'Move what it runs under `if __name__ == "__main__":`.'
-            ) from error
+        return load_app(self.reference, self.folder)
 
 
 def on_app(

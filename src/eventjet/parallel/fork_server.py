@@ -14,6 +14,7 @@ import pickle
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -76,6 +77,7 @@ class ForkServer:
             try:
                 own.close()
                 os.close(writing)
+                _let_go_of_sockets(its.fileno())
                 _serve(its, reading, app)
             finally:
                 os._exit(0)  # what the application does at its end is its own process's
@@ -111,6 +113,8 @@ class ForkServer:
     def is_ready(self, timeout_s: float = 0.0) -> bool:
         """Whether it can fork; waits for that so long."""
         with self._lock:
+            if self._is_lost:
+                raise self._lost()
             if not self._is_ready and self._failure is None:
                 if not _is_readable(self._control, timeout_s):
                     return False
@@ -266,6 +270,19 @@ def _reap(statuses: dict[int, int]) -> None:
             if pid == 0:
                 return
             statuses[pid] = status
+
+
+def _let_go_of_sockets(kept: int) -> None:
+    """Those of the process that was forked would stay open when it closes them, and their peers would not hear of it.
+
+    Their numbers stay taken: what still belongs to one of them here closes nothing else.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for each in [int(one.name) for one in Path("/proc/self/fd").iterdir()]:
+        with suppress(OSError):  # the folder's own is closed by now
+            if each != kept and stat.S_ISSOCK(os.fstat(each).st_mode):
+                os.dup2(nothing, each, inheritable=False)
+    os.close(nothing)
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:

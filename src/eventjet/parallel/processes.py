@@ -24,6 +24,8 @@ from eventjet.parallel.fork_server import ForkServer, see_ended
 from eventjet.parallel.link import BEGUN, CUT, DONE, FAILED, RECORDS, TASK, FoldLink, Kind, LinkClosed
 from eventjet.parallel.process import FoldFailed, ShareTask
 
+_BEGIN, _BEGIN_MAX_S = 6, 600.0
+"""So many times as long as anything else it may take to begin: a program has the application to import first."""
 _END_S = 5.0
 _LOOK_S = 0.005
 _SHARES_MAX = 65_536
@@ -73,12 +75,17 @@ class FoldProcesses:
         return len(self._links)
 
     def begin(self, task: ShareTask) -> None:
-        """Have them begin, and wait until they have; raises `FoldFailed` as well."""
+        """Have them begin, and wait until they have; raises `FoldFailed` as well.
+
+        A program imports the application first, and may find other code than a moment ago.
+        """
         for share in range(len(self._links)):
             # Its secrets go this way: neither arguments nor the environment have them.
             self._tell(share, TASK, pickle.dumps((share, task)))
-        if self._gathered(BEGUN, self.bound_s) is None:
-            raise FoldProcessLost(f"did not begin within {self.bound_s:g} s")
+        begin_s = max(self.bound_s, min(_BEGIN_MAX_S, _BEGIN * self.bound_s))
+        if self._gathered(BEGUN, begin_s) is None:
+            raise FoldProcessLost(f"did not begin within {begin_s:g} s")
+        self._server.is_ready()
 
     def send(self, records: Sequence[RawRecord]) -> None:
         """Give each process its own of the next records; blocks while one is far behind."""

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 Declared: TypeAlias = "Projection[Any, Any] | Entries[Any, Any] | SqlProjection"
 """A projection as an application declares it."""
 _MAIN = "__eventjet_main__"
+_being_imported: set[str] = set()
+_GUARD = 'Move what it runs under `if __name__ == "__main__":`.'
 
 
 class Application(Protocol):
@@ -132,6 +134,11 @@ class AppRef:
     @classmethod
     def of(cls, app: Application) -> AppRef:
         """Where a module holds this very app by a name; raises `UsageError`."""
+        if _MAIN in _being_imported:
+            raise UsageError(
+                f"The program that holds the app {app.name!r} is imported by another process, and would work there as "
+                f"well. {_GUARD}"
+            )
         holders = [
             (module, attribute)
             for module, loaded in list(sys.modules.items())
@@ -157,6 +164,11 @@ class AppRef:
             module = self._module()
         except EventjetError:
             raise
+        except SystemExit as error:
+            raise UsageError(
+                f"The module of '{self.module}:{self.attribute}' ended the program when it was imported "
+                f"(exit {error.code}). {_GUARD}"
+            ) from error
         except ModuleNotFoundError as error:
             raise self._not_found(error) from error
         except Exception as error:
@@ -244,10 +256,13 @@ def _imported_from(file: str) -> ModuleType:
         raise UsageError(f"{file} is not Python. Write the app into a module.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[_MAIN] = module
+    _being_imported.add(_MAIN)
     try:
         spec.loader.exec_module(module)
     except BaseException:
         # A task that is tried again would find the half of it.
         sys.modules.pop(_MAIN, None)
         raise
+    finally:
+        _being_imported.clear()
     return module

@@ -12,7 +12,7 @@ from eventjet import failpoints
 from eventjet.codec.envelope import RawRecord
 from eventjet.collecting import uncollected
 from eventjet.domain.parked import Parked
-from eventjet.errors import FoldProcessLost, RebuildError
+from eventjet.errors import FoldProcessLost, RebuildError, RowsRefused
 from eventjet.nats.endpoint import Endpoint
 from eventjet.parallel.fork_server import ForkServer
 from eventjet.parallel.process import FoldFailed, ShareWork
@@ -24,7 +24,7 @@ from eventjet.rebuild.loads import Loads
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.replay_source import read_ahead
-from eventjet.rebuild.runs import Part, Target
+from eventjet.rebuild.runs import Part, Target, discreet
 from eventjet.store.earlier import EarlierRecords
 
 _BOUND_S = 600.0
@@ -137,14 +137,15 @@ class LoadTask:
     def begin(self, share: int) -> Generator[ShareWork]:
         with EarlierRecords(self.endpoint, self.stream) as earlier, uncollected():
             foldings = Foldings(self.app.load(), self.targets, self.voids, earlier)
-            yield _Loading(Loads(foldings, self.targets, Watch(), share * _PARTS_STRIDE))
+            yield _Loading(Loads(foldings, self.targets, Watch(), share * _PARTS_STRIDE), self.app)
 
 
 class _Loading:
     """See `eventjet.parallel.process.ShareWork`."""
 
-    def __init__(self, loads: Loads) -> None:
+    def __init__(self, loads: Loads, app: AppRef) -> None:
         self._loads = loads
+        self._app = app
 
     def take(self, records: list[RawRecord]) -> None:
         self._loads.take(records)
@@ -156,4 +157,4 @@ class _Loading:
         ]
 
     def reason_of(self, error: Exception) -> str:
-        return str(error)
+        return str(discreet(error, self._app.load()) if isinstance(error, RowsRefused) else error)

@@ -36,7 +36,7 @@ from eventjet.rebuild.choice import CHOICES, EngineChoice, Work, choose, slower_
 from eventjet.rebuild.plan import EngineName, Extent, Plan, make_plan
 from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.replay_source import Log, ReplaySource, archived_source
-from eventjet.rebuild.runs import Part, Target
+from eventjet.rebuild.runs import Part, Target, discreet
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.store.earlier import EarlierRecords
@@ -252,20 +252,21 @@ def _forks_for(app: Application | AppRef, options: EngineOptions) -> AbstractCon
     """What makes the fold processes that a job was given, until the end of a `with`."""
     if options.processes <= 1 or options.name == "spark":
         return nullcontext()
-    return ForkServer.of(app if isinstance(app, AppRef) else AppRef.of(app))
+    reference = app if isinstance(app, AppRef) else AppRef.of(app)
+    reference.load()  # what is forked has the code that this process goes on with
+    return ForkServer.of(reference)
 
 
 @contextmanager
 def _discreet(app: Application) -> Generator[None]:
-    """What the database says of a row that it refuses repeats its values: not where some of them are personal."""
+    """See `discreet`."""
     try:
         yield
     except RowsRefused as error:
-        resolved = app.projections.get(error.projection)
-        if resolved is None or not resolved.is_private:
+        shown = discreet(error, app)
+        if shown is error:
             raise
-        reason = "a rule of its table; the row is not shown, since it may hold personal fields"
-        raise RowsRefused(error.projection, reason) from None
+        raise shown from None
 
 
 async def in_thread(settings: Settings, report: Report | None, work: Callable[[Watch], T]) -> T:

@@ -24,6 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.domain.parked import Parked
 from eventjet.errors import LeaseEnded, RowsRefused
+from eventjet.projections.app_ref import Application
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import qualified, verbatim
@@ -191,6 +192,15 @@ def refusals(projection: str, find: Callable[[], str] = str) -> Generator[None]:
         raise RowsRefused(projection, _reason(error.orig, find())) from error
     except _RULES as error:
         raise RowsRefused(projection, _reason(error, find())) from error
+
+
+def discreet(error: RowsRefused, app: Application) -> RowsRefused:
+    """What may be shown of it: the database repeats a row's values, and some of them may be personal."""
+    resolved = app.projections.get(error.projection)
+    if resolved is None or not resolved.is_private:
+        return error
+    reason = "a rule of its table; the row is not shown, since it may hold personal fields"
+    return RowsRefused(error.projection, reason)
 
 
 def shown(columns: Sequence[Column[Any]], values: Sequence[Any]) -> str:

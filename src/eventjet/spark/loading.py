@@ -29,7 +29,7 @@ from eventjet.projections.row_codec import ColumnValues
 from eventjet.rebuild.folding import Folding, Foldings
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.plan import Pass, Plan, Route
-from eventjet.rebuild.runs import Part, Target
+from eventjet.rebuild.runs import Part, Target, discreet
 from eventjet.rebuild.spaces import space_kind
 from eventjet.rebuild.sqlite import CHUNK
 from eventjet.spark.archiving import archived_frame, reading
@@ -215,7 +215,9 @@ class FoldTask:
         try:
             with uncollected(), self.options.earlier() as earlier:
                 yield from here._fold(batches, part, None if self.keyed else earlier)
-        except (CodecError, ProjectionError, RowsRefused, ToldError) as error:
+        except RowsRefused as error:
+            yield _result(self.targets[0].projection, part, fault=str(discreet(error, self.app.load())))
+        except (CodecError, ProjectionError, ToldError) as error:
             yield _result(self.targets[0].projection, part, fault=str(error))
 
     def _fold(self, batches: Iterator[Any], part: int, earlier: EarlierRecords | None) -> Iterator[Any]:

@@ -28,6 +28,7 @@ from eventjet.writers.fold_task import BatchFoldTask
 _log = logging.getLogger(__name__)
 
 _FOR_GOOD = 2**63
+_DOUBLED_MAX = 20
 FAR = 4
 """How many whole batches a worker is behind, at the least, when it divides the work."""
 NEAR = CHUNK_MAX
@@ -44,6 +45,9 @@ class Division:
         self._processes: FoldProcesses | None = None
         self._alone_until = 0
         self._lost_at = -1
+        self._began_at = 0
+        self._in_vain = 0
+        """How often in a row they came to nothing."""
 
     @classmethod
     def of(cls, resolved: AnyResolved, context: WorkerContext) -> Division | None:
@@ -64,6 +68,8 @@ class Division:
         """
         options = self._context.options
         if is_divided:
+            if position > self._began_at:
+                self._in_vain = 0
             return left <= min(NEAR, options.batch_max) or self._among.is_turn_over()
         if left < FAR * options.batch_max or position < self._alone_until:
             self._among.leave(self._resolved.durable)
@@ -95,8 +101,10 @@ class Division:
         """Whether the term goes on, alone, after what ended the divided work there; False where it is over.
 
         A fold process that is lost ends the term. Where that comes again at the same position, the next one does
-        without them for a while.
+        without them for a while, and for twice as long each time that nothing comes of them.
         """
+        if position > self._began_at:
+            self._in_vain = 0
         if isinstance(error, NotDivided) or position == self._lost_at:
             self._alone(position, str(error))
         self._lost_at = position
@@ -117,6 +125,7 @@ class Division:
             dict(context.catalog.voids),
             frozenset(blocked.aggregates),
         )
+        self._began_at = held.position
         source = Source(context.endpoint, context.stream, resolved.durable)
         logs.DIVIDED.tell(_log, name=resolved.name, position=held.position, processes=self._among.count)
         return await DividedReader.open(source, held.position, self._processes, task, pace)
@@ -130,7 +139,8 @@ class Division:
 
     def _alone(self, position: int | None, reason: str) -> None:
         """For good, or until it is far beyond a position."""
-        far = FAR * self._context.options.batch_max
+        far = FAR * self._context.options.batch_max << min(self._in_vain, _DOUBLED_MAX)
+        self._in_vain += 1
         self._alone_until = _FOR_GOOD if position is None else position + far
         self._among.leave(self._resolved.durable)
         logs.FOLDED_ALONE.tell(_log, name=self._resolved.name, reason=reason)

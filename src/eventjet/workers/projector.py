@@ -212,7 +212,9 @@ class Projector:
                 reader.end()
                 if not reader.has_more:
                     return False
-            if promotion.is_due(left) and await promotion.attempt(pipeline.step):
+            # What fold processes have in hand may end the term, and a reader that was ended brings nothing more.
+            is_alone = not turning and not isinstance(reader, DividedReader)
+            if is_alone and promotion.is_due(left) and await promotion.attempt(pipeline.step):
                 return True
             if building and not left:
                 failpoints.reach("worker.before_settle")

@@ -60,7 +60,7 @@ class Gathered:
         self.must_run_again = self.was_refused = False
         """Why `RunAgain` was raised, whatever the handler made of it: for either reason, or for the second one."""
         self.was_cut = False
-        """Whether a timeout or a cancellation ended the wait for what was sent: nobody knows what was executed of it."""
+        """Whether a timeout or a cancellation ended the wait for what was sent: what was executed is not known."""
         self.driver: Any = None
         """The driver's connection, which SQLAlchemy may replace."""
         self._asked = asked

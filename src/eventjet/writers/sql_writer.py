@@ -43,8 +43,8 @@ _WENT_ON = (
     "use `connection.begin_nested()` around what may fail"
 )
 _CUT = (
-    "it went on after a timeout or a cancellation had cut a statement off, and what the database made of it is not known; "
-    "let no time of your own run out over a statement"
+    "it went on after a timeout or a cancellation had cut a statement off, and what the database made of it is not "
+    "known; let no time of your own run out over a statement"
 )
 
 
