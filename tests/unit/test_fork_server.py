@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import select
 import signal
@@ -19,7 +20,7 @@ from eventjet.parallel.processes import FoldProcesses
 from tests.fold_processes import fork_servers
 from tests.forked import ROOT
 from tests.unit.echoing import Echo, Loaded
-from tests.unit.folding import BOUND_S, answered
+from tests.unit.folding import BOUND_S, answered, started
 
 
 def test_the_server_may_be_ended_before_it_has_loaded(mark: str) -> None:
@@ -45,6 +46,8 @@ def test_a_server_that_is_killed_is_found_lost(mark: str, moment: str) -> None:
             os.kill(served_by(mark), signal.SIGKILL)
             with pytest.raises(FoldProcessLost, match="what forks them is gone"):
                 FoldProcesses(server, 2, bound_s=BOUND_S)
+            with pytest.raises(FoldProcessLost, match="what forks them is gone"):
+                server.is_ready()
             return
         with FoldProcesses(server, 2, bound_s=BOUND_S) as processes:
             processes.begin(Echo())  # else one of them still has its server's name
@@ -77,6 +80,19 @@ def test_why_a_server_never_will_be_ready_is_told_each_time(mark: str) -> None:
                 server.is_ready(BOUND_S)
 
 
+def test_programs_that_may_have_imported_other_code_do_not_begin(
+    mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"deployed_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text("OLD = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module(name)
+    with started(app=Loaded(threads=True)) as processes:
+        (tmp_path / f"{name}.py").write_text("OLD = False\n")
+        with pytest.raises(FoldFailed, match=rf"{name}.py is another file than"):
+            processes.begin(Echo())
+
+
 def served_by(mark: str) -> int:
     """The process id of the server, which may have just been started."""
     deadline = time.monotonic() + BOUND_S
@@ -107,6 +123,54 @@ with ForkServer.of(Loaded()) as server:
 """
     )
     assert (done.stdout, done.stderr, done.returncode) == ("buffered once ended once\n", "", 0)
+
+
+def test_what_its_owner_closes_is_closed_while_it_lives(mark: str) -> None:
+    done = run(
+        """
+import socket
+from eventjet.parallel.fork_server import ForkServer
+from eventjet.parallel.processes import FoldProcesses
+from tests.unit.echoing import Echo, Loaded
+with socket.create_server(("127.0.0.1", 0)) as listening:
+    theirs = socket.create_connection(listening.getsockname(), 60.0)
+    ours, _ = listening.accept()
+with ForkServer.of(Loaded()) as server:
+    assert server._program is None and server.is_ready(60.0)
+    with FoldProcesses(server, 2, bound_s=60.0) as processes:
+        processes.begin(Echo())
+        ours.close()
+        assert theirs.recv(1) == b""
+"""
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+
+
+UNGUARDED = """
+import threading
+from eventjet import App
+from eventjet.parallel.fork_server import ForkServer
+from eventjet.parallel.process import FoldFailed
+from eventjet.projections.app_ref import AppRef
+
+app = App("twice", aggregates=[])
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+with ForkServer.of(AppRef.of(app)) as server:
+    try:
+        server.is_ready(60.0)
+    except FoldFailed as error:
+        print(error)
+"""
+
+
+def test_a_program_that_would_work_twice_is_told_so(mark: str, tmp_path: Path) -> None:
+    (tmp_path / "twice.py").write_text(UNGUARDED)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(tmp_path / "twice.py")]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=BOUND_S, check=False)
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert "imported by another process" in done.stdout
+    assert 'if __name__ == "__main__":' in done.stdout
 
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
