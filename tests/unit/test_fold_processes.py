@@ -147,9 +147,7 @@ def test_one_that_is_killed_is_found_lost_at_every_moment(mark: str, which: int,
 
 
 @pytest.mark.parametrize("moment", ["before it begins", "while records are sent"])
-def test_one_that_is_stopped_is_lost_within_the_bound(
-    mark: str, moment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_is_stopped_is_lost_within_the_bound(mark: str, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eventjet.parallel.processes._BEGIN", 1)
 
     def feed() -> None:
