@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from eventjet.parallel import processes as fold_processes
 from eventjet.settings import Settings
 from eventjet.workers import among
 from eventjet.workers.context import WorkerOptions
@@ -53,5 +54,5 @@ if __name__ == "__main__":
     if processes > 1:
         os.environ[SLOW] = str(os.getpid())
     # Else a run would mostly wait: for fold processes that are stopped, and for a turn.
-    among.BOUND_S, among.TURN_S = BOUND_S, TURN_S
+    among.BOUND_S, among.TURN_S, fold_processes._BEGIN = BOUND_S, TURN_S, 1  # pyright: ignore[reportPrivateUsage]
     asyncio.run(main(server, database, name, options, projections))

@@ -150,6 +150,7 @@ async def test_a_fold_process_that_is_lost_ends_the_term_and_nothing_else(
 ) -> None:
     if ending == signal.SIGSTOP:
         monkeypatch.setattr("eventjet.workers.among.BOUND_S", 3.0)
+        monkeypatch.setattr("eventjet.parallel.processes._BEGIN", 1)
     stage.fill()
     async with stage.ledger.working("balances", options=OPTIONS):
         with stage.growing():

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from eventjet.errors import FoldProcessLost
+from eventjet.workers.among import Among
 from eventjet.workers.divided import DividedReader
 from eventjet.workers.division import FAR, Division
 
@@ -33,7 +34,13 @@ def division(monkeypatch: pytest.MonkeyPatch) -> Division:
     )
     processes = SimpleNamespace(close=lambda: None)
     among = SimpleNamespace(
-        take=lambda _: True, leave=lambda _: None, processes=lambda: processes, app=None, count=2, is_turn_over=bool
+        take=lambda _: True,
+        leave=lambda _: None,
+        processes=lambda: processes,
+        app=None,
+        count=2,
+        is_turn_over=bool,
+        committed=lambda: None,
     )
     resolved = SimpleNamespace(name="balances", revision=1, durable="balances")
     return Division(cast("Any", resolved), cast("Any", context), cast("Any", among))
@@ -77,3 +84,18 @@ async def test_once_something_came_of_them_the_stretch_is_short_again(division: 
     assert not await division.turns(True, 1_000_000, position + 1)
     await lost_twice(division, position + 1)
     assert await until_divided(division, position + 1) == FAR * BATCH_MAX
+
+
+def test_a_turn_begins_with_what_was_first_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that begin slowly would not come to anything otherwise, and those that hang would never be lost."""
+    monkeypatch.setattr("eventjet.workers.among.TURN_S", -1.0)
+    among = Among(2, cast("Any", None), cast("Any", SimpleNamespace(is_ready=lambda: True)))
+    assert among.take("first")
+    assert not among.take("second")
+    assert not among.is_turn_over()
+    among.committed()
+    assert among.is_turn_over()
+    among.leave("first")
+    assert among.take("second")
+    among.committed()
+    assert not among.is_turn_over()  # nobody waits

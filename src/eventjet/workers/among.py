@@ -25,7 +25,8 @@ class Among:
         self.app = app
         self._server = server
         self._user: str | None = None
-        self._since = 0.0
+        self._since: float | None = None
+        """When what they made was first committed: what they take to begin, or never do, is no turn."""
         self._queue: dict[str, None] = {}
         """Durables of projections that wait, the first one first."""
 
@@ -54,8 +55,13 @@ class Among:
         if self._user is not None or next(iter(self._queue)) != durable or not self._server.is_ready():
             return False
         del self._queue[durable]
-        self._user, self._since = durable, time.monotonic()
+        self._user, self._since = durable, None
         return True
+
+    def committed(self) -> None:
+        """What they made for whoever has them was committed."""
+        if self._since is None:
+            self._since = time.monotonic()
 
     def leave(self, durable: str) -> None:
         """It neither has them nor waits any more."""
@@ -65,7 +71,7 @@ class Among:
 
     def is_turn_over(self) -> bool:
         """Whether whoever has them is to let another one have them."""
-        return bool(self._queue) and time.monotonic() - self._since > TURN_S
+        return bool(self._queue) and self._since is not None and time.monotonic() - self._since > TURN_S
 
     def processes(self) -> FoldProcesses:
         """For whoever has them."""

@@ -70,6 +70,7 @@ class Division:
         if is_divided:
             if position > self._began_at:
                 self._in_vain = 0
+                self._among.committed()
             return left <= min(NEAR, options.batch_max) or self._among.is_turn_over()
         if left < FAR * options.batch_max or position < self._alone_until:
             self._among.leave(self._resolved.durable)
