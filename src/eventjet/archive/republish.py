@@ -225,7 +225,14 @@ class Restore:
             link.send(frames)
         failpoints.reach("restore.batch_sent")
         _, _, subject, _, body = batch.records[-1]
-        found = link.request(subject.decode(), body, headers=headers, timeout_s=2 * self.timeout_s)
+        found = link.request(
+            subject.decode(),
+            body,
+            headers=headers,
+            timeout_s=2 * self.timeout_s,
+            stream=self.sealed.stream,
+            messages=len(batch.records),
+        )
         try:
             answer = api.answer_in(found, subject.decode())
         except ApiRefused as refusal:

@@ -239,7 +239,7 @@ class Cursors:
         *before, (key, body, block) = [
             (self._prefix + key, body, header_block(headers) if headers else b"") for key, body, headers in messages
         ]
-        frame = await self._client.request(key, body, block, before=before)
+        frame = await self._client.request(key, body, block, before=before, stream=self._stream)
         try:
             answer = answer_in(frame, f"The cursor {name}")
         except ApiRefused as refusal:

@@ -27,6 +27,8 @@ IN_PROCESS = 10164
 """Three replicas: a rival's message is on its way to the subject. Nothing was compared, and it may yet get lost."""
 REPEATED_ID = 10201
 """A message of an atomic batch has an id that was stored within the duplicate window: nothing is stored."""
+CONFLICTS = frozenset((WRONG_SEQUENCE, IN_PROCESS, REPEATED_ID))
+"""What is answered to a publish that a rival may have been quicker than."""
 NAME_IN_USE = 10058
 """A stream of this name exists with another configuration."""
 _NO_CONSUMER = 10014
@@ -53,6 +55,8 @@ class Request(NamedTuple, Generic[T]):
     parse: Callable[[Frame], T]
     """The meaning of the answer; raises what an error in it means."""
     headers: bytes = b""
+    stream: str = ""
+    """Of a publish, the stream that is to store it: nobody else's answer counts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,12 @@ from eventjet.errors import (
     Unreachable,
     UsageError,
 )
-from eventjet.nats.api import Request, call
+from eventjet.nats.answers import Answerers, ExpectedAnswer
+from eventjet.nats.api import CONFLICTS, Request, call
 from eventjet.nats.dial import check_files
 from eventjet.nats.endpoint import Endpoint, is_file
 from eventjet.nats.loop_connection import LoopConnection
-from eventjet.nats.open_request import LOOK_S, stood_still_s
+from eventjet.nats.open_request import LOOK_S, OpenRequest, stood_still_s
 from eventjet.nats.protocol import Frame, nobody_listens
 from eventjet.nats.requirements import check_server
 from eventjet.settings import Settings
@@ -35,6 +36,8 @@ _CONNECT_TIMEOUT_S = 3.0
 """For each server of the cluster."""
 _PAUSE_S = 0.2
 _ROOM_PAUSE_S = 0.001
+_REFUSED_S = 0.25
+"""So long after an error that refuses a publish an acknowledgement is waited for: no error says whose it is."""
 
 
 async def connect(settings: Settings) -> Client:
@@ -87,7 +90,7 @@ async def _connected(client: Client) -> dict[str, Any]:
 
 async def _check_jetstream(where: str, client: Client) -> None:
     try:
-        await client.api("INFO")
+        client.domain = str((await client.api("INFO")).get("domain", ""))
     except Forbidden:
         return  # credentials without this right may still append and read
     except (StoreUnavailable, ApiRefused, Unreachable) as error:
@@ -126,6 +129,10 @@ class Client:
         """How long a request may take unless it sets a time of its own."""
         self.on_lost: list[Callable[[], object]] = []
         """Called when the connection is lost: what was known of the log may be of another past."""
+        self.domain: str | None = None
+        """The JetStream domain, as its API has told, for a server that has no JetStream of its own; None: not known."""
+        self.answerers = Answerers()
+        """Who else answers what this client publishes."""
         self._connection: LoopConnection | None = None
         self._opening: asyncio.Task[None] | None = None
         self._fault: Exception | None = None
@@ -161,7 +168,7 @@ class Client:
 
     async def ask(self, request: Request[T], timeout_s: float | None = None) -> T:
         """The answer to a request; raises what it means, `StoreUnavailable`, and `Forbidden`."""
-        frame = await self.request(request.subject, request.payload, request.headers, timeout_s)
+        frame = await self.request(request.subject, request.payload, request.headers, timeout_s, stream=request.stream)
         return request.parse(frame)
 
     async def api(self, subject: str, body: object = None) -> dict[str, Any]:
@@ -175,28 +182,39 @@ class Client:
         headers: bytes = b"",
         timeout_s: float | None = None,
         before: Collection[tuple[str, bytes, bytes]] = (),
+        stream: str = "",
     ) -> Frame:
         """Publish, and wait for one answer; `before` are (subject, payload, headers) that go before it over the same
-        connection, and are part of the same matter."""
+        connection, and are part of the same matter.
+
+        What is to be stored names its `stream`: answers of others are passed over, and one that may be another's is
+        none, so it raises `StoreUnavailable` as well.
+        """
         subjects = {subject, *(each[0] for each in before)} if before else (subject,)
         wait_s = timeout_s or self.timeout_s
         until = asyncio.get_running_loop().time() + wait_s
         connection = self._connection
         if connection is None or not connection.has_room:
             connection = await self._usable(subject, until)
-        exchange = connection.exchange(subjects, wait_s, until)
+        expected = self._expected(connection, stream, subject, 1 + len(before)) if stream else None
+        exchange = connection.exchange(subjects, wait_s, until, expected and expected.accepts)
         try:
             for each in before:
                 connection.publish(*each)
                 if not connection.has_room:
                     await self._usable(subject, until)
             connection.publish(subject, payload, headers, exchange)
-            frame = (await exchange.came())[0]
+            frames = await exchange.came()
+            frame = frames[0] if expected is None else await _answer_of_stream(exchange, expected, frames)
         finally:
             connection.forget(exchange)
         if nobody_listens(frame):
             raise NoResponders(subject)
         return frame
+
+    def _expected(self, connection: LoopConnection, stream: str, subject: str, messages: int) -> ExpectedAnswer:
+        domain = self.domain if connection.domain is None else connection.domain
+        return ExpectedAnswer(stream, subject, messages, domain, self.answerers)
 
     async def stream(self, request: Request[Any]) -> AsyncGenerator[list[Frame]]:
         """The parts of a long answer as they come, for as long as whoever asks wants more."""
@@ -287,3 +305,19 @@ class Client:
             for forget in self.on_lost:
                 forget()
             self._opened()
+
+
+async def _answer_of_stream(exchange: OpenRequest, expected: ExpectedAnswer, frames: list[Frame]) -> Frame:
+    """An acknowledgement if one comes, else an error; raises `StoreUnavailable` for what another may have said."""
+    frame, answer = expected.best(frames)
+    # A conflict is looked at anyway, whoever has told of it; where two answer, both are heard.
+    if answer is not None and answer.is_error and (answer.error not in CONFLICTS or expected.doubt(answer)):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_REFUSED_S):
+                while answer is not None and answer.is_error and len(frames) < 2:
+                    frames = [*frames, *await exchange.came()]
+                    frame, answer = expected.best(frames)
+    doubt = "" if answer is None else expected.doubt(answer)
+    if doubt:
+        raise StoreUnavailable(expected.subject, doubt)
+    return frame

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 from eventjet.errors import ConnectionClosed, ConnectionLost, Forbidden, NoResponders, StoreUnavailable, UsageError
+from eventjet.nats.answers import Answerers, ExpectedAnswer
 from eventjet.nats.api import Request, call
 from eventjet.nats.dial import Dialled, dial
 from eventjet.nats.endpoint import Endpoint
@@ -51,6 +52,7 @@ class NatsConnection:
         self._closed = False
         self._broken = False
         self._busy = threading.Lock()
+        self._answerers = Answerers()
         self.max_payload = int(self.info.get("max_payload", 1024 * 1024))
 
     @classmethod
@@ -126,9 +128,22 @@ class NatsConnection:
             if left <= 0:
                 return []
 
-    def request(self, subject: str, payload: bytes = b"", *, headers: bytes = b"", timeout_s: float = 5.0) -> Frame:
-        """Send and wait for the answer; raises `NoResponders` at once, `StoreUnavailable` after `timeout_s`."""
-        return self._answers([(subject, payload, headers)], timeout_s)[0]
+    def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        *,
+        headers: bytes = b"",
+        timeout_s: float = 5.0,
+        stream: str = "",
+        messages: int = 1,
+    ) -> Frame:
+        """Send and wait for the answer; raises `NoResponders` at once, `StoreUnavailable` after `timeout_s`.
+
+        What is to be stored names its `stream`, and how many messages are stored with it: see `ExpectedAnswer`.
+        """
+        expected = self._expected(stream, subject, messages)
+        return self._answers([(subject, payload, headers)], [expected], timeout_s)[0]
 
     def ask(self, request: Request[T], *, timeout_s: float = 5.0) -> T:
         """The answer to a request; raises what it means, and as `request` does."""
@@ -136,20 +151,34 @@ class NatsConnection:
 
     def ask_all(self, requests: Sequence[Request[T]], *, timeout_s: float = 5.0) -> list[T]:
         """The answers, in order, to requests that are sent together; one deadline for all, and raises as `ask` does."""
-        frames = self._answers([(each.subject, each.payload, each.headers) for each in requests], timeout_s)
+        frames = self._answers(
+            [(each.subject, each.payload, each.headers) for each in requests],
+            [self._expected(each.stream, each.subject) for each in requests],
+            timeout_s,
+        )
         return [each.parse(frame) for each, frame in zip(requests, frames, strict=True)]
 
     def api(self, subject: str, body: object = None, *, timeout_s: float = 5.0) -> dict[str, Any]:
         """A JetStream request in JSON, `subject` without `$JS.API.`; raises `ApiRefused` for its `error`."""
         return self.ask(call(subject, body), timeout_s=timeout_s)
 
-    def _answers(self, messages: Sequence[tuple[str, bytes, bytes]], timeout_s: float) -> list[Frame]:
+    def _expected(self, stream: str, subject: str, messages: int = 1) -> ExpectedAnswer | None:
+        domain = str(self.info.get("domain", "")) if self.info.get("jetstream") else None
+        return ExpectedAnswer(stream, subject, messages, domain, self._answerers) if stream else None
+
+    def _answers(
+        self,
+        messages: Sequence[tuple[str, bytes, bytes]],
+        expected: Sequence[ExpectedAnswer | None],
+        timeout_s: float,
+    ) -> list[Frame]:
         """Send (subject, payload, headers) of each message, and return their answers in order."""
         if not self._requests:
             self.send(subscribe_frame(f"{self.inbox}.r.*", _REPLIES))
         replies = [f"{self.inbox}.r.{self._requests + number}".encode() for number in range(1, len(messages) + 1)]
         self._requests += len(messages)
         waiting = {reply: message[0] for reply, message in zip(replies, messages, strict=True)}
+        wanted = {reply: one for reply, one in zip(replies, expected, strict=True) if one is not None}
         self.send(b"".join([self._message(*message, reply) for reply, message in zip(replies, messages, strict=True)]))
         answers: dict[bytes, Frame] = {}
         deadline = time.monotonic() + timeout_s
@@ -159,6 +188,8 @@ class NatsConnection:
                 frames = self.receive(left)
                 others += [frame for frame in frames if frame[0] != _REPLIES]
                 for frame in frames:
+                    if frame[1] in wanted and not wanted[frame[1]].accepts(frame):
+                        continue
                     if frame[0] == _REPLIES and frame[1] in waiting:  # else a late answer to an earlier request
                         subject = waiting.pop(frame[1])
                         if nobody_listens(frame):

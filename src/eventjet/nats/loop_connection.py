@@ -31,6 +31,8 @@ ROOM_BYTES = 1 << 20
 _CHUNK = 131_072
 _CHUNKS_MAX = 64
 _REPLIES = b"1"
+_ANSWERED_MAX = 1_000
+"""So many publishes are remembered after their answer: a second one says that somebody else answers, too."""
 _SETTLED_S = 0.5
 """Between two looks whether the loop that asked for a connection is still there to take it."""
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -53,6 +55,7 @@ class LoopConnection:
         self._replies = f"{self._inbox}.".encode()
         self._loop = asyncio.get_running_loop()
         self._exchanges: dict[bytes, OpenRequest] = {}
+        self._answered: dict[bytes, Callable[[Frame], bool]] = {}
         self._heard: dict[bytes, Callable[[Frame], object]] = {}
         self._subscribed = 0
         self._count = 0
@@ -81,20 +84,38 @@ class LoopConnection:
         """Whether it is usable and takes more at once."""
         return self.usable and len(self._unsent) <= ROOM_BYTES
 
-    def exchange(self, subjects: Collection[str], patience_s: float, until: float | None = None) -> OpenRequest:
-        """Prepare for the answer to what is published on `subjects`; give the exchange to `forget` in the end."""
+    @property
+    def domain(self) -> str | None:
+        """The server's JetStream domain, empty where it has none; None where the server itself has no JetStream."""
+        return str(self.info.get("domain", "")) if self.info.get("jetstream") else None
+
+    def exchange(
+        self,
+        subjects: Collection[str],
+        patience_s: float,
+        until: float | None = None,
+        accepts: Callable[[Frame], bool] | None = None,
+    ) -> OpenRequest:
+        """Prepare for the answer to what is published on `subjects`; give the exchange to `forget` in the end.
+
+        Where others may answer, too, `accepts` tells whose answers count. It sees those that come later as well.
+        """
         now = self._loop.time()
         until = now + patience_s if until is None else until
         self._count += 1
         reply = b"%b%d" % (self._replies, self._count)
-        exchange = OpenRequest(reply, subjects, patience_s, until, now)
+        exchange = OpenRequest(reply, subjects, patience_s, until, now, accepts)
         self._exchanges[reply] = exchange
         self._lateness.watch(exchange.look_at(now))
         return exchange
 
     def forget(self, exchange: OpenRequest) -> None:
-        """Ignore whatever still comes in answer to it."""
+        """Ignore whatever still comes in answer to it, but for who it is that answers."""
         self._exchanges.pop(exchange.reply, None)
+        if exchange.accepts is not None:
+            self._answered[exchange.reply] = exchange.accepts
+            if len(self._answered) > _ANSWERED_MAX:
+                del self._answered[next(iter(self._answered))]
 
     def publish(self, subject: str, payload: bytes, headers: bytes = b"", exchange: OpenRequest | None = None) -> None:
         """Send one message with what else is sent in this turn of the loop, to be answered in an exchange."""
@@ -206,6 +227,9 @@ class LoopConnection:
             exchange = self._exchanges.get(subject)
             if exchange is not None:
                 exchange.arrived(list(each), now)
+            elif subject in self._answered:
+                for frame in each:
+                    self._answered[subject](frame)
             elif self._heard:
                 for frame in each:
                     if frame[0] in self._heard:

@@ -22,10 +22,20 @@ STILL_S = 0.1
 class OpenRequest:
     """One request, and what has come in answer to it."""
 
-    __slots__ = ("_frames", "_since", "_wake", "fault", "patience_s", "reply", "subjects", "until")
+    __slots__ = ("_frames", "_since", "_wake", "accepts", "fault", "patience_s", "reply", "subjects", "until")
 
-    def __init__(self, reply: bytes, subjects: Collection[str], patience_s: float, until: float, now: float) -> None:
+    def __init__(
+        self,
+        reply: bytes,
+        subjects: Collection[str],
+        patience_s: float,
+        until: float,
+        now: float,
+        accepts: Callable[[Frame], bool] | None,
+    ) -> None:
         self.reply = reply
+        self.accepts = accepts
+        """Whether a frame is of whoever was asked; None where only one can answer. Others' give no more time, either."""
         self.subjects = subjects
         """What was published for it: a violation on any of them ends it."""
         self.patience_s = patience_s
@@ -64,7 +74,9 @@ class OpenRequest:
 
     def arrived(self, frames: list[Frame], now: float) -> None:
         """Take a part of the answer; what comes after the end is not one."""
-        if self.fault is None:
+        if self.accepts is not None:
+            frames = list(filter(self.accepts, frames))
+        if frames and self.fault is None:
             self._frames += frames
             self.until = now + self.patience_s
             self._wake_up()

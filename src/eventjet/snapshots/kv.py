@@ -55,7 +55,8 @@ class Bucket:
     def write(self, key: str, value: bytes, expected: int | None = None) -> Request[bool]:
         """Replace what is at a key; False when it is no longer the entry at position `expected` (0 for none)."""
         headers = b"" if expected is None else header_block([(EXPECTED, str(expected))])
-        return Request(f"The snapshot {key}", self._subject(key), value, partial(_written, key), headers)
+        what, parse = f"The snapshot {key}", partial(_written, key)
+        return Request(what, self._subject(key), value, parse, headers, f"KV_{self.name}")
 
     def _subject(self, key: str) -> str:
         return f"$KV.{self.name}.{key}"

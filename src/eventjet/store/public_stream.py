@@ -57,7 +57,7 @@ class PublicStream:
             for message, headers in zip(messages, blocks, strict=True)
         ]
         self._known = None  # until the answer says so, it may or may not be there
-        frame = await self._client.request(subject, body, block, before=before)
+        frame = await self._client.request(subject, body, block, before=before, stream=self._stream)
         try:
             answer = answer_in(frame, f"The stream {self._stream}")
         except ApiRefused as refusal:

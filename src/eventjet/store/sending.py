@@ -158,7 +158,7 @@ class Sender:
     ) -> outcome.Answer:
         """The server's answer to the last message, which speaks for all of them."""
         try:
-            reply = await self._client.request(subject, body, headers, timeout_s, before)
+            reply = await self._client.request(subject, body, headers, timeout_s, before, self._app)
         except StoreUnavailable as error:
             return outcome.Silence(error.reason)
         except Forbidden as error:

@@ -105,7 +105,7 @@ class JetStreamTimers:
                 (_AT, time),
             ]
             failpoints.reach("timer.before_set")
-            frame = await self._client.request(subject, b"", header_block(headers))
+            frame = await self._client.request(subject, b"", header_block(headers), stream=self._stream)
             failpoints.reach("timer.set")
             try:
                 answer = answer_in(frame, f"The timer of {process} {process_id!r}")

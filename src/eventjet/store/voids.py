@@ -40,7 +40,7 @@ async def record_void(client: Client, app: str, position: int, reason: str) -> b
         raise Refused("The reason of a void", f"it is not one line of 1 to {REASON_MAX} characters", "Give one.")
     named = {MSG_ID: new_event_id(), EXPECTED: "0", TYPE: TYPE_NAME, SCHEMA: "1", VERSION: "1"}
     subject = void_subject(app, position)
-    reply = await client.request(subject, void_body(position, reason), header_block(named.items()))
+    reply = await client.request(subject, void_body(position, reason), header_block(named.items()), stream=app)
     answer = outcome.answer_in(reply[4])
     if isinstance(answer, outcome.Acked):
         return True

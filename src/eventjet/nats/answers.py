@@ -1,0 +1,155 @@
+"""Whose answer the answer to a publish is.
+
+NATS carries a publish to everybody who listens to its subject in the account, and each of them may answer: the stream
+that is meant, a stream of another JetStream domain that a leaf node connects, any subscriber. A stream's
+acknowledgement names the stream and its domain, an error names the stream alone. See ADR 0046.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+
+from eventjet.nats.protocol import Frame, nobody_listens
+from eventjet.observability import logs
+
+_log = logging.getLogger(__name__)
+
+AMBIGUOUS_S = 60.0
+"""So long after two answers that name one stream came to one publish, what only one of two may say is not believed."""
+_SEQUENCE_MAX = 1 << 63
+_NAMED_MAX = 100
+
+
+class StreamAnswer(NamedTuple):
+    """What a stream answers to a publish, or whoever answers as one does."""
+
+    stream: str
+    domain: str
+    sequence: int
+    """Of the message that it acknowledges; 0 in an error."""
+    messages: int
+    """How many were stored together with it, itself included."""
+    error: int
+    """The code of an error, 0 for one that has none; -1 in an acknowledgement."""
+
+    @property
+    def is_error(self) -> bool:
+        return self.error >= 0
+
+
+def stream_answer(body: bytes) -> StreamAnswer | None:
+    """The answer of some stream; None for what no stream says."""
+    try:
+        value: Any = orjson.loads(body)
+    except ValueError:
+        return None
+    if not isinstance(value, dict):
+        return None
+    stream, domain, sequence = value.get("stream"), value.get("domain", ""), value.get("seq", 0)
+    if not isinstance(stream, str) or not isinstance(domain, str) or type(sequence) is not int:
+        return None
+    if "error" in value:
+        error = value["error"]
+        code = error.get("err_code", 0) if isinstance(error, dict) else None
+        return StreamAnswer(stream, domain, 0, 0, code) if type(code) is int and code >= 0 else None
+    messages = value.get("count", 1)
+    fits = 0 < sequence < _SEQUENCE_MAX and type(messages) is int
+    return StreamAnswer(stream, domain, sequence, messages, -1) if fits else None
+
+
+class Answerers:
+    """Who answers the publishes of one client, besides the streams that are meant. Each of them is logged once."""
+
+    def __init__(self) -> None:
+        self._named: set[tuple[str, str]] = set()
+        self._errors_until: dict[str, float] = {}
+        self._acks_until: dict[str, float] = {}
+
+    def saw_stranger(self, stream: str, subject: str, frame: Frame, *, is_namesake: bool) -> None:
+        """Another has answered; the errors of a namesake look like those of the stream."""
+        if is_namesake:
+            self._errors_until[stream] = time.monotonic() + AMBIGUOUS_S
+        answer = stream_answer(frame[4])
+        if answer is None:
+            who = f"a subscriber that is no stream ({frame[4][:80]!r})"
+        elif answer.domain:
+            who = f"the stream {answer.stream} of the JetStream domain {answer.domain}"
+        else:
+            who = f"a stream that calls itself {answer.stream}, of no JetStream domain"
+        self._name(stream, subject, who, "" if answer is None else f"{answer.stream}@{answer.domain}")
+
+    def saw_second(self, stream: str, subject: str, *, acks: int) -> None:
+        """A publish had a second answer that names the stream."""
+        until = time.monotonic() + AMBIGUOUS_S
+        self._errors_until[stream] = until
+        if acks > 1:
+            self._acks_until[stream] = until
+            self._name(stream, subject, "a second stream of the same name and JetStream domain", "twin")
+
+    def doubt(self, stream: str, answer: StreamAnswer) -> str:
+        """Why this answer, which names the stream, may be another's; empty for one that is believed."""
+        until = self._errors_until if answer.is_error else self._acks_until
+        if until.get(stream, 0.0) <= time.monotonic():
+            return ""
+        kind = f"error {answer.error}" if answer.is_error else "an acknowledgement"
+        return f"{kind} of a stream {stream!r}, and more than one answers"
+
+    def _name(self, stream: str, subject: str, who: str, key: str) -> None:
+        if (stream, key) not in self._named and len(self._named) < _NAMED_MAX:
+            self._named.add((stream, key))
+            # Not the last token: whose event it was is no matter of a log.
+            shown = f"{subject.rpartition('.')[0]}.*"
+            logs.ANSWERED_BY_ANOTHER.tell(_log, stream=stream, subject=shown, who=who)
+
+
+@dataclass(slots=True, eq=False)
+class ExpectedAnswer:
+    """The answers to one publish, in whatever number and order they come."""
+
+    stream: str
+    subject: str
+    messages: int
+    """How many messages are to be stored together."""
+    domain: str | None
+    """Of the stream; None where it is not known."""
+    answerers: Answerers
+    _acks: int = 0
+    _errors: int = 0
+
+    def accepts(self, frame: Frame) -> bool:
+        """Whether it may be the stream's, or says that nobody listens; everybody else's are passed over."""
+        if nobody_listens(frame):
+            return True
+        answer = stream_answer(frame[4])
+        is_namesake = answer is not None and answer.stream == self.stream
+        if answer is None or not is_namesake or not self._fits(answer):
+            self.answerers.saw_stranger(self.stream, self.subject, frame, is_namesake=is_namesake)
+            return False
+        if not answer.is_error:
+            self._acks += 1
+        else:
+            self._errors += 1
+        if self._acks + self._errors > 1:
+            self.answerers.saw_second(self.stream, self.subject, acks=self._acks)
+        return True
+
+    def best(self, frames: list[Frame]) -> tuple[Frame, StreamAnswer | None]:
+        """Of those that were accepted an acknowledgement, else an error, else that nobody listens."""
+        told = [(frame, stream_answer(frame[4])) for frame in frames]
+        return min(told, key=lambda one: 2 if one[1] is None else one[1].is_error)
+
+    def doubt(self, answer: StreamAnswer) -> str:
+        """Why it may be another's; empty for one that is believed."""
+        if not answer.is_error and self.domain is None:
+            return f"an acknowledgement of a stream {self.stream!r}, whose JetStream domain is not known"
+        return self.answerers.doubt(self.stream, answer)
+
+    def _fits(self, answer: StreamAnswer) -> bool:
+        if answer.is_error:
+            return answer.domain in ("", self.domain)
+        return self.domain in (None, answer.domain) and answer.messages == self.messages
