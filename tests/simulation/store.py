@@ -41,6 +41,7 @@ class SimulatedClient(Client):
         headers: bytes = b"",
         timeout_s: float | None = None,
         before: Collection[tuple[str, bytes, bytes]] = (),
+        stream: str = "",
     ) -> Frame:
         await asyncio.sleep(0)
         wire = self.wire

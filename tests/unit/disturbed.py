@@ -53,13 +53,14 @@ class DisturbedClient(SimulatedClient):
         headers: bytes = b"",
         timeout_s: float | None = None,
         before: Collection[tuple[str, bytes, bytes]] = (),
+        stream: str = "",
     ) -> Frame:
         self.sent = " ".join([*(each[0] for each in before), subject])
         for interfere in self.before:
             instead = interfere(subject, payload)
             if instead is not None:
                 return await self._answer(instead, timeout_s)
-        answer = await super().request(subject, payload, headers, timeout_s, before)
+        answer = await super().request(subject, payload, headers, timeout_s, before, stream)
         for interfere in self.after:
             instead = interfere(subject, payload)
             if instead is not None:

@@ -22,7 +22,14 @@ from eventjet.codec.subjects import cursor_bucket, declared_name
 from eventjet.cursors.cursor import Cursor
 from eventjet.domain.identity import encode_id
 from eventjet.domain.parked import BLOCKING, AggregateKey, Parked
-from eventjet.errors import ApiRefused, CursorDamaged, CursorFenced, CursorMissing, StreamMissing
+from eventjet.errors import (
+    ApiRefused,
+    CursorDamaged,
+    CursorFenced,
+    CursorMissing,
+    StoreUnavailable,
+    StreamMissing,
+)
 from eventjet.nats.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message, next_message
 from eventjet.nats.client import Client
 
@@ -243,10 +250,23 @@ class Cursors:
         try:
             answer = answer_in(frame, f"The cursor {name}")
         except ApiRefused as refusal:
-            if refusal.err_code in (WRONG_SEQUENCE, IN_PROCESS):
+            if refusal.err_code not in (WRONG_SEQUENCE, IN_PROCESS):
+                raise
+            if refusal.err_code == IN_PROCESS or await self._was_changed(messages):
                 raise CursorFenced(name) from None
-            raise
+            reason = "the server says that somebody changed it, and nobody has"
+            raise StoreUnavailable(f"The cursor {name}", reason) from None
         return int(answer["seq"])
+
+    async def _was_changed(self, messages: Sequence[_Message]) -> bool:
+        """Whether somebody wrote one of these keys since it was read: an error alone does not say whose it is."""
+        for key, _, headers in messages:
+            expected = dict(headers).get(EXPECTED)
+            if expected is not None:
+                record = await self._client.ask(last_message(self._stream, self._prefix + key))
+                if str(0 if record is None else record[0]) != expected:
+                    return True
+        return False
 
     async def parked(self, name: str, *, resolved: bool = False, limit: int | None = None) -> list[ParkedEntry]:
         """What is parked or blocked, by position; with those that were retried or dropped, where asked for.

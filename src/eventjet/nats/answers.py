@@ -45,21 +45,20 @@ class StreamAnswer(NamedTuple):
 def stream_answer(body: bytes) -> StreamAnswer | None:
     """The answer of some stream; None for what no stream says."""
     try:
-        value: Any = orjson.loads(body)
-    except ValueError:
+        value: dict[str, Any] = orjson.loads(body)
+        stream, domain, sequence = value.get("stream"), value.get("domain", ""), value.get("seq", 0)
+        error = value["error"].get("err_code", 0) if "error" in value else -1
+        messages = value.get("count", 1)
+    except (ValueError, AttributeError, TypeError):
         return None
-    if not isinstance(value, dict):
+    if not isinstance(stream, str) or not isinstance(domain, str):
         return None
-    stream, domain, sequence = value.get("stream"), value.get("domain", ""), value.get("seq", 0)
-    if not isinstance(stream, str) or not isinstance(domain, str) or type(sequence) is not int:
+    # A bool is an int, too.
+    if type(sequence) is not int or type(error) is not int or type(messages) is not int:
         return None
-    if "error" in value:
-        error = value["error"]
-        code = error.get("err_code", 0) if isinstance(error, dict) else None
-        return StreamAnswer(stream, domain, 0, 0, code) if type(code) is int and code >= 0 else None
-    messages = value.get("count", 1)
-    fits = 0 < sequence < _SEQUENCE_MAX and type(messages) is int
-    return StreamAnswer(stream, domain, sequence, messages, -1) if fits else None
+    if error < 0 and ("error" in value or not 0 < sequence < _SEQUENCE_MAX):
+        return None
+    return StreamAnswer(stream, domain, sequence, messages, error)
 
 
 class Answerers:

@@ -222,21 +222,33 @@ def waiting_consumers(stream: str) -> Request[list[str]]:
 
 def message_at(stream: str, position: int) -> Request[RawRecord | None]:
     """The record at a position; None when there is none."""
-    return _message(stream, {"seq": position})
+    return _message(stream, {"seq": position}, lambda record: record[0] == position)
 
 
 def next_message(stream: str, position: int, subject: str = ">") -> Request[RawRecord | None]:
     """The first record at or after a position whose subject matches; None when there is none."""
-    return _message(stream, {"seq": max(position, 1), "next_by_subj": subject})
+    query = {"seq": max(position, 1), "next_by_subj": subject}
+    return _message(stream, query, lambda record: record[0] >= position and _matches(record, subject))
 
 
 def last_message(stream: str, subject: str) -> Request[RawRecord | None]:
     """The last record of a subject; None when there is none."""
-    return _message(stream, {"last_by_subj": subject})
+    return _message(stream, {"last_by_subj": subject}, lambda record: _matches(record, subject))
 
 
-def _message(stream: str, query: dict[str, Any]) -> Request[RawRecord | None]:
-    return _unless(_NO_MESSAGE, None, _call(f"STREAM.MSG.GET.{stream}", query, _stored_message))
+def _message(stream: str, query: dict[str, Any], is_wanted: Callable[[RawRecord], bool]) -> Request[RawRecord | None]:
+    def read(answer: dict[str, Any]) -> RawRecord:
+        record = _stored_message(answer)
+        if not is_wanted(record):
+            raise StoreUnavailable(f"STREAM.MSG.GET.{stream}", f"the answer to {query} is of position {record[0]}")
+        return record
+
+    return _unless(_NO_MESSAGE, None, _call(f"STREAM.MSG.GET.{stream}", query, read))
+
+
+def _matches(record: RawRecord, subject: str) -> bool:
+    """Whether a record is of the subject that was asked for; of a pattern, the server's word has to do."""
+    return subject.endswith(("*", ">")) or record[2] == subject.encode()
 
 
 def _stored_message(answer: dict[str, Any]) -> RawRecord:
@@ -269,13 +281,13 @@ def _unless(code: int, instead: Any, request: Request[T]) -> Request[Any]:
 
 def direct_last(stream: str, subject: str) -> Request[RawRecord | None]:
     """The last record of a subject; None when there is none. May lag behind the leader."""
-    return _direct(f"The last message of {subject}", f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
+    return _direct(f"The last message of {subject}", stream, f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
 
 
 def direct_since(stream: str, at: datetime, subject: str) -> Request[RawRecord | None]:
     """The first record stored at or after a time whose subject matches; None when there is none."""
     query = orjson.dumps({"start_time": at.astimezone(UTC), "next_by_subj": subject})
-    return _direct(f"The first message after {at.isoformat()}", f"$JS.API.DIRECT.GET.{stream}", query)
+    return _direct(f"The first message after {at.isoformat()}", stream, f"$JS.API.DIRECT.GET.{stream}", query)
 
 
 def direct_page(
@@ -287,10 +299,10 @@ def direct_page(
     return Request(what, f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(query), partial(end_of_page, what=what))
 
 
-def _direct(what: str, subject: str, query: bytes) -> Request[RawRecord | None]:
+def _direct(what: str, stream: str, subject: str, query: bytes) -> Request[RawRecord | None]:
     def parse(frame: Frame) -> RawRecord | None:
         if not frame[3].startswith(STATUS):
-            return direct_record(frame)
+            return direct_record(frame, stream=stream)
         _check_status(frame, what, 404)
         return None
 
@@ -317,7 +329,7 @@ def _check_status(frame: Frame, what: str, *ends: int) -> int:
 def direct_records(frames: Sequence[Frame], stream: str, subject: bytes | None) -> list[RawRecord]:
     """The records of a page of direct gets, of one subject where that is known."""
     if subject is None:
-        return [direct_record(frame) for frame in frames]
+        return [direct_record(frame, stream=stream) for frame in frames]
     records: list[RawRecord] = []
     place = b"\r\nNats-Stream: %b%b%b%b" % (stream.encode(), _SUBJECT, subject, _SEQUENCE)
     for frame in frames:
@@ -336,18 +348,23 @@ def direct_records(frames: Sequence[Frame], stream: str, subject: bytes | None) 
             time_ns = _seconds(at[:19]) + int(decimals)
             records.append((int(position), time_ns, subject, front + _BLOCK_END, frame[4]))
         else:
-            records.append(direct_record(frame, subject))
+            records.append(direct_record(frame, subject, stream))
     return records
 
 
-def direct_record(frame: Frame, subject: bytes | None = None) -> RawRecord:
-    """The record of a direct get, whose subject is `subject` where that is known."""
+def direct_record(frame: Frame, subject: bytes | None = None, stream: str = "") -> RawRecord:
+    """The record of a direct get, whose subject is `subject` where that is known, from a stream.
+
+    Raises `StoreUnavailable` for what cannot be read, and for a record of another stream.
+    """
     block = frame[3]
     end = block.rfind(_STREAM)
     if end < 0:
         raise StoreUnavailable("A direct get", f"the server answered {block[:80]!r}")
     # Stream, subject, sequence, time: in this order as far as is known, but found by name if not.
     told = block[end:].split(b"\r\n", 4)
+    if stream and told[0] != _STREAM + stream.encode():
+        raise StoreUnavailable(f"A direct get from {stream}", f"the answer is of another stream ({told[0][:80]!r})")
     try:
         position, at = told[2], told[3]
         if position[:15] == b"Nats-Sequence: " and at[:17] == b"Nats-Time-Stamp: ":

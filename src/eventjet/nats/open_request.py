@@ -35,7 +35,7 @@ class OpenRequest:
     ) -> None:
         self.reply = reply
         self.accepts = accepts
-        """Whether a frame is of whoever was asked; None where only one can answer. Others' give no more time, either."""
+        """Whether a frame is of whoever was asked, None where nobody else answers; others' frames give no more time."""
         self.subjects = subjects
         """What was published for it: a violation on any of them ends it."""
         self.patience_s = patience_s

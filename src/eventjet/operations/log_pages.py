@@ -193,7 +193,7 @@ async def _request(
     try:
         async for frames in parts:
             final = frames.pop() if frames[-1][3].startswith(api.STATUS) else None
-            records += [api.direct_record(frame) for frame in frames]
+            records += [api.direct_record(frame, stream=app) for frame in frames]
             if final is not None:
                 last, left = request.parse(final) or (0, 0)
                 if last != (records[-1][0] if records else 0):

@@ -328,7 +328,7 @@ async def page_of_log(
     try:
         async for frames in parts:
             final = frames.pop() if frames[-1][3].startswith(STATUS) else None
-            found += [direct_record(frame) for frame in frames]
+            found += [direct_record(frame, stream=stream) for frame in frames]
             if final is not None:
                 last, left = request.parse(final) or (0, 0)
                 if last and (not found or found[-1][0] != last):

@@ -64,6 +64,9 @@ class JetStreamStore(EventStore):
         self._long_reads = LongReads(app, reader, self._patience)
         self._sender = Sender(app, client)
         self._in_flight: set[asyncio.Task[int]] = set()
+        self._acks_are_proved = False
+        """Whether an acknowledgement over this connection was compared with the log."""
+        client.on_lost.append(self._doubt_acks)
 
     @property
     def identity(self) -> str:
@@ -93,7 +96,7 @@ class JetStreamStore(EventStore):
         except asyncio.CancelledError:
             self._start(writes, None, deadline)
             raise
-        if isinstance(first, outcome.Acked) and not first.duplicate:
+        if isinstance(first, outcome.Acked) and not first.duplicate and self._acks_are_proved:
             return first.position
         return await asyncio.shield(self._start(writes, first, deadline))
 
@@ -128,17 +131,44 @@ class JetStreamStore(EventStore):
         subjects = self._subjects(writes)
         ids = [[new.event_id for new in write.events] for write in writes]
         save = outcome.Save(ids, deadline=deadline, jitter=random.random)
-        step: outcome.Step = save.resume() if first is None else save.answered(first)
+        step: outcome.Step = save.resume() if first is None else await self._answered(first, save, subjects, writes)
         while isinstance(step, outcome.Send | outcome.Look):
             if step.after_s:
                 await asyncio.sleep(step.after_s)
             if isinstance(step, outcome.Send):
-                step = save.answered(await self._sender.send(writes, deadline, alone=step.alone))
+                answer = await self._sender.send(writes, deadline, alone=step.alone)
+                step = await self._answered(answer, save, subjects, writes)
             else:
                 step = save.looked(await self._look(subjects, writes, save), time.monotonic())
         if isinstance(step, outcome.Stored):
             return step.position
         raise _error_of(step, subjects, writes)
+
+    async def _answered(
+        self, answer: outcome.Answer, save: outcome.Save, subjects: Sequence[str], writes: Sequence[Append]
+    ) -> outcome.Step:
+        """What to do after an answer. A refusal is compared with the log: an error does not say whose it is.
+
+        So is the first acknowledgement over a connection: a second stream of this name, in a JetStream without a
+        domain of its own, acknowledges in the same words. Of the acknowledgements after it, see `Answerers`.
+        """
+        step = save.answered(answer)
+        is_ack = isinstance(step, outcome.Stored)
+        if not isinstance(step, outcome.ErrorReply) and (not is_ack or self._acks_are_proved):
+            return step
+        slots = await self._look(subjects, writes, save)
+        if slots is None:
+            return step  # who may not read has nothing else to go by
+        if not is_ack and not any(slots):
+            return step
+        save.resume()
+        looked = save.looked(slots, time.monotonic())
+        if is_ack:
+            self._acks_are_proved = looked == step
+        return looked
+
+    def _doubt_acks(self) -> None:
+        self._acks_are_proved = False
 
     def _subjects(self, writes: Sequence[Append]) -> list[str]:
         return [subject_of(self.app, write.aggregate, write.aggregate_id) for write in writes]

@@ -104,6 +104,7 @@ class JetStreamTimers:
                 (_VERSION, str(version)),
                 (_AT, time),
             ]
+            self._known.pop(subject, None)  # until the answer says so, it may or may not be set
             failpoints.reach("timer.before_set")
             frame = await self._client.request(subject, b"", header_block(headers), stream=self._stream)
             failpoints.reach("timer.set")
@@ -112,7 +113,7 @@ class JetStreamTimers:
             except ApiRefused as refusal:
                 if refusal.err_code not in (WRONG_SEQUENCE, IN_PROCESS):
                     raise
-                self._known.pop(subject, None)  # another worker has set one
+                # Another worker has set one.
             else:
                 self._keep(subject, _Known(int(answer["seq"]), version, time))
                 return

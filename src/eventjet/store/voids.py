@@ -6,7 +6,7 @@ from eventjet.codec.envelope import EXPECTED, MSG_ID, SCHEMA, TYPE, VERSION, Raw
 from eventjet.codec.voids import REASON_MAX, TYPE_NAME, reason_in, void_body, void_subject, voided_by
 from eventjet.domain.identity import new_event_id
 from eventjet.errors import Refused, StoreUnavailable
-from eventjet.nats.api import WRONG_SEQUENCE, next_message
+from eventjet.nats.api import WRONG_SEQUENCE, last_message, next_message
 from eventjet.nats.client import Client
 from eventjet.nats.connection import NatsConnection
 from eventjet.store import outcome
@@ -46,6 +46,8 @@ async def record_void(client: Client, app: str, position: int, reason: str) -> b
         return True
     if isinstance(answer, outcome.ErrorReply):
         if answer.code == WRONG_SEQUENCE:
+            if await client.ask(last_message(app, subject)) is None:
+                raise StoreUnavailable(f"The void of position {position}", "the server says it is there, and it is not")
             return False
         raise Refused(f"The void of position {position}", f"the server answered {answer.text!r}", "Nothing was stored.")
     raise StoreUnavailable(f"The void of position {position}", "the server's answer cannot be read")

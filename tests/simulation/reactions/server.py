@@ -162,6 +162,7 @@ class SimulatedClient(Client):
         headers: bytes = b"",
         timeout_s: float | None = None,
         before: Collection[tuple[str, bytes, bytes]] = (),
+        stream: str = "",
     ) -> Frame:
         answer = await self._link.exchange(
             subject, lambda: self._server.answer(subject, payload, headers, before), timeout_s or self.timeout_s
