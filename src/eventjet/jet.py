@@ -19,7 +19,7 @@ from eventjet.nats.client import Client
 from eventjet.projections.app_ref import Application, Declared, projections_of
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.reactions.beginning import begin
-from eventjet.reactions.following import declarations_of, has_timers
+from eventjet.reactions.following import declarations_of, has_timers, probes_of
 from eventjet.repository import Committed, Imported, ImportReport, Planned, Repository
 from eventjet.repository.decisions import position_in, transact
 from eventjet.repository.importing import Importer
@@ -31,7 +31,7 @@ from eventjet.shown import shown
 from eventjet.sql.waiting import Checkpoints, Waiting
 from eventjet.store.public_stream import check_public_stream
 from eventjet.store.store import EventStore, LogState
-from eventjet.store.topology import Topology, declare
+from eventjet.store.topology import Topology, declare, others_answering
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -215,6 +215,7 @@ class Jet:
             await check_public_stream(self.client, one.stream, one.name)
         needs = {"cursors": bool(follows), "timers": has_timers(self._app)}
         topology = await declare(self.client, self.name, self.settings.replicas, **needs)
+        topology = replace(topology, others=await others_answering(self.client, probes_of(self._app)))
         if not follows:
             return topology
         made = await begin(Cursors(self.client, self.name), self.store, self.client, follows.values())

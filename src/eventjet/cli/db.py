@@ -74,6 +74,9 @@ def init(
     left = undeclared_cursors(at)
     lines += [f"unused   {one}" for one in left]
     lines += [f"wrong    {fault}" for fault in wrong] + [f"differs  {drift}" for drift in drifts]
+    lines += [f"others   {other}" for other in topology.others]
+    if topology.others:
+        lines.append("Their answers are not believed, and saves take longer. `eventjet doctor` says how to end it.")
     if drifts:
         lines.append("What differs was changed by something else; `eventjet init --repair` changes it back.")
     value = {
@@ -83,6 +86,7 @@ def init(
         "cursors": dict(topology.cursors),
         "drifts": drifts,
         "faults": wrong,
+        "others": list(topology.others),
         "repaired": healed,
         "undeclared": left,
     }

@@ -7,6 +7,7 @@ since core NATS loses messages: it only says when looking at the checkpoint is w
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from eventjet.domain.identity import decode_id, encode_id
 
@@ -107,6 +108,22 @@ def timer_subject(app: str, process: str, token: str) -> str:
 def due_subject(app: str, process: str, token: str) -> str:
     """Where the server puts what is due."""
     return f"_EJ.{app}.due.{process}.{token}"
+
+
+def probes(
+    app: str, types: Iterable[str], published: Iterable[tuple[str, str]], *, cursors: bool, timers: bool
+) -> list[tuple[str, str]]:
+    """(stream, subject) of each kind of message that an app with these types stores, for who asks who answers there.
+
+    No entity has these subjects. `published` are streams and names of publications; `cursors` and `timers` say whether
+    the app has any.
+    """
+    name = "_probe"
+    found = [(app, f"{app}.{each}.{name}") for each in types]
+    buckets = [snapshot_bucket(app), *([cursor_bucket(app)] if cursors else [])]
+    found += [(f"KV_{bucket}", f"$KV.{bucket}.{name}.{name}") for bucket in buckets]
+    found += [(timer_stream(app), timer_subject(app, name, name))] if timers else []
+    return [*found, *((stream, f"{stream}.{each}.{name}") for stream, each in published)]
 
 
 def notice_subject(app: str, projection: str) -> str:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from eventjet.codec.subjects import declared_name, snapshot_bucket
 from eventjet.doctor.clocks import tell_clock
-from eventjet.doctor.diagnosis import Diagnoses, Installation, Level
+from eventjet.doctor.diagnosis import Diagnoses, Installation, Level, named
 from eventjet.nats.api import StreamState, server_time
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.dial import Greeting
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.inspection import ListedConsumer, list_consumers, replicas_of
 from eventjet.projections.app_ref import Application
-from eventjet.reactions.following import declarations_of, has_timers
+from eventjet.reactions.following import declarations_of, has_timers, probes_of
 from eventjet.store.public_stream import check_public
 from eventjet.store.repairing import found as find
 from eventjet.store.topology import Drift, compare, identity_of, needed_configs
 from eventjet.store.wholeness import accepted, loss
 
 _PAGES_MAX = 20
+_LISTEN_S = 1.0
+"""Whoever else answers is taken to answer within this time."""
 _SILENT_S = 5.0
 """Leaders hear of followers every second, and more often under load."""
 _REPAIR = "`eventjet init --repair`"
@@ -77,6 +79,8 @@ def look_at_streams(
         for one in app.inboxes.values():
             with told.guarded("inbox"):
                 _tell_inbox(told, one.name, one.stream, find(link, one.stream))
+        with told.guarded("answers"):
+            _tell_answers(told, link, installation, missing)
         if app.name in missing:
             return
         with told.guarded("clock"):
@@ -167,6 +171,28 @@ def _tell_copies(told: Diagnoses, link: NatsConnection, name: str) -> None:
             told.add("copies", Level.WARNING, what, cost, "Start that server, or look at its log.")
         elif not one.is_current:
             told.add("copies", Level.NOTE, f"{name}: the copy on {one.name} is catching up")
+
+
+def _tell_answers(told: Diagnoses, link: NatsConnection, installation: Installation, missing: Collection[str]) -> None:
+    """Whether anybody but the streams answers what is published for them."""
+    kinds = [kind for kind in probes_of(installation.app) if kind[0] not in missing]
+    asked, others = link.probe(kinds, _LISTEN_S)
+    for other in others:
+        told.add(
+            "answers",
+            Level.WARNING,
+            other,
+            "their answers are not believed, so a save that only they answer takes until its slot was looked at; where "
+            "the names are the same, every save is looked at",
+            "deny the subjects on the leaf node connection (deny_imports, deny_exports), give each JetStream a domain "
+            "of its own, or take the permission to hear them from the subscriber",
+        )
+    silent = [one.subject for one in asked if not one.is_answered]
+    if silent:
+        what = f"not known who else answers: these credentials may not publish to {named(silent)}"
+        told.add("answers", Level.UNKNOWN, what, "it is not looked at", "Use credentials that may write.")
+    elif not others:
+        told.ok("answers", "nobody but the streams answers what is published for them")
 
 
 def _tell_inbox(told: Diagnoses, name: str, stream: str, state: StreamState | None) -> None:

@@ -21,6 +21,9 @@ _log = logging.getLogger(__name__)
 
 AMBIGUOUS_S = 60.0
 """So long after two answers that name one stream came to one publish, what only one of two may say is not believed."""
+PROBE = b"NATS/1.0\r\nNats-Expected-Stream: none.of.this.name\r\n\r\n"
+"""Headers of a message that no stream stores, since no name of one has a dot: each stream that hears it says so."""
+_EXPECTED_STREAM = 10060
 _SEQUENCE_MAX = 1 << 63
 _NAMED_MAX = 100
 
@@ -65,7 +68,7 @@ class Answerers:
     """Who answers the publishes of one client, besides the streams that are meant. Each of them is logged once."""
 
     def __init__(self) -> None:
-        self._named: set[tuple[str, str]] = set()
+        self._named: dict[tuple[str, str], str] = {}
         self._errors_until: dict[str, float] = {}
         self._acks_until: dict[str, float] = {}
 
@@ -82,13 +85,23 @@ class Answerers:
             who = f"a stream that calls itself {answer.stream}, of no JetStream domain"
         self._name(stream, subject, who, "" if answer is None else f"{answer.stream}@{answer.domain}")
 
-    def saw_second(self, stream: str, subject: str, *, acks: int) -> None:
-        """A publish had a second answer that names the stream."""
+    @property
+    def strangers(self) -> tuple[str, ...]:
+        """Who else has answered, and to what, in words."""
+        return tuple(self._named.values())
+
+    def saw_second(self, stream: str, subject: str, answer: StreamAnswer, *, acks: int) -> None:
+        """A publish had a second answer that names the stream.
+
+        A server that leads no more and does not know it may answer with an error, but it acknowledges nothing.
+        """
         until = time.monotonic() + AMBIGUOUS_S
         self._errors_until[stream] = until
         if acks > 1:
             self._acks_until[stream] = until
             self._name(stream, subject, "a second stream of the same name and JetStream domain", "twin")
+        elif answer.error == _EXPECTED_STREAM:
+            self._name(stream, subject, "a second stream of the same name", "namesake")
 
     def doubt(self, stream: str, answer: StreamAnswer) -> str:
         """Why this answer, which names the stream, may be another's; empty for one that is believed."""
@@ -100,9 +113,9 @@ class Answerers:
 
     def _name(self, stream: str, subject: str, who: str, key: str) -> None:
         if (stream, key) not in self._named and len(self._named) < _NAMED_MAX:
-            self._named.add((stream, key))
             # Not the last token: whose event it was is no matter of a log.
             shown = f"{subject.rpartition('.')[0]}.*"
+            self._named[stream, key] = f"{who} answers what is published to {shown} for the stream {stream}"
             logs.ANSWERED_BY_ANOTHER.tell(_log, stream=stream, subject=shown, who=who)
 
 
@@ -117,6 +130,8 @@ class ExpectedAnswer:
     domain: str | None
     """Of the stream; None where it is not known."""
     answerers: Answerers
+    is_answered: bool = False
+    """Whether an answer came that names the stream."""
     _acks: int = 0
     _errors: int = 0
 
@@ -134,7 +149,8 @@ class ExpectedAnswer:
         else:
             self._errors += 1
         if self._acks + self._errors > 1:
-            self.answerers.saw_second(self.stream, self.subject, acks=self._acks)
+            self.answerers.saw_second(self.stream, self.subject, answer, acks=self._acks)
+        self.is_answered = True
         return True
 
     def best(self, frames: list[Frame]) -> tuple[Frame, StreamAnswer | None]:

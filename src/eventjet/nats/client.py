@@ -20,7 +20,7 @@ from eventjet.errors import (
     Unreachable,
     UsageError,
 )
-from eventjet.nats.answers import Answerers, ExpectedAnswer
+from eventjet.nats.answers import PROBE, Answerers, ExpectedAnswer
 from eventjet.nats.api import CONFLICTS, Request, call
 from eventjet.nats.dial import check_files
 from eventjet.nats.endpoint import Endpoint, is_file
@@ -211,6 +211,18 @@ class Client:
         if nobody_listens(frame):
             raise NoResponders(subject)
         return frame
+
+    def probe(self, stream: str, subject: str) -> None:
+        """Ask who answers a publish there; nobody stores it, and `answerers` names who is not the stream.
+
+        Waits for nothing, not even for the permission, without which nobody is asked.
+        """
+        connection = self._connection
+        if connection is not None and connection.has_room:
+            expected = self._expected(connection, stream, subject, 1)
+            exchange = connection.exchange((subject,), self.timeout_s, accepts=expected.accepts)
+            connection.publish(subject, b"", PROBE, exchange)
+            connection.forget(exchange)
 
     def _expected(self, connection: LoopConnection, stream: str, subject: str, messages: int) -> ExpectedAnswer:
         domain = self.domain if connection.domain is None else connection.domain

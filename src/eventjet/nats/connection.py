@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 from eventjet.errors import ConnectionClosed, ConnectionLost, Forbidden, NoResponders, StoreUnavailable, UsageError
-from eventjet.nats.answers import Answerers, ExpectedAnswer
+from eventjet.nats.answers import PROBE, Answerers, ExpectedAnswer
 from eventjet.nats.api import Request, call
 from eventjet.nats.dial import Dialled, dial
 from eventjet.nats.endpoint import Endpoint
@@ -161,6 +161,28 @@ class NatsConnection:
     def api(self, subject: str, body: object = None, *, timeout_s: float = 5.0) -> dict[str, Any]:
         """A JetStream request in JSON, `subject` without `$JS.API.`; raises `ApiRefused` for its `error`."""
         return self.ask(call(subject, body), timeout_s=timeout_s)
+
+    def probe(self, kinds: Sequence[tuple[str, str]], wait_s: float) -> tuple[list[ExpectedAnswer], tuple[str, ...]]:
+        """Ask who answers publishes for a stream to a subject, of each; what came, and who else answers, in words.
+
+        Nobody stores it. A subject that these credentials may not use has no answer.
+        """
+        asked: dict[bytes, ExpectedAnswer] = {}
+        sid = self.subscribe(f"{self.inbox}.who.*")
+        for number, (stream, subject) in enumerate(kinds):
+            expected = self._expected(stream, subject)
+            assert expected is not None
+            reply = f"{self.inbox}.who.{number}"
+            asked[reply.encode()] = expected
+            self.publish(subject, headers=PROBE, reply=reply)
+        deadline = time.monotonic() + wait_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            with suppress(Forbidden):
+                for frame in self.receive(left_s):
+                    if frame[0] == sid and frame[1] in asked:
+                        asked[frame[1]].accepts(frame)
+        self.send(b"UNSUB %b\r\n" % sid)
+        return list(asked.values()), self._answerers.strangers
 
     def _expected(self, stream: str, subject: str, messages: int = 1) -> ExpectedAnswer | None:
         domain = str(self.info.get("domain", "")) if self.info.get("jetstream") else None

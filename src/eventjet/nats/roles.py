@@ -14,6 +14,7 @@ from eventjet.codec.subjects import (
     cursor_bucket,
     declared_name,
     notice_subject,
+    probes,
     snapshot_bucket,
     stream_subjects,
     timer_stream,
@@ -106,6 +107,9 @@ def roles_of(
     all_cursors = (f"$KV.{cursors}.{key}" for key in ("c.*", "q.*.*") if followers)
     manage += (*look_at_cursors, *all_cursors, *set_timers, *look_at_public)
     manage += (f"{api}.STREAM.UPDATE.{stream}",)
+    # To ask who else answers there: no entity has these subjects.
+    asked = probes(app, ["*"], published, cursors=bool(followers), timers=False)
+    manage += tuple(subject for _, subject in asked)
     lists = (f"{api}.CONSUMER.LIST.{stream}",)
     return (
         role(ADMIN, list(dict.fromkeys((*read, *manage, *lists, *consume, voids))), heard),

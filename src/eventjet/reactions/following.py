@@ -7,11 +7,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import dataclass
 from typing import Any, cast
 
-from eventjet.codec.subjects import cursor_name, declared_name
+from eventjet.codec.subjects import cursor_name, declared_name, probes
 from eventjet.domain.parked import AggregateKey
 from eventjet.domain.process import ProcessInfo
 from eventjet.domain.reactor import Reactor, Start, partition_of
 from eventjet.domain.subscription import folded_events
+from eventjet.domain.unique import CLAIMS
 from eventjet.errors import UsageError
 from eventjet.projections.app_ref import Application
 
@@ -63,6 +64,14 @@ def declarations_of(app: Application) -> dict[str, Declaration]:
 def has_timers(app: Application) -> bool:
     """Whether something of it waits for a time."""
     return any(info.has_deadlines for info in app.processes.values())
+
+
+def probes_of(app: Application) -> list[tuple[str, str]]:
+    """(stream, subject) of each kind of message that the app stores, for who asks who else answers there."""
+    types = [info.name for info in (*app.aggregates.values(), *app.processes.values())]
+    published = [(one.stream, one.name) for one in app.publications.values()]
+    needs = {"cursors": bool(declarations_of(app)), "timers": has_timers(app)}
+    return probes(app.name, dict.fromkeys([*types, CLAIMS]), published, **needs)
 
 
 def _partitions(one: Reactor[Any, Any]) -> list[Declaration]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from eventjet.codec.subjects import SERVER_MESSAGE_MAX, cursor_bucket, snapshot_bucket, stream_subjects
+from eventjet.codec.subjects import (
+    SERVER_MESSAGE_MAX,
+    cursor_bucket,
+    snapshot_bucket,
+    stream_subjects,
+)
 from eventjet.errors import ApiRefused, IdentityLost, LogUnusable, StreamMissing
 from eventjet.nats.api import NAME_IN_USE, StreamState, create_stream, stream_info, update_stream
 from eventjet.nats.client import Client
@@ -45,6 +51,8 @@ class Topology:
     drifts: tuple[Drift, ...]
     cursors: tuple[tuple[str, int], ...] = ()
     """Name and position of what follows the log from now on."""
+    others: tuple[str, ...] = ()
+    """Who else answers what is published for them, in words: streams of other JetStream domains, and subscribers."""
 
 
 _COMMON = {
@@ -141,6 +149,15 @@ async def declare(client: Client, app: str, replicas: int, *, cursors: bool = Fa
         if name == app:
             identity = identity_of(found)
     return Topology(identity, tuple(created), tuple(drifts))
+
+
+async def others_answering(client: Client, kinds: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Who else answers what is published there. What comes later than in a moment is only logged."""
+    for stream, subject in kinds:
+        client.probe(stream, subject)
+    # Where there is a domain there are others, perhaps far away.
+    await asyncio.sleep(0.5 if client.domain else 0.05)
+    return client.answerers.strangers
 
 
 async def info(client: Client, app: str) -> StreamState:
