@@ -20,7 +20,8 @@ from eventjet.observability import logs
 _log = logging.getLogger(__name__)
 
 AMBIGUOUS_S = 60.0
-"""So long after two answers that name one stream came to one publish, what only one of two may say is not believed."""
+"""So long after two answers that name one stream came to one publish, neither an error nor, where the domain does not
+tell them apart, an acknowledgement is believed. As long counts an acknowledgement that was compared with the log."""
 PROBE = b"NATS/1.0\r\nNats-Expected-Stream: none.of.this.name\r\n\r\n"
 """Headers of a message that no stream stores, since no name of one has a dot: each stream that hears it says so."""
 _EXPECTED_STREAM = 10060
@@ -69,13 +70,15 @@ class Answerers:
 
     def __init__(self) -> None:
         self._named: dict[tuple[str, str], str] = {}
+        self._namesakes_until: dict[str, float] = {}
+        """Of a stream: until when another of its name, and of another domain, is taken to answer, too."""
         self._errors_until: dict[str, float] = {}
         self._acks_until: dict[str, float] = {}
 
     def saw_stranger(self, stream: str, subject: str, frame: Frame, *, is_namesake: bool) -> None:
         """Another has answered; the errors of a namesake look like those of the stream."""
         if is_namesake:
-            self._errors_until[stream] = time.monotonic() + AMBIGUOUS_S
+            self._errors_until[stream] = self._namesakes_until[stream] = time.monotonic() + AMBIGUOUS_S
         answer = stream_answer(frame[4])
         if answer is None:
             who = f"a subscriber that is no stream ({frame[4][:80]!r})"
@@ -93,12 +96,14 @@ class Answerers:
     def saw_second(self, stream: str, subject: str, answer: StreamAnswer, *, acks: int) -> None:
         """A publish had a second answer that names the stream.
 
-        A server that leads no more and does not know it may answer with an error, but it acknowledges nothing.
+        It may be that of a server which leads no more and does not know it, or of a stream whose acknowledgements have
+        another domain; if not, they cannot be told apart either.
         """
-        until = time.monotonic() + AMBIGUOUS_S
-        self._errors_until[stream] = until
+        now = time.monotonic()
+        self._errors_until[stream] = now + AMBIGUOUS_S
+        if acks > 1 or self._namesakes_until.get(stream, 0.0) <= now:
+            self._acks_until[stream] = now + AMBIGUOUS_S
         if acks > 1:
-            self._acks_until[stream] = until
             self._name(stream, subject, "a second stream of the same name and JetStream domain", "twin")
         elif answer.error == _EXPECTED_STREAM:
             self._name(stream, subject, "a second stream of the same name", "namesake")

@@ -28,6 +28,7 @@ from eventjet.errors import (
     StoreUnavailable,
 )
 from eventjet.nats import api
+from eventjet.nats.answers import AMBIGUOUS_S
 from eventjet.nats.client import Client
 from eventjet.store import outcome
 from eventjet.store.known_log import KnownLog
@@ -64,8 +65,8 @@ class JetStreamStore(EventStore):
         self._long_reads = LongReads(app, reader, self._patience)
         self._sender = Sender(app, client)
         self._in_flight: set[asyncio.Task[int]] = set()
-        self._acks_are_proved = False
-        """Whether an acknowledgement over this connection was compared with the log."""
+        self._acks_proved_until = 0.0
+        """An acknowledgement over this connection was compared with the log, which counts until then."""
         client.on_lost.append(self._doubt_acks)
 
     @property
@@ -149,7 +150,7 @@ class JetStreamStore(EventStore):
     ) -> outcome.Step:
         """What to do after an answer. A refusal is compared with the log: an error does not say whose it is.
 
-        So is the first acknowledgement over a connection: a second stream of this name, in a JetStream without a
+        So is an acknowledgement over a connection now and then, the first of them too: a second stream of this name, in a JetStream without a
         domain of its own, acknowledges in the same words. Of the acknowledgements after it, see `Answerers`.
         """
         step = save.answered(answer)
@@ -164,11 +165,15 @@ class JetStreamStore(EventStore):
         save.resume()
         looked = save.looked(slots, time.monotonic())
         if is_ack:
-            self._acks_are_proved = looked == step
+            self._acks_proved_until = time.monotonic() + AMBIGUOUS_S if looked == step else 0.0
         return looked
 
+    @property
+    def _acks_are_proved(self) -> bool:
+        return time.monotonic() < self._acks_proved_until
+
     def _doubt_acks(self) -> None:
-        self._acks_are_proved = False
+        self._acks_proved_until = 0.0
 
     def _subjects(self, writes: Sequence[Append]) -> list[str]:
         return [subject_of(self.app, write.aggregate, write.aggregate_id) for write in writes]

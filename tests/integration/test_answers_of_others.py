@@ -1,0 +1,424 @@
+"""Whoever hears what is published may answer it. Only the acknowledgement of the stream that was meant counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import orjson
+import pytest
+
+from eventjet import App, Imported, Jet
+from eventjet.archive.republish import Restore
+from eventjet.codec.cloud_events import PublicMessage
+from eventjet.codec.envelope import RawRecord
+from eventjet.codec.subjects import cursor_bucket, snapshot_bucket, stream_subjects, timer_stream
+from eventjet.cursors.cursor import Cursor
+from eventjet.cursors.kv import Cursors, HeldCursor
+from eventjet.dev.nats import NatsServer
+from eventjet.dev.server import reserved_port
+from eventjet.doctor.diagnosis import Installation
+from eventjet.doctor.runner import examine
+from eventjet.errors import NotUnique, OutcomeUnknown, Refused, StoreUnavailable
+from eventjet.nats.api import create_stream, stream_info, update_stream
+from eventjet.nats.client import Client, connect
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.protocol import Frame
+from eventjet.observability import logs
+from eventjet.settings import Settings
+from eventjet.snapshots.kv import Bucket, KeyValueSnapshots
+from eventjet.store.public_stream import PublicStream
+from eventjet.store.timers import JetStreamTimers
+from eventjet.store.topology import declare, stream_config
+from eventjet.store.voids import record_void
+from tests.archives import archive_of
+from tests.contracts.unique_contract import Called, User
+from tests.logs import block, fresh_name, records_of
+
+Answers: TypeAlias = Callable[[str], Iterable[bytes]]
+"""What is answered to a publish for a stream."""
+
+
+def hostile(stream: str) -> list[bytes]:
+    """What may not be believed, an answer each."""
+    told: list[Any] = [
+        *({"stream": stream, "seq": sequence} for sequence in (True, 99.0, "99", -1, 0, None, 1 << 63)),
+        {"seq": 99},
+        {"stream": "elsewhere", "seq": 99},
+        {"stream": stream, "domain": "hub", "seq": 99},
+        {"stream": [stream], "seq": 99},
+        {"stream": stream, "seq": 99, "count": 77},
+        {"stream": stream, "seq": 99, "domain": 7},
+        {"stream": "elsewhere", "error": {"code": 400, "err_code": 10054, "description": "too large"}, "seq": 0},
+        {"error": {"code": 400, "err_code": 10054, "description": "too large"}},
+        99,
+        [stream, 99],
+    ]
+    whole = b'{"stream":"%b","seq":99}' % stream.encode()
+    parts = (whole[:9], whole[9:])
+    return [b"", b"+OK", b'{"stream":"%b","seq":%d}' % (stream.encode(), 1 << 70), *parts, *map(orjson.dumps, told)]
+
+
+def error(code: int) -> Answers:
+    """A namesake's error, which looks like the stream's own."""
+    return lambda stream: [
+        orjson.dumps({"error": {"code": 400, "err_code": code, "description": "no"}, "stream": stream, "seq": 0})
+    ]
+
+
+@pytest.fixture
+def settings(eventjet_nats: NatsServer) -> Settings:
+    return Settings(servers=(eventjet_nats.url,), request_timeout_s=1.0, save_timeout_s=3.0)
+
+
+@pytest.fixture
+async def client(settings: Settings) -> AsyncIterator[Client]:
+    client = await connect(settings)
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+def app() -> App:
+    return App(fresh_name(), aggregates=[User])
+
+
+@asynccontextmanager
+async def rogue(
+    settings: Settings, subjects: str, stream: str, answers: Answers, *, times: int = 1
+) -> AsyncIterator[None]:
+    """A subscriber that answers whatever comes on some subjects."""
+    client = await connect(settings)
+
+    def heard(frame: Frame) -> None:
+        for answer in list(answers(stream)) * times:
+            client.publish(frame[2].decode(), answer)
+
+    try:
+        await client.serve(subjects, heard)
+        await client.api("INFO")  # answered after the subscription
+        yield
+    finally:
+        await client.close()
+
+
+async def mute(client: Client, stream: str) -> None:
+    """The stream stores what it did before, and answers nothing: whatever is answered is the others'."""
+    state = await client.ask(stream_info(stream))
+    await client.ask(update_stream({**state.config, "no_ack": True}))
+
+
+async def deafen(client: Client, stream: str) -> None:
+    """The stream hears nothing any more: what is published there is stored nowhere."""
+    state = await client.ask(stream_info(stream))
+    await client.ask(update_stream({**state.config, "subjects": [f"{stream}_elsewhere"]}))
+
+
+async def a_save(jet: Jet) -> int:
+    return (await jet.repository(User).execute("ada", User.call, "a@bank")).position
+
+
+async def a_batch(jet: Jet) -> int:
+    users = jet.repository(User)
+    done = await jet.transact(
+        users.decide("eve", User.call, "e@bank"),
+        users.decide("bob", User.call, "b@bank"),
+    )
+    return max(one.position for one in done)
+
+
+async def an_import(jet: Jet) -> int:
+    events = [Imported(User, f"u-{n}", Called(email=""), datetime(2001, 5, 1, tzinfo=UTC)) for n in range(5)]
+    report = await jet.append_many(events, source="book")
+    assert report.stored == 5
+    return (await jet.log()).last
+
+
+Action: TypeAlias = Callable[[Jet], Coroutine[Any, Any, int]]
+
+
+@pytest.mark.parametrize("action", [a_save, a_batch, an_import])
+async def test_an_answer_of_another_stream_or_subscriber_is_no_acknowledgement(
+    app: App, settings: Settings, client: Client, action: Action
+) -> None:
+    async with app.connect(settings) as jet, rogue(settings, stream_subjects(app.name), app.name, hostile):
+        await jet.init()
+        await mute(client, app.name)
+        assert await action(jet) == (await jet.log()).last
+
+
+async def test_a_unique_value_is_claimed_once_whoever_answers(app: App, settings: Settings, client: Client) -> None:
+    async with app.connect(settings) as jet, rogue(settings, stream_subjects(app.name), app.name, hostile):
+        await jet.init()
+        await mute(client, app.name)
+        users = jet.repository(User)
+        await users.execute("ada", User.call, "a@bank")
+        with pytest.raises(NotUnique):
+            await users.execute("eve", User.call, "a@bank")
+
+
+@pytest.mark.parametrize("action", [a_save, a_batch])
+async def test_what_only_another_acknowledges_is_not_taken_for_stored(
+    app: App, settings: Settings, client: Client, action: Action
+) -> None:
+    async with app.connect(settings) as jet, rogue(settings, stream_subjects(app.name), app.name, hostile):
+        await jet.init()
+        await deafen(client, app.name)
+        with pytest.raises(OutcomeUnknown):
+            await action(jet)
+        assert (await jet.log()).last == 0
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("code", [10054, 10071, 10164, 10201])
+async def test_an_error_that_may_be_anothers_does_not_hide_what_is_stored(
+    app: App, settings: Settings, client: Client, code: int, times: int
+) -> None:
+    subjects = stream_subjects(app.name)
+    async with app.connect(settings) as jet, rogue(settings, subjects, app.name, error(code), times=times):
+        await jet.init()
+        await mute(client, app.name)
+        assert await a_save(jet) == (await jet.log()).last
+        assert await a_batch(jet) == (await jet.log()).last
+
+
+async def test_answers_without_end_do_not_keep_a_save_from_ending(app: App, settings: Settings, client: Client) -> None:
+    async with app.connect(settings) as jet:
+        await jet.init()
+        await deafen(client, app.name)
+        chatter: list[asyncio.Task[None]] = []
+
+        async def chat(frame: Frame) -> None:
+            while True:
+                client.publish(frame[2].decode(), b'{"seq":1}')
+                await asyncio.sleep(0.05)
+
+        await client.serve(stream_subjects(app.name), lambda frame: chatter.append(asyncio.ensure_future(chat(frame))))
+        await client.api("INFO")
+        try:
+            async with asyncio.timeout(60):
+                with pytest.raises(OutcomeUnknown):
+                    await a_save(jet)
+        finally:
+            for one in chatter:
+                one.cancel()
+
+
+async def a_timer(client: Client, app: str) -> None:
+    await JetStreamTimers(client, app).set("egg", "a", 1, datetime.now(UTC) + timedelta(hours=1))
+
+
+async def a_cursor(client: Client, app: str) -> None:
+    cursor = Cursor("letters", "reactor", "log")
+    await Cursors(client, app).write(HeldCursor(cursor, 0), cursor)
+
+
+async def a_publication(client: Client, app: str) -> None:
+    public = PublicStream(client, f"{app}_public", "lights")
+    messages = [PublicMessage(f"{app}_public.lights.{n}", (), b"{}") for n in range(2)]
+    await public.tell(messages, 7)
+
+
+async def a_snapshot(client: Client, app: str) -> None:
+    await KeyValueSnapshots(snapshot_bucket(app), client).put("user", "ada", b"{}")
+
+
+async def a_void(client: Client, app: str) -> None:
+    await record_void(client, app, 3, "garbage")
+
+
+WRITES = {
+    a_timer: (timer_stream, lambda app: f"_EJ.{app}.>"),
+    a_cursor: (lambda app: f"KV_{cursor_bucket(app)}", lambda app: f"$KV.{cursor_bucket(app)}.>"),
+    a_publication: (lambda app: f"{app}_public", lambda app: f"{app}_public.>"),
+    a_snapshot: (lambda app: f"KV_{snapshot_bucket(app)}", lambda app: f"$KV.{snapshot_bucket(app)}.>"),
+    a_void: (lambda app: app, lambda app: f"{app}.*.*"),
+}
+
+
+@pytest.mark.parametrize("answers", [hostile, error(10071)], ids=["others", "conflict"])
+@pytest.mark.parametrize("write", list(WRITES))
+async def test_nothing_is_taken_for_written_or_contested_on_the_word_of_another(
+    settings: Settings, client: Client, write: Any, answers: Answers
+) -> None:
+    app = fresh_name()
+    await declare(client, app, 1, cursors=True, timers=True)
+    public = {"name": f"{app}_public", "subjects": [f"{app}_public.>"], "allow_atomic": True}
+    await client.ask(create_stream(public))
+    stream, subjects = (each(app) for each in WRITES[write])
+    await deafen(client, stream)
+    async with rogue(settings, subjects, stream, answers):
+        if write is a_snapshot and answers is not hostile:
+            await write(client, app)  # one that is newer is as good
+        elif write is a_publication and answers is not hostile:
+            with pytest.raises(Exception, match="lights"):  # it looks again
+                await write(client, app)
+        else:
+            with pytest.raises(StoreUnavailable):
+                await write(client, app)
+
+
+async def test_a_snapshot_over_a_link_of_its_own_is_not_written_on_the_word_of_another(
+    settings: Settings, client: Client, eventjet_nats: NatsServer
+) -> None:
+    app = fresh_name()
+    await declare(client, app, 1)
+    bucket = snapshot_bucket(app)
+    await deafen(client, f"KV_{bucket}")
+
+    def write() -> None:
+        with NatsConnection.open(Endpoint((eventjet_nats.url,))) as link:
+            link.ask(Bucket(bucket).write("user.ada", b"{}"), timeout_s=1.0)
+
+    async with rogue(settings, f"$KV.{bucket}.>", f"KV_{bucket}", hostile):
+        with pytest.raises(StoreUnavailable):
+            await asyncio.to_thread(write)
+
+
+async def test_who_else_answers_is_logged_once_with_its_stream_and_domain(
+    app: App, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    def of_hub(stream: str) -> list[bytes]:
+        return [orjson.dumps({"stream": stream, "domain": "hub", "seq": 99})]
+
+    def told() -> list[str]:
+        return [one.getMessage() for one in caplog.records if vars(one).get("event") == "eventjet.answered_by_another"]
+
+    caplog.set_level(logging.WARNING)
+    async with app.connect(settings) as jet:
+        await jet.init()
+        async with rogue(settings, stream_subjects(app.name), app.name, of_hub):
+            for number in range(5):
+                await jet.repository(User).execute(f"u-{number}", User.call, f"{number}@bank")
+            async with asyncio.timeout(60):
+                while not told():
+                    await asyncio.sleep(0.01)
+    (line,) = told()
+    assert f"the stream {app.name} of the JetStream domain hub" in line
+    assert "deny_imports" in line
+    assert logs.ANSWERED_BY_ANOTHER.level == logging.WARNING
+
+
+async def test_init_and_doctor_name_a_subscriber_that_answers(app: App, settings: Settings) -> None:
+    async with app.connect(settings) as jet:
+        assert (await jet.init()).others == ()
+    async with rogue(settings, f"{app.name}.user.*", app.name, lambda _: [b"thanks"]):
+        async with app.connect(settings) as jet:
+            others: tuple[str, ...] = ()
+            async with asyncio.timeout(60):
+                while not others:
+                    others = (await jet.init()).others
+            assert (await jet.log()).last == 0
+        examined = await asyncio.to_thread(examine, Installation(app, settings, (), 60.0, time.time))
+    assert "a subscriber that is no stream" in others[0]
+    told = [one for one in examined.found if one.check == "answers"]
+    assert [one.level for one in told] == ["warning"]
+    assert "a subscriber that is no stream" in told[0].what
+
+
+async def test_a_definite_refusal_stays_one(app: App, settings: Settings, client: Client) -> None:
+    async with app.connect(settings) as jet:
+        await jet.init()
+        state = await client.ask(stream_info(app.name))
+        await client.ask(update_stream({**state.config, "max_msg_size": 100}))
+        with pytest.raises(Refused, match="size"):
+            await jet.repository(User).execute("ada", User.call, "a" * 200)
+
+
+# Two servers: a leaf node and its hub, which hold the log of one app in one account.
+
+
+class Pair:
+    """A hub and a leaf node."""
+
+    def __init__(self, hub: NatsServer, leaf: NatsServer) -> None:
+        self.hub = hub
+        self.leaf = leaf
+
+
+def linked(folder: Path, name: str, domain: str, links: str) -> NatsServer:
+    """A server with a JetStream of its own."""
+    own = f", domain: {domain}" if domain else ""
+    sync = "2m" if name == "hub" else "always"  # the hub is quicker
+    store = f'jetstream {{ store_dir: "{folder / name}/data", sync_interval: "{sync}"{own} }}'
+    return NatsServer(folder / name, jetstream=False, config=f"server_name: {name}\n{links}\n{store}")
+
+
+@pytest.fixture(scope="module", params=[("hub", "leaf"), ("", "leaf"), ("hub", ""), ("", ""), ("one", "one")], ids=str)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("pair")
+    domains = request.param
+    with reserved_port() as port:
+        hub = linked(folder, "hub", domains[0], f'leafnodes {{ listen: "127.0.0.1:{port}" }}')
+        leaf = linked(folder, "leaf", domains[1], f'leafnodes {{ remotes: [ {{ url: "nats://127.0.0.1:{port}" }} ] }}')
+        with hub, leaf:
+            asyncio.run(joined(hub, leaf))
+            yield Pair(hub, leaf)
+
+
+async def joined(hub: NatsServer, leaf: NatsServer) -> None:
+    """Return once what is published on the leaf node is heard on the hub."""
+    there, here = await connect(Settings(servers=(hub.url,))), await connect(Settings(servers=(leaf.url,)))
+    heard = asyncio.Event()
+    await there.serve("joined", lambda _: heard.set())
+    async with asyncio.timeout(60):
+        while not heard.is_set():
+            here.publish("joined", b"")
+            await asyncio.sleep(0.05)
+    await there.close()
+    await here.close()
+
+
+@pytest.mark.slow
+async def test_all_that_a_leaf_nodes_writers_were_acknowledged_is_in_its_log_whatever_the_hub_answers(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App(fresh_name(), aggregates=[User])
+    async with app.connect(servers=pair.hub.url) as jet:
+        await jet.init()
+        for number in range(7):  # the hub's log is ahead
+            await jet.repository(User).execute(f"hub-{number}", User.call, f"{number}@hub")
+    async with app.connect(servers=pair.leaf.url, save_timeout_s=60.0) as jet:
+        async with asyncio.timeout(60):
+            while not (await jet.init()).others:
+                await asyncio.sleep(0.05)
+        users = jet.repository(User)
+        positions: dict[tuple[str, int], int] = {}
+
+        async def write(name: str) -> None:
+            for number in range(5):
+                done = await users.execute(name, User.call, f"{name}-{number}@leaf")
+                positions[name, number] = done.position
+
+        await asyncio.gather(*(write(f"leaf-{number}") for number in range(8)))
+        await a_batch(jet)
+    stored = {record[0]: record for record in records_of(Endpoint((pair.leaf.url,)), app.name)}
+    for (name, number), position in positions.items():
+        said = b"".join(stored[one][4] for one in range(position - 1, position + 2) if one in stored)
+        assert f"{name}-{number}@leaf".encode() in said
+    assert any("answers what is published" in one.getMessage() for one in caplog.records)
+    found = await asyncio.to_thread(examine, Installation(app, Settings(servers=(pair.leaf.url,)), (), 60.0, time.time))
+    assert any(one.check == "answers" and one.level == "warning" for one in found.found)
+
+
+@pytest.mark.slow
+async def test_a_restore_into_a_leaf_node_goes_on_whatever_the_hub_answers(pair: Pair) -> None:
+    name = fresh_name()
+    headers = [block("user.called", 1, 1, Nats_Expected_Last_Subject_Sequence="0") for _ in range(30)]
+    records: list[RawRecord] = [
+        (n + 1, 1_700_000_000_000_000_000 + n, f"{name}.user.u-{n}".encode(), headers[n], b'{"email":""}')
+        for n in range(30)
+    ]
+    client = await connect(Settings(servers=(pair.hub.url,)))
+    await client.ask(create_stream(stream_config(name, 1)))
+    await client.request(f"{name}.user.other", b"{}")
+    await client.close()
+    restore = Restore(Endpoint((pair.leaf.url,)), archive_of(records, stream=name), timeout_s=20.0)
+    assert (await asyncio.to_thread(restore.run)).published == 30
