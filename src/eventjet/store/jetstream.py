@@ -150,8 +150,8 @@ class JetStreamStore(EventStore):
     ) -> outcome.Step:
         """What to do after an answer. A refusal is compared with the log: an error does not say whose it is.
 
-        So is an acknowledgement over a connection now and then, the first of them too: a second stream of this name, in a JetStream without a
-        domain of its own, acknowledges in the same words. Of the acknowledgements after it, see `Answerers`.
+        So is an acknowledgement now and then, the first one over a connection too: a second stream of this name, in a
+        JetStream without a domain of its own, acknowledges in the same words. For those in between see `Answerers`.
         """
         step = save.answered(answer)
         is_ack = isinstance(step, outcome.Stored)
