@@ -171,7 +171,7 @@ async def test_what_only_another_acknowledges_is_not_taken_for_stored(
     async with app.connect(settings) as jet, rogue(settings, stream_subjects(app.name), app.name, hostile):
         await jet.init()
         await deafen(client, app.name)
-        with pytest.raises(OutcomeUnknown):
+        with pytest.raises(OutcomeUnknown, match="answered"):
             await action(jet)
         assert (await jet.log()).last == 0
 

@@ -75,8 +75,8 @@ class Answerers:
         self._errors_until: dict[str, float] = {}
         self._acks_until: dict[str, float] = {}
 
-    def saw_stranger(self, stream: str, subject: str, frame: Frame, *, is_namesake: bool) -> None:
-        """Another has answered; the errors of a namesake look like those of the stream."""
+    def saw_stranger(self, stream: str, subject: str, frame: Frame, *, is_namesake: bool) -> str:
+        """Another has answered: who, in words. The errors of a namesake look like those of the stream."""
         if is_namesake:
             self._errors_until[stream] = self._namesakes_until[stream] = time.monotonic() + AMBIGUOUS_S
         answer = stream_answer(frame[4])
@@ -87,6 +87,7 @@ class Answerers:
         else:
             who = f"a stream that calls itself {answer.stream}, of no JetStream domain"
         self._name(stream, subject, who, "" if answer is None else f"{answer.stream}@{answer.domain}")
+        return who
 
     @property
     def strangers(self) -> tuple[str, ...]:
@@ -137,6 +138,8 @@ class ExpectedAnswer:
     answerers: Answerers
     is_answered: bool = False
     """Whether an answer came that names the stream."""
+    stranger: str = ""
+    """Who else has answered this publish, in words."""
     _acks: int = 0
     _errors: int = 0
 
@@ -147,7 +150,7 @@ class ExpectedAnswer:
         answer = stream_answer(frame[4])
         is_namesake = answer is not None and answer.stream == self.stream
         if answer is None or not is_namesake or not self._fits(answer):
-            self.answerers.saw_stranger(self.stream, self.subject, frame, is_namesake=is_namesake)
+            self.stranger = self.answerers.saw_stranger(self.stream, self.subject, frame, is_namesake=is_namesake)
             return False
         if not answer.is_error:
             self._acks += 1

@@ -206,6 +206,10 @@ class Client:
             connection.publish(subject, payload, headers, exchange)
             frames = await exchange.came()
             frame = frames[0] if expected is None else await _answer_of_stream(exchange, expected, frames)
+        except StoreUnavailable as error:
+            if type(error) is not StoreUnavailable or expected is None or not expected.stranger:
+                raise
+            raise StoreUnavailable(error.what, f"{error.reason}; {expected.stranger} answered") from None
         finally:
             connection.forget(exchange)
         if nobody_listens(frame):
