@@ -74,7 +74,9 @@ def look_at_streams(
                     _tell_copies(told, link, name)
         for one in app.publications.values():
             with told.guarded("publication"):
-                check_public(find(link, one.stream), one.stream, one.name)
+                public = find(link, one.stream)
+                missing |= {one.stream} if public is None else set()
+                check_public(public, one.stream, one.name)
                 told.ok("publication", f"the stream {one.stream} takes what {one.name} publishes")
         for one in app.inboxes.values():
             with told.guarded("inbox"):

@@ -137,7 +137,7 @@ class ExpectedAnswer:
     """Of the stream; None where it is not known."""
     answerers: Answerers
     is_answered: bool = False
-    """Whether an answer came that names the stream."""
+    """Whether an answer came that names the stream, or says that nobody listens."""
     stranger: str = ""
     """Who else has answered this publish, in words."""
     _acks: int = 0
@@ -146,6 +146,7 @@ class ExpectedAnswer:
     def accepts(self, frame: Frame) -> bool:
         """Whether it may be the stream's, or says that nobody listens; everybody else's are passed over."""
         if nobody_listens(frame):
+            self.is_answered = True
             return True
         answer = stream_answer(frame[4])
         is_namesake = answer is not None and answer.stream == self.stream
