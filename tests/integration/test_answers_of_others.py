@@ -49,13 +49,13 @@ Answers: TypeAlias = Callable[[str], Iterable[bytes]]
 def hostile(stream: str) -> list[bytes]:
     """What may not be believed, an answer each."""
     told: list[Any] = [
-        *({"stream": stream, "seq": sequence} for sequence in (True, 99.0, "99", -1, 0, None, 1 << 63)),
         {"seq": 99},
         {"stream": "elsewhere", "seq": 99},
         {"stream": stream, "domain": "hub", "seq": 99},
         {"stream": [stream], "seq": 99},
         {"stream": stream, "seq": 99, "count": 77},
         {"stream": stream, "seq": 99, "domain": 7},
+        *({"stream": stream, "seq": sequence} for sequence in (True, 99.0, "99", -1, 0, None, 1 << 63)),
         {"stream": "elsewhere", "error": {"code": 400, "err_code": 10054, "description": "too large"}, "seq": 0},
         {"error": {"code": 400, "err_code": 10054, "description": "too large"}},
         99,
@@ -63,7 +63,7 @@ def hostile(stream: str) -> list[bytes]:
     ]
     whole = b'{"stream":"%b","seq":99}' % stream.encode()
     parts = (whole[:9], whole[9:])
-    return [b"", b"+OK", b'{"stream":"%b","seq":%d}' % (stream.encode(), 1 << 70), *parts, *map(orjson.dumps, told)]
+    return [*map(orjson.dumps, told), *parts, b"", b"+OK", b'{"stream":"%b","seq":%d}' % (stream.encode(), 1 << 70)]
 
 
 def error(code: int) -> Answers:
