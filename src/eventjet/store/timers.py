@@ -42,7 +42,11 @@ def timer_config(app: str, replicas: int) -> dict[str, Any]:
         "max_bytes": -1,
         "max_age": 0,
         "max_msgs_per_subject": -1,
+        "max_msg_size": -1,
+        "max_consumers": -1,
+        "duplicate_window": 120_000_000_000,
         "allow_msg_schedules": True,
+        "allow_rollup_hdrs": True,
         "allow_direct": True,
         "num_replicas": replicas,
     }
