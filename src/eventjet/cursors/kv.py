@@ -22,9 +22,10 @@ from eventjet.codec.subjects import cursor_bucket, declared_name
 from eventjet.cursors.cursor import Cursor
 from eventjet.domain.identity import encode_id
 from eventjet.domain.parked import BLOCKING, AggregateKey, Parked
-from eventjet.errors import ApiRefused, CursorDamaged, CursorFenced, CursorMissing, StreamMissing
+from eventjet.errors import ApiRefused, CursorDamaged, CursorFenced, CursorMissing, StoreUnavailable, StreamMissing
 from eventjet.nats.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message, next_message
 from eventjet.nats.client import Client
+from eventjet.store.topology import cursors_config, explained
 
 CHANGES_MAX = 900
 """Parked events in one write: a batch holds 1,000 messages."""
@@ -239,13 +240,13 @@ class Cursors:
         *before, (key, body, block) = [
             (self._prefix + key, body, header_block(headers) if headers else b"") for key, body, headers in messages
         ]
-        frame = await self._client.request(key, body, block, before=before)
         try:
+            frame = await self._client.request(key, body, block, before=before)
             answer = answer_in(frame, f"The cursor {name}")
-        except ApiRefused as refusal:
-            if refusal.err_code in (WRONG_SEQUENCE, IN_PROCESS):
+        except (ApiRefused, StoreUnavailable) as error:
+            if isinstance(error, ApiRefused) and error.err_code in (WRONG_SEQUENCE, IN_PROCESS):
                 raise CursorFenced(name) from None
-            raise
+            raise await explained(self._client, cursors_config(self.app, 1), error) from error
         return int(answer["seq"])
 
     async def parked(self, name: str, *, resolved: bool = False, limit: int | None = None) -> list[ParkedEntry]:

@@ -10,6 +10,7 @@ from typing import Any
 from eventjet.codec.subjects import declared_name, snapshot_bucket
 from eventjet.doctor.clocks import tell_clock
 from eventjet.doctor.diagnosis import Diagnoses, Installation, Level
+from eventjet.errors import UnknownAggregate
 from eventjet.nats.api import StreamState, server_time
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.dial import Greeting
@@ -19,6 +20,7 @@ from eventjet.projections.app_ref import Application
 from eventjet.reactions.following import declarations_of, has_timers
 from eventjet.store.public_stream import check_public
 from eventjet.store.repairing import found as find
+from eventjet.store.strangers import unknown_aggregates
 from eventjet.store.topology import Drift, compare, identity_of, needed_configs, unknown_settings
 from eventjet.store.wholeness import accepted, loss
 
@@ -63,6 +65,8 @@ def look_at_streams(
             before, began = installation.clock(), time.monotonic()
             there = link.ask(server_time(app.name))
             tell_clock(told, "server", "the NATS server", (before, there, before + time.monotonic() - began))
+        with told.guarded("aggregates"):
+            tell_aggregates(told, unknown_aggregates(link, app.name, app.catalog.aggregates))
         with told.guarded("durables"):
             tell_consumers(told, app, _consumers(link, app.name))
 
@@ -95,7 +99,7 @@ def tell_stream(told: Diagnoses, app: Application, declared: dict[str, Any], sta
         told.add(
             "setting",
             Level.UNKNOWN,
-            f"{name}: {setting} is {state.config[setting]!r}, and this release of eventjet does not know what that does",
+            f"{name}: {setting} is {state.config[setting]!r}, and this eventjet does not know what that does",
             "a setting of a newer server may change what is stored or read",
             "Upgrade eventjet, or take the setting away.",
         )
@@ -155,6 +159,20 @@ def _tell_copies(told: Diagnoses, link: NatsConnection, name: str) -> None:
             told.add("copies", Level.WARNING, what, cost, "Start that server, or look at its log.")
         elif not one.is_current:
             told.add("copies", Level.NOTE, f"{name}: the copy on {one.name} is catching up")
+
+
+def tell_aggregates(told: Diagnoses, unknown: Sequence[UnknownAggregate]) -> None:
+    """Aggregates in the log that the app does not declare."""
+    if not unknown:
+        told.ok("aggregates", "every aggregate of the log is one of the app's")
+    for one in unknown:
+        told.add(
+            "aggregates",
+            Level.FAULT,
+            f"the log has events of {one.histories:,} {one.aggregate!r}, which the app does not declare",
+            "of an aggregate that was renamed a second history would begin; new aggregates are refused until then",
+            "`eventjet init` says what to do",
+        )
 
 
 def _tell_inbox(told: Diagnoses, name: str, stream: str, state: StreamState | None) -> None:

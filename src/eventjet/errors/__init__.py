@@ -67,4 +67,5 @@ from eventjet.errors.store import UndecodableEvent as UndecodableEvent
 from eventjet.errors.store import UndecodableMessage as UndecodableMessage
 from eventjet.errors.store import UnencodableEvent as UnencodableEvent
 from eventjet.errors.store import UniqueNotBuilt as UniqueNotBuilt
+from eventjet.errors.store import UnknownAggregate as UnknownAggregate
 from eventjet.errors.store import UnknownEvent as UnknownEvent

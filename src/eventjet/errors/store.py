@@ -194,7 +194,10 @@ class NoResponders(StoreUnavailable):
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
-        super().__init__(subject, "nobody listens there, so the stream, the consumer or JetStream itself is missing")
+        reason = "nobody listens there, so the stream, the consumer or JetStream itself is missing"
+        if ".DIRECT.GET." in subject:
+            reason += ", or `allow_direct` was taken from the stream (`eventjet doctor` names it)"
+        super().__init__(subject, reason)
 
 
 class LogUnusable(StoreError, Unreachable):
@@ -316,6 +319,27 @@ class UnknownEvent(CodecError):
             f"declare. If a newer release recorded it, deploy that. If it has another name now, give its event "
             f"`formerly=({type_name!r},)`. Only if nobody needs what it told, list it in `retired_events`: then it is "
             "passed over."
+        )
+
+
+class UnknownAggregate(CodecError):
+    """The log has events of an aggregate that the application does not declare."""
+
+    def __init__(self, stream: str, aggregate: str, histories: int, event_type: str, position: int) -> None:
+        self.stream = stream
+        self.aggregate = aggregate
+        self.histories = histories
+        """How many aggregates of this name have events."""
+        self.event_type = event_type
+        """Of the last of their events."""
+        self.position = position
+        """Of that event."""
+        super().__init__(
+            f"The log {stream!r} has events of {histories:,} {aggregate!r} (the last one is {event_type!r} at position "
+            f"{position:,}), and this application declares no such aggregate or process. If it is called otherwise "
+            f"now, give it its name back, whatever its class is called: @aggregate({aggregate!r}). If a newer release "
+            "records it, deploy that. If it is another application's, give this one a name or an account of its own. "
+            f"Only if nobody needs it any more, list it in `retired_aggregates`."
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -61,8 +61,12 @@ class JetStreamStore(EventStore):
     Cancelling whoever waits in `append` does not abandon the save.
     """
 
-    def __init__(self, app: str, client: Client, *, save_timeout_s: float) -> None:
+    def __init__(
+        self, app: str, client: Client, *, save_timeout_s: float, aggregates: Collection[str] = frozenset()
+    ) -> None:
+        """`aggregates` are those that the application knows of, where a log is to be only of these."""
         self.app = app
+        self._aggregates = frozenset(aggregates)
         self._client = client
         self.known = KnownLog(app, client)
         reader = Client(client.endpoint.with_name("eventjet histories"), client.timeout_s)
@@ -93,6 +97,7 @@ class JetStreamStore(EventStore):
         check_save(self.app, writes)
         self._client.check_open()  # later it would be a save whose outcome is unknown
         self.known.check_settings()
+        self._check_begun(writes)
         deadline = time.monotonic() + self._save_timeout_s
         try:
             # The usual save is one answer long and needs no task of its own.
@@ -103,6 +108,28 @@ class JetStreamStore(EventStore):
         if isinstance(first, outcome.Acked) and not first.duplicate:
             return first.position
         return await asyncio.shield(self._start(writes, first, deadline))
+
+    @property
+    def unknown(self) -> list[str]:
+        """Aggregates that the log is noted to be of, and the application does not know."""
+        return sorted(self.known.aggregates - self._aggregates) if self._aggregates else []
+
+    def _check_begun(self, writes: Sequence[Append]) -> None:
+        """Raise `Refused` for the first event of a name that `init` has not noted, in a log of names not known here.
+
+        An aggregate that was renamed would begin a second history. An older release, which does not know what a newer
+        one records, goes on with its own.
+        """
+        noted = self.known.aggregates
+        for write in writes:
+            if write.version == 0 and noted and write.aggregate not in noted and self.unknown:
+                raise Refused(
+                    f"The first event of {write.aggregate} {write.aggregate_id!r}",
+                    f"the log {self.app!r} is of other aggregates, which this application does not declare: "
+                    f"{', '.join(self.unknown[:10])}",
+                    f"Run `eventjet init`: it says what of them is in the log and what to do, and lets "
+                    f"{write.aggregate!r} begin.",
+                )
 
     async def resolve(self, writes: Sequence[Append]) -> int:
         """As `append`, for a save whose deadline passed before: it looks before it sends."""

@@ -16,7 +16,7 @@ from eventjet.errors import LogUnusable, StoreError
 from eventjet.nats.api import StreamState
 from eventjet.nats.client import Client
 from eventjet.observability import logs
-from eventjet.store.topology import IDENTITY, Drift, check_settings, drifts_of, identity_of, info
+from eventjet.store.topology import AGGREGATES, IDENTITY, Drift, check_settings, drifts_of, identity_of, info
 from eventjet.store.wholeness import loss
 
 _log = logging.getLogger(__name__)
@@ -35,6 +35,8 @@ class KnownLog:
         """UUID of the log when it was looked at last; empty when nobody has, or may."""
         self.loss = ""
         """What was gone from it then, in words; empty for a whole one."""
+        self.aggregates: frozenset[str] = frozenset()
+        """Which ones `init` has noted in it until then; empty where it has noted none."""
         self.on_changed: list[Callable[[], object]] = []
         """Called when the stream holds another past than before, or may."""
         self._stream = stream
@@ -113,6 +115,7 @@ class KnownLog:
         self.identity = found.metadata.get(IDENTITY, "")
         identity_of(found)
         self.loss = loss(found)
+        self.aggregates = frozenset(found.metadata.get(AGGREGATES, "").split())
         self._warn(drifts_of(found))
         self._seen_at = asked_at
         return found

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from eventjet.codec.subjects import SERVER_MESSAGE_MAX, covers, cursor_bucket, snapshot_bucket, stream_subjects
-from eventjet.errors import ApiRefused, IdentityLost, LogDrifted, LogUnusable, StoreError, StreamMissing
+from eventjet.codec.subjects import (
+    SERVER_MESSAGE_MAX,
+    covers,
+    cursor_bucket,
+    due_subject,
+    snapshot_bucket,
+    stream_subjects,
+    timer_stream,
+    timer_subject,
+)
+from eventjet.errors import (
+    ApiRefused,
+    IdentityLost,
+    LogDrifted,
+    LogUnusable,
+    StoreError,
+    StreamMissing,
+    UnknownAggregate,
+)
 from eventjet.nats.api import NAME_IN_USE, StreamState, create_stream, stream_info, update_stream
 from eventjet.nats.client import Client
-from eventjet.store.timers import timer_config
 from eventjet.store.wholeness import FIRST
 
 IDENTITY = "eventjet.log"
 """Key of the log's UUID in the stream's metadata; a restore copies it."""
+AGGREGATES = "eventjet.aggregates"
+"""Key of the names of all aggregates that `init` was run for over this log, with blanks between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +69,8 @@ class Topology:
     drifts: tuple[Drift, ...]
     cursors: tuple[tuple[str, int], ...] = ()
     """Name and position of what follows the log from now on."""
+    unknown: tuple[UnknownAggregate, ...] = ()
+    """What the log has events of and the app does not declare: nothing more was made for it."""
 
 
 _COMMON = {
@@ -179,6 +200,28 @@ def cursors_config(app: str, replicas: int) -> dict[str, Any]:
     }
 
 
+def timer_config(app: str, replicas: int) -> dict[str, Any]:
+    """The stream of an app's timers. No limit of any kind: one that is raised later fires old timers again."""
+    return {
+        "name": timer_stream(app),
+        "subjects": [timer_subject(app, "*", "*"), due_subject(app, "*", "*")],
+        "storage": "file",
+        "retention": "limits",
+        "discard": "old",
+        "max_msgs": -1,
+        "max_bytes": -1,
+        "max_age": 0,
+        "max_msgs_per_subject": -1,
+        "max_msg_size": -1,
+        "max_consumers": -1,
+        "duplicate_window": 120_000_000_000,
+        "allow_msg_schedules": True,
+        "allow_rollup_hdrs": True,
+        "allow_direct": True,
+        "num_replicas": replicas,
+    }
+
+
 def every_config(app: str, replicas: int) -> tuple[dict[str, Any], ...]:
     """All that an app may have on the server: its log, snapshots, cursors and timers."""
     made = (stream_config, bucket_config, cursors_config, timer_config)
@@ -213,6 +256,17 @@ async def declare(client: Client, app: str, replicas: int, *, cursors: bool = Fa
         if name == app:
             identity = identity_of(found)
     return Topology(identity, tuple(created), tuple(drifts))
+
+
+async def note_aggregates(client: Client, app: str, aggregates: Collection[str]) -> None:
+    """Note in the log's metadata that these may begin histories in it. Raises `LogUnusable` and `Forbidden`."""
+    found = await info(client, app)
+    noted = set(found.metadata.get(AGGREGATES, "").split())
+    if noted >= set(aggregates):
+        return
+    metadata = {**found.metadata, AGGREGATES: " ".join(sorted(noted | set(aggregates)))}
+    with suppress(ApiRefused):  # a stream that cannot be changed takes nothing either, and that is a drift
+        await client.ask(update_stream({**found.config, "metadata": metadata}))
 
 
 async def info(client: Client, app: str) -> StreamState:
@@ -318,6 +372,11 @@ async def explained(client: Client, declared: Mapping[str, Any], error: StoreErr
         found = await client.ask(stream_info(str(declared["name"])))
     except StoreError:
         return error
+    return explained_by(found, declared, error)
+
+
+def explained_by(found: StreamState, declared: Mapping[str, Any], error: StoreError) -> StoreError:
+    """As `explained`, of a stream as it was found."""
     drifts = [drift for drift in compare(declared, found.config) if not drift.is_harmless]
     return drifted(found.name, drifts) if drifts else error
 
