@@ -388,7 +388,7 @@ def compare(declared: Mapping[str, Any], found: Mapping[str, Any]) -> list[Drift
     for key, value in {**UNSET, **declared}.items():
         actual = found.get(key, UNSET.get(key))
         is_empty = not value and not actual
-        is_roomier = key == "max_msg_size" and (actual or 0) > value
+        is_roomier = key == "max_msg_size" and 0 < value < (actual or 0)
         if actual != value and not is_empty and not is_roomier:
             drifts.append(Drift(name, key, value, actual))
     return drifts
