@@ -15,6 +15,7 @@ from eventjet.domain.unique import CLAIMS
 from eventjet.errors import UnknownAggregate, UnknownEvent
 from eventjet.nats.api import StreamState, last_message, message_at, stream_info, subjects_of
 from eventjet.nats.connection import NatsConnection
+from eventjet.store.topology import AGGREGATES
 from eventjet.store.voids import voids_in
 
 LOOKS = 32
@@ -24,6 +25,8 @@ _BEYOND = 2**31
 """An offset at which the server counts subjects and lists none."""
 LIST_S = 30.0
 """So long the server may take for one look at the list of subjects: two seconds for a million of them."""
+LISTED_MAX = 100_000
+"""Of a log with more subjects a worker that starts does not have the list looked through."""
 UNKNOWN_MAX = 100
 """Of more aggregates that are not known no more are named."""
 
@@ -68,6 +71,19 @@ def unknown_aggregates(connection: NatsConnection, app: str, known: Collection[s
         at += next(index for index, subject in enumerate(subjects) if _aggregate_in(subject) == last)
         at += max(1, sizes.get(last, 0))
     return [_unknown(connection, app, name, count) for name, count in sorted(sizes.items()) if name not in own]
+
+
+def noted_unknown(connection: NatsConnection, state: StreamState, known: Collection[str]) -> list[UnknownAggregate]:
+    """As `unknown_aggregates`, of those alone that `init` has noted in the log: as quick in one of any length."""
+    names = set(state.metadata.get(AGGREGATES, "").split()) - {*known, CLAIMS}
+    ends = {name: connection.ask(last_message(state.name, f"{state.name}.{name}.>")) for name in sorted(names)}
+    return [
+        _unknown(
+            connection, state.name, name, connection.ask(subjects_of(state.name, f"{state.name}.{name}.>", _BEYOND))[1]
+        )
+        for name, last in ends.items()
+        if last is not None
+    ]
 
 
 def _aggregate_in(subject: str) -> str:

@@ -27,7 +27,7 @@ from eventjet.spelling import listed, meant
 from eventjet.sql import locations
 from eventjet.sql.database import Database
 from eventjet.store.public_stream import PublicStream, check_public_stream
-from eventjet.store.strangers import strangers, unknown_aggregates
+from eventjet.store.strangers import LISTED_MAX, noted_unknown, strangers, unknown_aggregates
 from eventjet.store.timers import JetStreamTimers
 from eventjet.store.topology import drifts_of
 from eventjet.workers.among import Among
@@ -228,8 +228,10 @@ def _check_stream(endpoint: Endpoint, app: Application) -> None:
         _, state = state_of_log(connection, app.name)
         for drift in drifts_of(state):
             logs.LOG_DRIFTED.tell(_log, drift=drift)
-        for error in (
-            *unknown_aggregates(connection, app.name, app.catalog.aggregates),
-            *strangers(connection, state, app.catalog),
-        ):
+        known = app.catalog.aggregates
+        if state.subjects <= LISTED_MAX:
+            unknown = unknown_aggregates(connection, app.name, known)
+        else:
+            unknown = noted_unknown(connection, state, known)
+        for error in (*unknown, *strangers(connection, state, app.catalog)):
             logs.LOG_UNREADABLE.tell(_log, reason=error)
