@@ -75,6 +75,7 @@ class App:
         projections: Sequence[Declared] = (),
         upcasters: Sequence[Upcaster] = (),
         retired_events: Sequence[str] = (),
+        retired_aggregates: Sequence[str] = (),
     ) -> None: ...
     @overload
     def __init__(
@@ -90,6 +91,7 @@ class App:
         projections: Sequence[Declared] = (),
         upcasters: Sequence[Upcaster] = (),
         retired_events: Sequence[str] = (),
+        retired_aggregates: Sequence[str] = (),
     ) -> None: ...
     def __init__(
         self,
@@ -104,9 +106,11 @@ class App:
         projections: Sequence[Declared] = (),
         upcasters: Sequence[Upcaster] = (),
         retired_events: Sequence[str] = (),
+        retired_aggregates: Sequence[str] = (),
     ) -> None:
         _check_lists(projections, aggregates=aggregates, processes=processes, reactors=reactors, served=served)
         _check_lists((), publications=publications, upcasters=upcasters, retired_events=retired_events)
+        _check_lists((), retired_aggregates=retired_aggregates)
         faults: list[str] = [] if is_name(name) else [f"the app's name {name!r} is not {NAME_RULE}"]
         self.name = name
         """Also the name of its stream and the first token of its subjects."""
@@ -118,7 +122,7 @@ class App:
             if is_process(one)
         ]
         self.aggregates: Mapping[Any, AggregateInfo] = _aggregates([*aggregates, *processes], faults)
-        self.catalog = _catalog(self.aggregates, upcasters, retired_events, faults)
+        self.catalog = _catalog(self.aggregates, upcasters, (retired_events, retired_aggregates), faults)
         if not faults:
             _check_snapshots(self.aggregates, faults)
         self.projections: Mapping[str, AnyResolved] = _projections(projections, self.catalog, faults)
@@ -250,6 +254,9 @@ def _check_lists(projections: object, **given: object) -> None:
                 faults.append(f'{what} is not an upcaster: decorate it with @upcaster("account.opened", schema=1)')
             elif name == "retired_events" and not isinstance(one, str):
                 faults.append(f"{what} is not the name of an event; list what stood in its @event(…), as text")
+            elif name == "retired_aggregates" and not (isinstance(one, str) and is_name(one)):
+                said = repr(one) if isinstance(one, str) else what
+                faults.append(f"{said} is not the name of an aggregate; list what stood in its @aggregate(…), as text")
     if faults:
         raise DefinitionError(faults)
 
@@ -294,8 +301,12 @@ def _evolve_faults(evolve: Any) -> Iterator[str]:
 
 
 def _catalog(
-    aggregates: Mapping[Any, AggregateInfo], upcasters: Sequence[Upcaster], retired: Sequence[str], faults: list[str]
+    aggregates: Mapping[Any, AggregateInfo],
+    upcasters: Sequence[Upcaster],
+    retired: tuple[Sequence[str], Sequence[str]],
+    faults: list[str],
 ) -> Catalog:
+    """`retired` are names of events and of aggregates."""
     owners: dict[type, Any] = {}
     for cls in aggregates:
         if not callable(getattr(cls, "evolve", None)):
@@ -312,8 +323,13 @@ def _catalog(
             faults.extend(error.faults)
     # Claims are in every log that had a constraint once, whatever the app declares now.
     owned = {event: aggregates[cls].name for event, cls in owners.items()} | dict.fromkeys(CLAIM_EVENTS, CLAIMS)
-    catalog = Catalog(owned, upcasters, retired)
+    catalog = Catalog(owned, upcasters, *retired)
     faults.extend(catalog.faults())
+    faults += [
+        f"the aggregate {name!r} is both declared and retired"
+        for name in dict.fromkeys(retired[1])
+        if name in owned.values()
+    ]
     return catalog
 
 

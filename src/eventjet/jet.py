@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,9 +14,12 @@ from eventjet.codec.envelope import RawRecord
 from eventjet.cursors.kv import Cursors
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.recorded import Recorded
-from eventjet.errors import NotCaughtUp, OutcomeUnknown, UsageError
+from eventjet.domain.unique import CLAIMS
+from eventjet.errors import NotCaughtUp, OutcomeUnknown, UnknownAggregate, UsageError
 from eventjet.errors.projection import ANOTHER_LOG
 from eventjet.nats.client import Client
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, Declared, projections_of
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.reactions.beginning import begin
@@ -31,7 +35,8 @@ from eventjet.shown import shown
 from eventjet.sql.waiting import Checkpoints, Waiting
 from eventjet.store.public_stream import check_public_stream
 from eventjet.store.store import EventStore, LogState
-from eventjet.store.topology import Topology, declare, others_answering
+from eventjet.store.strangers import unknown_aggregates
+from eventjet.store.topology import Topology, declare, note_aggregates, others_answering
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -205,8 +210,10 @@ class Jet:
     async def init(self) -> Topology:
         """Create the streams and buckets where they are missing; report what differs, change nothing.
 
-        A reactor or a process that has no cursor yet gets one, where its `start` says. Raises `UsageError` for a log in
-        memory, `LogUnusable` for a stream that is not eventjet's, and `Forbidden`.
+        A reactor or a process that has no cursor yet gets one, where its `start` says, and the log notes the names of
+        the app's aggregates. Neither happens in a log with events of others, which `Topology.unknown` names: first
+        events of aggregates that it does not know are refused there. Raises `UsageError` for a log in memory,
+        `LogUnusable` for a stream that is not eventjet's, and `Forbidden`.
         """
         if self.client is None:
             raise UsageError("This log is not on a server, so there is nothing to create.")
@@ -215,11 +222,20 @@ class Jet:
             await check_public_stream(self.client, one.stream, one.name)
         needs = {"cursors": bool(follows), "timers": has_timers(self._app)}
         topology = await declare(self.client, self.name, self.settings.replicas, **needs)
-        topology = replace(topology, others=await others_answering(self.client, probes_of(self._app)))
+        others = await others_answering(self.client, probes_of(self._app))
+        unknown = await asyncio.to_thread(self._unknown_aggregates, self.client.endpoint)
+        topology = replace(topology, others=others, unknown=tuple(unknown))
+        if unknown:
+            return topology
+        await note_aggregates(self.client, self.name, {*self._catalog.aggregates, CLAIMS})
         if not follows:
             return topology
         made = await begin(Cursors(self.client, self.name), self.store, self.client, follows.values())
         return replace(topology, cursors=tuple(made))
+
+    def _unknown_aggregates(self, endpoint: Endpoint) -> list[UnknownAggregate]:
+        with NatsConnection.open(endpoint.with_name("eventjet init")) as connection:
+            return unknown_aggregates(connection, self.name, self._catalog.aggregates)
 
     async def append_many(
         self,

@@ -125,3 +125,17 @@ def test_a_loss_is_told_until_it_is_accepted(bank: Program) -> None:
     ):
         assert told.status == 0
         assert "The log begins at position 2: rows hold nothing of what came before." in " ".join(told.out.split())
+
+
+def test_init_is_not_ready_for_a_release_that_calls_an_aggregate_otherwise(bank: Program) -> None:
+    filled(bank)
+    source = bank.folder / "bank.py"
+    source.write_text(source.read_text().replace('@aggregate("account"', '@aggregate("acct"'))
+    told = bank("init", EVENTJET_DATABASE=f"sqlite:///{bank.folder}/other.db")
+    assert told.status == 1
+    said = " ".join(told.out.split())
+    assert "is not ready" in said
+    assert "has events of 1 'account'" in said
+    assert "`retired_aggregates`" in said
+    assert "created table" not in said
+    assert [one["check"] for one in json.loads(bank("doctor", "--json").out)["found"] if "'account'" in one["what"]]

@@ -19,7 +19,7 @@ from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore, LongReads
 from eventjet.store.known_log import KnownLog
 from eventjet.store.sending import Sender
-from eventjet.store.topology import IDENTITY
+from eventjet.store.topology import IDENTITY, stream_config
 from tests.simulation.stream import Stream
 from tests.simulation.wire import Wire, fits, stored_at
 
@@ -101,7 +101,7 @@ class SimulatedClient(Client):
     def _info(self) -> dict[str, Any]:
         last = len(self.wire.stream.log)
         state = {"first_seq": 1, "last_seq": last, "messages": last, "bytes": 0}
-        return {"config": {"name": self.wire.name, "metadata": {IDENTITY: "simulated"}}, "state": state}
+        return {"config": {**stream_config(self.wire.name, 1), "metadata": {IDENTITY: "simulated"}}, "state": state}
 
 
 def frame(body: bytes, headers: bytes = b"") -> Frame:

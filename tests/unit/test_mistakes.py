@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from eventjet import App, Imported, Metadata, aggregate, event, served, with_metadata
+from eventjet.codec.catalog import Catalog
 from eventjet.errors import DefinitionError, Refused, UsageError
 from eventjet.examples.bank.account import Account, Deposited, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
@@ -229,6 +230,14 @@ async def test_a_connection_that_no_block_opened_says_how_to_open_it() -> None:
         ({"aggregates": [Account(owner="ada")]}, "a Account is not an aggregate"),
         ({"upcasters": [len]}, "len is not an upcaster"),
         ({"retired_events": [Opened]}, "Opened is not the name of an event"),
+        ({"retired_events": [""]}, "the retired event '' is not "),
+        ({"retired_events": ["account opened"]}, "the retired event 'account opened' is not "),
+        ({"retired_events": ["account.opened\n"]}, "the retired event 'account.opened\\n' is not "),
+        ({"retired_events": "account.opened"}, "`retired_events` is given as str and not as a list"),
+        ({"retired_aggregates": [""]}, "'' is not the name of an aggregate"),
+        ({"retired_aggregates": ["account.opened"]}, "'account.opened' is not the name of an aggregate"),
+        ({"retired_aggregates": [Account]}, "Account is not the name of an aggregate"),
+        ({"retired_aggregates": ["account"]}, "the aggregate 'account' is both declared and retired"),
         ({"name": None}, "the app's name None is not"),
     ],
 )
@@ -279,3 +288,22 @@ def test_a_test_that_gives_its_parts_in_another_order_is_told() -> None:
         assert says in str(told.value)
     with pytest.raises(AssertionError, match=r"the class Opened is not an event.*in no list"):
         scenario(Account).given(Opened)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("names", [("",), ("door opened",), (None,), ("door.opened", "d" * 101)])
+def test_a_former_name_that_no_event_can_have_is_told(names: Any) -> None:
+    @event("door.moved", formerly=names)
+    class Moved:
+        n: int
+
+    assert any("former name" in fault for fault in Catalog([Moved]).faults())
+
+
+def test_a_former_name_given_as_text_is_that_name_and_not_its_letters() -> None:
+    @event("door.moved", formerly="door.opened")  # type: ignore[arg-type]
+    class Moved:
+        n: int
+
+    catalog = Catalog([Moved])
+    assert catalog.named("door.opened") is not None
+    assert catalog.named("d") is None

@@ -66,7 +66,9 @@ def init(
     app, drifts = at.app().name, [str(drift) for drift in topology.drifts]
     lines = [f"created  stream {name}" for name in topology.created] + [f"created  table {name}" for name in tables]
     lines += [f"created  cursor {name}, which begins after position {at_:,}" for name, at_ in topology.cursors]
-    wrong = [*repairing.faults(at), *asyncio.run(unbuilt(at))]
+    wrong = [*map(str, topology.unknown), *repairing.faults(at)]
+    if not topology.unknown:
+        wrong += asyncio.run(unbuilt(at))
     lines = [f"repaired {one}" for one in healed] + lines
     ready = "is not ready" if wrong else "is ready"
     where = f", {at.settings.shown()['database']}" if at.app().projections else ""
@@ -107,8 +109,8 @@ async def prepare(at: AppTarget, reset: Sequence[str] = ()) -> tuple[Topology, l
     where = Database(at.settings.database)
     async with app.connect(at.settings) as jet:
         topology = await jet.init()
-    if not app.projections:
-        return topology, []  # without read models no database is needed
+    if not app.projections or topology.unknown:
+        return topology, []  # without read models no database is needed, and those of another log would be wrong
     with where.reaching_sync():
         made = [table for one in chosen for table in begin_anew(where, one)]
         return topology, made + create_tables(where.sync_engine("eventjet init"), app.projections.values())

@@ -102,6 +102,7 @@ class Catalog:
         event_types: Sequence[type] | Mapping[type, str],
         upcasters: Sequence[Upcaster] = (),
         retired: Sequence[str] = (),
+        retired_aggregates: Sequence[str] = (),
     ) -> None:
         """A mapping tells the aggregate of each event, the only one whose subjects may carry it."""
         self.voids: dict[int, str] = {}
@@ -116,6 +117,10 @@ class Catalog:
         self._upcasters = tuple(upcasters)
         self._steps = {(step.name, step.schema): step for step in upcasters}
         self._retired = frozenset(retired)
+        self.retired_aggregates = frozenset(retired_aggregates)
+        """Names of aggregates whose events readers pass over."""
+        self.aggregates = frozenset(owners.values()) | self.retired_aggregates
+        """Whose events the app knows of."""
         self._names: dict[str, EventType] = {}
         for kind in self._types.values():
             for name in (kind.info.name, *kind.info.formerly):
@@ -189,11 +194,21 @@ class Catalog:
                 found.append(f"the wire name {kind.info.name!r} of {cls.__qualname__} is not {_NAME.pattern}")
             if kind.info.schema < 1:
                 found.append(f"the event {kind.info.name!r} has schema {kind.info.schema}; schemas start at 1")
+            found += [
+                f"the former name {name!r} of {cls.__qualname__} is not {_NAME.pattern}"
+                for name in kind.info.formerly
+                if not (isinstance(name, str) and _NAME.fullmatch(name))  # pyright: ignore[reportUnnecessaryIsInstance]
+            ]
             for name in (kind.info.name, *kind.info.formerly):
                 if owner.setdefault(name, cls) is not cls:
                     found.append(f"{owner[name].__qualname__} and {cls.__qualname__} both have the wire name {name!r}")
                 if name in self._retired:
                     found.append(f"the event {name!r} is both declared and retired")
+        found += [
+            f"the retired event {name!r} is not {_NAME.pattern}, so no event was ever called so"
+            for name in sorted(self._retired)
+            if not _NAME.fullmatch(name)
+        ]
         return found + self._upcasting_faults()
 
     def _upcasting_faults(self) -> list[str]:

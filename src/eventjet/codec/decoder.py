@@ -64,11 +64,12 @@ that it tells."""
 class Decoder:
     """Turns records into recorded events, of the classes in `only` when given.
 
-    Returns None for what the log declares void, as far as its catalog knows or a record read before said so,
-    for a declared event outside `only`, for a retired one, and for what does not tell a declared type on the subject
-    of an aggregate that has no event in `only`. Raises `UnknownEvent` and `UndecodableEvent`, which carry
-    position and bytes. With a `chain`, which takes the records of a log in order, an event that does not follow the one
-    before it on its subject is undecodable as well; asking for that one raises `StoreUnavailable` and `Unreachable`.
+    Returns None for what the log declares void, as far as its catalog knows or a record read before said so, for a
+    declared event outside `only`, for one that is retired or of a retired aggregate, and for what does not tell a
+    declared type on the subject of an aggregate that has no event in `only`. Raises `UnknownEvent` and
+    `UndecodableEvent`, which carry position and bytes. With a `chain`, which takes the records of a log in order, an
+    event that does not follow the one before it on its subject is undecodable as well; asking for that one raises
+    `StoreUnavailable` and `Unreachable`.
     """
 
     __slots__ = ("_catalog", "_chain", "_fronts", "_kinds", "_known", "_only", "_own", "_voids")
@@ -117,6 +118,8 @@ class Decoder:
                 return self._pass_over(record)
             aggregate, aggregate_id = entity_of(subject)
             if aggregate != owner and owner is not None:
+                if aggregate in self._catalog.retired_aggregates:
+                    return self._pass_over(record)
                 raise undecodable(record, _misplaced(owner, aggregate))
             if not 0 < version <= before + 1 <= position:
                 raise undecodable(record, _out_of_line(version, before, position))
@@ -288,7 +291,10 @@ class Decoder:
     def _untold(self, record: RawRecord, error: CodecError) -> None:
         """Raise for a record that does not say which event it is, unless it is on a subject of other events."""
         names = record[2].split(b".", 2)
-        if self._own is None or len(names) < 2 or names[1].decode("utf-8", "replace") in self._own:
+        aggregate = names[1].decode("utf-8", "replace") if len(names) > 1 else ""
+        if aggregate in self._catalog.retired_aggregates:
+            return
+        if self._own is None or not aggregate or aggregate in self._own:
             raise error
 
 

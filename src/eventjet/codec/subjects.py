@@ -27,6 +27,17 @@ def stream_subjects(app: str) -> str:
     return f"{app}.*.*"
 
 
+def covers(subject: str, prefix: str) -> bool:
+    """Whether a stream's subject takes whatever is published one token below a prefix."""
+    wanted, parts = [*prefix.split("."), "*"], subject.split(".")
+    for index, part in enumerate(parts):
+        if part == ">":
+            return index < len(wanted)
+        if index >= len(wanted) or part not in ("*", wanted[index]):
+            return False
+    return len(parts) == len(wanted)
+
+
 def subject_of(app: str, aggregate: str, aggregate_id: str) -> str:
     """The subject of one entity; raises `Refused` for an id that cannot be a token."""
     return f"{app}.{entity_key(aggregate, aggregate_id)}"

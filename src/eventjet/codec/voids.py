@@ -12,7 +12,9 @@ TYPE_NAME = "eventjet.voided"
 REASON_MAX = 500
 """Characters."""
 
-_TOKEN = b"_void"
+VOID_NAME = "_void"
+"""What stands in the place of an aggregate's name."""
+_TOKEN = VOID_NAME.encode()
 VOID_PART = b"." + _TOKEN + b"."
 """What the subjects of voids contain, and no other subject does."""
 

@@ -22,16 +22,10 @@ from eventjet.codec.subjects import cursor_bucket, declared_name
 from eventjet.cursors.cursor import Cursor
 from eventjet.domain.identity import encode_id
 from eventjet.domain.parked import BLOCKING, AggregateKey, Parked
-from eventjet.errors import (
-    ApiRefused,
-    CursorDamaged,
-    CursorFenced,
-    CursorMissing,
-    StoreUnavailable,
-    StreamMissing,
-)
+from eventjet.errors import ApiRefused, CursorDamaged, CursorFenced, CursorMissing, StoreUnavailable, StreamMissing
 from eventjet.nats.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message, next_message
 from eventjet.nats.client import Client
+from eventjet.store.topology import cursors_config, explained
 
 CHANGES_MAX = 900
 """Parked events in one write: a batch holds 1,000 messages."""
@@ -246,16 +240,17 @@ class Cursors:
         *before, (key, body, block) = [
             (self._prefix + key, body, header_block(headers) if headers else b"") for key, body, headers in messages
         ]
-        frame = await self._client.request(key, body, block, before=before, stream=self._stream)
         try:
+            frame = await self._client.request(key, body, block, before=before, stream=self._stream)
             answer = answer_in(frame, f"The cursor {name}")
-        except ApiRefused as refusal:
-            if refusal.err_code not in (WRONG_SEQUENCE, IN_PROCESS):
-                raise
-            if refusal.err_code == IN_PROCESS or await self._was_changed(messages):
+        except (ApiRefused, StoreUnavailable) as error:
+            code = error.err_code if isinstance(error, ApiRefused) else None
+            if code == IN_PROCESS or (code == WRONG_SEQUENCE and await self._was_changed(messages)):
                 raise CursorFenced(name) from None
-            reason = "the server says that somebody changed it, and nobody has"
-            raise StoreUnavailable(f"The cursor {name}", reason) from None
+            if code == WRONG_SEQUENCE:
+                reason = "the server says that somebody changed it, and nobody has"
+                raise StoreUnavailable(f"The cursor {name}", reason) from None
+            raise await explained(self._client, cursors_config(self.app, 1), error) from error
         return int(answer["seq"])
 
     async def _was_changed(self, messages: Sequence[_Message]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from eventjet.codec.subjects import declared_name, snapshot_bucket
 from eventjet.doctor.clocks import tell_clock
 from eventjet.doctor.diagnosis import Diagnoses, Installation, Level, named
+from eventjet.errors import UnknownAggregate
 from eventjet.nats.api import StreamState, server_time
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.dial import Greeting
@@ -19,7 +20,8 @@ from eventjet.projections.app_ref import Application
 from eventjet.reactions.following import declarations_of, has_timers, probes_of
 from eventjet.store.public_stream import check_public
 from eventjet.store.repairing import found as find
-from eventjet.store.topology import Drift, compare, identity_of, needed_configs
+from eventjet.store.strangers import unknown_aggregates
+from eventjet.store.topology import Drift, compare, identity_of, needed_configs, unknown_settings
 from eventjet.store.wholeness import accepted, loss
 
 _PAGES_MAX = 20
@@ -29,26 +31,6 @@ _SILENT_S = 5.0
 """Leaders hear of followers every second, and more often under load."""
 _REPAIR = "`eventjet init --repair`"
 _OF_PROJECTION = re.compile(r"([a-z][a-z0-9_]*)-r([0-9]+)")
-_COSTS = {
-    "subjects": "events of other subjects are not stored, or another program's are",
-    "storage": "everything is gone when the server ends",
-    "retention": "the server drops events once consumers have had them",
-    "discard": "where a limit is reached the server drops the oldest instead of refusing the newest",
-    "max_age": "the server drops what is older",
-    "max_msgs": "the server drops or refuses what is beyond",
-    "max_bytes": "the server drops or refuses what is beyond",
-    "max_msgs_per_subject": "the server drops the beginning of an aggregate's history, or keeps older values of a key",
-    "max_msg_size": "larger events are refused",
-    "deny_delete": "whoever may delete messages can take single events out of the log",
-    "deny_purge": "whoever may purge can empty the log, and a purged aggregate looks like a new one",
-    "allow_rollup_hdrs": "a message with a rollup header erases a history; for a bucket it is needed",
-    "allow_msg_ttl": "events can be stored that expire; the cursors' bucket needs it",
-    "allow_atomic": "saves of several events, and every batch, are refused",
-    "allow_direct": "aggregates cannot be loaded",
-    "allow_msg_schedules": "no timer is set, so no process is woken at its deadline",
-    "duplicate_window": "a repeat is known by its message id for another time than expected; positions still fence it",
-    "max_consumers": "a worker or a rebuild may not be able to make its consumer",
-}
 
 
 def look_at_streams(
@@ -89,6 +71,8 @@ def look_at_streams(
             before, began = installation.clock(), time.monotonic()
             there = link.ask(server_time(app.name))
             tell_clock(told, "server", "the NATS server", (before, there, before + time.monotonic() - began))
+        with told.guarded("aggregates"):
+            tell_aggregates(told, unknown_aggregates(link, app.name, app.catalog.aggregates))
         with told.guarded("durables"):
             tell_consumers(told, app, _consumers(link, app.name))
 
@@ -114,9 +98,17 @@ def tell_stream(told: Diagnoses, app: Application, declared: dict[str, Any], sta
     for drift in drifts:
         if drift.setting != "num_replicas":
             bad = Level.WARNING if drift.is_harmless or is_disposable else Level.FAULT
-            told.add("setting", bad, str(drift), _COSTS.get(drift.setting, "eventjet relies on it"), _REPAIR)
+            told.add("setting", bad, str(drift), drift.cost, _REPAIR)
     if not drifts:
         told.ok("stream", f"{name} is as declared")
+    for setting in unknown_settings(state):
+        told.add(
+            "setting",
+            Level.UNKNOWN,
+            f"{name}: {setting} is {state.config[setting]!r}, and this eventjet does not know what that does",
+            "a setting of a newer server may change what is stored or read",
+            "Upgrade eventjet, or take the setting away.",
+        )
     of_replicas = next((one for one in drifts if one.setting == "num_replicas"), None)
     if is_log or of_replicas is not None:
         _tell_replicas(told, name, state, of_replicas)
@@ -195,6 +187,20 @@ def _tell_answers(told: Diagnoses, link: NatsConnection, installation: Installat
         told.add("answers", Level.UNKNOWN, what, "it is not looked at", "Use credentials that may write.")
     elif not others:
         told.ok("answers", "nobody but the streams answers what is published for them")
+
+
+def tell_aggregates(told: Diagnoses, unknown: Sequence[UnknownAggregate]) -> None:
+    """Aggregates in the log that the app does not declare."""
+    if not unknown:
+        told.ok("aggregates", "every aggregate of the log is one of the app's")
+    for one in unknown:
+        told.add(
+            "aggregates",
+            Level.FAULT,
+            f"the log has events of {one.histories:,} {one.aggregate!r}, which the app does not declare",
+            "of an aggregate that was renamed a second history would begin; new aggregates are refused until then",
+            "`eventjet init` says what to do",
+        )
 
 
 def _tell_inbox(told: Diagnoses, name: str, stream: str, state: StreamState | None) -> None:

@@ -52,7 +52,9 @@ def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> C
         made = pydantic_dataclass(
             frozen=True, kw_only=True, slots=True, config={"strict": True, "hide_input_in_errors": True}
         )(cls)
-        setattr(made, _MARK, EventInfo(name, schema, tuple(formerly)))
+        # A text would become the names of its characters.
+        names = (formerly,) if isinstance(formerly, str) else tuple(formerly)  # pyright: ignore[reportUnnecessaryIsInstance]
+        setattr(made, _MARK, EventInfo(name, schema, names))
         return cast("type[T]", made)
 
     return declare

@@ -51,6 +51,7 @@ from eventjet.errors.store import Evicted as Evicted
 from eventjet.errors.store import Forbidden as Forbidden
 from eventjet.errors.store import HistoryBroken as HistoryBroken
 from eventjet.errors.store import IdentityLost as IdentityLost
+from eventjet.errors.store import LogDrifted as LogDrifted
 from eventjet.errors.store import LogIncomplete as LogIncomplete
 from eventjet.errors.store import LogUnusable as LogUnusable
 from eventjet.errors.store import NoResponders as NoResponders
@@ -66,4 +67,5 @@ from eventjet.errors.store import UndecodableEvent as UndecodableEvent
 from eventjet.errors.store import UndecodableMessage as UndecodableMessage
 from eventjet.errors.store import UnencodableEvent as UnencodableEvent
 from eventjet.errors.store import UniqueNotBuilt as UniqueNotBuilt
+from eventjet.errors.store import UnknownAggregate as UnknownAggregate
 from eventjet.errors.store import UnknownEvent as UnknownEvent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eventjet.errors.base import EventjetError, Unreachable
@@ -15,16 +15,26 @@ class StoreError(EventjetError):
 class ConcurrencyConflict(StoreError):
     """Another writer holds the slot after the expected position; nothing of this save is stored."""
 
-    def __init__(self, subject: str, expected: int, *, rival: Any = None, races: int = 1) -> None:
+    def __init__(
+        self, subject: str, expected: int, *, rival: Any = None, races: int = 1, is_unseen: bool = False
+    ) -> None:
         self.subject = subject
         self.expected = expected
         self.rival = rival
         """The record of the other writer, where it was the aggregate's last one then; None where that is not known."""
         self.races = races
         """How many were lost in a row."""
+        self.is_unseen = is_unseen
+        """Whether the log has no event of another writer: the server compares the save with something else."""
         moved = f"{subject} moved on: its last event is no longer at position {expected}."
         if races == 1:
             super().__init__(f"{moved} Load it again and decide again.")
+        elif is_unseen:
+            super().__init__(
+                f"The server refused {races} saves to {subject} in a row as if others had written to it, and the log "
+                "has nothing of theirs. Nothing is stored. Run `eventjet doctor`, which compares the stream with what "
+                "eventjet declared."
+            )
         else:
             super().__init__(
                 f"{moved} That was the last of {races} tries, and each time another writer was quicker. Nothing is "
@@ -184,7 +194,10 @@ class NoResponders(StoreUnavailable):
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
-        super().__init__(subject, "nobody listens there, so the stream, the consumer or JetStream itself is missing")
+        reason = "nobody listens there, so the stream, the consumer or JetStream itself is missing"
+        if ".DIRECT.GET." in subject:
+            reason += ", or `allow_direct` was taken from the stream (`eventjet doctor` names it)"
+        super().__init__(subject, reason)
 
 
 class LogUnusable(StoreError, Unreachable):
@@ -203,6 +216,21 @@ class IdentityLost(LogUnusable):
             "it carries no log identity: another program made it, or changed it and took that away",
             "Run `eventjet init --repair`, which finds the identity again; if eventjet never made this stream, give "
             "the app another name, or another account on this server.",
+        )
+
+
+class LogDrifted(LogUnusable):
+    """A stream or bucket has other settings than eventjet made it with; nothing was written by this call."""
+
+    def __init__(self, stream: str, settings: Mapping[str, str]) -> None:
+        self.stream = stream
+        self.settings = settings
+        """What each of them is now, and what that does."""
+        changed = "; ".join(f"{name} is {value}" for name, value in settings.items())
+        super().__init__(
+            f"The stream {stream!r}",
+            f"it is not as eventjet declared it, and that stands in the way: {changed}",
+            "Run `eventjet init --repair`, which sets it back.",
         )
 
 
@@ -291,6 +319,27 @@ class UnknownEvent(CodecError):
             f"declare. If a newer release recorded it, deploy that. If it has another name now, give its event "
             f"`formerly=({type_name!r},)`. Only if nobody needs what it told, list it in `retired_events`: then it is "
             "passed over."
+        )
+
+
+class UnknownAggregate(CodecError):
+    """The log has events of an aggregate that the application does not declare."""
+
+    def __init__(self, stream: str, aggregate: str, histories: int, event_type: str, position: int) -> None:
+        self.stream = stream
+        self.aggregate = aggregate
+        self.histories = histories
+        """How many aggregates of this name have events."""
+        self.event_type = event_type
+        """Of the last of their events."""
+        self.position = position
+        """Of that event."""
+        super().__init__(
+            f"The log {stream!r} has events of {histories:,} {aggregate!r} (the last one is {event_type!r} at position "
+            f"{position:,}), and this application declares no such aggregate or process. If it is called otherwise "
+            f"now, give it its name back, whatever its class is called: @aggregate({aggregate!r}). If a newer release "
+            "records it, deploy that. If it is another application's, give this one a name or an account of its own. "
+            f"Only if nobody needs it any more, list it in `retired_aggregates`."
         )
 
 

@@ -159,6 +159,18 @@ def messages_of(stream: str, subject: str) -> Request[int]:
     return _call(f"STREAM.INFO.{stream}", {"subjects_filter": subject}, count)
 
 
+def subjects_of(stream: str, subject: str, offset: int = 0) -> Request[tuple[list[str], int]]:
+    """The subjects that match and have messages, in order from an offset on, and how many there are in all.
+
+    The server tells 100,000 of them at a time; beyond the last one it only counts.
+    """
+
+    def read(info: dict[str, Any]) -> tuple[list[str], int]:
+        return sorted(info["state"].get("subjects") or ()), int(info.get("total", 0))
+
+    return _call(f"STREAM.INFO.{stream}", {"subjects_filter": subject, "offset": offset}, read)
+
+
 def create_stream(config: Mapping[str, Any]) -> Request[StreamState]:
     """Create it; raises `ApiRefused` with `NAME_IN_USE` where another one has the name."""
     return _call(f"STREAM.CREATE.{config['name']}", config, StreamState.of)

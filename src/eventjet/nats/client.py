@@ -233,13 +233,16 @@ class Client:
         return ExpectedAnswer(stream, subject, messages, domain, self.answerers)
 
     async def stream(self, request: Request[Any]) -> AsyncGenerator[list[Frame]]:
-        """The parts of a long answer as they come, for as long as whoever asks wants more."""
+        """The parts of a long answer as they come, for as long as whoever asks wants more; raises as `request`."""
         connection = await self._usable(request.subject, asyncio.get_running_loop().time() + self.timeout_s)
         exchange = connection.exchange((request.subject,), self.timeout_s)
         try:
             connection.publish(request.subject, request.payload, request.headers, exchange)
             while True:
-                yield await exchange.came()
+                frames = await exchange.came()
+                if nobody_listens(frames[-1]):
+                    raise NoResponders(request.subject)
+                yield frames
         finally:
             connection.forget(exchange)
 

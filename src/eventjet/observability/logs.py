@@ -170,6 +170,13 @@ ANSWERED_BY_ANOTHER = LogEvent(
 LOG_UNREADABLE = LogEvent(
     "eventjet.log_unreadable", _W, "%(reason)s", "The log has events that this release cannot read."
 )
+AGGREGATES_UNKNOWN = LogEvent(
+    "eventjet.aggregates_unknown",
+    _W,
+    "the log %(stream)s is also of aggregates that this application does not declare: %(names)s. Run `eventjet init`, "
+    "which says what to do, unless a newer release records them.",
+    "A newer release, another application of the same name, or a name that was changed.",
+)
 UNPROVEN_PEER = LogEvent(
     "eventjet.unproven_peer",
     _W,

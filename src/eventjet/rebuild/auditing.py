@@ -38,8 +38,13 @@ _KEEPS_ALL = (
     "deny_purge",
     "allow_rollup_hdrs",
     "allow_msg_ttl",
+    "storage",
+    "persist_mode",
+    "subject_transform",
+    "sources",
+    "mirror",
 )
-"""Settings of a stream without which it may lose events."""
+"""Settings of a stream without which it may lose events, or hold what nobody recorded."""
 _TOLD_EVERY = 2_000
 
 

@@ -21,6 +21,7 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.ranges import read_range
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
+from eventjet.store.topology import check_settings
 from eventjet.store.wholeness import check_whole, first_position, loss
 
 _AHEAD = 8
@@ -74,9 +75,13 @@ class ReplaySource:
         return 0 if self.archive is None else self.archive.manifest.last
 
     def check_whole(self, state: StreamState) -> None:
-        """Raise `LogIncomplete` unless the log, in this state, and the archive have all there ever was between them."""
+        """Raise `LogIncomplete` unless the log, in this state, and the archive have all there ever was between them.
+
+        `LogDrifted` for one whose settings make it another log than was recorded.
+        """
         if loss(state) and not self._has_what_is_gone(state):
             check_whole(state)
+        check_settings(state)
 
     def _has_what_is_gone(self, state: StreamState) -> bool:
         if self.archive is None or self.first > first_position(state) or self.archived + 1 < state.first:

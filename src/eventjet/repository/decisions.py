@@ -41,6 +41,8 @@ Place: TypeAlias = tuple[str, Cache[Any], str]
 """An aggregate that is written to: its subject, what is remembered of its type, its id."""
 CONFLICTS_MAX = 100
 """Races lost in a row before the conflict is raised."""
+UNSEEN_MAX = 3
+"""Of those in a row after which the log had no event of another writer, each of which takes two seconds."""
 _TOKEN = re.compile(r"([a-z][a-z0-9_]{0,62}):(0|[1-9][0-9]{0,18})(?:@([A-Za-z0-9_-]{1,64}))?", re.ASCII)
 _POSITION_MAX = 2**63 - 1
 
@@ -78,12 +80,12 @@ async def retried(attempt: Callable[[bool], Awaitable[T | ConcurrencyConflict]],
     """`attempt` until it returns something other than a conflict; the argument says whether it is a try after one.
 
     Writers of the same `places` make room for each other (see `rivals`): before the first try, and after a lost race.
-    Raises the last conflict after `CONFLICTS_MAX` lost races.
+    Raises the last conflict after `CONFLICTS_MAX` lost races, or `UNSEEN_MAX` in a row whose winner nobody sees.
     """
     now = asyncio.get_running_loop().time
     if (crowd := _known(places)) and (pause_s := max(rivals.room_s(now()) for rivals in crowd)):
         await asyncio.sleep(pause_s)
-    lost, others = 0, Rivals()
+    lost, unseen, others = 0, 0, Rivals()
     while True:
         began = now()
         outcome = await attempt(lost > 0)
@@ -94,8 +96,9 @@ async def retried(attempt: Callable[[bool], Awaitable[T | ConcurrencyConflict]],
                     rivals.won(ended - began, ended, random.random())  # noqa: S311  no secret
             return outcome
         lost += 1
-        if lost == CONFLICTS_MAX:
-            raise ConcurrencyConflict(outcome.subject, outcome.expected, races=lost)
+        unseen = unseen + 1 if outcome.is_unseen else 0
+        if lost == CONFLICTS_MAX or unseen == UNSEEN_MAX:
+            raise ConcurrencyConflict(outcome.subject, outcome.expected, races=lost, is_unseen=unseen == UNSEEN_MAX)
         where = (cache.rivals(aggregate_id) for subject, cache, aggregate_id in places if subject == outcome.subject)
         if pause_s := next(where, others).lost(lost - 1, random.random()):  # noqa: S311  no secret
             await asyncio.sleep(pause_s)

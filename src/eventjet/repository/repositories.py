@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, TypeVar, cast
@@ -12,7 +13,7 @@ from eventjet.domain.process import is_process
 from eventjet.domain.subscription import shown_name
 from eventjet.errors import StoreError, Unreachable, UsageError
 from eventjet.nats.client import Client, connect
-from eventjet.observability import tracing
+from eventjet.observability import logs, tracing
 from eventjet.projections.app_ref import Application
 from eventjet.repository.histories import Snapshots
 from eventjet.repository.repository import Repository
@@ -21,6 +22,8 @@ from eventjet.snapshots.kv import KeyValueSnapshots
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.store import EventStore
+
+_log = logging.getLogger(__name__)
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -70,7 +73,8 @@ class Repositories:
 async def open_repositories(app: Application, settings: Settings) -> AsyncGenerator[tuple[Repositories, Client]]:
     """Connect, and on the way out wait for the saves in flight; raises `Unreachable` and `UsageError`."""
     client = await connect(settings)
-    store = JetStreamStore(app.name, client, save_timeout_s=settings.save_timeout_s)
+    known = app.catalog.aggregates
+    store = JetStreamStore(app.name, client, save_timeout_s=settings.save_timeout_s, aggregates=known)
     snapshots = KeyValueSnapshots(snapshot_bucket(app.name), client)
     repositories = Repositories(app, store, snapshots)
     store.known.on_changed.append(repositories.forget)
@@ -82,4 +86,6 @@ async def open_repositories(app: Application, settings: Settings) -> AsyncGenera
         ending.push_async_callback(store.settle)
         with suppress(StoreError, Unreachable):
             await store.known.look()  # tells what has drifted
+            if store.unknown:
+                logs.AGGREGATES_UNKNOWN.tell(_log, stream=app.name, names=", ".join(store.unknown))
         yield repositories, client

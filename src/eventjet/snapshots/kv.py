@@ -17,13 +17,23 @@ from typing import Any
 from eventjet.codec.envelope import EXPECTED, MSG_ID, RawRecord, header, header_block
 from eventjet.codec.subjects import entity_key
 from eventjet.domain.history import FoldedState
-from eventjet.errors import ApiRefused, StoreError, StoreUnavailable, Unreachable
-from eventjet.nats.api import IN_PROCESS, WRONG_SEQUENCE, Request, answer_in, direct_last, last_message, message_at
+from eventjet.errors import ApiRefused, LogUnusable, StoreError, StoreUnavailable, Unreachable
+from eventjet.nats.api import (
+    IN_PROCESS,
+    WRONG_SEQUENCE,
+    Request,
+    answer_in,
+    direct_last,
+    last_message,
+    message_at,
+    stream_info,
+)
 from eventjet.nats.client import Client
-from eventjet.nats.connection import NatsConnection
+from eventjet.nats.connection import NatsConnection, ask_once
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
 from eventjet.observability import spans, tracing
+from eventjet.store.topology import bucket_config, explained_by
 
 VALUE_MAX = 890_000
 """Bytes of one value; larger states are not kept."""
@@ -199,12 +209,22 @@ class BulkSnapshots:
                 if not left:
                     return
                 fault: Exception = StoreUnavailable(f"The bucket {self._bucket.name}", f"{left[0].key} keeps changing")
-            except (StoreUnavailable, Unreachable) as error:
+            except (StoreUnavailable, Unreachable, ApiRefused) as error:
+                fault = error if isinstance(error, Unreachable) else self._explained(error)
                 self._hang_up()
-                fault = error
+                if isinstance(fault, LogUnusable | ApiRefused):
+                    raise fault from error
             if time.monotonic() > deadline:
                 raise fault
             time.sleep(_PAUSE_S)
+
+    def _explained(self, error: StoreUnavailable | ApiRefused) -> StoreError:
+        """What the settings of the bucket have to do with it."""
+        try:
+            found = ask_once(self._endpoint, stream_info(f"KV_{self._bucket.name}"), timeout_s=_TIMEOUT_S)
+        except (StoreError, Unreachable):
+            return error
+        return explained_by(found, bucket_config(self._app, 1), error)
 
     def _round(self, offers: Sequence[Offer], *, through_leader: bool) -> list[Offer]:
         """Look at each entry and write what is newer; returns those whose entry changed in between."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import TypeVar
@@ -25,6 +26,7 @@ from eventjet.errors import (
     OutcomeUnknown,
     Refused,
     SaveTorn,
+    StoreError,
     StoreUnavailable,
 )
 from eventjet.nats import api
@@ -35,11 +37,15 @@ from eventjet.store.known_log import KnownLog
 from eventjet.store.patience import Patience
 from eventjet.store.sending import GRACE_S, Sender
 from eventjet.store.store import Append, EventStore, LogState, check_save
-from eventjet.store.topology import identity_of
+from eventjet.store.topology import Drift, drifted, identity_of
 from eventjet.store.voids import voids_of
 
 T = TypeVar("T")
 
+EXPLAIN_S = 2.0
+"""So long a save that failed waits at the most for the settings of the log, which may be the reason."""
+FRESH_S = 0.2
+"""A look at the settings of the log that is older is made again where nobody answers a read."""
 _FOLLOW_S = 0.1
 """Between two looks at the end of a log that is followed."""
 REQUEST_MAX = 1_000
@@ -56,8 +62,12 @@ class JetStreamStore(EventStore):
     Cancelling whoever waits in `append` does not abandon the save.
     """
 
-    def __init__(self, app: str, client: Client, *, save_timeout_s: float) -> None:
+    def __init__(
+        self, app: str, client: Client, *, save_timeout_s: float, aggregates: Collection[str] = frozenset()
+    ) -> None:
+        """`aggregates` are those that the application knows of, where a log is to be only of these."""
         self.app = app
+        self._aggregates = frozenset(aggregates)
         self._client = client
         self.known = KnownLog(app, client)
         reader = Client(client.endpoint.with_name("eventjet histories"), client.timeout_s)
@@ -90,6 +100,8 @@ class JetStreamStore(EventStore):
     async def append(self, writes: Sequence[Append]) -> int:
         check_save(self.app, writes)
         self._client.check_open()  # later it would be a save whose outcome is unknown
+        self.known.check_settings()
+        self._check_begun(writes)
         deadline = time.monotonic() + self._save_timeout_s
         try:
             # The usual save is one answer long and needs no task of its own.
@@ -100,6 +112,28 @@ class JetStreamStore(EventStore):
         if isinstance(first, outcome.Acked) and not first.duplicate and self._acks_are_proved:
             return first.position
         return await asyncio.shield(self._start(writes, first, deadline))
+
+    @property
+    def unknown(self) -> list[str]:
+        """Aggregates that the log is noted to be of, and the application does not know."""
+        return sorted(self.known.aggregates - self._aggregates) if self._aggregates else []
+
+    def _check_begun(self, writes: Sequence[Append]) -> None:
+        """Raise `Refused` for the first event of a name that `init` has not noted, in a log of names not known here.
+
+        An aggregate that was renamed would begin a second history. An older release, which does not know what a newer
+        one records, goes on with its own.
+        """
+        noted = self.known.aggregates
+        for write in writes:
+            if write.version == 0 and noted and write.aggregate not in noted and self.unknown:
+                raise Refused(
+                    f"The first event of {write.aggregate} {write.aggregate_id!r}",
+                    f"the log {self.app!r} is of other aggregates, which this application does not declare: "
+                    f"{', '.join(self.unknown[:10])}",
+                    f"Run `eventjet init`: it says what of them is in the log and what to do, and lets "
+                    f"{write.aggregate!r} begin.",
+                )
 
     async def resolve(self, writes: Sequence[Append]) -> int:
         """As `append`, for a save whose deadline passed before: it looks before it sends."""
@@ -112,7 +146,7 @@ class JetStreamStore(EventStore):
         await self.known.close()
         if self._in_flight:
             # One request may be under way at the deadline.
-            timeout_s = self._save_timeout_s + self._client.timeout_s + 2 * GRACE_S
+            timeout_s = self._save_timeout_s + self._client.timeout_s + 2 * GRACE_S + EXPLAIN_S
             await asyncio.wait(set(self._in_flight), timeout=timeout_s)
 
     def _start(self, writes: Sequence[Append], first: outcome.Answer | None, deadline: float) -> asyncio.Task[int]:
@@ -143,7 +177,14 @@ class JetStreamStore(EventStore):
                 step = save.looked(await self._look(subjects, writes, save), time.monotonic())
         if isinstance(step, outcome.Stored):
             return step.position
-        raise _error_of(step, subjects, writes)
+        drifts: Sequence[Drift] = ()
+        if not isinstance(step, outcome.Conflicted) or step.index is None:
+            with suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(EXPLAIN_S):
+                    drifts = await self.known.drifts(age_s=0)
+        if isinstance(step, outcome.Conflicted):
+            self.known.check_settings()  # a transformed subject looks like a rival whose event is nowhere
+        raise _error_of(step, subjects, writes, drifts)
 
     async def _answered(
         self, answer: outcome.Answer, save: outcome.Save, subjects: Sequence[str], writes: Sequence[Append]
@@ -285,7 +326,19 @@ class JetStreamStore(EventStore):
             raise StoreUnavailable("A read from the leader", str(refusal)) from None
 
     def _patience(self) -> Patience:
-        return Patience(self._save_timeout_s, self.known.confirm)
+        return Patience(self._save_timeout_s, self._check_there)
+
+    async def _check_there(self) -> None:
+        """Raise what is certain of a log at which nobody listens: it does not exist, or its direct gets are off."""
+        try:
+            drifts = await self.known.drifts(age_s=FRESH_S)
+        except LogUnusable:
+            raise
+        except StoreError:
+            return
+        off = [drift for drift in drifts if drift.setting == "allow_direct"]
+        if off:
+            raise drifted(self.app, off)
 
     async def _patiently(self, request: api.Request[T]) -> T:
         """The answer, however long an election takes."""
@@ -369,17 +422,25 @@ class LongReads:
         await self._client.close()
 
 
-def _error_of(failed: outcome.Failed, subjects: Sequence[str], writes: Sequence[Append]) -> Exception:
+def _error_of(
+    failed: outcome.Failed, subjects: Sequence[str], writes: Sequence[Append], drifts: Sequence[Drift]
+) -> Exception:
+    """The error that a save ends in; `drifts` are settings of the log that may be the reason."""
+    changed = "".join(f" {drift}: {drift.cost}. Run `eventjet init --repair`." for drift in drifts)
     shown = ", ".join(subjects[:3]) + ("…" if len(subjects) > 3 else "")
     match failed:
         case outcome.Conflicted(index=index, rival=rival):
-            return ConcurrencyConflict(subjects[index or 0], writes[index or 0].expected, rival=rival)
+            return ConcurrencyConflict(
+                subjects[index or 0], writes[index or 0].expected, rival=rival, is_unseen=index is None
+            )
         case outcome.ErrorReply(code=code, text=text):
-            return Refused(f"A save to {shown}", f"the server answered {text!r} ({code})", "Nothing was stored.")
+            reason = f"the server answered {text!r} ({code})"
+            return Refused(f"A save to {shown}", reason, f"Nothing was stored.{changed}")
         case outcome.Violation(reason=reason):
             return Forbidden(f"a publish to {shown}", reason)
         case outcome.Unknown(cause=cause, is_read_only=is_read_only, is_torn=is_torn):
             ids = [new.event_id for write in writes for new in write.events]
             if is_torn:
                 return SaveTorn(subjects, ids, writes)
+            cause = f"{cause}.{changed}" if changed else cause
             return OutcomeUnknown(subjects, ids, cause, writes, is_read_only=is_read_only)

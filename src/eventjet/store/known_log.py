@@ -16,7 +16,7 @@ from eventjet.errors import LogUnusable, StoreError
 from eventjet.nats.api import StreamState
 from eventjet.nats.client import Client
 from eventjet.observability import logs
-from eventjet.store.topology import IDENTITY, Drift, drifts_of, identity_of, info
+from eventjet.store.topology import AGGREGATES, IDENTITY, Drift, check_settings, drifts_of, identity_of, info
 from eventjet.store.wholeness import loss
 
 _log = logging.getLogger(__name__)
@@ -35,6 +35,8 @@ class KnownLog:
         """UUID of the log when it was looked at last; empty when nobody has, or may."""
         self.loss = ""
         """What was gone from it then, in words; empty for a whole one."""
+        self.aggregates: frozenset[str] = frozenset()
+        """Which ones `init` has noted in it until then; empty where it has noted none."""
         self.on_changed: list[Callable[[], object]] = []
         """Called when the stream holds another past than before, or may."""
         self._stream = stream
@@ -43,7 +45,7 @@ class KnownLog:
         self._seen_at = float("-inf")
         self._shared: asyncio.Task[StreamState] | None = None
         self._listens = False
-        self._warned: Sequence[Drift] = ()
+        self._drifts: Sequence[Drift] = ()
         client.on_lost.append(self._told)
 
     @property
@@ -71,17 +73,30 @@ class KnownLog:
                 return False
         return self.is_certain
 
+    def check_settings(self) -> None:
+        """Raise `LogDrifted` where the last look showed settings with which nothing may be recorded."""
+        if self._drifts and self._seen is not None:
+            check_settings(self._seen)
+
+    async def drifts(self, age_s: float) -> Sequence[Drift]:
+        """What has drifted by a look that is no older; raises as `look`."""
+        await self._renewed(age_s)
+        return self._drifts
+
     async def end(self, age_s: float) -> int | None:
         """Position of the last record by a look that is no older; None where it cannot be known."""
+        try:
+            await self._renewed(age_s)
+        except StoreError:
+            return None
+        return None if self._seen is None else self._seen.last
+
+    async def _renewed(self, age_s: float) -> None:
         if time.monotonic() - self._seen_at > age_s:
             look = self._shared
             if look is None or look.done():
                 look = self._begin()
-            try:
-                await asyncio.shield(look)
-            except StoreError:
-                return None
-        return None if self._seen is None else self._seen.last
+            await asyncio.shield(look)
 
     async def look(self) -> StreamState:
         """The stream as its leader knows it now; raises `LogUnusable`, `StoreUnavailable` and `Forbidden`."""
@@ -100,6 +115,7 @@ class KnownLog:
         self.identity = found.metadata.get(IDENTITY, "")
         identity_of(found)
         self.loss = loss(found)
+        self.aggregates = frozenset(found.metadata.get(AGGREGATES, "").split())
         self._warn(drifts_of(found))
         self._seen_at = asked_at
         return found
@@ -116,8 +132,8 @@ class KnownLog:
         return self._shared
 
     def _warn(self, drifts: Sequence[Drift]) -> None:
-        if drifts != self._warned:
-            self._warned = drifts
+        if drifts != self._drifts:
+            self._drifts = drifts
             for drift in drifts:
                 logs.LOG_DRIFTED.tell(_log, drift=drift)
 

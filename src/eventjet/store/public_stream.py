@@ -7,10 +7,12 @@ zombie nor a repeat adds anything twice, and what two publishers add stays in th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from eventjet.codec.cloud_events import POSITION, PublicMessage
 from eventjet.codec.envelope import EXPECTED, header_block, mark_batch, number_of
-from eventjet.errors import ApiRefused, ConcurrencyConflict, LogUnusable, StreamMissing
+from eventjet.codec.subjects import covers
+from eventjet.errors import ApiRefused, ConcurrencyConflict, LogUnusable, StoreUnavailable, StreamMissing
 from eventjet.nats.api import (
     IN_PROCESS,
     REPEATED_ID,
@@ -30,6 +32,7 @@ class PublicStream:
 
     def __init__(self, client: Client, stream: str, publication: str) -> None:
         self.prefix = f"{stream}.{publication}"
+        self._publication = publication
         self._client = client
         self._stream = stream
         self._known: tuple[int, int] | None = None
@@ -57,12 +60,14 @@ class PublicStream:
             for message, headers in zip(messages, blocks, strict=True)
         ]
         self._known = None  # until the answer says so, it may or may not be there
-        frame = await self._client.request(subject, body, block, before=before, stream=self._stream)
         try:
+            frame = await self._client.request(subject, body, block, before=before, stream=self._stream)
             answer = answer_in(frame, f"The stream {self._stream}")
-        except ApiRefused as refusal:
-            if refusal.err_code in (WRONG_SEQUENCE, IN_PROCESS, REPEATED_ID):
+        except (ApiRefused, StoreUnavailable) as error:
+            if isinstance(error, ApiRefused) and error.err_code in (WRONG_SEQUENCE, IN_PROCESS, REPEATED_ID):
                 raise ConcurrencyConflict(f"{self.prefix}.>", last) from None
+            with suppress(StoreUnavailable, ApiRefused):
+                await check_public_stream(self._client, self._stream, self._publication)
             raise
         if answer.get("duplicate"):
             raise ConcurrencyConflict(f"{self.prefix}.>", last)
@@ -87,17 +92,32 @@ def check_public(found: StreamState | None, stream: str, publication: str) -> No
     config = found.config
     if not config.get("allow_atomic"):
         raise LogUnusable(what, "it does not take atomic batches", "Set `allow_atomic` on it.")
-    if not any(_covers(subject, f"{stream}.{publication}") for subject in config.get("subjects") or ()):
+    if not any(covers(subject, f"{stream}.{publication}") for subject in config.get("subjects") or ()):
         remedy = f"Give it the subject {stream}.{publication}.>, or name another."
         raise LogUnusable(what, f"it does not listen to {stream}.{publication}.>", remedy)
+    transform = config.get("subject_transform")
+    if transform is not None and _overlap(transform.get("src") or ">", f"{stream}.{publication}.*"):
+        raise LogUnusable(
+            what, f"its subject_transform {transform} stores what is published on other subjects", "Take that away."
+        )
+    for setting, why in _PREVENTS.items():
+        if config.get(setting):
+            raise LogUnusable(what, f"{setting} is set on it: {why}", "Take that away, or name another stream.")
 
 
-def _covers(subject: str, prefix: str) -> bool:
-    """Whether a stream's subject takes whatever is published one token below a prefix."""
-    wanted, parts = [*prefix.split("."), "*"], subject.split(".")
-    for index, part in enumerate(parts):
-        if part == ">":
-            return index < len(wanted)
-        if index >= len(wanted) or part not in ("*", wanted[index]):
+_PREVENTS = {
+    "no_ack": "it acknowledges nothing",
+    "sealed": "it takes nothing any more",
+    "allow_msg_counter": "it takes nothing but counters",
+}
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two subjects with wildcards have a subject in common."""
+    first, second = one.split("."), other.split(".")
+    for a, b in zip(first, second, strict=False):
+        if ">" in (a, b):
+            return True
+        if a != b and "*" not in (a, b):
             return False
-    return len(parts) == len(wanted)
+    return len(first) == len(second)

@@ -37,6 +37,9 @@ def repair(connection: NatsConnection, app: str, replicas: int, identity: str, *
                 metadata |= {FIRST: str(first), MISSING: str(missing)}
                 healed.append(f"{name}: it begins at position {first:,}, and {missing:,} later ones are missing")
         config = {**state.config, **{drift.setting: drift.declared for drift in drifts}, "metadata": metadata}
+        for drift in drifts:
+            if drift.setting not in declared:
+                del config[drift.setting]  # a setting that a stream of eventjet's does not mention
         if config == state.config:
             continue
         try:

@@ -84,7 +84,7 @@ class EventStore(Protocol):
     async def append(self, writes: Sequence[Append]) -> int:
         """Store all of it or nothing; the position of the last event (they are contiguous, in the order given).
 
-        Raises `ConcurrencyConflict`, `Refused`, `Forbidden` (nothing is stored) and `OutcomeUnknown`.
+        Raises `ConcurrencyConflict`, `Refused`, `Forbidden`, `LogDrifted` (nothing is stored) and `OutcomeUnknown`.
         """
         ...
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from eventjet import failpoints
 from eventjet.codec.envelope import EXPECTED, RawRecord, header, header_block, number_of
@@ -19,6 +18,7 @@ from eventjet.domain.identity import decode_id, encode_id
 from eventjet.errors import ApiRefused, StoreUnavailable, StreamMissing
 from eventjet.nats.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message, next_message, purge_stream
 from eventjet.nats.client import Client
+from eventjet.store.topology import explained, timer_config
 
 FARTHEST = timedelta(days=365 * 100)
 """The server counts nanoseconds to the year 2262 and fires what is beyond at once; this far it is set, then again."""
@@ -28,24 +28,6 @@ _SCHEDULE, _TARGET = "Nats-Schedule", "Nats-Schedule-Target"
 _TRIES = 5
 _KNOWN_MAX = 100_000
 _DUE_MAX = 100
-
-
-def timer_config(app: str, replicas: int) -> dict[str, Any]:
-    """The stream of an app's timers. No limit of any kind: one that is raised later fires old timers again."""
-    return {
-        "name": timer_stream(app),
-        "subjects": [timer_subject(app, "*", "*"), due_subject(app, "*", "*")],
-        "storage": "file",
-        "retention": "limits",
-        "discard": "old",
-        "max_msgs": -1,
-        "max_bytes": -1,
-        "max_age": 0,
-        "max_msgs_per_subject": -1,
-        "allow_msg_schedules": True,
-        "allow_direct": True,
-        "num_replicas": replicas,
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +88,13 @@ class JetStreamTimers:
             ]
             self._known.pop(subject, None)  # until the answer says so, it may or may not be set
             failpoints.reach("timer.before_set")
-            frame = await self._client.request(subject, b"", header_block(headers), stream=self._stream)
-            failpoints.reach("timer.set")
             try:
+                frame = await self._client.request(subject, b"", header_block(headers), stream=self._stream)
+                failpoints.reach("timer.set")
                 answer = answer_in(frame, f"The timer of {process} {process_id!r}")
-            except ApiRefused as refusal:
-                if refusal.err_code not in (WRONG_SEQUENCE, IN_PROCESS):
-                    raise
+            except (ApiRefused, StoreUnavailable) as error:
+                if not isinstance(error, ApiRefused) or error.err_code not in (WRONG_SEQUENCE, IN_PROCESS):
+                    raise await explained(self._client, timer_config(self._app, 1), error) from error
                 # Another worker has set one.
             else:
                 self._keep(subject, _Known(int(answer["seq"]), version, time))

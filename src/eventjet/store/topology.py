@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 from eventjet.codec.subjects import (
     SERVER_MESSAGE_MAX,
+    covers,
     cursor_bucket,
+    due_subject,
     snapshot_bucket,
     stream_subjects,
+    timer_stream,
+    timer_subject,
 )
-from eventjet.errors import ApiRefused, IdentityLost, LogUnusable, StreamMissing
+from eventjet.errors import (
+    ApiRefused,
+    IdentityLost,
+    LogDrifted,
+    LogUnusable,
+    StoreError,
+    StreamMissing,
+    UnknownAggregate,
+)
 from eventjet.nats.api import NAME_IN_USE, StreamState, create_stream, stream_info, update_stream
 from eventjet.nats.client import Client
-from eventjet.store.timers import timer_config
 from eventjet.store.wholeness import FIRST
 
 IDENTITY = "eventjet.log"
 """Key of the log's UUID in the stream's metadata; a restore copies it."""
+AGGREGATES = "eventjet.aggregates"
+"""Key of the names of all aggregates that `init` was run for over this log, with blanks between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +52,11 @@ class Drift:
         """Whether what is stored, dropped and read is the same nevertheless."""
         return self.setting in _HARMLESS
 
+    @property
+    def cost(self) -> str:
+        """What this setting does to a log or a bucket where it is not as declared."""
+        return COSTS.get(self.setting, "eventjet relies on it")
+
     def __str__(self) -> str:
         return f"{self.stream}: {self.setting} is {self.found!r}, declared is {self.declared!r}"
 
@@ -53,6 +72,8 @@ class Topology:
     """Name and position of what follows the log from now on."""
     others: tuple[str, ...] = ()
     """Who else answers what is published for them, in words: streams of other JetStream domains, and subscribers."""
+    unknown: tuple[UnknownAggregate, ...] = ()
+    """What the log has events of and the app does not declare: nothing more was made for it."""
 
 
 _COMMON = {
@@ -68,6 +89,73 @@ _COMMON = {
     "deny_delete": True,
     "allow_direct": True,
 }
+UNSET: Mapping[str, Any] = {
+    "no_ack": False,
+    "mirror": None,
+    "sources": None,
+    "subject_transform": None,
+    "republish": None,
+    "discard_new_per_subject": False,
+    "sealed": False,
+    "deny_delete": False,
+    "deny_purge": False,
+    "allow_rollup_hdrs": False,
+    "allow_msg_ttl": False,
+    "subject_delete_marker_ttl": 0,
+    "allow_msg_counter": False,
+    "allow_msg_schedules": False,
+    "allow_atomic": False,
+    "allow_batched": False,
+    "persist_mode": "default",
+    "consumer_limits": None,
+    "template_owner": "",
+}
+"""Settings as a stream has them that does not mention them: so they have to be, where a declaration does not either."""
+INDIFFERENT: Mapping[str, str] = {
+    "name": "a stream is looked up by it",
+    "description": "it is for people",
+    "metadata": "eventjet's own keys in it are looked at one by one; others are for people",
+    "placement": "where the copies are is the operator's choice",
+    "compression": "what is read is the same, however the server keeps it on its disk",
+    "first_seq": "it counts only while the stream is made; where the log begins is compared with what is there",
+    "mirror_direct": "it has a meaning for mirrors alone, and being one is compared",
+}
+"""Settings that may be any, and why."""
+COSTS: Mapping[str, str] = {
+    "subjects": "events of other subjects are not stored, or another program's are",
+    "storage": "everything is gone when the server ends",
+    "retention": "the server drops events once consumers have had them",
+    "discard": "where a limit is reached the server drops the oldest instead of refusing the newest",
+    "discard_new_per_subject": "where a limit is reached, whoever writes to a subject is refused",
+    "max_age": "the server drops what is older",
+    "max_msgs": "the server drops or refuses what is beyond",
+    "max_bytes": "the server drops or refuses what is beyond",
+    "max_msgs_per_subject": "the server drops the beginning of an aggregate's history, or keeps older values of a key",
+    "max_msg_size": "larger events are refused",
+    "deny_delete": "whoever may delete messages can take single events out of the log",
+    "deny_purge": "whoever may purge can empty the log, and a purged aggregate looks like a new one",
+    "allow_rollup_hdrs": "a message with a rollup header erases a history; for a bucket it is needed",
+    "allow_msg_ttl": "events can be stored that expire; the cursors' bucket needs it",
+    "subject_delete_marker_ttl": "the server adds messages of its own",
+    "allow_atomic": "saves of several events, and every batch, are refused",
+    "allow_batched": "other programs can publish in batches that are stored in part",
+    "allow_direct": "aggregates cannot be loaded",
+    "allow_msg_counter": "the server takes nothing but counters",
+    "allow_msg_schedules": "no timer is set, so no process is woken at its deadline; a log has no use for it",
+    "duplicate_window": "a repeat is known by its message id for another time than expected; positions still fence it",
+    "max_consumers": "a worker or a rebuild may not be able to make its consumer",
+    "consumer_limits": "a worker or a rebuild may not be able to make its consumer",
+    "num_replicas": "what happens to a server or its disk happens to what it holds",
+    "no_ack": "no save is acknowledged, so each of them ends in a timeout",
+    "mirror": "the stream holds what another one does, and takes nothing by itself",
+    "sources": "messages of other streams come into it, which no save has compared with what is there",
+    "subject_transform": "what is acknowledged is stored on another subject, where nobody reads it",
+    "republish": "the server gives copies of everything to whoever hears another subject",
+    "sealed": "nothing can be stored any more, and that cannot be undone",
+    "persist_mode": "the server acknowledges what is not on its disk yet, and loses it when it ends",
+    "template_owner": "another program's template may change or delete the stream",
+}
+"""Of each setting that is compared, what it does where it is not as declared."""
 
 
 def stream_config(app: str, replicas: int) -> dict[str, Any]:
@@ -115,6 +203,28 @@ def cursors_config(app: str, replicas: int) -> dict[str, Any]:
     }
 
 
+def timer_config(app: str, replicas: int) -> dict[str, Any]:
+    """The stream of an app's timers. No limit of any kind: one that is raised later fires old timers again."""
+    return {
+        "name": timer_stream(app),
+        "subjects": [timer_subject(app, "*", "*"), due_subject(app, "*", "*")],
+        "storage": "file",
+        "retention": "limits",
+        "discard": "old",
+        "max_msgs": -1,
+        "max_bytes": -1,
+        "max_age": 0,
+        "max_msgs_per_subject": -1,
+        "max_msg_size": -1,
+        "max_consumers": -1,
+        "duplicate_window": 120_000_000_000,
+        "allow_msg_schedules": True,
+        "allow_rollup_hdrs": True,
+        "allow_direct": True,
+        "num_replicas": replicas,
+    }
+
+
 def every_config(app: str, replicas: int) -> tuple[dict[str, Any], ...]:
     """All that an app may have on the server: its log, snapshots, cursors and timers."""
     made = (stream_config, bucket_config, cursors_config, timer_config)
@@ -158,6 +268,17 @@ async def others_answering(client: Client, kinds: Iterable[tuple[str, str]]) -> 
     # Where there is a domain there are others, perhaps far away.
     await asyncio.sleep(0.5 if client.domain else 0.05)
     return client.answerers.strangers
+
+
+async def note_aggregates(client: Client, app: str, aggregates: Collection[str]) -> None:
+    """Note in the log's metadata that these may begin histories in it. Raises `LogUnusable` and `Forbidden`."""
+    found = await info(client, app)
+    noted = set(found.metadata.get(AGGREGATES, "").split())
+    if noted >= set(aggregates):
+        return
+    metadata = {**found.metadata, AGGREGATES: " ".join(sorted(noted | set(aggregates)))}
+    with suppress(ApiRefused):  # a stream that cannot be changed takes nothing either, and that is a drift
+        await client.ask(update_stream({**found.config, "metadata": metadata}))
 
 
 async def info(client: Client, app: str) -> StreamState:
@@ -232,15 +353,60 @@ def drifts_of(found: StreamState) -> tuple[Drift, ...]:
 
 
 _HARMLESS = ("num_replicas", "duplicate_window", "max_consumers")
+_WRONG = ("subject_transform", "sources", "mirror", "no_ack", "retention", "subjects")
+"""Settings by which a log is not what was recorded, or does not say that it was."""
+
+
+def check_settings(found: StreamState) -> None:
+    """Raise `LogDrifted` for a log over which nothing may be recorded or followed. Weaker ones only get a warning."""
+    wrong = [
+        drift
+        for drift in compare(stream_config(found.name, 1), found.config)
+        if drift.setting in _WRONG
+        # More subjects than its own bring another program's messages, and take nothing away.
+        and not (drift.setting == "subjects" and any(covers(each, f"{found.name}.*") for each in drift.found or ()))
+    ]
+    if wrong:
+        raise drifted(found.name, wrong)
+
+
+def drifted(stream: str, drifts: Sequence[Drift]) -> LogDrifted:
+    """The error for what these settings of a stream stand in the way of."""
+    return LogDrifted(stream, {drift.setting: f"{drift.found!r} ({drift.cost})" for drift in drifts})
+
+
+async def explained(client: Client, declared: Mapping[str, Any], error: StoreError) -> StoreError:
+    """Return what the settings of a stream have to do with an error that came of it: `LogDrifted`, else the same error.
+
+    The stream is asked for its configuration once.
+    """
+    try:
+        found = await client.ask(stream_info(str(declared["name"])))
+    except StoreError:
+        return error
+    return explained_by(found, declared, error)
+
+
+def explained_by(found: StreamState, declared: Mapping[str, Any], error: StoreError) -> StoreError:
+    """As `explained`, of a stream as it was found."""
+    drifts = [drift for drift in compare(declared, found.config) if not drift.is_harmless]
+    return drifted(found.name, drifts) if drifts else error
 
 
 def compare(declared: Mapping[str, Any], found: Mapping[str, Any]) -> list[Drift]:
     """The settings that are not as declared; room for larger messages than events can be is harmless."""
     name = str(declared["name"])
-    return [
-        Drift(name, key, value, found.get(key))
-        for key, value in declared.items()
-        if found.get(key) != value
-        and not (not value and not found.get(key))
-        and not (key == "max_msg_size" and found.get(key, 0) > value)
-    ]
+    drifts: list[Drift] = []
+    for key, value in {**UNSET, **declared}.items():
+        actual = found.get(key, UNSET.get(key))
+        is_empty = not value and not actual
+        is_roomier = key == "max_msg_size" and 0 < value < (actual or 0)
+        if actual != value and not is_empty and not is_roomier:
+            drifts.append(Drift(name, key, value, actual))
+    return drifts
+
+
+def unknown_settings(found: StreamState) -> list[str]:
+    """Settings of a stream that this release does not know, of a newer server: what they do cannot be told."""
+    known = {*_COMMON, *UNSET, *INDIFFERENT, *COSTS}
+    return sorted(key for key, value in found.config.items() if value and key not in known)

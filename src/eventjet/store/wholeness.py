@@ -32,6 +32,8 @@ def loss(state: StreamState) -> str:
     if not gone:
         return ""
     limits = [f"{name} is {state.config[name]}" for name in _LIMITS if int(state.config.get(name) or 0) > 0]
+    if (retention := state.config.get("retention", "limits")) != "limits":
+        limits.append(f"retention is {retention}")
     limited = f" ({', '.join(limits)})" if limits else ""
     return f"{' and '.join(gone)} are gone{limited}"
 

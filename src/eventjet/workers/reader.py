@@ -31,7 +31,7 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.quarantine.fold import Reader
 from eventjet.store.earlier import EarlierRecords
-from eventjet.store.topology import identity_of, missing
+from eventjet.store.topology import check_settings, identity_of, missing
 from eventjet.store.voids import voids_in
 from eventjet.store.wholeness import check_whole, loss
 from eventjet.workers.buffer import Chunk, EventBuffer
@@ -232,12 +232,13 @@ def check_log(endpoint: Endpoint, stream: str, held: Stand) -> str:
 
 
 def check_whole_log(endpoint: Endpoint, stream: str, held: Stand) -> str:
-    """As `check_log`, for who goes on from there: raises `LogIncomplete` as well. Blocks."""
+    """As `check_log`, for who goes on from there: raises `LogIncomplete` and `LogDrifted` as well. Blocks."""
     with NatsConnection.open(endpoint) as connection:
         identity, state = state_of_log(connection, stream)
         fault = log_fault(connection, identity, state, held)
     if fault is not None:
         raise fault
+    check_settings(state)
     return identity
 
 
@@ -256,6 +257,7 @@ def check_running(endpoint: Endpoint, stream: str, held: Stand, log: str) -> Non
     if identity != log:
         raise LogRolledBack(held.name, held.position, _other(log, stream, identity))
     check_whole(state)
+    check_settings(state)
 
 
 def log_fault(

@@ -27,8 +27,9 @@ from eventjet.spelling import listed, meant
 from eventjet.sql import locations
 from eventjet.sql.database import Database
 from eventjet.store.public_stream import PublicStream, check_public_stream
-from eventjet.store.strangers import strangers
+from eventjet.store.strangers import LISTED_MAX, noted_unknown, strangers, unknown_aggregates
 from eventjet.store.timers import JetStreamTimers
+from eventjet.store.topology import drifts_of
 from eventjet.workers.among import Among
 from eventjet.workers.context import WorkerContext, WorkerOptions
 from eventjet.workers.feeds import ForeignFeed, LogFeed
@@ -225,5 +226,12 @@ def _check_stream(endpoint: Endpoint, app: Application) -> None:
     """Raises for a log that is not there; says of one what this release cannot read in it, as far as a look tells."""
     with NatsConnection.open(endpoint) as connection:
         _, state = state_of_log(connection, app.name)
-        for error in strangers(connection, state, app.catalog):
+        for drift in drifts_of(state):
+            logs.LOG_DRIFTED.tell(_log, drift=drift)
+        known = app.catalog.aggregates
+        if state.subjects <= LISTED_MAX:
+            unknown = unknown_aggregates(connection, app.name, known)
+        else:
+            unknown = noted_unknown(connection, state, known)
+        for error in (*unknown, *strangers(connection, state, app.catalog)):
             logs.LOG_UNREADABLE.tell(_log, reason=error)

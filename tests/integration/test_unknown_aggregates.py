@@ -1,0 +1,199 @@
+"""A log that has aggregates which an application does not declare: no second history begins in it silently."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+
+import pytest
+
+from eventjet import App, Imported, Reaction, Recorded, Refused, aggregate, event, reactor
+from eventjet.dev.nats import NatsServer
+from eventjet.domain.unique import CLAIMS
+from eventjet.nats.api import stream_info
+from eventjet.nats.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
+from eventjet.store.strangers import noted_unknown, unknown_aggregates
+from eventjet.workers.supervisor import run_workers
+from tests.logs import append, block, create, fresh_name
+
+
+@event("account.opened")
+class Opened:
+    owner: str
+
+
+@event("order.placed")
+class Placed:
+    item: str
+
+
+@event("refund.paid")
+class Paid:
+    amount: int
+
+
+@aggregate("account")
+class Account:
+    owner: str = ""
+
+    def open(self, owner: str) -> Opened:
+        return Opened(owner=owner)
+
+    def evolve(self, event: Opened) -> Account:
+        return replace(self, owner=event.owner)
+
+
+@aggregate("acct")
+class Renamed(Account):
+    def evolve(self, event: Opened) -> Renamed:
+        return replace(self, owner=event.owner)
+
+
+@aggregate("order")
+class Order:
+    item: str = ""
+
+    def place(self, item: str) -> Placed:
+        return Placed(item=item)
+
+    def evolve(self, event: Placed) -> Order:
+        return replace(self, item=event.item)
+
+
+@aggregate("refund")
+class Refund:
+    amount: int = 0
+
+    def pay(self, amount: int) -> Paid:
+        return Paid(amount=amount)
+
+    def evolve(self, event: Paid) -> Refund:
+        return replace(self, amount=event.amount)
+
+
+@reactor("greetings")
+async def greet(event: Recorded[Placed], reaction: Reaction[None]) -> None:
+    """Nothing."""
+
+
+@pytest.fixture
+async def name(eventjet_nats: NatsServer) -> str:
+    """Of a log with an account in it."""
+    app = App(fresh_name(), aggregates=[Account])
+    async with app.connect(servers=eventjet_nats.url) as jet:
+        assert (await jet.init()).unknown == ()
+        await jet.repository(Account).execute("a-1", Account.open, "ada")
+    return app.name
+
+
+@pytest.mark.parametrize("is_initialised", [True, False], ids=["after init", "without init"])
+async def test_a_renamed_aggregate_begins_no_second_history(
+    name: str, is_initialised: bool, eventjet_nats: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App(name, aggregates=[Renamed])
+    with caplog.at_level(logging.WARNING):
+        async with app.connect(servers=eventjet_nats.url) as jet:
+            if is_initialised:
+                (unknown,) = (await jet.init()).unknown
+                assert (unknown.aggregate, unknown.histories) == ("account", 1)
+                assert (unknown.event_type, unknown.position) == ("account.opened", 1)
+                assert "@aggregate('account')" in str(unknown)
+            with pytest.raises(Refused, match="does not declare: account"):
+                await jet.repository(Renamed).execute("a-1", Renamed.open, "ada")
+            with pytest.raises(Refused, match="does not declare: account"):
+                await jet.append_many([Imported(Renamed, "a-1", Opened(owner="ada"))], source="old")
+            assert (await jet.log()).last == 1
+    assert "aggregates that this application does not declare: account" in caplog.text
+
+
+async def test_another_application_of_the_same_name_records_nothing(name: str, eventjet_nats: NatsServer) -> None:
+    app = App(name, aggregates=[Order, Refund])
+    async with app.connect(servers=eventjet_nats.url) as jet:
+        assert [one.aggregate for one in (await jet.init()).unknown] == ["account"]
+        orders = jet.repository(Order)
+        with pytest.raises(Refused, match="`eventjet init`"):
+            await jet.transact(orders.decide("o-1", Order.place, "tea"), orders.decide("o-2", Order.place, "tea"))
+
+
+async def test_an_aggregate_that_is_given_up_is_retired_and_its_events_are_passed_over(
+    name: str, eventjet_nats: NatsServer
+) -> None:
+    app = App(name, aggregates=[Renamed], retired_aggregates=["account"])
+    async with app.connect(servers=eventjet_nats.url) as jet:
+        assert (await jet.init()).unknown == ()
+        assert (await jet.repository(Renamed).execute("b-1", Renamed.open, "bob")).position == 2
+        assert [recorded.aggregate_id async for recorded in jet.tail()] == ["b-1"]
+
+
+async def test_an_older_release_goes_on_while_a_newer_one_records_another_aggregate(
+    eventjet_nats: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    older = App(fresh_name(), aggregates=[Account, Refund])
+    newer = App(older.name, aggregates=[Account, Refund, Order])
+    async with older.connect(servers=eventjet_nats.url) as jet, newer.connect(servers=eventjet_nats.url) as other:
+        await jet.init()
+        assert (await other.init()).unknown == ()
+        await other.repository(Order).execute("o-1", Order.place, "tea")
+        await jet.repository(Account).execute("a-1", Account.open, "ada")
+        with caplog.at_level(logging.WARNING):
+            async with older.connect(servers=eventjet_nats.url) as again:
+                # What it declares may begin, though nothing of it was ever recorded.
+                assert (await again.repository(Refund).execute("r-1", Refund.pay, 3)).version == 1
+    assert "order" in caplog.text
+
+
+async def test_a_new_aggregate_needs_no_init_in_a_log_that_the_application_knows(
+    name: str, eventjet_nats: NatsServer
+) -> None:
+    async with App(name, aggregates=[Account, Order]).connect(servers=eventjet_nats.url) as jet:
+        assert (await jet.repository(Order).execute("o-1", Order.place, "tea")).version == 1
+    async with App(name, aggregates=[Account]).connect(servers=eventjet_nats.url) as jet:
+        assert [one.aggregate for one in (await jet.init()).unknown] == ["order"]
+
+
+async def test_a_worker_names_what_it_does_not_know_and_works(
+    name: str, eventjet_nats: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App(name, aggregates=[Order], reactors=[greet], retired_aggregates=["account"])
+    stop = asyncio.Event()
+    async with app.connect(servers=eventjet_nats.url) as jet:
+        await jet.init()
+    unaware = App(name, aggregates=[Order], reactors=[greet])
+    settings = jet.settings
+    with caplog.at_level(logging.WARNING):
+        async with asyncio.timeout(60):
+            await run_workers(unaware, settings, stop=stop, on_ready=stop.set)
+    assert "has events of 1 'account'" in caplog.text
+
+
+def test_of_a_long_log_those_are_named_that_init_has_noted(name: str, eventjet_nats: NatsServer) -> None:
+    with NatsConnection.open(Endpoint((eventjet_nats.url,))) as connection:
+        state = connection.ask(stream_info(name))
+        assert noted_unknown(connection, state, {"account"}) == []
+        (unknown,) = noted_unknown(connection, state, {"order"})
+    assert (unknown.aggregate, unknown.histories, unknown.position) == ("account", 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("known", "unknown"),
+    [
+        ({"account", "b_c", "zebra", "a"}, {}),
+        ({"account", "b_c", "zebra"}, {"a": 1}),
+        ({"account"}, {"a": 1, "b_c": 2, "zebra": 1}),
+        ({"a", "zebra"}, {"account": 3, "b_c": 2}),
+        (set[str](), {"a": 1, "account": 3, "b_c": 2, "zebra": 1}),
+    ],
+    ids=lambda value: ",".join(sorted(value)) or "none",
+)
+def test_every_unknown_aggregate_is_counted_wherever_it_stands_in_the_list(
+    known: set[str], unknown: dict[str, int], eventjet_nats: NatsServer
+) -> None:
+    endpoint, log = Endpoint((eventjet_nats.url,)), fresh_name()
+    create(endpoint, log)
+    subjects = ["a.1", "account.1", "account.2", "account.3", "b_c.1", "b_c.2", "zebra.1", f"{CLAIMS}.x", "_void.1"]
+    append(endpoint, log, [(subject, block(), b"{}") for subject in subjects])
+    with NatsConnection.open(endpoint) as connection:
+        found = unknown_aggregates(connection, log, known)
+    assert {one.aggregate: one.histories for one in found} == unknown
