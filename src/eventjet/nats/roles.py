@@ -22,6 +22,8 @@ from eventjet.codec.subjects import (
 )
 from eventjet.codec.voids import void_subject
 from eventjet.domain.unique import CLAIMS
+from eventjet.errors import UsageError
+from eventjet.nats.endpoint import CALLER_INBOX
 
 ADMIN = "admin"
 WORKER = "worker"
@@ -43,8 +45,6 @@ class Role:
     subscribe: tuple[str, ...]
     deny: tuple[str, ...] = ()
     """Of what `publish` allows."""
-    responds: bool = False
-    """Whether it may answer whoever asks it, wherever that one hears."""
 
     @property
     def inbox_prefix(self) -> str:
@@ -133,15 +133,27 @@ def _keys_of(followers: Sequence[str]) -> list[str]:
     return [*keys, *(f"w.{name}.*" for name in divided)]
 
 
-def serving_roles(app: str, roles: Sequence[Role]) -> tuple[Role, ...]:
-    """For an app that serves commands: `service` carries them out, which a writer may, and `caller` asks for them."""
+def serving_roles(app: str, roles: Sequence[Role], inboxes: Sequence[str] = (CALLER_INBOX,)) -> tuple[Role, ...]:
+    """For an app that serves commands: `service` carries them out, which a writer may, and `caller` asks for them.
+
+    The caller chooses where its answer goes, so the service may publish to `inboxes` alone, which callers hear: with
+    `allow_responses` it could be led to publish anywhere. Below `_R_.` are the replies of other accounts' callers, which
+    the server makes. Raises `UsageError` for inboxes of other roles.
+    """
     (writer,) = [role for role in roles if role.name == WRITER]
-    inbox, *heard = writer.subscribe
+    for prefix in inboxes:
+        for name in (*(role.name for role in roles), SERVICE):
+            if f"_INBOX_{name}.".startswith(f"{prefix}.") or prefix.startswith(f"_INBOX_{name}."):
+                what = f"EVENTJET_CALLER_INBOXES names {prefix}, and {name} hears its answers below _INBOX_{name}"
+                raise UsageError(f"{what}. Name another prefix.")
+    _, *heard = writer.subscribe
     asked = f"cmd.{app}.>"
-    own = (inbox.replace(WRITER, SERVICE), *heard, asked, "$SRV.>")
+    verbs = (f"$SRV.{verb}{whose}" for whose in ("", f".{app}", f".{app}.*") for verb in ("PING", "INFO", "STATS"))
+    services = (asked, *verbs)
+    hears = tuple(f"{prefix}.>" for prefix in inboxes)
     return (
-        Role(SERVICE, writer.publish, own, writer.deny, responds=True),
-        Role(CALLER, (asked, "$SRV.>"), (f"_INBOX_{CALLER}.>",)),
+        Role(SERVICE, (*writer.publish, *hears, "_R_.>"), (f"_INBOX_{SERVICE}.>", *heard, *services), writer.deny),
+        Role(CALLER, services, hears),
     )
 
 
@@ -194,10 +206,9 @@ tls {{
 def user_lines(role: Role) -> str:
     """One user of a configuration, with what it may do."""
     deny = f", deny: {_listed(role.deny)}" if role.deny else ""
-    responds = "\n          allow_responses: true" if role.responds else ""
     return f"""      {{ user: {role.name}, password: ${role.variable}, permissions: {{
           publish: {{ allow: {_listed(role.publish)}{deny} }}
-          subscribe: {{ allow: {_listed(role.subscribe)} }}{responds}
+          subscribe: {{ allow: {_listed(role.subscribe)} }}
       }} }}"""
 
 
