@@ -142,8 +142,8 @@ def _checked(settings: Settings) -> Settings:
     for prefix in settings.caller_inboxes or ():
         if not re.fullmatch(r"_INBOX[A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*", prefix):
             raise UsageError(
-                f"EVENTJET_CALLER_INBOXES names {prefix[:60]!r}, which is no inbox: a service would answer into streams, "
-                "or to the server. Write prefixes that begin with _INBOX, such as _INBOX_shop."
+                f"EVENTJET_CALLER_INBOXES names {prefix[:60]!r}, which is no inbox: a service would answer into "
+                "streams, or to the server. Write prefixes that begin with _INBOX, such as _INBOX_shop."
             )
     if settings.replicas not in (1, 3, 5):
         raise UsageError(f"replicas is {settings.replicas}. JetStream replicates 1, 3 or 5 times.")

@@ -91,7 +91,9 @@ async def app(settings: Settings) -> App:
             ("timers", [f"_EJ.{app.name}.>"]),
             ("public", [f"public.{app.name}.>"]),
         ):
-            await jet.client.api(f"STREAM.CREATE.{app.name}-{name}", {"name": f"{app.name}-{name}", "subjects": subjects})
+            await jet.client.api(
+                f"STREAM.CREATE.{app.name}-{name}", {"name": f"{app.name}-{name}", "subjects": subjects}
+            )
     return app
 
 
@@ -190,12 +192,16 @@ async def test_another_prefix_is_agreed_on_by_a_setting_of_both(app: App, settin
 
 
 async def test_a_caller_that_no_service_would_answer_is_told_at_once(app: App, settings: Settings) -> None:
-    with pytest.raises(UsageError, match=r"below _INBOX_mine, where no service .* EVENTJET_INBOX_PREFIX to _INBOX_call"):
+    with pytest.raises(
+        UsageError, match=r"below _INBOX_mine, where no service .* EVENTJET_INBOX_PREFIX to _INBOX_call"
+    ):
         async with app.client(replace(settings, inbox_prefix="_INBOX_mine")):
             pass
 
 
-@pytest.mark.parametrize("prefix", ["bank", "$JS.API", "_EJ.bank", "cmd", "_R_", "_INBOX.>", "_INBOX.*", "_INBOX x", ""])
+@pytest.mark.parametrize(
+    "prefix", ["bank", "$JS.API", "_EJ.bank", "cmd", "_R_", "_INBOX.>", "_INBOX.*", "_INBOX x", ""]
+)
 def test_only_inboxes_can_be_agreed_on(prefix: str) -> None:
     with pytest.raises(UsageError, match="begin with _INBOX"):
         Settings.load({"caller_inboxes": ["_INBOX_shop", prefix]}, {})

@@ -137,8 +137,8 @@ def serving_roles(app: str, roles: Sequence[Role], inboxes: Sequence[str] = (CAL
     """For an app that serves commands: `service` carries them out, which a writer may, and `caller` asks for them.
 
     The caller chooses where its answer goes, so the service may publish to `inboxes` alone, which callers hear: with
-    `allow_responses` it could be led to publish anywhere. Below `_R_.` are the replies of other accounts' callers, which
-    the server makes. Raises `UsageError` for inboxes of other roles.
+    `allow_responses` it could be led to publish anywhere. Below `_R_.` are the replies of callers of other accounts,
+    which the server makes. Raises `UsageError` for inboxes of other roles.
     """
     (writer,) = [role for role in roles if role.name == WRITER]
     for prefix in inboxes:

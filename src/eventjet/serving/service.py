@@ -209,8 +209,8 @@ class Service:
         named = f"names the reply {cut(reply, 100)!r}" if reply else "names no reply"
         inboxes = ", ".join(self._client.endpoint.caller_inboxes)
         self._warn(
-            f"a request {named}, and answers go to inboxes of callers alone ({inboxes}). Have the caller hear its answers "
-            "there, or name the prefix of its inboxes in EVENTJET_CALLER_INBOXES.",
+            f"a request {named}, and answers go to inboxes of callers alone ({inboxes}). Have the caller hear its "
+            "answers there, or name the prefix of its inboxes in EVENTJET_CALLER_INBOXES.",
             name,
         )
 
