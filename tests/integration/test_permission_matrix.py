@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from eventjet.dev.nats import NatsServer, nats_program
 from eventjet.errors import Forbidden
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import bank
-from eventjet.nats.api import stream_info
+from eventjet.nats.api import last_message, stream_info
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.dial import dial
 from eventjet.nats.endpoint import Endpoint
@@ -317,6 +319,47 @@ def test_a_role_hears_its_own_answers_and_could_answer_for_nobody_else(nats: Nat
     queues = {subject: b"SUB %b q 8%d\r\n" % (subject.encode(), number) for number, subject in enumerate(subjects)}
     assert _wrong(HEARD, name, denied(_as(nats.url, name), frames)) == []
     assert _wrong(HEARD, name, denied(_as(nats.url, name), queues)) == []
+
+
+@pytest.mark.parametrize("name", sorted(NAMES - {"admin", "caller"}))
+def test_no_role_can_lead_what_the_server_answers_into_a_stream_or_into_its_api(nats: NatsServer, name: str) -> None:
+    """Whoever asks chooses where the answer goes, and no permission limits the server: it must not reach the log."""
+    granted = [subject for roles, subjects in SENT.values() if name in roles for subject in subjects]
+    asked = [each for each in granted if each.startswith("$JS.API.") and not each.startswith("$JS.API.STREAM.PURGE")]
+    # An event, the refusal of one, a status without a body, and what a request without a body is answered.
+    bodies = (b'{"seq":1}', b'{"seq":99999}', b'{"last_by_subj":"bank.account.empty"}', b"")
+    targets = [
+        *("bank.account.victim", "bank._void.1", "$KV.bank_snapshots.account.victim", "$JS.API.STREAM.PURGE.bank"),
+        *("$JS.API.STREAM.DELETE.bank", "$JS.API.STREAM.DELETE.KV_bank_snapshots", "$JS.API.CONSUMER.DELETE.bank.kept"),
+    ]
+    with NatsConnection.open(_as(nats.url, "writer")) as link:
+        link.request("bank.account.empty", b"")
+    with NatsConnection.open(_as(nats.url, "admin")) as admin:
+        admin.api("CONSUMER.CREATE.bank.kept", {"stream_name": "bank", "config": {"name": "kept"}})
+        before = admin.ask(stream_info("bank")), admin.ask(stream_info("KV_bank_snapshots"))
+        with NatsConnection.open(_as(nats.url, name)) as link:
+            for subject in asked:
+                for body, target in product(bodies, targets):
+                    link.publish(subject, body, reply=target)
+            link.request("$JS.API.STREAM.INFO.bank", b"", timeout_s=60.0)
+        after = admin.ask(stream_info("bank")), admin.ask(stream_info("KV_bank_snapshots"))
+        assert [(one.last, one.messages, one.created) for one in after] == [
+            (one.last, one.messages, one.created) for one in before
+        ]
+        admin.api("CONSUMER.DELETE.bank.kept")
+
+
+@pytest.mark.parametrize("name", sorted(EACH_WRITER))
+def test_no_writer_can_lead_the_acknowledgement_of_its_event_into_a_stream(nats: NatsServer, name: str) -> None:
+    kind = "transfer" if name == "writer_transfer" else "account"
+    with NatsConnection.open(_as(nats.url, name)) as link:
+        before = link.ask(stream_info("bank")).last
+        for target in ("bank.account.victim", "bank._void.1", "$KV.bank_snapshots.account.victim"):
+            link.publish(f"bank.{kind}.a", b"{}", reply=target)
+        assert json.loads(link.request(f"bank.{kind}.a", b"{}")[4])["seq"] == before + 4
+        assert link.ask(stream_info("bank")).last == before + 4
+        assert link.ask(last_message("bank", "bank.account.victim")) is None
+        assert link.ask(last_message("bank", "bank._void.1")) is None
 
 
 def test_another_account_does_not_see_the_app_at_all(nats: NatsServer) -> None:

@@ -227,10 +227,10 @@ async def served_with_roles(*inboxes: str) -> AsyncGenerator[tuple[NatsServer, A
     roles = roles_of(app.name, ("account",), ())
     roles += serving_roles(app.name, roles, *([inboxes] if inboxes else []))
     passwords = "".join(f"{one.variable}: {one.name}\n" for one in roles)
-    bank, commands = app.name.upper(), f"cmd.{app.name}.>"
-    shop = f"imports: [ {{ service: {{ account: {bank}, subject: {json.dumps(commands)} }} }} ]"
+    clients, commands = f"{app.name.upper()}_CLIENTS", json.dumps(f"cmd.{app.name}.>")
+    shop = f"imports: [ {{ service: {{ account: {clients}, subject: {commands} }} }} ]"
     config = accounts(app.name, roles)
-    config = config.replace("enabled\n", f"enabled\n    exports: [ {{ service: {json.dumps(commands)} }} ]\n", 1)
+    config = config.replace("    imports:", f"    exports: [ {{ service: {commands} }} ]\n    imports:", 1)
     config = config.replace("  SYS {", f"  SHOP {{ users: [ {{ user: shop, password: shop }} ], {shop} }}\n  SYS {{", 1)
     with NatsServer(sync_interval="1m", config=f"{passwords}SYS_PASSWORD: sys\n{config}") as server:
         async with app.connect(role_settings(server, "admin")) as jet:
