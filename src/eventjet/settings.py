@@ -33,6 +33,7 @@ class SettingsOverrides(TypedDict, total=False):
     tls_cert: Path | str | None
     tls_key: Path | str | None
     inbox_prefix: str | None
+    caller_inboxes: Sequence[str] | str | None
     replicas: int | str | None
     save_timeout_s: float | str | None
     request_timeout_s: float | str | None
@@ -66,6 +67,9 @@ class Settings:
     tls_key: Path | None = field(default=None, repr=False)
     inbox_prefix: str = "_INBOX"
     """Where answers come in (`EVENTJET_INBOX_PREFIX`): one a role, so that no role hears what others are answered."""
+    caller_inboxes: tuple[str, ...] | None = None
+    """Below which prefixes a service answers (`EVENTJET_CALLER_INBOXES`, separated by commas): `_INBOX` and
+    `_INBOX_caller` unless it is set."""
     replicas: int = 1
     """Replicas of the stream and the bucket that `init` creates: 1 embedded, 3 in production."""
     save_timeout_s: float = 20.0
@@ -106,8 +110,9 @@ def _laid_over(settings: Settings, overrides: Mapping[str, object]) -> Settings:
             )
         if value is not None:
             values[name] = _parsed(name, kinds[name], value) if isinstance(value, str) else value
-    if isinstance(values.get("servers"), list):
-        values["servers"] = tuple(cast("list[str]", values["servers"]))
+    for name in ("servers", "caller_inboxes"):
+        if isinstance(values.get(name), list):
+            values[name] = tuple(cast("list[str]", values[name]))
     return _checked(replace(settings, **values))
 
 
@@ -134,6 +139,12 @@ def _checked(settings: Settings) -> Settings:
         raise UsageError("EVENTJET_TLS_KEY is set and EVENTJET_TLS_CERT is not. Name the certificate that it is of.")
     if not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", settings.inbox_prefix):
         raise UsageError("EVENTJET_INBOX_PREFIX is no subject. Write letters, digits, _ and -, such as _INBOX_worker.")
+    for prefix in settings.caller_inboxes or ():
+        if not re.fullmatch(r"_INBOX[A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*", prefix):
+            raise UsageError(
+                f"EVENTJET_CALLER_INBOXES names {prefix[:60]!r}, which is no inbox: a service would answer into "
+                "streams, or to the server. Write prefixes that begin with _INBOX, such as _INBOX_shop."
+            )
     if settings.replicas not in (1, 3, 5):
         raise UsageError(f"replicas is {settings.replicas}. JetStream replicates 1, 3 or 5 times.")
     for name in ("save_timeout_s", "request_timeout_s"):

@@ -26,50 +26,6 @@ from tests.logs import fresh_name
 
 AGGREGATES = ("account", "book", "transfer")
 ROLES = roles_of("transfers", AGGREGATES, (), ("transfer", "receipts"))
-NAMES = tuple(role.name for role in ROLES)
-_KV, _TIMERS = "KV_transfers_cursors", "EJ_transfers_timers"
-_VERBS = ("CREATE", "UPDATE", "INFO", "DELETE", "PURGE", "MSG.GET", "MSG.DELETE")
-PROBES = [
-    *(f"$KV.{app}_cursors.c.{name}" for app in ("transfers", "other") for name in ("transfer", "alien")),
-    "$KV.transfers_cursors.w.transfer.x",
-    *(f"$KV.{app}_cursors.q.transfer.7" for app in ("transfers", "other")),
-    *(f"_EJ.{app}.{kind}.transfer.t" for app in ("transfers", "other") for kind in ("at", "due")),
-    *(f"$JS.API.STREAM.{verb}.{name}" for verb in _VERBS for name in (_KV, _TIMERS, "KV_other_cursors", "transfers")),
-    *(f"$JS.API.DIRECT.GET.{name}" for name in (_KV, _TIMERS)),
-    *(f"$JS.API.CONSUMER.{verb}.transfers.transfer" for verb in ("CREATE", "DELETE", "MSG.NEXT", "INFO")),
-    *(f"$JS.API.CONSUMER.{verb}.transfers.alien" for verb in ("CREATE", "DELETE", "MSG.NEXT", "INFO")),
-    *(f"$JS.API.CONSUMER.{verb}.{_TIMERS}.x" for verb in ("CREATE", "DELETE", "MSG.NEXT")),
-    *(f"transfers.{kind}.a" for kind in ("account", "transfer", "_void")),
-    "other.account.a",
-]
-_CURSORS = {"$KV.transfers_cursors.c.transfer", "$KV.transfers_cursors.q.transfer.7"}
-_LOOK = {f"$JS.API.STREAM.MSG.GET.{_KV}", f"$JS.API.STREAM.MSG.GET.{_TIMERS}"}
-_SET = {"_EJ.transfers.at.transfer.t", f"$JS.API.STREAM.PURGE.{_TIMERS}"}
-_LOG = {"$JS.API.STREAM.INFO.transfers", "$JS.API.STREAM.MSG.GET.transfers"}
-_OWN = {f"$JS.API.CONSUMER.{verb}.transfers.transfer" for verb in ("CREATE", "DELETE", "MSG.NEXT")}
-_ALIEN = {f"$JS.API.CONSUMER.{verb}.transfers.alien" for verb in ("CREATE", "DELETE", "MSG.NEXT")}
-_WRITES = {"transfers.account.a", "transfers.transfer.a"}
-ALLOWED: dict[str, set[str]] = {
-    "admin": _LOG
-    | _LOOK
-    | _SET
-    | _CURSORS
-    | {"$KV.transfers_cursors.c.alien"}
-    | _OWN
-    | _ALIEN
-    | {"transfers._void.a"}
-    | {f"$JS.API.STREAM.{verb}.{name}" for verb in ("CREATE", "INFO") for name in (_KV, _TIMERS, "transfers")}
-    | {"$JS.API.STREAM.UPDATE.transfers"},
-    "worker": _LOG,
-    "reader": _LOG | _LOOK,
-    "rebuild": _LOG | _ALIEN,
-    "snapshots": _LOG | _ALIEN,
-    "actor": _LOG | _LOOK | _SET | _CURSORS | _OWN | _WRITES,
-    "writer": _LOG | _WRITES,
-    "writer_account": _LOG | {"transfers.account.a"},
-    "writer_book": _LOG,
-    "writer_transfer": _LOG | {"transfers.transfer.a"},
-}
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +38,6 @@ def server() -> Iterator[NatsServer]:
 
 def settings_of(server: NatsServer, name: str) -> Settings:
     return Settings(servers=(server.url,), user=name, password=name, inbox_prefix=f"_INBOX_{name}")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_role_may_send_what_its_work_takes_and_nothing_else(server: NatsServer, name: str) -> None:
-    assert set(NAMES) == set(ALLOWED)
-    endpoint = Endpoint((server.url,), user=name, password=name, inbox_prefix=f"_INBOX_{name}")
-    frames = {subject: b"PUB %b _INBOX_%b.probe 1\r\nx\r\n" % (subject.encode(), name.encode()) for subject in PROBES}
-    assert set(PROBES) - denied(endpoint, frames) == ALLOWED[name]
 
 
 async def test_with_its_roles_an_app_does_its_work(server: NatsServer) -> None:

@@ -273,6 +273,19 @@ def test_what_others_wrote_is_restored_as_it_is(url: str) -> None:
     assert [one[2] for one in records_of(url)] == [one[2] for one in strange]
 
 
+@pytest.mark.parametrize(
+    "subject", [b"$JS.API.STREAM.DELETE.other", b"other.account.a", b"bank.account", b"bank.account.a.b", b"$KV.b.a"]
+)
+def test_a_past_with_a_record_that_lies_elsewhere_is_published_nowhere(url: str, subject: bytes) -> None:
+    """Whoever restores may do anything on the server, and must not do what a record of the archive says."""
+    with NatsConnection.open(endpoint(url)) as link:
+        link.api("STREAM.CREATE.other", {"name": "other", "subjects": ["other.>", "$KV.b.>"]})
+        with pytest.raises(ArchiveBroken, match=r"position 1 is on .*, no subject of the log 'bank'"):
+            restored(url, [(1, 10**18, subject, b"", b""), (2, 10**18, b"bank.account.a", b"", b"")])
+        assert link.api("STREAM.INFO.other")["state"]["last_seq"] == 0
+        link.api("STREAM.DELETE.other")
+
+
 def test_a_past_whose_events_do_not_follow_their_own_is_told_apart(url: str) -> None:
     broken = [
         (1, 10**18, b"bank.account.a", block(version=1, Nats_Expected_Last_Subject_Sequence="0"), b"{}"),

@@ -20,6 +20,7 @@ from eventjet.codec.envelope import EXPECTED, MSG_ID, RECORDED_AT, RawRecord, he
 from eventjet.codec.imported import LOGGED_AT, is_imported
 from eventjet.errors import ArchiveBroken
 from eventjet.nats.protocol import publish_frame
+from eventjet.shown import cut
 
 BATCH_MAX = 500
 """Messages of one atomic batch: beyond that, a batch costs what its messages cost."""
@@ -81,6 +82,7 @@ def batches(archive: ArchiveReader, start: int) -> Iterator[RestoreBatch]:
     batch = RestoreBatch()
     for page in archive.records(start, sealed.last + 1):
         for record in page:
+            _check_subject(sealed, record)
             block = _kept(record)
             bare = _EXPECTATION.sub(b"", block)
             size = len(record[2]) + len(bare) + len(record[4])
@@ -98,6 +100,16 @@ def batches(archive: ArchiveReader, start: int) -> Iterator[RestoreBatch]:
                 batch.ids.add(event_id)
     if batch.records:
         yield batch
+
+
+def _check_subject(sealed: Archive, record: RawRecord) -> None:
+    """Nothing may be published but to the log: whoever restores may do anything, and a record names its subject."""
+    position, _, subject, _, _ = record
+    if not subject.startswith(f"{sealed.stream}.".encode()) or subject.count(b".") != 2:
+        where = cut(subject.decode("utf-8", "replace"))
+        raise ArchiveBroken(
+            sealed.url, f"position {position:,} is on {where!r}, no subject of the log {sealed.stream!r}"
+        )
 
 
 def _may_expect(sealed: Archive, record: RawRecord, lasts: Mapping[bytes, int]) -> bool:

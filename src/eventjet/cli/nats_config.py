@@ -22,6 +22,7 @@ def nats_config(
     It holds no password: the server takes them from its environment. Make it again when the app has a new aggregate,
     projection or revision.
     """
+    from eventjet.nats.endpoint import CALLER_INBOX
     from eventjet.nats.roles import accounts as only_accounts
     from eventjet.nats.roles import roles_of, server_config, serving_roles
     from eventjet.reactions.following import declarations_of
@@ -39,5 +40,6 @@ def nats_config(
     published = [(one.stream, one.name) for one in app.publications.values()]
     unique = [info.name for info in app.aggregates.values() if info.unique]
     roles = roles_of(app.name, aggregates, durables, list(declarations_of(app)), published, received, unique)
-    roles += serving_roles(app.name, roles) if app.served else ()
+    if app.served:
+        roles += serving_roles(app.name, roles, at.settings.caller_inboxes or (CALLER_INBOX,))
     print((only_accounts if accounts else server_config)(app.name, roles), end="")

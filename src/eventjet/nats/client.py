@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -35,6 +36,10 @@ T = TypeVar("T")
 _CONNECT_TIMEOUT_S = 3.0
 """For each server of the cluster."""
 _PAUSE_S = 0.2
+_INBOX = re.compile(rb"[^\x00-\x20\x7f-\xff.*>]+(\.[^\x00-\x20\x7f-\xff.*>]+)+")
+"""A subject of several tokens in ASCII, without wildcards: what a client makes for its answers."""
+_INBOX_MAX = 1_000
+"""Bytes of one."""
 _ROOM_PAUSE_S = 0.001
 _REFUSED_S = 0.25
 """So long after an error that refuses a publish an acknowledgement is waited for: no error says whose it is."""
@@ -133,6 +138,8 @@ class Client:
         """The JetStream domain, as its API has told, for a server that has no JetStream of its own; None: not known."""
         self.answerers = Answerers()
         """Who else answers what this client publishes."""
+        self.on_denied: list[Callable[[Forbidden], object]] = []
+        """Called for what the server denies that nobody waits for: an answer, or a subscription."""
         self._connection: LoopConnection | None = None
         self._opening: asyncio.Task[None] | None = None
         self._fault: Exception | None = None
@@ -146,6 +153,7 @@ class Client:
         timeout_s = _CONNECT_TIMEOUT_S * (len(self.endpoint.servers) + len(self.endpoint.discovered))
         connection = await LoopConnection.open(self.endpoint, timeout_s, self._ended)
         self._connection = connection
+        connection.on_denied = self._denied
         self._opened_at = asyncio.get_running_loop().time()
         for one in self._listeners:
             one.sid = connection.subscribe(one.subject, one.heard, one.queue)
@@ -268,6 +276,18 @@ class Client:
         if self._connection is not None and self._connection.usable:
             self._connection.publish(subject, payload, headers)
 
+    def may_answer(self, reply: bytes) -> bool:
+        """Whether an answer may go to the reply subject of a request, which whoever asks chooses freely: to an inbox of
+        callers, never to this client's own, whose messages it believes to be the server's.
+
+        A request from another account comes with a reply below `_R_.`, which the server makes and takes from no client.
+        """
+        if len(reply) > _INBOX_MAX or not _INBOX.fullmatch(reply):
+            return False
+        if self._connection is not None and self._connection.is_own_inbox(reply):
+            return False
+        return reply.startswith((b"_R_.", *(f"{prefix}.".encode() for prefix in self.endpoint.caller_inboxes)))
+
     async def unsubscribe(self, served: Collection[Listening]) -> None:
         """Hear nothing of these any more; returns when the server knows."""
         for one in served:
@@ -317,6 +337,10 @@ class Client:
             except (StoreError, Unreachable, UsageError) as error:
                 self._fault = error
                 await asyncio.sleep(_PAUSE_S)
+
+    def _denied(self, fault: Forbidden) -> None:
+        for tell in self.on_denied:
+            tell(fault)
 
     def _ended(self, connection: LoopConnection) -> None:
         self.endpoint = self.endpoint.with_discovered(connection.info.get("connect_urls") or ())

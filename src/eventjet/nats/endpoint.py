@@ -14,6 +14,8 @@ from eventjet.settings import Settings
 from eventjet.urls import Url, parse, server_url
 
 _PORT = 4222
+DEFAULT_INBOX, CALLER_INBOX = "_INBOX", "_INBOX_caller"
+"""Where callers hear their answers: clients that were told nothing, and the user `caller` of `eventjet nats-config`."""
 
 
 class Address(NamedTuple):
@@ -56,6 +58,8 @@ class Endpoint:
     tls_first: bool = False
     """Shake hands before the server's INFO, as its `handshake_first` asks."""
     inbox_prefix: str = "_INBOX"
+    caller_inboxes: tuple[str, ...] = (DEFAULT_INBOX, CALLER_INBOX)
+    """Prefixes of the inboxes to which a service over this endpoint answers."""
     shuffle: bool = False
     """Start with a random server instead of the first."""
     discovered: tuple[str, ...] = ()
@@ -100,6 +104,7 @@ class Endpoint:
             tls_cert=settings.tls_cert,
             tls_key=settings.tls_key,
             inbox_prefix=settings.inbox_prefix,
+            caller_inboxes=settings.caller_inboxes or (DEFAULT_INBOX, CALLER_INBOX),
         )
 
     def with_name(self, name: str) -> Endpoint:

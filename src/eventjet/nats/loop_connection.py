@@ -47,6 +47,8 @@ class LoopConnection:
         """The server's INFO, its newest."""
         self.usable = True
         """False once it was closed or lost."""
+        self.on_denied: Callable[[Forbidden], object] | None = None
+        """Called for a violation that concerns nothing that waits for an answer."""
         self._sock = dialled.sock
         self._parser = dialled.parser
         self._peer = dialled.peer
@@ -108,6 +110,10 @@ class LoopConnection:
         self._exchanges[reply] = exchange
         self._lateness.watch(exchange.look_at(now))
         return exchange
+
+    def is_own_inbox(self, subject: bytes) -> bool:
+        """Whether what is published there would be read as an answer to this connection."""
+        return subject.startswith(self._replies)
 
     def forget(self, exchange: OpenRequest) -> None:
         """Ignore whatever still comes in answer to it, but for who it is that answers."""
@@ -272,9 +278,11 @@ class LoopConnection:
         """
         if type(fault) is not Forbidden or fault.subject.startswith(self._inbox):
             return False
-        for exchange in self._exchanges.values():
-            if fault.subject in exchange.subjects:
-                exchange.end(fault)
+        concerned = [one for one in self._exchanges.values() if fault.subject in one.subjects]
+        for exchange in concerned:
+            exchange.end(fault)
+        if not concerned and self.on_denied is not None:
+            self.on_denied(fault)
         return True
 
     def _doubt(self) -> None:

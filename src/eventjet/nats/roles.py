@@ -7,7 +7,8 @@ takes, by what `nats/api.py` sends, and has an inbox of its own: nobody hears wh
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from eventjet.codec.subjects import (
@@ -23,6 +24,8 @@ from eventjet.codec.subjects import (
 )
 from eventjet.codec.voids import void_subject
 from eventjet.domain.unique import CLAIMS
+from eventjet.errors import UsageError
+from eventjet.nats.endpoint import CALLER_INBOX
 
 ADMIN = "admin"
 WORKER = "worker"
@@ -44,8 +47,6 @@ class Role:
     subscribe: tuple[str, ...]
     deny: tuple[str, ...] = ()
     """Of what `publish` allows."""
-    responds: bool = False
-    """Whether it may answer whoever asks it, wherever that one hears."""
 
     @property
     def inbox_prefix(self) -> str:
@@ -137,15 +138,27 @@ def _keys_of(followers: Sequence[str]) -> list[str]:
     return [*keys, *(f"w.{name}.*" for name in divided)]
 
 
-def serving_roles(app: str, roles: Sequence[Role]) -> tuple[Role, ...]:
-    """For an app that serves commands: `service` carries them out, which a writer may, and `caller` asks for them."""
+def serving_roles(app: str, roles: Sequence[Role], inboxes: Sequence[str] = (CALLER_INBOX,)) -> tuple[Role, ...]:
+    """For an app that serves commands: `service` carries them out, which a writer may, and `caller` asks for them.
+
+    The caller chooses where its answer goes, so the service may publish to `inboxes` alone, which callers hear: with
+    `allow_responses` it could be led to publish anywhere. Below `_R_.` are the replies of callers of other accounts,
+    which the server makes. Raises `UsageError` for inboxes of other roles.
+    """
     (writer,) = [role for role in roles if role.name == WRITER]
-    inbox, *heard = writer.subscribe
+    for prefix in inboxes:
+        for name in (*(role.name for role in roles), SERVICE):
+            if f"_INBOX_{name}.".startswith(f"{prefix}.") or prefix.startswith(f"_INBOX_{name}."):
+                what = f"EVENTJET_CALLER_INBOXES names {prefix}, and {name} hears its answers below _INBOX_{name}"
+                raise UsageError(f"{what}. Name another prefix.")
+    _, *heard = writer.subscribe
     asked = f"cmd.{app}.>"
-    own = (inbox.replace(WRITER, SERVICE), *heard, asked, "$SRV.>")
+    verbs = (f"$SRV.{verb}{whose}" for whose in ("", f".{app}", f".{app}.*") for verb in ("PING", "INFO", "STATS"))
+    services = (asked, *verbs)
+    hears = tuple(f"{prefix}.>" for prefix in inboxes)
     return (
-        Role(SERVICE, writer.publish, own, writer.deny, responds=True),
-        Role(CALLER, (asked, "$SRV.>"), (f"_INBOX_{CALLER}.>",)),
+        Role(SERVICE, (*writer.publish, *hears, "_R_.>"), (f"_INBOX_{SERVICE}.>", *heard, *services), writer.deny),
+        Role(CALLER, services, hears),
     )
 
 
@@ -155,19 +168,65 @@ def _projections(durables: Sequence[str]) -> list[str]:
 
 
 def accounts(app: str, roles: Sequence[Role]) -> str:
-    """The part of a server's configuration that says who may do what; passwords come from its environment."""
-    users = "\n".join(map(user_lines, roles))
+    """The part of a server's configuration that says who may do what; passwords come from its environment.
+
+    The log lies in an account of its own, which the roles reach through imports. The server answers a request of
+    JetStream wherever its reply subject says, with rights that no permission limits: within the log's account whoever
+    may read could have the answer stored as an event, or taken for a request to delete the log. Through an import the
+    answer stays in the account that asked, where there is no stream and no JetStream.
+    """
+    log, clients = app.upper(), f"{app.upper()}_CLIENTS"
+    inside = "\n".join(user_lines(role) for role in roles if role.name == ADMIN)
+    outside = "\n".join(user_lines(role) for role in roles if role.name != ADMIN)
+    asked = _asked_of_log(app, [role for role in roles if role.name != ADMIN])
+    told = f"$JS.EVENT.ADVISORY.STREAM.*.{app}"
+    kinds = [", response_type: stream" if _SEVERAL_ANSWERS.fullmatch(each) else "" for each in asked]
+    exports = [f"{{ service: {json.dumps(each)}{kind} }}" for each, kind in zip(asked, kinds, strict=True)]
+    imports = [f"{{ service: {{ account: {log}, subject: {json.dumps(each)} }} }}" for each in asked]
+    exports.append(f"{{ stream: {json.dumps(told)} }}")
+    imports.append(f"{{ stream: {{ account: {log}, subject: {json.dumps(told)} }} }}")
     return f"""accounts {{
-  {app.upper()} {{
+  # The log, and who may change its settings.
+  {log} {{
     jetstream: enabled
     users: [
-{users}
+{inside}
     ]
+    exports: [{_lines(exports)} ]
+  }}
+  # Everybody else: what the server answers them cannot get into a stream.
+  {clients} {{
+    users: [
+{outside}
+    ]
+    imports: [{_lines(imports)} ]
   }}
   SYS {{ users: [ {{ user: sys, password: $SYS_PASSWORD }} ] }}
 }}
 system_account: SYS
 """
+
+
+_SEVERAL_ANSWERS = re.compile(r"\$JS\.API\.(CONSUMER\.MSG\.NEXT\..+|DIRECT\.GET\.[^.]+)")
+"""Requests for the messages of a pull, and for a page of direct gets."""
+
+
+def _asked_of_log(app: str, roles: Sequence[Role]) -> list[str]:
+    """What the roles publish to the log's account, each subject once: the server delivers for each import that fits."""
+    between_clients = ("_INBOX", "_R_.", "cmd.", "$SRV.", notice_subject(app, ""))
+    subjects = dict.fromkeys(each for role in roles for each in role.publish if not each.startswith(between_clients))
+    return [each for each in subjects if not any(other != each and _covers(other, each) for other in subjects)]
+
+
+def _covers(wide: str, narrow: str) -> bool:
+    """Whether all subjects of a pattern are of another one, too."""
+    ours, theirs = wide.split("."), narrow.split(".")
+    for index, part in enumerate(ours):
+        if part == ">":
+            return len(theirs) > index
+        if index >= len(theirs) or theirs[index] == ">" or part not in ("*", theirs[index]):
+            return False
+    return len(ours) == len(theirs)
 
 
 def server_config(app: str, roles: Sequence[Role]) -> str:
@@ -198,13 +257,15 @@ tls {{
 def user_lines(role: Role) -> str:
     """One user of a configuration, with what it may do."""
     deny = f", deny: {_listed(role.deny)}" if role.deny else ""
-    responds = "\n          allow_responses: true" if role.responds else ""
     return f"""      {{ user: {role.name}, password: ${role.variable}, permissions: {{
           publish: {{ allow: {_listed(role.publish)}{deny} }}
-          subscribe: {{ allow: {_listed(role.subscribe)} }}{responds}
+          subscribe: {{ allow: {_listed(role.subscribe)} }}
       }} }}"""
 
 
 def _listed(subjects: Sequence[str]) -> str:
-    lines = "".join(f"\n            {json.dumps(subject)}" for subject in subjects)
-    return f"[{lines} ]"
+    return f"[{_lines(map(json.dumps, subjects), 12)} ]"
+
+
+def _lines(items: Iterable[str], indent: int = 6) -> str:
+    return "".join(f"\n{' ' * indent}{item}" for item in items)

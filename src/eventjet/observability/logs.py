@@ -156,6 +156,12 @@ COMMAND_FAILED = LogEvent(
     "%(name)s failed: %(reason)s%(trace)s",
     "A served command, whose caller is told less.",
 )
+UNANSWERED = LogEvent(
+    "eventjet.unanswered",
+    _W,
+    "%(name)s: %(reason)s Requests that got no answer since the last such line: %(count)d.",
+    "A request that could not be answered; where its reply is no inbox of a caller, it was not carried out.",
+)
 LOG_DRIFTED = LogEvent(
     "eventjet.log_drifted", _W, "%(drift)s. Run `eventjet init --repair`.", "Another program changed the stream."
 )

@@ -162,8 +162,16 @@ class RemoteApp:
 
 @asynccontextmanager
 async def open_remote(app: str, served: Sequence[Served], settings: Settings) -> AsyncGenerator[RemoteApp]:
-    """Connect to the server alone; raises `Unreachable` and `UsageError`."""
-    client = Client(Endpoint.of(settings).with_name("eventjet client"), settings.request_timeout_s)
+    """Connect to the server alone; raises `Unreachable` and `UsageError`, that for an inbox to which no service
+    answers too."""
+    endpoint = Endpoint.of(settings).with_name("eventjet client")
+    if not f"{endpoint.inbox_prefix}.".startswith(tuple(f"{prefix}." for prefix in endpoint.caller_inboxes)):
+        raise UsageError(
+            f"Answers would come in below {endpoint.inbox_prefix}, where no service sends them. Set "
+            f"EVENTJET_INBOX_PREFIX to {endpoint.caller_inboxes[-1]}, or name the prefix in EVENTJET_CALLER_INBOXES "
+            "here and where the service runs."
+        )
+    client = Client(endpoint, settings.request_timeout_s)
     try:
         await client.connect()
         yield RemoteApp(client, app, served)

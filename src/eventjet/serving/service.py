@@ -25,7 +25,7 @@ from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.identity import decode_id
 from eventjet.domain.served import Served
-from eventjet.errors import EventjetError
+from eventjet.errors import EventjetError, Forbidden
 from eventjet.nats.client import Client, Listening
 from eventjet.nats.protocol import Frame
 from eventjet.observability import logs, spans, tracing
@@ -42,6 +42,8 @@ IN_FLIGHT = 256
 WAITING_MAX = 4_096
 """In hand, those that wait included; what comes beyond is told to come again."""
 _BODY_MAX = 800_000
+_WARN_S = 60.0
+"""Between two lines of the log about answers that go nowhere: whoever asks can cause as many as it likes."""
 _DRAIN_S = 10.0
 _VERBS = ("PING", "INFO", "STATS")
 
@@ -109,9 +111,12 @@ class Service:
         self._room = asyncio.Semaphore(IN_FLIGHT)
         self._served: list[Listening] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unanswered = 0
+        self._warned_at = -_WARN_S
 
     async def open(self) -> None:
         """Serve from now on, over every later connection too."""
+        self._client.on_denied.append(self._answer_denied)
         for endpoint in self._endpoints:
             subject = command_subject(self._app, endpoint.aggregate, endpoint.served.name, "*")
             await self._serve(subject, lambda frame, endpoint=endpoint: self._took(endpoint, frame), QUEUE)
@@ -127,11 +132,21 @@ class Service:
         await self._client.unsubscribe(served)
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=_DRAIN_S)
+        if self._answer_denied in self._client.on_denied:
+            self._client.on_denied.remove(self._answer_denied)
 
     async def _serve(self, subject: str, heard: Callable[[Frame], object], queue: str = "") -> None:
         self._served.append(await self._client.serve(subject, heard, queue))
 
     def _took(self, endpoint: ServedEndpoint, frame: Frame) -> None:
+        if not self._client.may_answer(frame[2]):
+            # Not carried out either: whoever may read can have the server send stored messages here, without a reply
+            # or with one of its own.
+            endpoint.requests += 1
+            endpoint.errors += 1
+            endpoint.last_error = f"{INVALID}:Reply"
+            self._refuse_reply(endpoint.name, frame)
+            return
         if len(self._tasks) >= WAITING_MAX:
             self._answer(frame, Problem(503, "Busy", "The service has too much in hand. Try again."))
             return
@@ -182,8 +197,6 @@ class Service:
         return {"position": done.position, "version": done.version, "token": done.token, "events": len(done.events)}
 
     def _answer(self, frame: Frame, answer: dict[str, Any] | Problem) -> None:
-        if not frame[2]:
-            return  # nobody waits for it
         if isinstance(answer, Problem):
             headers = header_block([(ERROR, answer.type), (ERROR_CODE, str(answer.status))])
             body = orjson.dumps({**answer.more, "type": answer.type, "detail": answer.detail})
@@ -191,7 +204,31 @@ class Service:
             headers, body = b"", orjson.dumps(answer)
         self._client.publish(frame[2].decode(), body, headers)
 
+    def _refuse_reply(self, name: str, frame: Frame) -> None:
+        reply = frame[2].decode("utf-8", "replace")
+        named = f"names the reply {cut(reply, 100)!r}" if reply else "names no reply"
+        inboxes = ", ".join(self._client.endpoint.caller_inboxes)
+        self._warn(
+            f"a request {named}, and answers go to inboxes of callers alone ({inboxes}). Have the caller hear its "
+            "answers there, or name the prefix of its inboxes in EVENTJET_CALLER_INBOXES.",
+            name,
+        )
+
+    def _answer_denied(self, fault: Forbidden) -> None:
+        if self._client.may_answer(fault.subject.encode()):
+            self._warn(f"an answer was lost: {fault}", self._app)
+
+    def _warn(self, reason: str, name: str) -> None:
+        self._unanswered += 1
+        now = time.monotonic()
+        if now - self._warned_at >= _WARN_S:
+            logs.UNANSWERED.tell(_log, name=name, reason=reason, count=self._unanswered)
+            self._warned_at, self._unanswered = now, 0
+
     def _tell(self, verb: str, frame: Frame) -> None:
+        if not self._client.may_answer(frame[2]):
+            self._refuse_reply(f"$SRV.{verb}", frame)
+            return
         kind = f"io.nats.micro.v1.{verb.lower()}_response"
         log = self._repositories.store.identity
         told: dict[str, Any] = {"type": kind, "name": self._app, "id": self._id, "version": version("eventjet")}
@@ -203,5 +240,4 @@ class Service:
             began = min((endpoint.began for endpoint in self._endpoints), default=time.time())
             told["started"] = datetime.fromtimestamp(began, UTC).isoformat().replace("+00:00", "Z")
             told["endpoints"] = [endpoint.stats(self._app) for endpoint in self._endpoints]
-        if frame[2]:
-            self._client.publish(frame[2].decode(), orjson.dumps(told))
+        self._client.publish(frame[2].decode(), orjson.dumps(told))
