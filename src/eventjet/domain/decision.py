@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from eventjet.domain.aggregate import aggregate_info, event_info
+from eventjet.domain.aggregate import aggregate_info, is_event
 from eventjet.domain.subscription import shown_name
 from eventjet.errors import DefinitionError, UsageError
 from eventjet.shown import shown
@@ -43,7 +43,7 @@ def check_decision(aggregate: Any, decide: Any, aggregate_id: object = "") -> No
             f"The decision {decide.__name__!r} is bound to one state of {owner}, and it is called with the newest "
             f"state. Hand over the function: {owner}.{decide.__name__}."
         )
-    if _is_event(decide) or _is_event(type(decide)):
+    if is_event(decide) or is_event(type(decide)):
         kind = decide if isinstance(decide, type) else type(decide)
         raise UsageError(f"The event {shown_name(kind)} stands where the decision that returns it belongs. {remedy}")
     if not callable(decide):
@@ -89,11 +89,3 @@ def _owner(decide: Any) -> Any:
     except DefinitionError:
         return None
     return found
-
-
-def _is_event(cls: Any) -> bool:
-    try:
-        event_info(cls)
-    except DefinitionError:
-        return False
-    return True

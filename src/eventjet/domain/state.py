@@ -11,6 +11,8 @@ from collections.abc import Iterator, MutableMapping, MutableSequence, MutableSe
 from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
+from eventjet.domain.aggregate import field_faults
+
 _INSTEAD: tuple[tuple[type, str], ...] = (
     (bytearray, "bytes"),
     (memoryview, "bytes"),
@@ -23,7 +25,7 @@ _INSTEAD: tuple[tuple[type, str], ...] = (
 
 def state_faults(state: Any) -> list[str]:
     """Fields of a state, and of what they hold, that can be changed in place; each as a sentence."""
-    return list(_faults(state, state.__qualname__, frozenset({state})))
+    return [*field_faults(state), *_faults(state, state.__qualname__, frozenset({state}))]
 
 
 def _faults(cls: Any, path: str, above: frozenset[Any]) -> Iterator[str]:

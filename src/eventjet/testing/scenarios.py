@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
-from eventjet.domain.aggregate import AggregateType, aggregate_info
+from eventjet.domain.aggregate import AggregateType, aggregate_info, field_faults
 from eventjet.domain.decision import check_decision, decided_on
 from eventjet.domain.history import evolved
 from eventjet.domain.state import state_faults
@@ -64,6 +64,8 @@ class When(Generic[S, E]):
 
     def then(self, *events: E) -> Given[S, E]:
         """Exactly these events followed, and each survives the wire; continues with them as history."""
+        if isinstance(self._error, TypeError):
+            raise self._error  # no refusal: something was called or made with what it does not take
         if self._error is not None:
             raise AssertionError(f"the decision raised {self._error!r}") from self._error
         if self._events != events:
@@ -99,7 +101,7 @@ def scenario(aggregate: AggregateType[S, E], /) -> Given[S, E]:
     """
     cls = cast("Any", aggregate)
     aggregate_info(cls)
-    if faults := state_faults(cls):
+    if faults := [*state_faults(cls), *(fault for event in folded_events(cls) for fault in field_faults(event))]:
         raise DefinitionError(faults)
     return Given(cast("S", cls()), Catalog(folded_events(cls)))
 

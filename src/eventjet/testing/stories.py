@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
-from eventjet.domain.aggregate import AggregateType, aggregate_info
+from eventjet.domain.aggregate import AggregateType, aggregate_info, field_faults
 from eventjet.domain.process import Asked, Call, Deadline, Outcome, ProcessType, Step, deadlines_of, is_process
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import state_faults
@@ -180,7 +180,7 @@ def story(process: ProcessType[S, E], /) -> Story[S, E]:
     aggregate_info(cls)
     if not is_process(cls):
         raise DefinitionError([f"{shown_name(cls)} is not a process: test an aggregate with `scenario`"])
-    if faults := state_faults(cls):
+    if faults := [*state_faults(cls), *(fault for event in folded_events(cls) for fault in field_faults(event))]:
         raise DefinitionError(faults)
     return Story(cast("S", cls()), Catalog(folded_events(cls)))
 
