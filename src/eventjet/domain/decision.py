@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from eventjet.domain.aggregate import aggregate_info, is_event
+from eventjet.domain.state import own_copy
 from eventjet.domain.subscription import shown_name
 from eventjet.errors import DefinitionError, UsageError
 from eventjet.shown import shown
@@ -54,7 +55,8 @@ def check_decision(aggregate: Any, decide: Any, aggregate_id: object = "") -> No
 def decided_on(aggregate: Any, decide: Callable[..., Any], state: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """What a decision says on a state; raises what it raises, and `UsageError` where it cannot be called so."""
     try:
-        return decide(state, *args, **kwargs)
+        # Made again after a lost race, it is given what it was given first.
+        return decide(state, *own_copy(args, whole=False), **own_copy(dict(kwargs), whole=False))
     except (TypeError, AttributeError) as error:
         trace = error.__traceback__
         if isinstance(error, TypeError) and trace is not None and trace.tb_next is None:

@@ -10,8 +10,10 @@ from datetime import datetime
 from types import MemberDescriptorType
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
+from eventjet.domain.state import own_copy
 from eventjet.errors import UsageError
 
+E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)
 
 
@@ -147,6 +149,17 @@ def recorded(
     made._block = block
     made.__class__ = Recorded
     return made
+
+
+def own_event(one: Recorded[E]) -> Recorded[E]:
+    """The same event for a function that shares it with no other: where its data could be changed, that is a copy."""
+    data = own_copy(one.data)
+    if data is one.data:
+        return one
+    block: bytes | None = getattr(one, "_block", None)  # none where a constructor made it, or all has been read
+    if block is None:
+        return replace(one, data=data)
+    return recorded(data, one.aggregate_id, one.version, one.position, one.aggregate, one._rest, one._time_ns, block)
 
 
 def current_metadata() -> Metadata:

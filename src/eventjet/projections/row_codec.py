@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import reduce
 from operator import attrgetter
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias, cast
 
 from sqlalchemy import JSON, Column, Table
 from sqlalchemy import types as sa
 
 from eventjet.domain.personal import MASK, field_hint, is_private
+from eventjet.domain.state import is_fixed
 from eventjet.errors import RowRefused
-from eventjet.projections.columns import Convert, normaliser
+from eventjet.projections.columns import Convert, dumps, normaliser
+from eventjet.projections.row_type import annotated
 
 Normalise: TypeAlias = Callable[..., Any]
 """(row, row before or None) → the row in its normal form."""
@@ -39,7 +44,8 @@ class RowCodec:
     """
 
     __slots__ = (
-        "_dumps", "_loads", "_make", "_values", "columns", "fields", "key", "normalise", "row_type", "table_name"
+        "_dumps", "_loads", "_make", "_open", "_values", "columns", "fields", "is_open", "key", "normalise", "row_type",
+        "table_name",
     )  # fmt: skip
 
     def __init__(self, table: Table, row_type: type, values: ColumnValues | None = None) -> None:
@@ -55,12 +61,20 @@ class RowCodec:
         """The key of a row, always a tuple."""
         self._values = _values_of(names)
         self._dumps = _conversions([values.dumper(column.type) for column in declared] if values else [])
-        self._loads = _conversions([values.loader(column.type) for column in declared] if values else [])
+        hints = {name: annotated(row_type, name) for name in names}
+        forms = [json_form(hints[column.key]) if isinstance(column.type, JSON) else None for column in declared]
+        loaders = [values.loader(column.type) if values else None for column in declared]
+        self._loads = _conversions(list(map(_composed, loaders, forms)) if values else [])
         self._make = _maker(row_type, names)
+        self._open = [
+            column.key for column in declared if isinstance(column.type, JSON) and not is_fixed(hints[column.key])
+        ]
+        self.is_open = bool(self._open)
+        """Whether a row may hold lists or dicts, which whoever is given it could change in place."""
         self.normalise = _normaliser_of(
             row_type,
             table.name,
-            [(column.key, column.name, _check(column)) for column in declared],
+            [(column.key, column.name, _check(column, form)) for column, form in zip(declared, forms, strict=True)],
             self._make,
             shares=not any(isinstance(column.type, JSON) for column in declared),
         )
@@ -71,6 +85,13 @@ class RowCodec:
         """What the driver takes, for an insert or `COPY`; the row must be normalised."""
         values = self._values(row)
         return tuple(_converted(values, self._dumps)) if self._dumps else values
+
+    def is_same(self, row: Any, before: Any) -> bool:
+        """Whether a copy of a normalised row was left as it was."""
+        try:
+            return all(dumps(getattr(row, name)) == dumps(getattr(before, name)) for name in self._open)
+        except (TypeError, ValueError, RecursionError):
+            return False  # it holds what is no JSON
 
     def load(self, values: Sequence[Any]) -> Any:
         """The row of what the driver gave."""
@@ -142,10 +163,53 @@ def _converted(values: Sequence[Any], conversions: Sequence[tuple[int, Convert]]
     return converted
 
 
-def _check(column: Column[Any]) -> Convert:
-    """No check takes None."""
-    check = normaliser(column.type)
+def _check(column: Column[Any], form: Convert | None) -> Convert:
+    """No check takes None. `form` is how JSON is given to a row."""
+    plain = normaliser(column.type)
+    check = plain if form is None else lambda value: form(plain(listed(value)))
     return (lambda value: None if value is None else check(value)) if column.nullable else check
+
+
+def json_form(hint: Any) -> Convert | None:
+    """What JSON becomes where an annotation says that its lists are tuples; None where it stays as it is."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(hint, typing.NewType):
+        return json_form(hint.__supertype__)
+    if origin in (typing.Annotated, typing.Final):
+        return json_form(parts[0])
+    if origin in (typing.Union, types.UnionType):
+        return reduce(_composed, map(json_form, parts))
+    kind = origin or hint
+    if kind is tuple:
+        forms = [json_form(part) for part in parts if part is not Ellipsis]
+        return lambda value: _tupled(value, forms, is_row=Ellipsis not in parts) if type(value) is list else value
+    form = json_form(parts[-1]) if parts and isinstance(kind, type) else None
+    if form is None:
+        return None
+    if issubclass(kind, Mapping):
+        return lambda value: {name: form(one) for name, one in value.items()} if type(value) is dict else value
+    return lambda value: list(map(form, value)) if type(value) is list else value
+
+
+def _tupled(value: Sequence[Any], forms: Sequence[Convert | None], *, is_row: bool) -> tuple[Any, ...]:
+    """`forms` are those of each place, or the one of all of them."""
+    each = forms if is_row else forms[:1] * len(value)
+    if len(each) != len(value):
+        return tuple(value)
+    return tuple([one if form is None else form(one) for one, form in zip(value, each, strict=True)])
+
+
+def _composed(first: Convert | None, then: Convert | None) -> Convert | None:
+    return (lambda value: then(first(value))) if first is not None and then is not None else first or then
+
+
+def listed(value: Any) -> Any:
+    """JSON as a row has it, with lists in the place of tuples."""
+    if type(value) is tuple or type(value) is list:
+        return [listed(one) for one in cast("Sequence[Any]", value)]
+    if type(value) is dict:
+        return {name: listed(one) for name, one in cast("dict[Any, Any]", value).items()}
+    return value
 
 
 def _values_of(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
