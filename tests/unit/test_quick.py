@@ -9,7 +9,7 @@ from dataclasses import FrozenInstanceError, dataclass, field, fields, is_datacl
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
-from typing import Annotated, Any, Literal, NamedTuple, NewType, TypeAlias, cast
+from typing import Annotated, Any, Literal, NamedTuple, NewType, TypeAlias
 from uuid import UUID
 
 import orjson

@@ -140,7 +140,8 @@ def _annotated(base: type) -> list[str]:
     if base is object or "__dataclass_fields__" in vars(base):
         return []
     told = {"__annotations__": inspect.get_annotations(base), "__module__": base.__module__}
-    return [one.name for one in fields(dataclass(type(base.__name__, (), told))) if not one.name.startswith("__")]
+    made: Any = dataclass(type(base.__name__, (), told))
+    return [one.name for one in fields(made) if not one.name.startswith("__")]
 
 
 def _constructor(cls: Any) -> Callable[..., None]:

@@ -156,10 +156,22 @@ def own_event(one: Recorded[E]) -> Recorded[E]:
     data = own_copy(one.data)
     if data is one.data:
         return one
+    given, made = cast("Any", one), cast("Any", _Unsealed)()
+    made.data = data
+    made.aggregate_id = one.aggregate_id
+    made.version = one.version
+    made.position = one.position
+    made.aggregate = one.aggregate
     block: bytes | None = getattr(one, "_block", None)  # none where a constructor made it, or all has been read
     if block is None:
-        return replace(one, data=data)
-    return recorded(data, one.aggregate_id, one.version, one.position, one.aggregate, one._rest, one._time_ns, block)
+        for name in _LATE:
+            setattr(made, name, getattr(one, name))
+    else:
+        made._rest = given._rest
+        made._time_ns = given._time_ns
+    made._block = block
+    made.__class__ = Recorded
+    return made
 
 
 def current_metadata() -> Metadata:

@@ -34,13 +34,15 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from operator import is_
 from pathlib import PurePath
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from eventjet.errors import DefinitionError
 
 T = TypeVar("T")
+_Copy: TypeAlias = Callable[[Any, bool], Any]
+"""(value, whether copies are whole) → what takes its place."""
 
 _INSTEAD: tuple[tuple[type, str], ...] = (
     (bytearray, "bytes"),
@@ -136,8 +138,11 @@ def own_copy(value: T, *, whole: bool = True) -> T:
     may be known by its identity. Values of classes that are not known here go through `copy.deepcopy`; unless it is to
     be a `whole` copy, they are handed on. Raises `DefinitionError` for what cannot be copied.
     """
+    copy = _copier(cast("Any", type(value)))
+    if copy is None:
+        return value
     try:
-        return cast("T", _own(value, whole))
+        return cast("T", copy(value, whole))
     except DefinitionError:
         raise
     except Exception as error:
@@ -180,7 +185,9 @@ def _is_frozen_class(cls: Any) -> bool:
     """Whether it is all fields, none of which can be set."""
     if hasattr(cls, "model_fields"):
         return _is_frozen(cls) and cls.model_config.get("extra") != "allow" and not cls.__private_attributes__
-    return (is_dataclass(cls) and _is_frozen(cls)) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
+    if hasattr(cls, "__dataclass_fields__"):
+        return _is_frozen(cls)
+    return tuple in cls.__mro__ and hasattr(cls, "_fields")
 
 
 def _open_fields(cls: Any, above: frozenset[Any]) -> list[str]:
@@ -194,59 +201,88 @@ def _open_fields(cls: Any, above: frozenset[Any]) -> list[str]:
 
 
 def _own(value: Any, whole: bool) -> Any:
-    kind = cast("type[Any]", type(value))
-    if kind in _EXACT:
-        return value
-    if kind is dict:
-        return {key: _own(each, whole) for key, each in value.items()}
-    if kind is list:
-        return [_own(each, whole) for each in value]
-    if kind is tuple:
-        made = tuple([_own(each, whole) for each in value])
-        return value if all(map(is_, made, value)) else made
-    if kind is set or kind is bytearray:
-        return kind(value)
-    if kind is frozenset or _is_known_fixed(kind):
-        return value
-    if kind is types.MappingProxyType:
-        return types.MappingProxyType(_own(dict(value), whole))
-    copiers = _copiers(kind)
-    if copiers is not None:
-        return _own_object(value, kind, copiers, whole)
-    return deepcopy(value) if whole and not _is_bare(value) else value
-
-
-def _own_object(value: Any, kind: type[Any], copiers: Mapping[str, Callable[[Any, bool], Any]], whole: bool) -> Any:
-    found: dict[str, Any] = {}
-    for name, copy in copiers.items():
-        given = getattr(value, name)
-        try:
-            found[name] = copy(given, whole)
-        except DefinitionError:
-            raise
-        except Exception as error:
-            raise _uncopied(f"{kind.__qualname__}.{name} holds a {type(given).__qualname__}, which", error) from error
-    if _is_frozen(kind) and all(each is getattr(value, name) for name, each in found.items()):
-        return value
-    if hasattr(kind, "model_fields"):
-        made = value.model_copy()
-        vars(made).update(found)
-        return made
-    made = object.__new__(kind)
-    if hasattr(value, "__dict__"):
-        vars(made).update(vars(value))
-    for one in fields(kind):
-        object.__setattr__(made, one.name, found[one.name] if one.name in found else getattr(value, one.name))
-    return made
+    copy = _copier(cast("Any", type(value)))
+    return value if copy is None else copy(value, whole)
 
 
 @lru_cache(maxsize=10_000)
-def _copiers(cls: Any) -> Mapping[str, Callable[[Any, bool], Any]] | None:
+def _copier(kind: type[Any]) -> _Copy | None:
+    """How values of exactly this class are copied; None for those that are handed on."""
+    if kind in _EXACT or kind is frozenset or _is_known_fixed(kind):
+        return None
+    if kind in _OF_KIND:
+        return _OF_KIND[kind]
+    copiers = _copiers(kind)
+    return _own_unknown if copiers is None else _object_copier(kind, copiers)
+
+
+def _own_tuple(value: tuple[Any, ...], whole: bool) -> tuple[Any, ...]:
+    made = tuple([_own(each, whole) for each in value])
+    return value if all(map(is_, made, value)) else made
+
+
+def _own_unknown(value: Any, whole: bool) -> Any:
+    return deepcopy(value) if whole and not _is_bare(value) else value
+
+
+_OF_KIND: Mapping[Any, _Copy] = {
+    dict: lambda value, whole: {key: _own(each, whole) for key, each in value.items()},
+    list: lambda value, whole: [_own(each, whole) for each in value],
+    tuple: _own_tuple,
+    set: lambda value, _: value.copy(),
+    bytearray: lambda value, _: value.copy(),
+    types.MappingProxyType: lambda value, whole: types.MappingProxyType(_own(dict(value), whole)),
+}
+
+
+def _object_copier(kind: Any, copiers: Mapping[str, _Copy]) -> _Copy:
+    is_model, is_frozen = hasattr(kind, "model_fields"), _is_frozen(kind)
+    others = [name for name in _field_names(kind) if name not in copiers]
+    has_dict = not is_model and bool(kind.__dictoffset__)
+
+    def copy(value: Any, whole: bool) -> Any:
+        found: dict[str, Any] = {}
+        is_changed = not is_frozen
+        for name, own in copiers.items():
+            given = getattr(value, name)
+            try:
+                found[name] = each = own(given, whole)
+            except DefinitionError:
+                raise
+            except Exception as error:
+                raise _uncopied(
+                    f"{kind.__qualname__}.{name} holds a {type(given).__qualname__}, which", error
+                ) from error
+            is_changed = is_changed or each is not given
+        if not is_changed:
+            return value
+        if is_model:
+            made = value.model_copy()
+            cast("dict[str, Any]", vars(made)).update(found)
+            return made
+        made = object.__new__(kind)
+        if has_dict:
+            cast("dict[str, Any]", vars(made)).update(vars(value))
+        for name in others:
+            _set(made, name, getattr(value, name))
+        for name, each in found.items():
+            _set(made, name, each)
+        return made
+
+    return copy
+
+
+_set = object.__setattr__
+"""Of frozen classes, too."""
+
+
+def _copiers(cls: Any) -> Mapping[str, _Copy] | None:
     """How each field is copied that is not proved fixed; None for a class of which more than fields is to be copied."""
     if hasattr(cls, "model_fields"):
         is_plain = cls.model_config.get("extra") != "allow" and not cls.__private_attributes__
     else:
-        is_plain = is_dataclass(cls) and cls.__new__ is object.__new__ and not hasattr(cls, "__deepcopy__")
+        is_plain = hasattr(cls, "__dataclass_fields__") and not hasattr(cls, "__deepcopy__")
+        is_plain = is_plain and cls.__new__ is object.__new__
     if not is_plain or (cls.__base__ is not object and issubclass(cls, (BaseException, *_CHANGEABLE))):
         return None
     names = _open_fields(cls, frozenset({cls}))
@@ -268,7 +304,7 @@ def _is_flat(hint: Any) -> bool:
 
 
 def _shallow(value: Any, whole: bool) -> Any:
-    kind = type(value)
+    kind: Any = cast("Any", type(value))
     if kind is dict or kind is list or kind is set:
         return value.copy()
     if kind is tuple or kind is frozenset or kind in _EXACT:

@@ -139,7 +139,11 @@ def _guarded(
 
 
 def _given_first(function: Callable[[Recorded[Any]], Any]) -> Callable[[Recorded[Any]], Any]:
-    return wraps(function)(lambda event: function(own_event(event)))
+    @wraps(function)
+    def guarded(event: Recorded[Any]) -> Any:
+        return function(own_event(event))
+
+    return guarded
 
 
 def name_faults(name: str, revision: int) -> list[str]:

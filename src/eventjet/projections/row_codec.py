@@ -166,8 +166,15 @@ def _converted(values: Sequence[Any], conversions: Sequence[tuple[int, Convert]]
 def _check(column: Column[Any], form: Convert | None) -> Convert:
     """No check takes None. `form` is how JSON is given to a row."""
     plain = normaliser(column.type)
-    check = plain if form is None else lambda value: form(plain(listed(value)))
+    check = plain if form is None else _formed(plain, form)
     return (lambda value: None if value is None else check(value)) if column.nullable else check
+
+
+def _formed(plain: Convert, form: Convert) -> Convert:
+    def check(value: Any) -> Any:
+        return form(plain(listed(value)))
+
+    return check
 
 
 def json_form(hint: Any) -> Convert | None:
@@ -179,28 +186,44 @@ def json_form(hint: Any) -> Convert | None:
         return json_form(parts[0])
     if origin in (typing.Union, types.UnionType):
         return reduce(_composed, map(json_form, parts))
-    kind = origin or hint
+    kind: Any = origin or hint
     if kind is tuple:
-        forms = [json_form(part) for part in parts if part is not Ellipsis]
-        return lambda value: _tupled(value, forms, is_row=Ellipsis not in parts) if type(value) is list else value
+        return _tuple_form([json_form(part) for part in parts if part is not Ellipsis], is_row=Ellipsis not in parts)
     form = json_form(parts[-1]) if parts and isinstance(kind, type) else None
     if form is None:
         return None
-    if issubclass(kind, Mapping):
-        return lambda value: {name: form(one) for name, one in value.items()} if type(value) is dict else value
-    return lambda value: list(map(form, value)) if type(value) is list else value
+
+    def convert(value: Any) -> Any:
+        given: Any = type(value)
+        if given is dict and issubclass(kind, Mapping):
+            return {name: form(one) for name, one in cast("dict[str, Any]", value).items()}
+        if given is list and not issubclass(kind, Mapping):
+            return [form(one) for one in cast("list[Any]", value)]
+        return value
+
+    return convert
 
 
-def _tupled(value: Sequence[Any], forms: Sequence[Convert | None], *, is_row: bool) -> tuple[Any, ...]:
-    """`forms` are those of each place, or the one of all of them."""
-    each = forms if is_row else forms[:1] * len(value)
-    if len(each) != len(value):
-        return tuple(value)
-    return tuple([one if form is None else form(one) for one, form in zip(value, each, strict=True)])
+def _tuple_form(forms: list[Convert | None], *, is_row: bool) -> Convert:
+    """`forms` are those of each place of a row, or the one of all items."""
+
+    def convert(value: Any) -> Any:
+        if type(value) is not list:
+            return value
+        items = cast("list[Any]", value)
+        each = forms if is_row else forms[:1] * len(items)
+        if len(each) != len(items):
+            return tuple(items)
+        return tuple([one if form is None else form(one) for one, form in zip(items, each, strict=True)])
+
+    return convert
 
 
 def _composed(first: Convert | None, then: Convert | None) -> Convert | None:
-    return (lambda value: then(first(value))) if first is not None and then is not None else first or then
+    if first is None or then is None:
+        return first or then
+    one, other = first, then
+    return lambda value: other(one(value))
 
 
 def listed(value: Any) -> Any:

@@ -120,7 +120,7 @@ def _fits(given: type, taken: tuple[type, ...]) -> bool:
         return any(issubclass(one, given) for one in taken)
     if given is not tuple and issubclass(given, tuple):
         return False
-    base = _NOT_ALSO.get(given)
+    base = _NOT_ALSO.get(cast("Any", given))
     return any(one is not base and issubclass(given, one) for one in taken)
 
 
