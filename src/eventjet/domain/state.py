@@ -262,7 +262,7 @@ def _object_copier(kind: Any, copiers: Mapping[str, _Copy]) -> _Copy:
             return made
         made = object.__new__(kind)
         if has_dict:
-            cast("dict[str, Any]", vars(made)).update(vars(value))
+            cast("dict[str, Any]", vars(made)).update(cast("dict[str, Any]", vars(value)))
         for name in others:
             _set(made, name, getattr(value, name))
         for name, each in found.items():

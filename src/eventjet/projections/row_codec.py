@@ -194,10 +194,10 @@ def json_form(hint: Any) -> Convert | None:
         return None
 
     def convert(value: Any) -> Any:
-        given: Any = type(value)
-        if given is dict and issubclass(kind, Mapping):
+        is_dict, is_list = isinstance(value, dict), isinstance(value, list)
+        if is_dict and issubclass(kind, Mapping):
             return {name: form(one) for name, one in cast("dict[str, Any]", value).items()}
-        if given is list and not issubclass(kind, Mapping):
+        if is_list and not issubclass(kind, Mapping):
             return [form(one) for one in cast("list[Any]", value)]
         return value
 
