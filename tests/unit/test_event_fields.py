@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import orjson
 import pytest
+from hypothesis import given, settings
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from pydantic import ValidationError as Invalid
 from pydantic.dataclasses import dataclass as pydantic_dataclass
@@ -20,6 +21,7 @@ from eventjet.codec.cloud_events import IncomingDecoder
 from eventjet.codec.shape import shape_of
 from eventjet.errors import DefinitionError
 from eventjet.testing import scenario, story
+from eventjet.testing.strategies import Values, instances_of
 
 T = TypeVar("T")
 
@@ -263,3 +265,15 @@ def test_a_scenario_whose_decision_makes_an_event_wrongly_raises_its_type_error(
 class BareNamed:
     def evolve(self, event: Named) -> BareNamed:
         return self
+
+
+@event("account.drawn")
+class Drawn:
+    amount: int
+    made: int = field(default=7, init=False)
+
+
+@given(instances_of(Drawn, Values()))
+@settings(max_examples=5)
+def test_drawn_events_leave_out_what_a_constructor_does_not_take(made: Drawn) -> None:
+    assert made.made == 7
