@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ class Balance:
     amount: Decimal
     kind: str
     opened: datetime
-    notes: tuple[str, ...]
+    notes: Sequence[str]
     events: int
 
 
@@ -103,7 +103,7 @@ balances_table = Table(
 @projection("balances", table=balances_table)
 def balances(row: Balance | None, event: Recorded[AccountEvent]) -> Balance | None:
     if row is None:
-        row = Balance(event.aggregate_id, None, Decimal(0), "small", event.recorded_at, (), 0)
+        row = Balance(event.aggregate_id, None, Decimal(0), "small", event.recorded_at, [], 0)
     row = replace(row, events=row.events + 1, kind="large" if row.amount > 100 else "small")
     match event.data:
         case Opened(owner=owner):
@@ -111,7 +111,7 @@ def balances(row: Balance | None, event: Recorded[AccountEvent]) -> Balance | No
         case Deposited(amount=amount):
             return replace(row, amount=row.amount + amount)
         case Sent(amount=amount, to=to):
-            return replace(row, amount=row.amount - amount, notes=(*row.notes, to)[-3:])
+            return replace(row, amount=row.amount - amount, notes=[*row.notes, to][-3:])
         case Closed():
             return None
 
