@@ -15,7 +15,7 @@ from sqlalchemy import Table
 
 from eventjet.codec.catalog import Catalog, Upcaster
 from eventjet.codec.subjects import is_name
-from eventjet.domain.aggregate import AggregateInfo, AggregateType, aggregate_info, event_info
+from eventjet.domain.aggregate import AggregateInfo, AggregateType, aggregate_info, event_info, field_faults
 from eventjet.domain.claim import CLAIM_EVENTS
 from eventjet.domain.inbox import Inbox
 from eventjet.domain.personal import decisions_are_private, is_private
@@ -285,7 +285,7 @@ def _aggregates(declared: Sequence[Any], faults: list[str]) -> dict[Any, Aggrega
             faults.append(f"{cls.__qualname__} has no `evolve(self, event)`")
         elif inspect.isfunction(cls.evolve):
             faults += _evolve_faults(cls.evolve)
-        faults += state_faults(cls)
+        faults += [*field_faults(cls), *state_faults(cls)]
         faults += unique_faults(info.name, info.unique, is_name)
         if info.unique and is_process(cls):
             faults.append(f"the process {info.name!r} has unique values; give them to an aggregate that it asks")

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -86,6 +87,7 @@ class Settings:
         `environ` stands in for the process's environment.
         """
         environ = os.environ if environ is None else environ
+        _check_names([one.name for one in fields(cls)], environ)
         environment = {one.name: environ.get(_PREFIX + one.name.upper()) or None for one in fields(cls)}
         given = {name: value for name, value in (overrides or {}).items() if value is not None}
         return _laid_over(cls(), environment | given)
@@ -98,6 +100,18 @@ class Settings:
         """What may be printed: addresses without userinfo, no secret."""
         servers = ", ".join(server_url(url).shown for url in self.servers)
         return {"servers": servers, "database": shown_database(self.database)}
+
+
+def _check_names(known: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Raise `UsageError` for a variable that is nearly called as a setting; others may be another program's."""
+    names = [_PREFIX + name.upper() for name in known]
+    for given in sorted(environ):
+        if given.startswith(_PREFIX) and given not in names:
+            near = get_close_matches(given[len(_PREFIX) :], [name[len(_PREFIX) :] for name in names], n=1, cutoff=0.85)
+            if near:
+                raise UsageError(
+                    f"{given} is set, and no setting is called so. Did you mean {_PREFIX}{near[0]}? Rename or unset it."
+                )
 
 
 def _laid_over(settings: Settings, overrides: Mapping[str, object]) -> Settings:

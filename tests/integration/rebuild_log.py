@@ -29,6 +29,7 @@ APP = string.Template('''
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
@@ -81,7 +82,7 @@ class Balance:
     amount: Decimal
     kind: str
     opened: datetime
-    notes: list[str]
+    notes: Sequence[str]
     events: int
 
 

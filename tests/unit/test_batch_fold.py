@@ -45,7 +45,7 @@ class Trail:
 @dataclass(frozen=True, slots=True)
 class Path:
     walker: str
-    places: list[int] = field(default_factory=list[int])
+    places: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def wary(row: Trail | None, event: Recorded[Taken]) -> Trail | None:
 def paths(row: Path | None, event: Recorded[Taken]) -> Path | None:
     if event.data.number == GONE:
         return None
-    return Path(event.aggregate_id, [*(row.places if row else []), event.data.number])
+    return Path(event.aggregate_id, (*(row.places if row else ()), event.data.number))
 
 
 def steps(event: Recorded[Taken]) -> Step:

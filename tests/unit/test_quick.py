@@ -9,7 +9,7 @@ from dataclasses import FrozenInstanceError, dataclass, field, fields, is_datacl
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
-from typing import Annotated, Any, Literal, NamedTuple, NewType, TypeAlias, cast
+from typing import Annotated, Any, Literal, NamedTuple, NewType, TypeAlias
 from uuid import UUID
 
 import orjson
@@ -20,7 +20,7 @@ from pydantic import Field, field_validator
 
 from eventjet import event, upcaster
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.json import BodyCodec, _bytes_from_json  # pyright: ignore[reportPrivateUsage]
+from eventjet.codec.json import BodyCodec, _bytes_from_json, readable  # pyright: ignore[reportPrivateUsage]
 from eventjet.codec.quick import RESTS, quick_decoder
 from eventjet.domain.personal import Personal
 
@@ -192,7 +192,7 @@ def test_a_stored_body_is_read_without_pydantic(name: str, data: st.DataObject) 
     def refused(body: bytes) -> Any:
         raise AssertionError(body)
 
-    quick = quick_decoder(cls.__pydantic_core_schema__, refused, _bytes_from_json)
+    quick = quick_decoder(readable(cls), refused, _bytes_from_json)
     assert spelled(quick(body)) == spelled(codec.validate(body))
 
 
@@ -346,7 +346,7 @@ def test_a_log_of_an_older_form_is_read_without_trying_each_body() -> None:
         return full(body)
 
     full = BodyCodec(Grown).validate
-    decode = quick_decoder(cast("Any", Grown).__pydantic_core_schema__, reading, _bytes_from_json)
+    decode = quick_decoder(readable(Grown), reading, _bytes_from_json)
     usual, older = b'{"amount":"1","note":""}', b'{"amount":"1","note":"","gone":1}'
     for body in (usual, older, *[usual] * RESTS, usual):
         assert decode(body) == Grown(amount=Decimal(1), note="")

@@ -117,7 +117,7 @@ def test_foreign_keys_lead_to_declared_tables_and_in_no_circle() -> None:
 def test_a_table_belongs_to_one_projection() -> None:
     shared = Table("shared", MetaData(), Column("id", String, primary_key=True), Column("n", Integer))
 
-    @dataclass
+    @dataclass(frozen=True)
     class Row:
         id: str
         n: int | None = None

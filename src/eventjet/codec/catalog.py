@@ -13,7 +13,7 @@ from typing import Any, cast
 import orjson
 
 from eventjet.codec.json import BodyCodec
-from eventjet.domain.aggregate import EventInfo, event_info
+from eventjet.domain.aggregate import EventInfo, event_info, field_faults
 from eventjet.domain.personal import is_private, masked, masked_whole
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
@@ -190,6 +190,7 @@ class Catalog:
         found: list[str] = []
         owner: dict[str, type] = {}
         for cls, kind in self._types.items():
+            found += field_faults(cls)
             if not _NAME.fullmatch(kind.info.name):
                 found.append(f"the wire name {kind.info.name!r} of {cls.__qualname__} is not {_NAME.pattern}")
             if kind.info.schema < 1:

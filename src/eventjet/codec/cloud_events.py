@@ -9,10 +9,11 @@ from typing import Any, cast
 import orjson
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
+from pydantic_core import SchemaValidator
 
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.envelope import MSG_ID, RawRecord
-from eventjet.codec.json import BodyCodec
+from eventjet.codec.json import BodyCodec, readable
 from eventjet.codec.reasons import reason_of
 from eventjet.domain.aggregate import event_info
 from eventjet.domain.identity import encode_id
@@ -71,7 +72,8 @@ class IncomingDecoder:
             event_info(kind)
         except DefinitionError:
             try:
-                self._read: Any = TypeAdapter(kind).validate_json
+                schema = readable(kind, cast("Any", TypeAdapter(kind).core_schema))
+                self._read: Any = SchemaValidator(schema, _use_prebuilt=False).validate_json
             except (PydanticUserError, TypeError) as error:
                 raise DefinitionError([f"nothing can be validated as {kind!r}: {error}"]) from None
         else:

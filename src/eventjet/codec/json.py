@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -21,6 +21,7 @@ from pydantic_core import PydanticSerializationError, SchemaSerializer, SchemaVa
 
 from eventjet.codec.faults import faults_of
 from eventjet.codec.quick import quick_decoder
+from eventjet.domain.aggregate import complete, is_event
 from eventjet.domain.personal import is_private
 from eventjet.errors import UnencodableEvent
 from eventjet.shown import cut, shown
@@ -35,7 +36,7 @@ class BodyCodec:
     __slots__ = ("_serializer", "decode", "validate")
 
     def __init__(self, event_type: type, core: core_schema.CoreSchema | None = None) -> None:
-        told = core or event_type.__pydantic_core_schema__  # type: ignore[attr-defined]  pydantic gives it
+        told = readable(event_type, core)
         schema = _wired(told)
         self.validate: Callable[[bytes], Any] = SchemaValidator(schema, _use_prebuilt=False).validate_json
         """As `decode`, by pydantic alone."""
@@ -57,6 +58,42 @@ class BodyCodec:
     def text(self, value: Any) -> str:
         """A value as JSON in the profile's form, not checked."""
         return self._serializer.to_json(value).decode()
+
+
+def readable(cls: Any, core: core_schema.CoreSchema | None = None) -> Any:
+    """The core schema of a class, its own or the one given, by which unknown fields of events are passed over.
+
+    What makes an event refuses them. A class that is no event, and forbids them itself, goes on to do so.
+    """
+    if core is None and is_event(cls) and not cls.__pydantic_complete__:
+        complete(cls)
+    told = core or cls.__pydantic_core_schema__
+    own: Mapping[str, Any] = getattr(cls, "__pydantic_config__", {})
+    return told if own.get("extra") == "forbid" and not is_event(cls) else _opened(told)
+
+
+def _opened(node: Any, forbids: bool = False) -> Any:
+    """`forbids`: within a class of the application that says so itself; classes without options have those around."""
+    if isinstance(node, list):
+        return [_opened(one, forbids) for one in cast("list[Any]", node)]
+    if not isinstance(node, dict):
+        return node
+    schema = cast("dict[str, Any]", node)
+    cls = schema.get("cls")
+    if isinstance(cls, type) and schema.get("type") in _CLASSES:
+        config = cast("dict[str, Any]", schema.get("config") or {})
+        is_forbidden = config.get("extra_fields_behavior") == "forbid"
+        if is_event(cls):
+            forbids = False
+        elif schema["type"] == "model" or hasattr(cls, "__pydantic_config__"):
+            forbids = is_forbidden
+        if is_forbidden and not forbids:
+            config = {key: value for key, value in config.items() if key != "extra_fields_behavior"}
+            schema = {key: value for key, value in schema.items() if key != "extra_behavior"} | {"config": config}
+    return {key: value if key in _OPAQUE else _opened(value, forbids) for key, value in schema.items()}
+
+
+_CLASSES = ("dataclass", "model", "typed-dict")
 
 
 def _shown(value: Any) -> str:

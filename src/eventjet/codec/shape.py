@@ -18,7 +18,8 @@ import orjson
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema, to_jsonable_python
 
-from eventjet.codec.json import SAFE_INTEGER
+from eventjet.codec.json import SAFE_INTEGER, readable
+from eventjet.domain.aggregate import is_event
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 DECIMAL_TEXT = r"^-?[0-9]+(\.[0-9]+)?(E[+-]?[0-9]+)?$"
@@ -35,7 +36,7 @@ Json = dict[str, Any]
 
 def shape_of(cls: Any, core: core_schema.CoreSchema | None = None) -> Json:
     """The JSON Schema of a class's body: an event's, or of what pydantic made a core schema of."""
-    made = _Shapes(by_alias=True).generate(core or cls.__pydantic_core_schema__, mode="validation")
+    made = _Shapes(by_alias=True).generate(readable(cls, core), mode="validation")
     return _without_docs_of(made, cls)
 
 
@@ -128,6 +129,12 @@ class _Shapes(GenerateJsonSchema):
 
     def function_wrap_schema(self, schema: core_schema.WrapValidatorFunctionSchema) -> Json:
         return {**super().function_wrap_schema(schema), VALIDATOR: _name_of(schema["function"]["function"])}
+
+    def dataclass_schema(self, schema: core_schema.DataclassSchema) -> Json:
+        found = super().dataclass_schema(schema)
+        if is_event(schema["cls"]):
+            found.pop("additionalProperties", None)  # its constructor takes none, and its readers pass over them
+        return found
 
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> Json:  # noqa: ARG002 - with an address in it
         function = cast("Json", schema.get("function") or {}).get("function")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol, TypeVar, cast, dataclass_transform
 
 from eventjet.domain.unique import Unique, uniques_of
 from eventjet.errors import DefinitionError
+from eventjet.spelling import listed, meant
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -32,8 +34,9 @@ class EventInfo:
 def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> Callable[[type[T]], type[T]]:
     """Make the class a frozen, slotted, keyword-only pydantic dataclass known on the wire as `name`.
 
-    Fields are strict: an `int` is not a `str`, a `float` is not a `Decimal`. Nothing is registered; an `App` or a
-    `scenario` finds the event through the annotation of the `evolve` that folds it.
+    Fields are strict: an `int` is not a `str`, a `float` is not a `Decimal`. A keyword that is no field raises
+    `TypeError`; a field of a stored body that the class does not have is passed over. Nothing is registered; an `App`
+    or a `scenario` finds the event through the annotation of the `evolve` that folds it.
 
     ```python
     @event("account.closed")
@@ -49,12 +52,16 @@ def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> C
     def declare(cls: type[T]) -> type[T]:
         from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-        made = pydantic_dataclass(
-            frozen=True, kw_only=True, slots=True, config={"strict": True, "hide_input_in_errors": True}
+        made: Any = pydantic_dataclass(
+            frozen=True,
+            kw_only=True,
+            slots=True,
+            config={"strict": True, "extra": "forbid", "hide_input_in_errors": True},
         )(cls)
         # A text would become the names of its characters.
         names = (formerly,) if isinstance(formerly, str) else tuple(formerly)  # pyright: ignore[reportUnnecessaryIsInstance]
         setattr(made, _MARK, EventInfo(name, schema, names))
+        made.__init__ = _constructor(made)
         return cast("type[T]", made)
 
     return declare
@@ -120,9 +127,67 @@ def _check_name(name: object, decorator: str, example: str) -> None:
         raise DefinitionError([f'@{decorator} of {what} lacks its name; write @{decorator}("{example}")'])
 
 
+def field_faults(cls: type) -> list[str]:
+    """Fields that an event or a state was meant to have and lacks: of base classes that are no dataclasses."""
+    return [
+        f"{cls.__qualname__} lacks {listed(lost)} of its base {base.__qualname__}, which is no dataclass; decorate "
+        f"{base.__qualname__} with @dataclass(frozen=True, kw_only=True), or declare its fields in {cls.__qualname__}"
+        for base in cls.__mro__[1:]
+        if (lost := [name for name in _annotated(base) if name not in cast("Any", cls).__dataclass_fields__])
+    ]
+
+
+def _annotated(base: type) -> list[str]:
+    """What a class annotates as `@dataclass` would have it as fields, where it is none."""
+    if base is object or "__dataclass_fields__" in vars(base):
+        return []
+    told = {"__annotations__": inspect.get_annotations(base), "__module__": base.__module__}
+    made: Any = dataclass(type(base.__name__, (), told))
+    return [one.name for one in fields(made) if not one.name.startswith("__")]
+
+
+def _constructor(cls: Any) -> Callable[..., None]:
+    """As pydantic's own, but that a keyword which is no field raises the `TypeError` of any dataclass."""
+    from pydantic_core import ArgsKwargs, ValidationError
+
+    def __init__(self: Any, /, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it becomes the class's
+        if not cls.__pydantic_complete__:
+            complete(cls)
+        try:
+            self.__pydantic_validator__.validate_python(ArgsKwargs(args, kwargs), self_instance=self)
+        except ValidationError as error:
+            told = error.errors(include_url=False, include_context=False, include_input=False)
+            unknown = [str(one["loc"][0]) for one in told if one["type"] == "unexpected_keyword_argument"]
+            if not unknown:
+                raise
+            known = [one.name for one in fields(cls) if one.init]
+            reason = f"{cls.__qualname__} has no field {unknown[0]!r}. {meant(unknown[0], known)}"
+            faults = "".join(f"{fault}. " for fault in field_faults(cls))
+            raise TypeError(f"{reason}{faults}Its fields: {listed(known)}.") from None
+
+    __init__.__qualname__ = f"{cls.__qualname__}.__init__"
+    return __init__
+
+
+def complete(cls: Any) -> None:
+    """Have pydantic resolve the annotations of an event that it could not when it was declared; raises what it does."""
+    from pydantic.dataclasses import rebuild_dataclass
+
+    constructor = cls.__init__
+    try:
+        rebuild_dataclass(cls, _parent_namespace_depth=4)  # where the event is made
+    finally:
+        cls.__init__ = constructor  # pydantic has put its own there
+
+
 def event_info(cls: Any) -> EventInfo:
     """What `@event` was told; raises `DefinitionError` for a class that is not an event."""
     return _declared(cls, EventInfo, "an event: decorate it with @event")
+
+
+def is_event(cls: Any) -> bool:
+    """Whether a class is declared by `@event`; a subclass of it is none."""
+    return isinstance(cls, type) and isinstance(vars(cls).get(_MARK), EventInfo)
 
 
 def aggregate_info(cls: Any) -> AggregateInfo:

@@ -7,7 +7,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from eventjet.domain.aggregate import aggregate_info, event_info
+from eventjet.domain.aggregate import aggregate_info, is_event
+from eventjet.domain.state import own_copy
 from eventjet.domain.subscription import shown_name
 from eventjet.errors import DefinitionError, UsageError
 from eventjet.shown import shown
@@ -43,7 +44,7 @@ def check_decision(aggregate: Any, decide: Any, aggregate_id: object = "") -> No
             f"The decision {decide.__name__!r} is bound to one state of {owner}, and it is called with the newest "
             f"state. Hand over the function: {owner}.{decide.__name__}."
         )
-    if _is_event(decide) or _is_event(type(decide)):
+    if is_event(decide) or is_event(type(decide)):
         kind = decide if isinstance(decide, type) else type(decide)
         raise UsageError(f"The event {shown_name(kind)} stands where the decision that returns it belongs. {remedy}")
     if not callable(decide):
@@ -54,7 +55,8 @@ def check_decision(aggregate: Any, decide: Any, aggregate_id: object = "") -> No
 def decided_on(aggregate: Any, decide: Callable[..., Any], state: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """What a decision says on a state; raises what it raises, and `UsageError` where it cannot be called so."""
     try:
-        return decide(state, *args, **kwargs)
+        # Made again after a lost race, it is given what it was given first.
+        return decide(state, *own_copy(args, whole=False), **own_copy(dict(kwargs), whole=False))
     except (TypeError, AttributeError) as error:
         trace = error.__traceback__
         if isinstance(error, TypeError) and trace is not None and trace.tb_next is None:
@@ -89,11 +91,3 @@ def _owner(decide: Any) -> Any:
     except DefinitionError:
         return None
     return found
-
-
-def _is_event(cls: Any) -> bool:
-    try:
-        event_info(cls)
-    except DefinitionError:
-        return False
-    return True

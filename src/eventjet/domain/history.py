@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from eventjet.domain.personal import is_private
+from eventjet.domain.state import own_copy
 from eventjet.errors import DefinitionError, HistoryBroken
 
 S = TypeVar("S")
@@ -139,9 +140,9 @@ def fold_history(held: FoldedState[S], links: Iterable[Link], subject: str, last
     """Fold one aggregate's events onto a state; `last_id` is the id of the last of them.
 
     Raises `HistoryBroken` when a version is not the next, or an event follows another one than it expected, and
-    `DefinitionError` as `evolved` does.
+    `DefinitionError` as `evolved` does. The state given is left as it is, whatever `evolve` does to its own.
     """
-    state, version, position = held.state, held.version, held.position
+    state, version, position = own_copy(held.state), held.version, held.position
     for after, at, expected, command_id, data in links:
         if after != version + 1:
             if expected == VOID:

@@ -15,6 +15,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 from eventjet.domain.aggregate import AggregateType, aggregate
 from eventjet.domain.decision import check_decision
 from eventjet.domain.recorded import Recorded
+from eventjet.domain.state import own_copy
 from eventjet.domain.subscription import shown_name
 from eventjet.errors import DefinitionError
 
@@ -59,7 +60,8 @@ class Call:
 
     def on(self, state: Any, *first: Any) -> Any:
         """What is decided on a state, given `first` before the other arguments."""
-        return self.decide(state, *first, *self.args, **dict(self.kwargs))
+        args, kwargs = own_copy((self.args, dict(self.kwargs)), whole=False)
+        return self.decide(state, *first, *args, **kwargs)
 
     @property
     def name(self) -> str:
@@ -371,7 +373,7 @@ def listeners_of(cls: type) -> list[tuple[str, Callable[..., Any]]]:
 def deadlines_of(state: Any) -> tuple[Deadline[Any, Any], ...]:
     """What a state says; none when its class has no `deadline`."""
     deadline = getattr(state, "deadline", None)
-    told = None if deadline is None else deadline()
+    told = None if deadline is None else own_copy(state).deadline()
     if told is None:
         return ()
     return tuple(cast("Sequence[Any]", told)) if isinstance(told, list | tuple) else (told,)

@@ -10,8 +10,10 @@ from datetime import datetime
 from types import MemberDescriptorType
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
+from eventjet.domain.state import own_copy
 from eventjet.errors import UsageError
 
+E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)
 
 
@@ -144,6 +146,29 @@ def recorded(
     made.aggregate = aggregate
     made._rest = rest
     made._time_ns = time_ns
+    made._block = block
+    made.__class__ = Recorded
+    return made
+
+
+def own_event(one: Recorded[E]) -> Recorded[E]:
+    """The same event for a function that shares it with no other: where its data could be changed, that is a copy."""
+    data = own_copy(one.data)
+    if data is one.data:
+        return one
+    given, made = cast("Any", one), cast("Any", _Unsealed)()
+    made.data = data
+    made.aggregate_id = one.aggregate_id
+    made.version = one.version
+    made.position = one.position
+    made.aggregate = one.aggregate
+    block: bytes | None = getattr(one, "_block", None)  # none where a constructor made it, or all has been read
+    if block is None:
+        for name in _LATE:
+            setattr(made, name, getattr(one, name))
+    else:
+        made._rest = given._rest
+        made._time_ns = given._time_ns
     made._block = block
     made.__class__ = Recorded
     return made

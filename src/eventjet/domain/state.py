@@ -1,15 +1,48 @@
-"""What a state may hold: nothing that can be changed under those who share it.
+"""What can be changed in place: refused where its type says so, copied for whoever is given it where no type does.
 
-One folded state serves many decisions, of many tasks. Its class is frozen, and so must be what its fields hold.
+One folded state serves many decisions, one row many events, and one event many functions. What each of them does to
+what it is given must not be seen by the next. A state's and a row's class is frozen, and so is what its fields hold,
+as far as annotations tell (`state_faults`, `value_faults`). `Mapping`, `Sequence`, `Any`, classes of which nothing is
+known, and the lists of events tell nothing, so what they hold is handed out as a copy (`own_copy`, ADR 0049). PURE.
 """
 
 from __future__ import annotations
 
+import copyreg
+import re
 import types
 import typing
-from collections.abc import Iterator, MutableMapping, MutableSequence, MutableSet
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    MutableSequence,
+    MutableSet,
+    Sequence,
+)
+from collections.abc import Set as AbstractSet
+from copy import deepcopy
 from dataclasses import fields, is_dataclass
-from typing import Any, cast
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from operator import is_
+from pathlib import PurePath
+from typing import Any, TypeAlias, TypeVar, cast
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from eventjet.errors import DefinitionError
+
+T = TypeVar("T")
+_Copy: TypeAlias = Callable[[Any, bool], Any]
+"""(value, whether copies are whole) → what takes its place."""
 
 _INSTEAD: tuple[tuple[type, str], ...] = (
     (bytearray, "bytes"),
@@ -26,6 +59,11 @@ def state_faults(state: Any) -> list[str]:
     return list(_faults(state, state.__qualname__, frozenset({state})))
 
 
+def value_faults(hint: Any, where: str) -> list[str]:
+    """As `state_faults`, of one annotation; `where` is what it is called."""
+    return list(_hint_faults(hint, where, frozenset()))
+
+
 def _faults(cls: Any, path: str, above: frozenset[Any]) -> Iterator[str]:
     try:
         hints = typing.get_type_hints(cls)
@@ -34,15 +72,18 @@ def _faults(cls: Any, path: str, above: frozenset[Any]) -> Iterator[str]:
         yield f"the annotations of {cls.__qualname__}'s fields {reason} and at module level"
         return
     for name in _field_names(cls):
-        for kind in dict.fromkeys(_classes(hints.get(name))):
-            where = f"{path}.{name}"
-            instead = next((instead for changeable, instead in _INSTEAD if issubclass(kind, changeable)), None)
-            if instead is None and not _is_frozen(kind):
-                instead = f"{kind.__qualname__} declared with frozen=True"
-            if instead is not None:
-                yield f"{where} holds a {kind.__qualname__}, which can be changed under who shares it; take {instead}"
-            elif kind not in above:
-                yield from _faults(kind, where, above | {kind}) if _field_names(kind) else ()
+        yield from _hint_faults(hints.get(name), f"{path}.{name}", above)
+
+
+def _hint_faults(hint: Any, where: str, above: frozenset[Any]) -> Iterator[str]:
+    for kind in dict.fromkeys(_classes(hint)):
+        instead = next((instead for changeable, instead in _INSTEAD if issubclass(kind, changeable)), None)
+        if instead is None and not _is_frozen(kind):
+            instead = f"{kind.__qualname__} declared with frozen=True"
+        if instead is not None:
+            yield f"{where} holds a {kind.__qualname__}, which can be changed under who shares it; take {instead}"
+        elif kind not in above:
+            yield from _faults(kind, where, above | {kind}) if _field_names(kind) else ()
 
 
 def _classes(hint: Any) -> Iterator[type]:
@@ -70,3 +111,210 @@ def _is_frozen(cls: Any) -> bool:
     if is_dataclass(cls):
         return bool(cast("Any", cls).__dataclass_params__.frozen)
     return not hasattr(cls, "model_fields") or bool(cls.model_config.get("frozen"))
+
+
+_VALUES: tuple[type, ...] = (
+    int, str, float, complex, bool, bytes, type(None), Decimal, Fraction, UUID, date, time, timedelta, tzinfo, Enum,
+    range, PurePath, IPv4Address, IPv6Address, IPv4Network, IPv6Network, re.Pattern, type, types.FunctionType,
+    types.BuiltinFunctionType,
+)  # fmt: skip
+_EXACT = frozenset(_VALUES) | {datetime, ZoneInfo, timezone}
+_CHANGEABLE = tuple(kind for kind, _ in _INSTEAD)
+_CONTAINERS = (Mapping, AbstractSet, Sequence, Collection, Iterable)
+
+
+def is_fixed(hint: Any) -> bool:
+    """Whether nothing that is annotated so can be changed in place, as far as types prove it."""
+    try:
+        return _is_known_fixed(hint)
+    except TypeError:  # it has no hash, as a Literal of a list has none
+        return False
+
+
+def own_copy(value: T, *, whole: bool = True) -> T:
+    """The value, or a copy of it that shares nothing with it which can be changed in place.
+
+    What is proved fixed by its type is handed on as it is, and so is a value of a class that has no attributes, which
+    may be known by its identity. Values of classes that are not known here go through `copy.deepcopy`; unless it is to
+    be a `whole` copy, they are handed on. Raises `DefinitionError` for what cannot be copied.
+    """
+    copy = _copier(cast("Any", type(value)))
+    if copy is None:
+        return value
+    try:
+        return cast("T", copy(value, whole))
+    except DefinitionError:
+        raise
+    except Exception as error:
+        raise _uncopied(f"a {type(value).__qualname__}", error) from error
+
+
+def _uncopied(what: str, error: Exception) -> DefinitionError:
+    reason = f"cannot be copied ({type(error).__name__}: {error}), so whoever is given it could change it for all"
+    return DefinitionError([f"{what} {reason}; take a frozen dataclass, or other plain data"])
+
+
+@lru_cache(maxsize=10_000)
+def _is_known_fixed(hint: Any) -> bool:
+    return _is_fixed(hint, frozenset())
+
+
+def _is_fixed(hint: Any, above: frozenset[Any]) -> bool:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if hint is None or origin is typing.Literal:
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return all(_is_fixed(part, above) for part in parts)
+    if origin in (typing.Annotated, typing.Final):
+        return _is_fixed(parts[0], above)
+    if isinstance(hint, typing.NewType):
+        return _is_fixed(hint.__supertype__, above)
+    if type(hint).__name__ == "TypeAliasType":
+        return _is_fixed(hint.__value__, above)
+    cls: Any = origin or hint
+    if not isinstance(cls, type) or issubclass(cls, _CHANGEABLE):
+        return False
+    if cls in (tuple, frozenset):
+        return bool(parts) and all(part is Ellipsis or _is_fixed(part, above) for part in parts)
+    if issubclass(cls, _VALUES) or cls in above:
+        return True
+    return cls is not object and _is_frozen_class(cls) and not _open_fields(cls, above | {cls})
+
+
+def _is_frozen_class(cls: Any) -> bool:
+    """Whether it is all fields, none of which can be set."""
+    if hasattr(cls, "model_fields"):
+        return _is_frozen(cls) and cls.model_config.get("extra") != "allow" and not cls.__private_attributes__
+    if hasattr(cls, "__dataclass_fields__"):
+        return _is_frozen(cls)
+    return tuple in cls.__mro__ and hasattr(cls, "_fields")
+
+
+def _open_fields(cls: Any, above: frozenset[Any]) -> list[str]:
+    """Fields whose values are not proved fixed."""
+    names = _field_names(cls)
+    try:
+        hints = typing.get_type_hints(cls, include_extras=True)
+    except Exception:  # noqa: BLE001 - an annotation is any expression
+        return names
+    return [name for name in names if name not in hints or not _is_fixed(hints[name], above)]
+
+
+def _own(value: Any, whole: bool) -> Any:
+    copy = _copier(cast("Any", type(value)))
+    return value if copy is None else copy(value, whole)
+
+
+@lru_cache(maxsize=10_000)
+def _copier(kind: type[Any]) -> _Copy | None:
+    """How values of exactly this class are copied; None for those that are handed on."""
+    if kind in _EXACT or kind is frozenset or _is_known_fixed(kind):
+        return None
+    if kind in _OF_KIND:
+        return _OF_KIND[kind]
+    copiers = _copiers(kind)
+    return _own_unknown if copiers is None else _object_copier(kind, copiers)
+
+
+def _own_tuple(value: tuple[Any, ...], whole: bool) -> tuple[Any, ...]:
+    made = tuple([_own(each, whole) for each in value])
+    return value if all(map(is_, made, value)) else made
+
+
+def _own_unknown(value: Any, whole: bool) -> Any:
+    return deepcopy(value) if whole and not _is_bare(value) else value
+
+
+_OF_KIND: Mapping[Any, _Copy] = {
+    dict: lambda value, whole: {key: _own(each, whole) for key, each in value.items()},
+    list: lambda value, whole: [_own(each, whole) for each in value],
+    tuple: _own_tuple,
+    set: lambda value, _: value.copy(),
+    bytearray: lambda value, _: value.copy(),
+    types.MappingProxyType: lambda value, whole: types.MappingProxyType(_own(dict(value), whole)),
+}
+
+
+def _object_copier(kind: Any, copiers: Mapping[str, _Copy]) -> _Copy:
+    is_model, is_frozen = hasattr(kind, "model_fields"), _is_frozen(kind)
+    others = [name for name in _field_names(kind) if name not in copiers]
+    has_dict = not is_model and bool(kind.__dictoffset__)
+
+    def copy(value: Any, whole: bool) -> Any:
+        found: dict[str, Any] = {}
+        is_changed = not is_frozen
+        for name, own in copiers.items():
+            given = getattr(value, name)
+            try:
+                found[name] = each = own(given, whole)
+            except DefinitionError:
+                raise
+            except Exception as error:
+                raise _uncopied(
+                    f"{kind.__qualname__}.{name} holds a {type(given).__qualname__}, which", error
+                ) from error
+            is_changed = is_changed or each is not given
+        if not is_changed:
+            return value
+        if is_model:
+            made = value.model_copy()
+            cast("dict[str, Any]", vars(made)).update(found)
+            return made
+        made = object.__new__(kind)
+        if has_dict:
+            cast("dict[str, Any]", vars(made)).update(cast("dict[str, Any]", vars(value)))
+        for name in others:
+            _set(made, name, getattr(value, name))
+        for name, each in found.items():
+            _set(made, name, each)
+        return made
+
+    return copy
+
+
+_set = object.__setattr__
+"""Of frozen classes, too."""
+
+
+def _copiers(cls: Any) -> Mapping[str, _Copy] | None:
+    """How each field is copied that is not proved fixed; None for a class of which more than fields is to be copied."""
+    if hasattr(cls, "model_fields"):
+        is_plain = cls.model_config.get("extra") != "allow" and not cls.__private_attributes__
+    else:
+        is_plain = hasattr(cls, "__dataclass_fields__") and not hasattr(cls, "__deepcopy__")
+        is_plain = is_plain and cls.__new__ is object.__new__
+    if not is_plain or (cls.__base__ is not object and issubclass(cls, (BaseException, *_CHANGEABLE))):
+        return None
+    names = _open_fields(cls, frozenset({cls}))
+    try:
+        hints = typing.get_type_hints(cls, include_extras=True)
+    except Exception:  # noqa: BLE001 - an annotation is any expression
+        hints = dict[str, Any]()
+    return {name: _shallow if _is_flat(hints.get(name, Any)) else _own for name in names}
+
+
+def _is_flat(hint: Any) -> bool:
+    """Whether it is a container, or one of several, of what is proved fixed."""
+    parts = typing.get_args(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return all(is_fixed(part) or _is_flat(part) for part in parts)
+    origin = typing.get_origin(hint)
+    is_container = isinstance(origin, type) and issubclass(origin, _CONTAINERS)
+    return is_container and all(part is Ellipsis or is_fixed(part) for part in parts)
+
+
+def _shallow(value: Any, whole: bool) -> Any:
+    kind: Any = cast("Any", type(value))
+    if kind is dict or kind is list or kind is set:
+        return value.copy()
+    if kind is tuple or kind is frozenset or kind in _EXACT:
+        return value
+    return _own(value, whole)
+
+
+def _is_bare(value: Any) -> bool:
+    """Whether a value has no attributes and holds nothing, as a sentinel; raises what cannot be copied."""
+    if hasattr(value, "__deepcopy__"):
+        return False
+    told = value.__reduce_ex__(4)
+    return told[0] is copyreg.__newobj__ and len(told[1]) == 1 and all(part is None for part in told[2:])  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ from datetime import date, datetime
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 from uuid import UUID
 
+from eventjet.domain.state import own_copy
 from eventjet.domain.subscription import shown_name
 from eventjet.errors import Refused, UsageError
 
@@ -103,12 +104,12 @@ def claim_id(aggregate: str, constraint: str, value: Value) -> str:
 
 def claims_of(aggregate: str, constraint: Unique[S], state: S) -> frozenset[str]:
     """The ids of the claims that a state has to have; raises `UsageError` and `Refused`."""
-    return _ids(aggregate, constraint, constraint.by(state))
+    return _ids(aggregate, constraint, constraint.by(own_copy(state)))
 
 
 def changed_claims(aggregate: str, constraint: Unique[S], before: S, after: S) -> tuple[frozenset[str], frozenset[str]]:
     """(ids of the claims that a step gives up, of those that it takes); raises what `claims_of` does."""
-    had, has = constraint.by(before), constraint.by(after)
+    had, has = constraint.by(own_copy(before)), constraint.by(own_copy(after))
     if had == has:
         return frozenset(), frozenset()
     of_before, of_after = _ids(aggregate, constraint, had), _ids(aggregate, constraint, has)

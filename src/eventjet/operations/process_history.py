@@ -14,6 +14,7 @@ from eventjet.codec.envelope import RawRecord, metadata_of, recorded_at
 from eventjet.codec.subjects import subject_of
 from eventjet.domain.history import evolved
 from eventjet.domain.process import deadlines_of
+from eventjet.domain.state import own_copy
 from eventjet.errors import CodecError, DefinitionError
 from eventjet.jet import Jet
 from eventjet.nats.api import message_at
@@ -121,12 +122,12 @@ def _tell_states(jet: Jet, running: Running, records: Sequence[RawRecord], momen
             moment.sent = asked
         try:
             recorded = jet.decode(record)
-            state = state if recorded is None else evolved(state, recorded.data)
+            state = state if recorded is None else evolved(own_copy(state), recorded.data)
             at = recorded_at(record)
         except (CodecError, DefinitionError) as error:
             moment.faults = [*getattr(error, "faults", [str(error)]), "What comes after it is not folded any more."]
             return
-        step = asked_of("step", state.step, faults, private=private)
+        step = asked_of("step", own_copy(state).step, faults, private=private)
         asked = None if step is None else step_shown(step)
         if step is None:
             due = asked_of(

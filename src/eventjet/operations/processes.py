@@ -21,6 +21,7 @@ from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.parked import BLOCKED
 from eventjet.domain.personal import argument_hints, masked
 from eventjet.domain.process import Call, ProcessInfo, Step, deadlines_of
+from eventjet.domain.state import own_copy
 from eventjet.errors import DefinitionError, Forbidden, StoreUnavailable, Unreachable, UsageError
 from eventjet.nats.client import Client
 from eventjet.reactions.steps import ProcessRunner
@@ -150,7 +151,7 @@ async def process_shown(running: Running, process_id: str) -> ProcessShown:
         found.faults = [f"its state: {fault}" for fault in error.faults]
         return found
     found.state = masked(plain(state), type(state))
-    step = asked_of("step", state.step, faults, private=private)
+    step = asked_of("step", own_copy(state).step, faults, private=private)
     found.step = None if step is None else step_shown(step)
     due = asked_of(
         "deadline",

@@ -354,7 +354,7 @@ def compared(before: Any, after: Any) -> list[RowField]:
 
 
 def _told(value: Any) -> str:
-    value = plain(value) if isinstance(value, dict | list) else value
+    value = plain(value) if isinstance(value, dict | list | tuple) else value
     return "NULL" if value is None else cut(str(getattr(value, "value", value)), _VALUE_MAX)
 
 

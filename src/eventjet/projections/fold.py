@@ -8,6 +8,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from eventjet.codec.reasons import reason_of
 from eventjet.domain.recorded import Recorded
+from eventjet.domain.state import own_copy
 from eventjet.errors import CodecError, HandlerFailed, StoreError
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
@@ -123,6 +124,7 @@ def row_steps(
     A row comes out of `changed`, or else of `rows`, and goes into `changed`. Where it raises, those before are folded.
     """
     apply, normalise, key_in = resolved.apply, codec.normalise, codec.key
+    is_open, is_same = codec.is_open, codec.is_same
     changed_by_now, before_batch = changed.get, rows.get
     fold = resolved.fold_alone
     event: Recorded[Any] | None = None
@@ -133,8 +135,9 @@ def row_steps(
             before = changed_by_now(key, _UNCHANGED)
             if before is _UNCHANGED:
                 before = before_batch(key)
-            after = apply(before, event, key) if fold is None else fold(before, event)
-            if after is before:
+            given = own_copy(before) if is_open else before
+            after = apply(given, event, key) if fold is None else fold(given, event)
+            if after is given and (given is before or is_same(given, before)):
                 continue
             if after is not None:
                 after = normalise(after, before)

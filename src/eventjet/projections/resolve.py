@@ -6,8 +6,9 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import date
+from functools import wraps
 from typing import Any, TypeAlias, cast
 from uuid import UUID
 
@@ -16,7 +17,8 @@ from sqlalchemy import types as sa
 
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.personal import is_private
-from eventjet.domain.recorded import Recorded
+from eventjet.domain.recorded import Recorded, own_event
+from eventjet.domain.state import is_fixed
 from eventjet.domain.subscription import recorded_events_of, resolved_hint, shown_name, union_members
 from eventjet.errors import DefinitionError
 from eventjet.projections.columns import Convert, key_check
@@ -114,6 +116,36 @@ def resolve(declared: Projection[Any, Any] | Entries[Any, Any], catalog: Catalog
     return resolved
 
 
+def _guarded(
+    declared: Projection[Any, Any] | Entries[Any, Any], events: Sequence[type]
+) -> Projection[Any, Any] | Entries[Any, Any]:
+    """The same, with an event of its own for each call of a function that could change what others are given."""
+    if all(map(is_fixed, events)):
+        return declared
+    if isinstance(declared, Entries):
+        return replace(declared, rows=_given_first(declared.rows))
+    fold, key, keys = declared.fold, declared.key, declared.keys
+
+    @wraps(fold)
+    def guarded(row: Any, event: Recorded[Any], *rest: Any) -> Any:
+        return fold(row, own_event(event), *rest)
+
+    return replace(
+        declared,
+        fold=guarded,
+        key=None if key is None else _given_first(key),
+        keys=None if keys is None else _given_first(keys),
+    )
+
+
+def _given_first(function: Callable[[Recorded[Any]], Any]) -> Callable[[Recorded[Any]], Any]:
+    @wraps(function)
+    def guarded(event: Recorded[Any]) -> Any:
+        return function(own_event(event))
+
+    return guarded
+
+
 def name_faults(name: str, revision: int) -> list[str]:
     """What is wrong with how a projection is called and numbered."""
     faults: list[str] = []
@@ -163,6 +195,7 @@ class _Resolving:
         self._check_on_error()
         if row_type is None or self.faults:
             return None
+        self.declared = declared = _guarded(declared, events)
         key_of, keys_of = self._keys()
         return ResolvedProjection(
             name=declared.name,

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import reduce
 from operator import attrgetter
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias, cast
 
 from sqlalchemy import JSON, Column, Table
 from sqlalchemy import types as sa
 
 from eventjet.domain.personal import MASK, field_hint, is_private
+from eventjet.domain.state import is_fixed
 from eventjet.errors import RowRefused
-from eventjet.projections.columns import Convert, normaliser
+from eventjet.projections.columns import Convert, dumps, normaliser
+from eventjet.projections.row_type import annotated
 
 Normalise: TypeAlias = Callable[..., Any]
 """(row, row before or None) → the row in its normal form."""
@@ -39,7 +44,8 @@ class RowCodec:
     """
 
     __slots__ = (
-        "_dumps", "_loads", "_make", "_values", "columns", "fields", "key", "normalise", "row_type", "table_name"
+        "_dumps", "_loads", "_make", "_open", "_values", "columns", "fields", "is_open", "key", "normalise", "row_type",
+        "table_name",
     )  # fmt: skip
 
     def __init__(self, table: Table, row_type: type, values: ColumnValues | None = None) -> None:
@@ -55,12 +61,20 @@ class RowCodec:
         """The key of a row, always a tuple."""
         self._values = _values_of(names)
         self._dumps = _conversions([values.dumper(column.type) for column in declared] if values else [])
-        self._loads = _conversions([values.loader(column.type) for column in declared] if values else [])
+        hints = {name: annotated(row_type, name) for name in names}
+        forms = [json_form(hints[column.key]) if isinstance(column.type, JSON) else None for column in declared]
+        loaders = [values.loader(column.type) if values else None for column in declared]
+        self._loads = _conversions(list(map(_composed, loaders, forms)) if values else [])
         self._make = _maker(row_type, names)
+        self._open = [
+            column.key for column in declared if isinstance(column.type, JSON) and not is_fixed(hints[column.key])
+        ]
+        self.is_open = bool(self._open)
+        """Whether a row may hold lists or dicts, which whoever is given it could change in place."""
         self.normalise = _normaliser_of(
             row_type,
             table.name,
-            [(column.key, column.name, _check(column)) for column in declared],
+            [(column.key, column.name, _check(column, form)) for column, form in zip(declared, forms, strict=True)],
             self._make,
             shares=not any(isinstance(column.type, JSON) for column in declared),
         )
@@ -71,6 +85,13 @@ class RowCodec:
         """What the driver takes, for an insert or `COPY`; the row must be normalised."""
         values = self._values(row)
         return tuple(_converted(values, self._dumps)) if self._dumps else values
+
+    def is_same(self, row: Any, before: Any) -> bool:
+        """Whether a copy of a normalised row was left as it was."""
+        try:
+            return all(dumps(getattr(row, name)) == dumps(getattr(before, name)) for name in self._open)
+        except (TypeError, ValueError, RecursionError):
+            return False  # it holds what is no JSON
 
     def load(self, values: Sequence[Any]) -> Any:
         """The row of what the driver gave."""
@@ -142,10 +163,76 @@ def _converted(values: Sequence[Any], conversions: Sequence[tuple[int, Convert]]
     return converted
 
 
-def _check(column: Column[Any]) -> Convert:
-    """No check takes None."""
-    check = normaliser(column.type)
+def _check(column: Column[Any], form: Convert | None) -> Convert:
+    """No check takes None. `form` is how JSON is given to a row."""
+    plain = normaliser(column.type)
+    check = plain if form is None else _formed(plain, form)
     return (lambda value: None if value is None else check(value)) if column.nullable else check
+
+
+def _formed(plain: Convert, form: Convert) -> Convert:
+    def check(value: Any) -> Any:
+        return form(plain(listed(value)))
+
+    return check
+
+
+def json_form(hint: Any) -> Convert | None:
+    """What JSON becomes where an annotation says that its lists are tuples; None where it stays as it is."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(hint, typing.NewType):
+        return json_form(hint.__supertype__)
+    if origin in (typing.Annotated, typing.Final):
+        return json_form(parts[0])
+    if origin in (typing.Union, types.UnionType):
+        return reduce(_composed, map(json_form, parts))
+    kind: Any = origin or hint
+    if kind is tuple:
+        return _tuple_form([json_form(part) for part in parts if part is not Ellipsis], is_row=Ellipsis not in parts)
+    form = json_form(parts[-1]) if parts and isinstance(kind, type) else None
+    if form is None:
+        return None
+
+    def convert(value: Any) -> Any:
+        is_dict, is_list = isinstance(value, dict), isinstance(value, list)
+        if is_dict and issubclass(kind, Mapping):
+            return {name: form(one) for name, one in cast("dict[str, Any]", value).items()}
+        if is_list and not issubclass(kind, Mapping):
+            return [form(one) for one in cast("list[Any]", value)]
+        return value
+
+    return convert
+
+
+def _tuple_form(forms: list[Convert | None], *, is_row: bool) -> Convert:
+    """`forms` are those of each place of a row, or the one of all items."""
+
+    def convert(value: Any) -> Any:
+        if type(value) is not list:
+            return value
+        items = cast("list[Any]", value)
+        each = forms if is_row else forms[:1] * len(items)
+        if len(each) != len(items):
+            return tuple(items)
+        return tuple([one if form is None else form(one) for one, form in zip(items, each, strict=True)])
+
+    return convert
+
+
+def _composed(first: Convert | None, then: Convert | None) -> Convert | None:
+    if first is None or then is None:
+        return first or then
+    one, other = first, then
+    return lambda value: other(one(value))
+
+
+def listed(value: Any) -> Any:
+    """JSON as a row has it, with lists in the place of tuples."""
+    if type(value) is tuple or type(value) is list:
+        return [listed(one) for one in cast("Sequence[Any]", value)]
+    if type(value) is dict:
+        return {name: listed(one) for name, one in cast("dict[Any, Any]", value).items()}
+    return value
 
 
 def _values_of(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:

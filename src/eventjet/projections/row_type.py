@@ -10,17 +10,18 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from sqlalchemy import Column, Table
 from sqlalchemy import types as sa
 
 from eventjet.domain.personal import field_hint, is_private
+from eventjet.domain.state import value_faults
 from eventjet.domain.subscription import shown_name, union_members
 from eventjet.projections.columns import plain, unsupported
 
@@ -36,10 +37,12 @@ _TAKEN: tuple[tuple[type[Any], tuple[type, ...]], ...] = (
     (sa.DateTime, (datetime,)),
     (sa.Date, (date,)),
     (sa.Uuid, (UUID,)),
-    (sa.JSON, (str, int, float, bool, list, dict)),
-    (sa.LargeBinary, (bytes, bytearray)),
+    (sa.JSON, (str, int, float, bool, tuple, list, dict)),
+    (sa.LargeBinary, (bytes,)),
 )
 """(type of column, what it takes); of two types that fit, the first counts."""
+_NAMED = {list: Sequence, dict: Mapping}
+"""What a message names for a class that can be changed in place."""
 _NOT_ALSO = {bool: int, datetime: date}
 """Classes that are no instance of their base to a column."""
 
@@ -62,7 +65,13 @@ def table_faults(table: Table) -> Iterator[str]:
 
 
 def row_faults(row_type: type, table: Table) -> Iterator[str]:
-    """Fields and columns that do not go together."""
+    """Fields and columns that do not go together, and rows that could be changed in place, which nobody would see."""
+    params: Any = cast("Any", row_type).__dataclass_params__
+    if not params.frozen:
+        yield (
+            f"{row_type.__qualname__} is not frozen, and a row that is changed in place is not seen to have changed; "
+            "declare it with @dataclass(frozen=True), and return replace(row, …)"
+        )
     own = {one.name: one for one in fields(row_type)}
     columns = {column.key: column for column in table.columns}
     where = f"{row_type.__qualname__} and the table {table.name!r} differ"
@@ -77,7 +86,8 @@ def row_faults(row_type: type, table: Table) -> Iterator[str]:
         if name in columns and columns[name].primary_key and is_private(field_hint(row_type, name)):
             yield f"{row_type.__qualname__}.{name} is personal and a key, and keys are shown: take an id of the person"
         if name in columns:
-            yield from _type_faults(row_type, name, table, columns[name])
+            faults = [*_type_faults(row_type, name, table, columns[name])]
+            yield from faults or value_faults(annotated(row_type, name), f"{row_type.__qualname__}.{name}")
 
 
 def listed_names(names: set[str]) -> str:
@@ -87,9 +97,10 @@ def listed_names(names: set[str]) -> str:
 
 def _type_faults(row_type: type, name: str, table: Table, column: Column[Any]) -> Iterator[str]:
     taken = _taken(column.type)
-    strange = [one for one in _classes(_hint(row_type, name)) if taken and not _fits(one, taken)]
+    strange = [one for one in _classes(annotated(row_type, name)) if taken and not _fits(one, taken)]
     if strange:
-        given, takes = " | ".join(map(shown_name, strange)), " or ".join(map(shown_name, taken))
+        given = " | ".join(map(shown_name, strange))
+        takes = " or ".join(shown_name(_NAMED.get(one, one)) for one in taken)
         field = f"{row_type.__qualname__}.{name}"
         yield f"{field} is {given}, and column {table.name}.{column.name} ({column.type!r}) takes {takes}"
 
@@ -107,7 +118,9 @@ def _fits(given: type, taken: tuple[type, ...]) -> bool:
         return True
     if inspect.isabstract(given):
         return any(issubclass(one, given) for one in taken)
-    base = _NOT_ALSO.get(given)
+    if given is not tuple and issubclass(given, tuple):
+        return False
+    base = _NOT_ALSO.get(cast("Any", given))
     return any(one is not base and issubclass(given, one) for one in taken)
 
 
@@ -125,7 +138,7 @@ def _classes(hint: Any) -> Iterator[type]:
             yield known
 
 
-def _hint(row_type: type, name: str) -> Any:
+def annotated(row_type: type, name: str) -> Any:
     """The annotation of a field as an object; Any where it names what cannot be found."""
     owner = next(one for one in row_type.__mro__ if name in vars(one).get("__annotations__", {}))
     probe = types.SimpleNamespace(__annotations__={name: vars(owner)["__annotations__"][name]})

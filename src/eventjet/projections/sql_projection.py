@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, TypeAlias, TypeVar
 
@@ -19,7 +20,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.personal import is_private
-from eventjet.domain.recorded import Recorded
+from eventjet.domain.recorded import Recorded, own_event
+from eventjet.domain.state import is_fixed
 from eventjet.domain.subscription import events_of, recorded_events_of, shown_name
 from eventjet.errors import DefinitionError
 from eventjet.projections.resolve import ResolvedProjection, name_faults
@@ -121,7 +123,18 @@ def resolve_sql(declared: SqlProjection, catalog: Catalog) -> ResolvedSql:
     handlers = _handlers(declared.seal(), catalog, faults)
     if faults:
         raise DefinitionError([f"projection {declared.name!r}: {fault}" for fault in faults])
-    return ResolvedSql(declared.name, declared.revision, tables, tuple(handlers), handlers)
+    guarded = {one: handler if is_fixed(one) else _guarded(handler) for one, handler in handlers.items()}
+    return ResolvedSql(declared.name, declared.revision, tables, tuple(handlers), guarded)
+
+
+def _guarded(handler: Handler) -> Handler:
+    """The same, with an event of its own for each call: one that changes its event would change it for others."""
+
+    @wraps(handler)
+    async def guarded(event: Recorded[Any], connection: AsyncConnection) -> None:
+        await handler(own_event(event), connection)
+
+    return guarded
 
 
 def subscription(declared: SqlProjection) -> list[type]:

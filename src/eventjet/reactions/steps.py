@@ -19,7 +19,8 @@ from eventjet.codec.envelope import recorded_at
 from eventjet.domain.committed import Committed
 from eventjet.domain.history import FoldedState
 from eventjet.domain.process import Call, Deadline, Listener, Outcome, ProcessInfo, Step, deadlines_of
-from eventjet.domain.recorded import Metadata, Recorded
+from eventjet.domain.recorded import Metadata, Recorded, own_event
+from eventjet.domain.state import own_copy
 from eventjet.errors import ConcurrencyConflict, EventjetError, NotUnique, UsageError
 from eventjet.observability import spans, tracing
 from eventjet.repository.decisions import Decided, Planned, recorded, retried
@@ -72,7 +73,7 @@ class ProcessRunner:
         """
         for _ in range(STEPS_MAX):
             held = await self._own.reaching(process_id, position=position)
-            step: Step[Any, Any] | None = held.state.step()
+            step: Step[Any, Any] | None = own_copy(held.state).step()
             if step is None:
                 return held
             position = max(position, await self._take(process_id, held, step))
@@ -87,7 +88,7 @@ class ProcessRunner:
             Planned(
                 self._own,
                 process_id,
-                lambda state: listener.handler(state, event),
+                lambda state: listener.handler(state, own_event(event)),
                 called=listener.handler,
                 command_id=f"{self._heard}{event.position}",
                 metadata=self._metadata(process_id, event.event_id, event.metadata.correlation),
@@ -106,8 +107,6 @@ class ProcessRunner:
             return
 
         def decide(state: Any) -> Any:
-            if state is not held.state and state != held.state:
-                return None
             events = found.deadline.call.on(state)
             if not events:
                 raise self._records_nothing(process_id, f"The deadline {found.deadline.call}")
@@ -125,6 +124,7 @@ class ProcessRunner:
                 metadata,
                 since=held.position,
                 called=found.deadline.call.decide,
+                only_at=held.position,
             )
         )
         failpoints.reach("due.stored")
@@ -271,5 +271,5 @@ def _told(step: Step[Any, Any], taken: Decided[Any, Any]) -> tuple[Outcome[Any, 
     """What the process's decision is given first, where it wants to know."""
     if not step.tells:
         return ()
-    events = () if taken.append is None else tuple(new.encoded.event for new in taken.append.events)
-    return (Outcome(taken.state, events),)
+    events = () if taken.append is None else tuple(own_copy(new.encoded.event) for new in taken.append.events)
+    return (Outcome(own_copy(taken.state), events),)

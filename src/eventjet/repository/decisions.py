@@ -62,6 +62,8 @@ class Planned(Generic[S, E]):
     """A position that the command cannot have been recorded before, where one is known: its cause's."""
     called: Any = None
     """The decision itself, which traces name."""
+    only_at: int | None = None
+    """The position of the one state that it is made on; on another nothing follows. None for any state."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from eventjet.domain.decision import check_decision, decided_on
 from eventjet.domain.history import FoldedState, evolved
 from eventjet.domain.identity import new_event_id
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, current_metadata, merge
+from eventjet.domain.state import own_copy
 from eventjet.domain.subscription import folded_events, shown_name
 from eventjet.errors import ConcurrencyConflict, LogIncomplete, StoreUnavailable, UsageError
 from eventjet.observability import spans, tracing
@@ -90,8 +91,8 @@ class Repository(Generic[S, E]):
         self.subject(aggregate_id)
         if version is not None or position is not None or at is not None:
             found = await self.histories.load_until(aggregate_id, version=version, position=position, at=at)
-            return found.state
-        return (await self.fresh(aggregate_id)).state
+            return own_copy(found.state)
+        return own_copy((await self.fresh(aggregate_id)).state)
 
     async def history(
         self,
@@ -209,7 +210,8 @@ class Repository(Generic[S, E]):
         Raises what the decision raises on the newest state, `UsageError`, `UnencodableEvent` and `LogIncomplete`.
         """
         try:
-            events = recorded_events(plan.decide(held.state))
+            has_moved = plan.only_at is not None and plan.only_at != held.position
+            events = () if has_moved else recorded_events(plan.decide(own_copy(held.state)))
         except Exception:
             conflict = await self.outdated(plan.aggregate_id, held)
             if conflict is None:
@@ -223,10 +225,10 @@ class Repository(Generic[S, E]):
                 f"The log {self._app!r}", f"{gone}, and {self.subject(plan.aggregate_id)} has no events"
             )
         append = self._append_of(plan, held, events)
-        state = held.state
+        state = own_copy(held.state)
         for new in append.events:
             # As it will be read back: what no fold can take is not stored.
-            state = evolved(state, new.encoded.event)
+            state = evolved(state, own_copy(new.encoded.event))
         return Decided(plan, held, append, state)
 
     async def reaching(self, aggregate_id: str, *, position: int = 0, version: int = 0) -> FoldedState[S]:
@@ -282,7 +284,7 @@ class Repository(Generic[S, E]):
     def answer(self, after: FoldedState[S], events: tuple[E, ...]) -> Committed[S, E]:
         """What came of a decision whose events the log stored, now or when it was made first."""
         log = self.histories.store.identity
-        return Committed(after.state, events, after.position, after.version, self._app, log)
+        return Committed(own_copy(after.state), events, after.position, after.version, self._app, log)
 
     def subject(self, aggregate_id: str) -> str:
         """Where its events are; raises `Refused` for an id that cannot be a token."""

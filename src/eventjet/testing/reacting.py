@@ -11,7 +11,7 @@ from eventjet.codec.catalog import Catalog
 from eventjet.domain.aggregate import AggregateType, aggregate_info
 from eventjet.domain.process import Call
 from eventjet.domain.reactor import Reactor
-from eventjet.domain.recorded import Recorded
+from eventjet.domain.recorded import Recorded, own_event
 from eventjet.domain.subscription import folded_events
 from eventjet.repository.repository import Repository
 from eventjet.store.memory import MemoryStore
@@ -104,7 +104,7 @@ async def reacted(
     event = Recorded(data, aggregate_id, 1, 1, _NOW, event_id="00000000-0000-7000-8000-000000000001")
     told = ReactionTold(deps, f"{reactor.name}/{event.event_id}", attempt)
     handle: Callable[[Any, Any], Coroutine[Any, Any, None]] = reactor.handle
-    await handle(event, told)
+    await handle(own_event(event), told)
     return Handled(told.key, tuple(told.calls))
 
 

@@ -18,6 +18,7 @@ from eventjet.domain.subscription import events_of
 from eventjet.projections.app_ref import Declared
 from eventjet.projections.projection import Projection
 from eventjet.projections.resolve import resolve
+from eventjet.projections.row_codec import listed
 from eventjet.projections.sql_projection import (
     AnyResolved,
     ResolvedSql,
@@ -98,7 +99,9 @@ class ReadModelCase:
         names = [column.key for column in table.columns]
         async with self._engine.connect() as connection:
             if rows:
-                await connection.execute(table.insert(), [{name: getattr(row, name) for name in names} for row in rows])
+                await connection.execute(
+                    table.insert(), [{name: listed(getattr(row, name)) for name in names} for row in rows]
+                )
             return await self._rows(connection)
 
     async def _rows(self, connection: AsyncConnection) -> TableRows:

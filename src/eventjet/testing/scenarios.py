@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
-from eventjet.domain.aggregate import AggregateType, aggregate_info
+from eventjet.domain.aggregate import AggregateType, aggregate_info, field_faults
 from eventjet.domain.decision import check_decision, decided_on
 from eventjet.domain.history import evolved
-from eventjet.domain.state import state_faults
+from eventjet.domain.state import own_copy, state_faults
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import DefinitionError, UsageError
 from eventjet.repository.decisions import recorded_events
@@ -43,9 +43,10 @@ class Given(Generic[S, E]):
         """Make one decision; what it raises is kept for `then_raises`."""
         name = str(getattr(decide, "__qualname__", decide))
         check_decision(type(self.state), decide)
-        with left_as_they_are(name, self.state):
+        state = own_copy(self.state)
+        with left_as_they_are(name, state):
             try:
-                made = decided_on(type(self.state), decide, self.state, args, kwargs)
+                made = decided_on(type(state), decide, state, args, kwargs)
                 events = cast("tuple[E, ...]", recorded_events(made))
             except UsageError:
                 raise  # of the test, not of the domain
@@ -64,6 +65,8 @@ class When(Generic[S, E]):
 
     def then(self, *events: E) -> Given[S, E]:
         """Exactly these events followed, and each survives the wire; continues with them as history."""
+        if isinstance(self._error, TypeError):
+            raise self._error  # no refusal: something was called or made with what it does not take
         if self._error is not None:
             raise AssertionError(f"the decision raised {self._error!r}") from self._error
         if self._events != events:
@@ -99,13 +102,15 @@ def scenario(aggregate: AggregateType[S, E], /) -> Given[S, E]:
     """
     cls = cast("Any", aggregate)
     aggregate_info(cls)
-    if faults := state_faults(cls):
+    kinds = (cls, *folded_events(cls))
+    if faults := [*state_faults(cls), *(fault for kind in kinds for fault in field_faults(kind))]:
         raise DefinitionError(faults)
     return Given(cast("S", cls()), Catalog(folded_events(cls)))
 
 
 def folded(state: S, events: Sequence[E], catalog: Catalog) -> S:
     """The state after these events, each of which could be stored and changes nothing that it is given."""
+    state = own_copy(state)
     for event in events:
         if type(event) not in catalog:
             told = f"the class {event.__qualname__}" if isinstance(event, type) else repr(event)

@@ -11,10 +11,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
-from eventjet.domain.aggregate import AggregateType, aggregate_info
+from eventjet.domain.aggregate import AggregateType, aggregate_info, field_faults
 from eventjet.domain.process import Asked, Call, Deadline, Outcome, ProcessType, Step, deadlines_of, is_process
-from eventjet.domain.recorded import Recorded
-from eventjet.domain.state import state_faults
+from eventjet.domain.recorded import Recorded, own_event
+from eventjet.domain.state import own_copy, state_faults
 from eventjet.domain.subscription import folded_events, shown_name
 from eventjet.errors import DefinitionError
 from eventjet.repository.decisions import recorded_events
@@ -45,13 +45,13 @@ class Story(Generic[S, E]):
         self, decide: Callable[Concatenate[S, P], E | Sequence[E] | None], /, *args: P.args, **kwargs: P.kwargs
     ) -> Happened[S, E]:
         """Somebody executes one of its decisions."""
-        return self._happened(decide(self.state, *args, **kwargs))
+        return self._happened(decide(own_copy(self.state), *args, **kwargs))
 
     def hears(
         self, listener: Callable[[S, Recorded[H]], E | Sequence[E] | None], event: Recorded[H], /
     ) -> Happened[S, E]:
         """An event of another aggregate reaches it."""
-        return self._happened(listener(self.state, event))
+        return self._happened(listener(own_copy(self.state), own_event(event)))
 
     def does(
         self,
@@ -100,14 +100,14 @@ class Story(Generic[S, E]):
         deadlines = self._deadlines(last_event)
         if not deadlines or deadlines[0][0] > at:
             raise AssertionError(f"nothing is due at {at.isoformat()}: {[one for _, one in deadlines]!r}")
-        return self._happened(deadlines[0][1].call.on(self.state))
+        return self._happened(deadlines[0][1].call.on(own_copy(self.state)))
 
     def due_after(self, delay: timedelta) -> Happened[S, E]:
         """So much time passes after its last event: its earliest deadline is due, and decides."""
         return self.due(_EPOCH + delay, last_event=_EPOCH)
 
     def _step(self) -> Step[Any, Any] | None:
-        return cast("Any", self.state).step()
+        return cast("Any", own_copy(self.state)).step()
 
     def _deadlines(self, last_event: datetime | None) -> list[tuple[datetime, Deadline[Any, Any]]]:
         """When each is due, the earliest first."""
@@ -142,7 +142,9 @@ class Doing(Generic[S, E]):
         return self._decided(call, error)
 
     def _decided(self, call: Call, *first: Any) -> Happened[S, E]:
-        return Happened(self._story, cast("tuple[E, ...]", recorded_events(call.on(self._story.state, *first))))
+        return Happened(
+            self._story, cast("tuple[E, ...]", recorded_events(call.on(own_copy(self._story.state), *first)))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,8 @@ def story(process: ProcessType[S, E], /) -> Story[S, E]:
     aggregate_info(cls)
     if not is_process(cls):
         raise DefinitionError([f"{shown_name(cls)} is not a process: test an aggregate with `scenario`"])
-    if faults := state_faults(cls):
+    kinds = (cls, *folded_events(cls))
+    if faults := [*state_faults(cls), *(fault for kind in kinds for fault in field_faults(kind))]:
         raise DefinitionError(faults)
     return Story(cast("S", cls()), Catalog(folded_events(cls)))
 

@@ -98,7 +98,8 @@ def _fields_of(cls: Any) -> list[tuple[str, Any, list[Any], bool]]:
     """(name, annotation, limits, whether it must be given) of what is passed to the constructor."""
     known: dict[str, FieldInfo] = getattr(cls, "__pydantic_fields__", {})
     if known:
-        return [(name, one.annotation, list(one.metadata), one.is_required()) for name, one in known.items()]
+        own = {name: one for name, one in known.items() if one.init is not False}
+        return [(name, one.annotation, list(one.metadata), one.is_required()) for name, one in own.items()]
     hints = typing.get_type_hints(cls, include_extras=True)
     return [
         (one.name, hints[one.name], [], one.default is MISSING and one.default_factory is MISSING)

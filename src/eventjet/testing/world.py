@@ -11,7 +11,7 @@ from typing import Any
 from eventjet.codec.subjects import entity_of
 from eventjet.domain.history import FoldedState
 from eventjet.domain.process import ProcessInfo
-from eventjet.domain.recorded import Recorded
+from eventjet.domain.recorded import Recorded, own_event
 from eventjet.errors import UsageError
 from eventjet.jet import Jet
 from eventjet.projections.app_ref import Application
@@ -95,7 +95,7 @@ class World:
         for one in self._app.reactors.values():
             if isinstance(event.data, one.events):
                 await one.handle(
-                    event, EventReaction(self._repositories, self._deps, Cause.of_event(one.name, event), 1)
+                    own_event(event), EventReaction(self._repositories, self._deps, Cause.of_event(one.name, event), 1)
                 )
 
     async def _come_due(self) -> bool:
@@ -124,7 +124,7 @@ class World:
 async def _heard(runner: ProcessRunner, info: ProcessInfo, event: Recorded[Any]) -> str | None:
     """The process that an event is told to, if there is one."""
     listener = info.listener_to(event.data.__class__)
-    process_id = None if listener is None else listener.by(event)
+    process_id = None if listener is None else listener.by(own_event(event))
     if listener is not None and process_id is not None:
         await runner.hear(process_id, listener, event)
     return process_id

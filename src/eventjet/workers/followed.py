@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from eventjet import failpoints
@@ -13,7 +14,8 @@ from eventjet.domain.inbox import Inbox, Incoming
 from eventjet.domain.parked import AggregateKey
 from eventjet.domain.publication import Publication
 from eventjet.domain.reactor import Reactor, Retry
-from eventjet.domain.recorded import Recorded
+from eventjet.domain.recorded import Recorded, own_event
+from eventjet.domain.state import own_copy
 from eventjet.observability import spans, tracing
 from eventjet.quarantine.fold import aggregate_key_of
 from eventjet.reactions.following import Declaration
@@ -91,7 +93,7 @@ class FollowedReactor(Followed):
         async def handle(attempt: int) -> None:
             cause = Cause.of_event(reactor.name, event)
             with self.handling(attempt, event):
-                await reactor.handle(event, EventReaction(self._repositories, self._deps, cause, attempt))
+                await reactor.handle(own_event(event), EventReaction(self._repositories, self._deps, cause, attempt))
 
         return (event.aggregate, event.aggregate_id), handle
 
@@ -114,7 +116,7 @@ class FollowedProcess(Followed):
 
             return (info.name, event.aggregate_id), woken
         listener = info.listener_to(event.data.__class__)
-        process_id = None if listener is None else listener.by(event)
+        process_id = None if listener is None else listener.by(own_event(event))
         if listener is None or process_id is None:
             return None
 
@@ -160,8 +162,9 @@ class FollowedInbox(Followed):
     def work(self, event: Incoming[Any]) -> tuple[AggregateKey, Try]:
         async def handle(attempt: int) -> None:
             cause = Cause.of_message(self._inbox.name, event)
+            own = replace(event, data=own_copy(event.data))
             with self.handling(attempt):
-                await self._inbox.handle(event, EventReaction(self._repositories, self._deps, cause, attempt))
+                await self._inbox.handle(own, EventReaction(self._repositories, self._deps, cause, attempt))
 
         return aggregate_key_of(event.subject.encode()), handle
 
@@ -186,7 +189,7 @@ class FollowedPublication(Followed):
         async def told() -> None:
             if await self._stream.told_until() >= event.position:
                 return
-            encoded = [self._public.encode(each) for each in recorded_events(one.translate(event))]
+            encoded = [self._public.encode(each) for each in recorded_events(one.translate(own_event(event)))]
             messages = [
                 message_of(self._stream.prefix, one.source, event, index, each) for index, each in enumerate(encoded)
             ]
