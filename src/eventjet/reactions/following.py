@@ -7,12 +7,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import dataclass
 from typing import Any, cast
 
+from eventjet.calls import is_cancelled
 from eventjet.codec.subjects import cursor_name, declared_name
 from eventjet.domain.parked import AggregateKey
 from eventjet.domain.process import ProcessInfo
 from eventjet.domain.reactor import Reactor, Start, partition_of
 from eventjet.domain.subscription import folded_events
-from eventjet.errors import UsageError
+from eventjet.errors import UnexpectedExit, UsageError
 from eventjet.projections.app_ref import Application
 
 REACTOR, PROCESS, PUBLICATION, INBOX = "reactor", "process", "publication", "inbox"
@@ -92,9 +93,15 @@ async def opened_deps(app: Application) -> AsyncGenerator[Any]:
             f"The deps of the app {app.name!r} gave a {type(made).__name__}, which nothing can open and close. "
             "Decorate the function with @asynccontextmanager, and yield there what the reactors need."
         )
-    else:
+    try:
         async with cast("AbstractAsyncContextManager[Any]", made) as opened:
             yield opened
+    except (Exception, GeneratorExit):
+        raise
+    except BaseException as raised:
+        if is_cancelled(raised):
+            raise
+        raise UnexpectedExit.instead_of(raised, f"The deps of the app {app.name!r}") from raised
 
 
 def heard_by(info: ProcessInfo) -> tuple[type, ...]:

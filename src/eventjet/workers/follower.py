@@ -23,6 +23,7 @@ from eventjet.errors import (
     LogIncomplete,
     LogRolledBack,
     ReactionFailed,
+    UnexpectedExit,
 )
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
@@ -211,5 +212,9 @@ async def _raised(lanes: Lanes) -> None:
 
 def _raise_first(tasks: Sequence[asyncio.Future[Any]]) -> None:
     for task in tasks:
-        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+        if not task.done():
+            continue
+        if task.cancelled():
+            raise UnexpectedExit(asyncio.CancelledError.__name__, "A task of the worker")
+        if (error := task.exception()) is not None:
             raise error

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from eventjet import failpoints
+from eventjet.calls import called
 from eventjet.codec.envelope import RawRecord
 from eventjet.codec.imported import is_imported
 from eventjet.codec.reasons import reason_of
@@ -25,6 +26,7 @@ from eventjet.errors import (
     OutcomeUnknown,
     ReactionFailed,
     StoreUnavailable,
+    UnexpectedExit,
     Unreachable,
     UsageError,
 )
@@ -165,8 +167,8 @@ class Term:
             return
         try:
             work = self._followed.work(offered.event)
-        except Exception as error:  # noqa: BLE001 - a correlation of the application's
-            failure = error
+        except BaseException as raised:  # noqa: BLE001 - a correlation of the application's
+            failure = UnexpectedExit.instead_of(raised)
             key = offered.aggregate_key
             self._lanes.add(position, event_id, [(key, lambda: self._refuse(offered, key, failure, 1))])
             return
@@ -222,7 +224,7 @@ class Term:
             limit = asyncio.timeout(retry.timeout_s)
             try:
                 async with limit:
-                    await attempt(number)
+                    await called(attempt(number))
             except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again, then kept with its event
                 passing = isinstance(error, (*retry.passing, *_PASSING)) and not limit.expired()
                 self._meter.tries["passing" if passing else "failed"] += 1

@@ -10,8 +10,9 @@ from contextlib import suppress
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from eventjet.calls import called
 from eventjet.codec.reasons import reason_of, traceback_of
-from eventjet.errors import CheckpointFenced, CursorFenced, EventjetError
+from eventjet.errors import CheckpointFenced, CursorFenced, EventjetError, UnexpectedExit
 from eventjet.observability import logs
 
 _log = logging.getLogger(__name__)
@@ -52,13 +53,13 @@ async def run_terms(
     """Term after term until `stop`; `ends` counts how they ended. `private` where something personal is at hand."""
     while not stop.is_set():
         try:
-            await term(stop)
+            await called(term(stop))
         except (CheckpointFenced, CursorFenced) as error:
             ends["fenced"] += 1
             logs.FENCED.tell(_log, name=name, reason=error)
         except Exception as error:  # noqa: BLE001 - others go on, and so does this one, at a bounded rate
             ends["fault"] += 1
-            unforeseen = not isinstance(error, _PASSES)
+            unforeseen = not isinstance(error, _PASSES) or isinstance(error, UnexpectedExit)
             trace = f"\n{traceback_of(error, private=private)}" if unforeseen else ""
             logs.TRYING_AGAIN.tell(_log, name=name, reason=reason_of(error, private=private), trace=trace)
             await pause(stop, pace.pause_s)
