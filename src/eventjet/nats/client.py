@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from eventjet.codec.envelope import RawRecord
 from eventjet.errors import (
     ApiRefused,
     ConnectionClosed,
@@ -16,11 +17,12 @@ from eventjet.errors import (
     NoResponders,
     StoreError,
     StoreUnavailable,
+    StreamMissing,
     Unauthorized,
     Unreachable,
     UsageError,
 )
-from eventjet.nats.api import Request, call
+from eventjet.nats.api import LAG_S, STATUS, Request, call, is_page, reading_records
 from eventjet.nats.dial import check_files
 from eventjet.nats.endpoint import Endpoint, is_file
 from eventjet.nats.loop_connection import LoopConnection
@@ -208,6 +210,31 @@ class Client:
                 yield await exchange.came()
         finally:
             connection.forget(exchange)
+
+    async def records(self, stream: str, subject: str, limit: int | None = None) -> list[RawRecord]:
+        """All records whose subject matches: see `reading_records`. None where there is no stream."""
+        reading, answer = reading_records(stream, subject, limit), None
+        try:
+            while True:
+                request = reading.send(answer)
+                if request is None:
+                    answer = await asyncio.sleep(LAG_S)
+                else:
+                    answer = await (self._page(request) if is_page(request) else self.ask(request))
+        except StopIteration as ended:
+            return ended.value
+        except StreamMissing:
+            return []
+
+    async def _page(self, request: Request[Any]) -> list[Frame]:
+        """All messages of a long answer, the last of which is the status that ends it."""
+        found: list[Frame] = []
+        async with aclosing(self.stream(request)) as parts:
+            async for part in parts:
+                found += part
+                if part[-1][3].startswith(STATUS):
+                    break
+        return found
 
     async def listen(self, subject: str, heard: Callable[[bytes], object]) -> None:
         """Have `heard` called with each payload on a subject, from now on and over every later connection.

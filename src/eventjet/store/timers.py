@@ -16,7 +16,7 @@ from eventjet import failpoints
 from eventjet.codec.envelope import EXPECTED, RawRecord, header, header_block, number_of
 from eventjet.codec.subjects import due_subject, timer_stream, timer_subject
 from eventjet.domain.identity import decode_id, encode_id
-from eventjet.errors import ApiRefused, StoreUnavailable, StreamMissing
+from eventjet.errors import ApiRefused, StoreUnavailable
 from eventjet.nats.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message, next_message, purge_stream
 from eventjet.nats.client import Client
 
@@ -183,19 +183,15 @@ async def timers_due(client: Client, app: str, process: str, most: int | None = 
 
 
 async def _timers(client: Client, app: str, subject: str, most: int | None, *, due: bool) -> list[TimerSet]:
-    found: list[TimerSet] = []
-    position = 1
-    try:
-        while most is None or len(found) < most:
-            record = await client.ask(next_message(timer_stream(app), position, subject))
-            if record is None:
-                break
-            at = datetime.fromisoformat(header(record[3], _AT) or "1970-01-01T00:00:00Z")
-            found.append(TimerSet(decode_id(record[2].decode().rpartition(".")[2]), at, due))
-            position = record[0] + 1
-    except StreamMissing:
-        return []
-    return found
+    records = await client.records(timer_stream(app), subject, most)
+    return [
+        TimerSet(
+            decode_id(record[2].decode().rpartition(".")[2]),
+            datetime.fromisoformat(header(record[3], _AT) or "1970-01-01T00:00:00Z"),
+            due,
+        )
+        for record in records
+    ]
 
 
 def _known(record: RawRecord, sequence: int) -> _Known:

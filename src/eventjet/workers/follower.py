@@ -37,7 +37,7 @@ from eventjet.workers.followed import Followed
 from eventjet.workers.reader import EventReader, Source
 from eventjet.workers.shares import Share
 from eventjet.workers.term import Reading, Term
-from eventjet.workers.terms import Backoff, boot_clock, pause, run_terms
+from eventjet.workers.terms import Backoff, boot_clock, pause, renewing, run_terms
 
 _log = logging.getLogger(__name__)
 
@@ -146,12 +146,21 @@ class EventFollower:
 
     async def _follow(self, held: HeldCursor, stop: asyncio.Event, let_go: asyncio.Event) -> None:
         context, cursor, feed = self._context, held.cursor, self._followed.feed
-        await asyncio.to_thread(feed.check, cursor)
+
+        async def renew() -> None:
+            began = context.clock()
+            await context.cursors.write(held, held.cursor)
+            held.written_at = began
+
+        # However long these take: whoever is next would have to do them as well.
+        every_s = context.options.lease_s / 3
+        await renewing(asyncio.to_thread(feed.check, cursor), renew, every_s)
+        parked = await renewing(context.cursors.parked(self.name), renew, every_s)
         source = Source(context.endpoint, feed.stream, self._followed.durable)
-        reader = await context.open_reader(source, cursor.position, feed.reader, _BATCH_MAX, feed.filters)
+        opening = context.open_reader(source, cursor.position, feed.reader, _BATCH_MAX, feed.filters)
+        reader = await renewing(opening, renew, every_s)
         lanes = Lanes(LANES, AHEAD_MAX, cursor.position, cursor.event_id, cursor.done)
         try:
-            parked = await context.cursors.parked(self.name)
             term = Term(self._followed, context, held, lanes, parked, self._meter)
             reader.start()
             self._on_ready()

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -16,6 +17,8 @@ from eventjet.errors import CheckpointFenced, CursorFenced, EventjetError, Unexp
 from eventjet.observability import logs
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _PASSES = (EventjetError, SQLAlchemyError, OSError, TimeoutError)
 """What is foreseen; anything else is told with its traceback."""
@@ -64,6 +67,23 @@ async def run_terms(
             logs.TRYING_AGAIN.tell(_log, name=name, reason=reason_of(error, private=private), trace=trace)
             await pause(stop, pace.pause_s)
             pace.paused()
+
+
+async def renewing(work: Awaitable[T], renew: Callable[[], Awaitable[object]], every_s: float) -> T:
+    """Await something that may take longer than a lease, and renew the lease meanwhile; a failed renewal ends it."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=every_s)
+            if not task.done():
+                await renew()
+        return await task
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # raised above, or of no interest any more
 
 
 async def pause(stop: asyncio.Event, seconds: float) -> None:
