@@ -10,8 +10,9 @@ import pytest
 
 from eventjet import App, Imported, Jet, Retry
 from eventjet.codec.subjects import cursor_bucket
-from eventjet.cursors.kv import Cursors
+from eventjet.cursors.kv import CHANGES_MAX, Cursors, parked_now
 from eventjet.dev.nats import NatsServer
+from eventjet.domain.parked import PARKED, Parked
 from eventjet.errors import CursorMissing, UsageError
 from eventjet.nats.api import stream_info
 from eventjet.reactions import verdicts
@@ -383,3 +384,26 @@ async def wait_state(cursors: Cursors, state: str) -> None:
         return (await cursors.read("echo")).cursor.state == state
 
     await eventually(look)
+
+
+async def test_a_worker_that_takes_over_reads_a_large_quarantine_in_a_few_requests(
+    jet: Jet, app: App, town: Town, settings: Settings
+) -> None:
+    await ring(jet, "b-1", 1)
+    cursors, most = cursors_of(jet), 3_000
+    held = await cursors.read("echo")
+    for start in range(0, most, CHANGES_MAX):
+        entries = [
+            parked_now(Parked(1_000 + n, "bell", f"b-{n}", "", "bell.rung", PARKED, "no"), 1, held.cursor.log)
+            for n in range(start, min(start + CHANGES_MAX, most))
+        ]
+        await cursors.write(held, held.cursor, entries)
+    asked: list[bytes] = []
+    assert jet.client is not None
+    await jet.client.listen("$JS.API.*.*.KV_*", asked.append)  # from the leader, one each
+    await jet.client.listen("$JS.API.*.GET.KV_*", asked.append)
+    assert len(await cursors.parked("echo")) == most
+    async with working(app, settings):
+        await until(lambda: town.order("b-1") == [1])
+    assert (await cursor_status(app, settings)).parked == most
+    assert len(asked) < 200

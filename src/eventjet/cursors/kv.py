@@ -2,7 +2,7 @@
 
 `c.<name>` is a cursor; `q.<name>.<position>` is what is kept of an event that could not be taken; `w.<name>.<owner>`
 tells that a process works on what is divided, and goes with its time to live. All are in one stream, so that parking an
-event and passing over it are one atomic batch. What decides is what the leader knows: a replica that lags might not know
+event and passing over it are one atomic batch. What decides is what the leader knows: a replica that lags may not know
 yet what was parked.
 """
 

@@ -16,6 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 import orjson
 
 from eventjet.codec.envelope import RawRecord, number_of
+from eventjet.domain.moment import in_utc
 from eventjet.errors import ApiRefused, LogUnusable, StoreUnavailable, StreamMissing
 from eventjet.nats.protocol import Frame, status_of
 
@@ -39,6 +40,8 @@ _SUBJECT = b"\r\nNats-Subject: "
 _SEQUENCE = b"\r\nNats-Sequence: "
 _TIME = b"\r\nNats-Time-Stamp: "
 _BLOCK_END = b"\r\n\r\n"
+FIRST_TIME, LAST_TIME = datetime(1678, 1, 1, tzinfo=UTC), datetime(2262, 1, 1, tzinfo=UTC)
+"""The server counts 64-bit nanoseconds; a time that does not fit is another one there."""
 LAG_S = 0.1
 """Between two questions to replicas that lag behind the leader."""
 _LAGS_MAX = 30
@@ -275,7 +278,8 @@ def direct_last(stream: str, subject: str) -> Request[RawRecord | None]:
 
 def direct_since(stream: str, at: datetime, subject: str) -> Request[RawRecord | None]:
     """The first record stored at or after a time whose subject matches; None when there is none."""
-    query = orjson.dumps({"start_time": at.astimezone(UTC), "next_by_subj": subject})
+    start = min(max(in_utc(at), FIRST_TIME), LAST_TIME)
+    query = orjson.dumps({"start_time": start, "next_by_subj": subject})
     return _direct(f"The first message after {at.isoformat()}", f"$JS.API.DIRECT.GET.{stream}", query)
 
 

@@ -94,6 +94,12 @@ TOOK_CURSOR = LogEvent(
     "%(name)s: took the cursor at position %(position)d",
     "This process does what events lead to.",
 )
+LOOKED_AGAIN = LogEvent(
+    "eventjet.looked_again",
+    _I,
+    "%(name)s: all that wait were looked at by revision %(revision)d",
+    "Processes whose steps and deadlines new code says otherwise have them now.",
+)
 CUT_OFF = LogEvent(
     "eventjet.cut_off",
     _W,

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from eventjet.calls import is_cancelled
 from eventjet.codec.subjects import cursor_name, declared_name
+from eventjet.cursors.cursor import PROCESS
 from eventjet.domain.parked import AggregateKey
 from eventjet.domain.process import ProcessInfo
 from eventjet.domain.reactor import Reactor, Start, partition_of
@@ -16,7 +17,7 @@ from eventjet.domain.subscription import folded_events
 from eventjet.errors import UnexpectedExit, UsageError
 from eventjet.projections.app_ref import Application
 
-REACTOR, PROCESS, PUBLICATION, INBOX = "reactor", "process", "publication", "inbox"
+REACTOR, PUBLICATION, INBOX = "reactor", "publication", "inbox"
 
 
 @dataclass(frozen=True, slots=True)

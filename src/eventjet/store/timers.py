@@ -16,12 +16,15 @@ from eventjet import failpoints
 from eventjet.codec.envelope import EXPECTED, RawRecord, header, header_block, number_of
 from eventjet.codec.subjects import due_subject, timer_stream, timer_subject
 from eventjet.domain.identity import decode_id, encode_id
+from eventjet.domain.moment import in_utc
 from eventjet.errors import ApiRefused, StoreUnavailable
 from eventjet.nats.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message, next_message, purge_stream
 from eventjet.nats.client import Client
 
 FARTHEST = timedelta(days=365 * 100)
 """The server counts nanoseconds to the year 2262 and fires what is beyond at once; this far it is set, then again."""
+_EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
+"""What is before is as due as this; what is before 1677 would wrap to a time to come."""
 _VERSION = "Ej-Version"
 _AT = "Ej-At"
 _SCHEDULE, _TARGET = "Nats-Schedule", "Nats-Schedule-Target"
@@ -91,7 +94,7 @@ class JetStreamTimers:
         """
         token = encode_id(process_id)
         subject = timer_subject(self._app, process, token)
-        time = min(at.astimezone(UTC), datetime.now(UTC) + FARTHEST).isoformat().replace("+00:00", "Z")
+        time = max(_EARLIEST, min(in_utc(at), datetime.now(UTC) + FARTHEST)).isoformat().replace("+00:00", "Z")
         for _ in range(_TRIES):
             known = None if fired else self._known.get(subject)
             known = known or await self._read(process, token, fired)

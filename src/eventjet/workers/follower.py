@@ -164,7 +164,7 @@ class EventFollower:
             term = Term(self._followed, context, held, lanes, parked, self._meter)
             reader.start()
             self._on_ready()
-            keeping = (term.keep(), self._look(held), term.wake(), _raised(lanes))
+            keeping = (term.keep(), self._look(held), term.wake(), term.look_again(), _raised(lanes))
             tasks = [asyncio.ensure_future(one) for one in (term.take(reader), *keeping)]
             await self._until_ended(term, lanes, tasks, stop, let_go)
         finally:
