@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from eventjet.calls import called
 from eventjet.codec.envelope import RawRecord
+from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.errors import (
     ApiRefused,
     ConnectionClosed,
@@ -29,9 +32,12 @@ from eventjet.nats.loop_connection import LoopConnection
 from eventjet.nats.open_request import LOOK_S, stood_still_s
 from eventjet.nats.protocol import Frame, nobody_listens
 from eventjet.nats.requirements import check_server
+from eventjet.observability import logs
 from eventjet.settings import Settings
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 3.0
 """For each server of the cluster."""
@@ -301,10 +307,12 @@ class Client:
         await asyncio.sleep(self._opened_at + _PAUSE_S - asyncio.get_running_loop().time())
         while True:
             try:
-                await self.connect()
+                await called(self.connect(), "What opens a connection")
                 self._fault = None
                 return
-            except (StoreError, Unreachable, UsageError) as error:
+            except Exception as error:  # noqa: BLE001 - nobody else would open one again, whatever it is
+                if not isinstance(error, (StoreError, Unreachable, UsageError)) and repr(error) != repr(self._fault):
+                    logs.NO_CONNECTION.tell(_log, reason=reason_of(error), trace=f"\n{traceback_of(error)}")
                 self._fault = error
                 await asyncio.sleep(_PAUSE_S)
 

@@ -156,6 +156,24 @@ NOTICES_DENIED = LogEvent(
     "%(reason)s Until then whoever waits for a position looks once a second.",
     "The server denies this worker to tell how far it is.",
 )
+NO_CONNECTION = LogEvent(
+    "eventjet.no_connection",
+    _W,
+    "no connection to NATS could be opened, and it is tried again: %(reason)s%(trace)s",
+    "Something that is not foreseen stands in the way.",
+)
+REBUILD_LEASE_WAITS = LogEvent(
+    "eventjet.rebuild_lease_waits",
+    _W,
+    "the lease of the rebuild %(run)s could not be renewed, and it is tried again: %(reason)s",
+    "The database does not answer.",
+)
+TASK_ENDED = LogEvent(
+    "eventjet.task_ended",
+    _E,
+    "%(name)s has ended though nobody stopped it, so the worker ends: %(reason)s%(trace)s",
+    "A fault of eventjet's own, or the application cancelled tasks that are not its own.",
+)
 COMMAND_FAILED = LogEvent(
     "eventjet.command_failed",
     _W,
