@@ -120,7 +120,7 @@ class Projector:
         context = self._context
         await lease.check_tables()
         await self._renewing(lease, asyncio.to_thread(learn_voids, context.endpoint, context.stream, context.catalog))
-        await carry_out_retries(session, context, self.resolved, lease.held, stop)
+        await carry_out_retries(session, context, self.resolved, lease, stop)
         try:
             if self._division is not None:
                 looking = asyncio.to_thread(left_in_log, context.endpoint, context.stream, lease.held.position)
