@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from contextlib import suppress
+from collections.abc import Awaitable, Generator
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from eventjet.errors import UnexpectedExit
@@ -45,6 +45,19 @@ async def _with_exceptions_only(work: Awaitable[T], whose: str) -> T:
         if error is raised:
             raise
         raise error from raised
+
+
+@contextmanager
+def exceptions_only(whose: str) -> Generator[None]:
+    """As `called`, within this task, around a generator or what opens something; its being closed is no fault."""
+    try:
+        yield
+    except (Exception, GeneratorExit):
+        raise
+    except BaseException as raised:
+        if is_cancelled(raised):
+            raise
+        raise UnexpectedExit.instead_of(raised, whose) from raised
 
 
 def is_cancelled(raised: BaseException) -> bool:

@@ -43,7 +43,7 @@ PROBES = [
     "other.account.a",
 ]
 _CURSORS = {"$KV.transfers_cursors.c.transfer", "$KV.transfers_cursors.q.transfer.7"}
-_LOOK = {f"$JS.API.STREAM.MSG.GET.{_KV}", f"$JS.API.STREAM.MSG.GET.{_TIMERS}"}
+_LOOK = {f"$JS.API.{verb}.{name}" for verb in ("STREAM.MSG.GET", "DIRECT.GET") for name in (_KV, _TIMERS)}
 _SET = {"_EJ.transfers.at.transfer.t", f"$JS.API.STREAM.PURGE.{_TIMERS}"}
 _LOG = {"$JS.API.STREAM.INFO.transfers", "$JS.API.STREAM.MSG.GET.transfers"}
 _OWN = {f"$JS.API.CONSUMER.{verb}.transfers.transfer" for verb in ("CREATE", "DELETE", "MSG.NEXT")}

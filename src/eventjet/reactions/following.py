@@ -7,14 +7,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import dataclass
 from typing import Any, cast
 
-from eventjet.calls import is_cancelled
+from eventjet.calls import exceptions_only
 from eventjet.codec.subjects import cursor_name, declared_name
 from eventjet.cursors.cursor import PROCESS
 from eventjet.domain.parked import AggregateKey
 from eventjet.domain.process import ProcessInfo
 from eventjet.domain.reactor import Reactor, Start, partition_of
 from eventjet.domain.subscription import folded_events
-from eventjet.errors import UnexpectedExit, UsageError
+from eventjet.errors import UsageError
 from eventjet.projections.app_ref import Application
 
 REACTOR, PUBLICATION, INBOX = "reactor", "publication", "inbox"
@@ -94,15 +94,9 @@ async def opened_deps(app: Application) -> AsyncGenerator[Any]:
             f"The deps of the app {app.name!r} gave a {type(made).__name__}, which nothing can open and close. "
             "Decorate the function with @asynccontextmanager, and yield there what the reactors need."
         )
-    try:
+    with exceptions_only(f"The deps of the app {app.name!r}"):
         async with cast("AbstractAsyncContextManager[Any]", made) as opened:
             yield opened
-    except (Exception, GeneratorExit):
-        raise
-    except BaseException as raised:
-        if is_cancelled(raised):
-            raise
-        raise UnexpectedExit.instead_of(raised, f"The deps of the app {app.name!r}") from raised
 
 
 def heard_by(info: ProcessInfo) -> tuple[type, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from eventjet.calls import exceptions_only
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.context import context_headers
 from eventjet.codec.decoder import Decoder
@@ -302,9 +303,10 @@ class Importer:
 
 
 async def _each(events: Iterable[Imported] | AsyncIterable[Imported]) -> AsyncIterable[Imported]:
-    if isinstance(events, AsyncIterable):
-        async for one in events:
-            yield one
-    else:
-        for one in events:
-            yield one
+    with exceptions_only("What gives the events of an import"):
+        if isinstance(events, AsyncIterable):
+            async for one in events:
+                yield one
+        else:
+            for one in events:
+                yield one
